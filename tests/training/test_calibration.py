@@ -32,7 +32,7 @@ def _made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(bootstrap_figures, "make", make)
     monkeypatch.setattr(
-        metrics, "compute", lambda names, predicted: metrics.computed(make(names, predicted), predicted)
+        metrics, "compute", lambda names, predicted: metrics.compute_made(make(names, predicted), predicted)
     )
 
 

@@ -234,7 +234,7 @@ def test_what_both_engines_refuse_while_they_train(world: Path, tmp_path: Path, 
     asked = {"engine": engine, "max_steps": 3, "logging_steps": 1, "per_device_eval_batch_size": 60}
     diverges = {"optim": "sgd", "learning_rate": 1e30, "max_grad_norm": 0.0}
     for wrong, where, message in (
-        (diverges, "learning_rate", "hold NaN or infinite values, "),
+        (diverges, "learning_rate", "tensors NaN or infinite: "),
         ({"metric_for_best_model": "f2"}, "metric_for_best_model", "'f2' is not evaluated: choose from accuracy, f1,"),
     ):
         job_dir = tiny.fit_job(world, tmp_path / where, **asked | wrong)

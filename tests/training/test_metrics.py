@@ -291,7 +291,7 @@ def test_all_metrics_that_cannot_be_used_are_named_together() -> None:
 
 def test_what_is_no_number_is_told() -> None:
     (message,) = refusals([f"{__name__}:Odd"], TWO.take(np.array([2])))
-    assert message.endswith("gave 'a' as str: it must be a number.")
+    assert message.endswith("returned 'a' as str: it must be a number.")
 
 
 def test_the_tables_of_the_reference_page_are_the_metrics_descriptions_of_themselves() -> None:

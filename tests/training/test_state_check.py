@@ -74,7 +74,7 @@ def test_every_part_that_is_restored_wrongly_is_named_before_the_first_step(
     job_dir = shutil.copytree(killed, tmp_path / name)
     failure = finish(job_dir, program=run_damaged).failure
     assert failure is not None and failure.kind == "internal"
-    told = failure.message.partition("is not the one that it had saved: ")[2]
+    told = failure.message.partition("differs from the saved one: ")[2]
     assert re.findall(r"(\w+) \(\d+ of", told) == parts, failure
 
 

@@ -396,7 +396,7 @@ def test_scores_count_cut_words_as_outside_and_say_so_and_show_the_worst_rows_as
     events, _ = read_events(output.parent / "events.jsonl", 0)
     said = [event["message"] for event in events if event["kind"] == "warning"]
     unseen = sum(row.count(None) for row in table["prediction"].to_pylist())
-    assert [message.partition(", for")[0] for message in said] == [
+    assert [message.partition(": they")[0] for message in said] == [
         f"validation: {unseen} of {sum(map(len, true))} words have no prediction"
     ]
     assert (output / "log/spans_validation.png").read_bytes()[:4] == b"\x89PNG"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from training.engine.training_task import Task
 
 KEPT_CHECKPOINTS = 3
-"""The newest two, and one that is being written; the best one comes on top."""
+"""The newest two, and one that is being written. The best one is counted separately."""
 BYTES_PER_WEIGHT = 4
 """Weights are loaded in float32."""
 LATER_IMPORTS, KERNELS = 80_000_000, 100_000_000
@@ -55,10 +55,10 @@ class Estimate:
     micro_batch_size: int
     """Rows in one pass of a process."""
     memory_mb: int | None
-    """Peak memory of the process that takes most, in 10^6 bytes: its GPU's, else the machine's. None if not even one
-    row fits together with the whole model."""
+    """Peak memory of the largest process, in 10^6 bytes: its GPU's, else the machine's. None if not even one row fits
+    together with the whole model."""
     memory_per_row_mb: float
-    """The part of it that each row of a micro-batch adds."""
+    """The part of it for each row of a micro-batch."""
     disk_mb: int
     """For checkpoints and the model."""
 
@@ -128,18 +128,18 @@ def memory_warning(estimate: Mapping[str, Any], memory: int | None) -> str | Non
 
 
 def memory_of_a_process(processes: int) -> int | None:
-    """The bytes that this process, one of `processes` on this machine, may take in all, including those that it holds:
-    of its GPU's memory, else of the machine's."""
+    """The bytes that this process, one of `processes` on this machine, may use in total: of its GPU's memory, else of
+    the machine's."""
     import torch
 
     if torch.cuda.is_available():
         return int(torch.cuda.mem_get_info()[0]) + torch.cuda.memory_reserved()
-    left = resources.memory_left(processes)
-    return None if left is None else left + resources.used_bytes()
+    available = resources.memory_left(processes)
+    return None if available is None else available + resources.used_bytes()
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has taken since the model was loaded."""
+    """The peak memory of this process since the model was loaded."""
     import torch
 
     return torch.cuda.max_memory_reserved() if torch.cuda.is_available() else resources.used_bytes("VmHWM")
@@ -208,7 +208,7 @@ def _memory_at_start(task: Task, sizes: Sizes) -> int:
 
 
 def _other_memory(task: Task, sizes: Sizes) -> float:
-    """Memory of a process besides the whole weights and one pass over them."""
+    """Memory of a process in addition to the whole weights and one pass over them."""
     import torch
 
     from training.distributed.zero import BUCKET
@@ -218,7 +218,7 @@ def _other_memory(task: Task, sizes: Sizes) -> float:
         best += sizes.exported  # the base model once more, which the adapters are added to
     processes, strategy, offload = compute.num_processes, compute.strategy, compute.offload
     if strategy == "ddp":
-        return best + sizes.optimizer_state + (processes > 1) * sizes.gradients  # which travel in buckets of their own
+        return best + sizes.optimizer_state + (processes > 1) * sizes.gradients  # DDP's buckets
     is_offloaded = offload != "no" and torch.cuda.is_available()
     # A share of the weights in full precision and of the optimizer state; gradients in flight; and the gathered weights
     # of the other ranks, at most all.
@@ -245,11 +245,11 @@ def _checkpoint_weights(task: Task, sizes: Sizes) -> int:
 
 @dataclass(frozen=True)
 class Trial:
-    """Bytes that one forward and backward pass took beyond those that the process held before."""
+    """Additional bytes of one forward and backward pass."""
 
     rows: int
     forward: int
-    """The activations that the backward pass needs, weights in a lower precision among them."""
+    """Activations for the backward pass, and weights in a lower precision."""
     peak: int
 
 
@@ -260,10 +260,10 @@ def _trial(task: Task, first: list[int]) -> Trial | None:
     assert isinstance(first, SeededBatch)
     rows = len(first)
     while rows:
-        some = SeededBatch(first[:rows], first.seeds)
+        part = SeededBatch(first[:rows], first.seeds)
         try:
             with _restored_afterwards(task):
-                return _run_passes(task, task.collate(task.train.__getitems__(some)))
+                return _run_passes(task, task.collate(task.train.__getitems__(part)))
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -292,7 +292,7 @@ def _run_passes(task: Task, batch: dict[str, torch.Tensor]) -> Trial:
 
 
 class _MemoryGauge:
-    """The most memory taken since it was made, in bytes: of the GPU by tensors, else of the process."""
+    """The peak memory since its creation, in bytes: of tensors on the GPU, else of the process."""
 
     def __init__(self, device: torch.device) -> None:
         import torch

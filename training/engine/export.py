@@ -45,7 +45,7 @@ def export(
 
 
 def calibrate(task: Task, labels: Sequence[str], exported: Path, steps: int) -> None:
-    """Adds to the exported model's config what the task type calibrates on the validation split, such as thresholds;
+    """Adds the task type's calibration on the validation split, such as thresholds, to the exported model's config;
     every rank calls it.
 
     The exported weights predict the split: later predictions use these, and they are whole even if the processes
@@ -55,7 +55,7 @@ def calibrate(task: Task, labels: Sequence[str], exported: Path, steps: int) -> 
     if not task_type.calibrate(task_type.empty_predictions(labels)):
         return
     gc.collect()  # the optimizer's state
-    ranks.barrier()  # the model is there
+    ranks.barrier()  # the exported model exists
     network = loading.load_trained(task_type, exported).to(task.model.device)
     size, precision = task.training.per_device_eval_batch_size, task.compute.mixed_precision
     report = _evaluation_progress(task.events, steps)
@@ -90,10 +90,11 @@ def require_more_steps(task: Task, steps: int) -> None:
 
 def require_finite_weights(task: Task, trained: Trained) -> None:
     """Raises UserError on every rank if weights to be exported are NaN or infinite."""
-    own = dict(task.model.named_parameters())
-    weights = own if trained.weights is None else trained.weights
-    lost = [name for name in own if name in weights and not weights[name].isfinite().all()] if rank() == 0 else []
+    parameters = dict(task.model.named_parameters())
+    weights = (parameters if trained.weights is None else trained.weights) if rank() == 0 else {}
+    lost = [name for name in parameters if name in weights and not weights[name].isfinite().all()]
     if lost := ranks.broadcast(lost):
-        message = f"{task.training.learning_rate:g} made {len(lost)} of the model's {len(own)} tensors hold NaN or "
-        message += f"infinite values, {lost[0]} first: lower it, or raise training.warmup_steps."
+        message = f"{task.training.learning_rate:g} made {len(lost)} of the model's {len(parameters)} tensors "
+        message += "NaN or infinite: "
+        message += f"{lost[0]} first. Lower it, or raise training.warmup_steps."
         raise UserError([Problem(kind="training", where="training.learning_rate", message=message)])

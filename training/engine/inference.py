@@ -53,19 +53,19 @@ def evaluate(
     found, losses = [], []
     for number, batch in enumerate(batches):
         loss, targets, predictions = predict_batch(batch)
-        if number < plan.own:  # those beyond only keep the ranks in step
+        if number < plan.own:  # further ones only keep the ranks in step
             found.append(predictions)
             losses.append((math.nan if loss is None else float(loss), targets))
         report(plan.done(number + 1))
     shares = ranks.gather((found, losses))
-    of_batches = np.zeros((plan.batches, 2))  # in their order, so that the sum does not depend on the ranks
+    of_batches = np.zeros((plan.batches, 2))  # in batch order, so that the sum does not depend on the ranks
     for place, (_, of_share) in enumerate(shares):
         of_batches[place :: len(shares)] = np.reshape(of_share, (-1, 2))  # a rank may have none
-    of_batches = of_batches[of_batches[:, 1] > 0]  # the mean over nothing is no number
+    of_batches = of_batches[of_batches[:, 1] > 0]  # the mean over no target is nan
     mean = float(of_batches.prod(axis=1).sum() / max(of_batches[:, 1].sum(), 1))
     if not shares:
         return Evaluated(ranks.broadcast(mean), pa.table({}))
-    everything = pa.Table.from_batches([one for of_share, _ in shares for one in of_share])
+    everything = pa.Table.from_batches([batch for of_share, _ in shares for batch in of_share])
     return Evaluated(ranks.broadcast(mean), everything.take(np.argsort(plan.order_of_shares())))
 
 

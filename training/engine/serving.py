@@ -17,7 +17,7 @@ BATCH_ROWS = 32
 
 
 class Predictor:
-    """A model in one folder, its tokenizer in another or the same, on the CPU, in full precision.
+    """A model with its tokenizer, on the CPU in full precision.
 
     Rows are truncated to `max_length` tokens. Raises UserError if the tokenizer cannot be read.
     """
@@ -29,15 +29,17 @@ class Predictor:
         self._collate = task_type.collator(self._tokenizer, loading.padding_multiple())
         self._network = loading.load_trained(task_type, folder)
         self.labels: list[str] = task_type.labels_of(self._network.config)
-        """The names of its labels, in the order of its outputs."""
+        """The names of the labels, in the order of the outputs."""
 
     def predict(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
-        """The prediction for each of these rows as a record, with the names and types of `TaskType.record_types`. The
-        rows have the task type's columns except for the label."""
+        """A record for each row, with the names and types of `TaskType.record_types`. The rows have the task type's
+        columns except for the label."""
         if not rows.num_rows:
             return []
         features = iter([self._task_type.features(self._encoder, rows).rows])
-        token_rows = pa.Table.from_batches(self._task_type.token_rows("asked", self._encoder.max_length, features))
-        answers = predict(self._task_type, self._network, TokenRows(token_rows), self._collate, BATCH_ROWS, "no")
-        answers = self._task_type.predictions_on_request(answers, rows, self._network, self._tokenizer, self._encoder)
-        return self._task_type.to_records(self._task_type.decode(answers, self._tokenizer), self.labels)
+        token_rows = pa.Table.from_batches(self._task_type.token_rows("rows", self._encoder.max_length, features))
+        predictions = predict(self._task_type, self._network, TokenRows(token_rows), self._collate, BATCH_ROWS, "no")
+        predictions = self._task_type.predictions_on_request(
+            predictions, rows, self._network, self._tokenizer, self._encoder
+        )
+        return self._task_type.to_records(self._task_type.decode(predictions, self._tokenizer), self.labels)

@@ -1,7 +1,7 @@
 """State check: a debug mode that compares the restored state with the saved one, on with FINETUNE_STATE_CHECK=1.
 
-Equal weights at the end can be a coincidence: a sum that is equal by chance, a generator that draws no more. In this
-mode every rank writes a digest of each part of its live state into each checkpoint:
+Equal weights at the end can be a coincidence: two sums that are equal by chance, a generator that is not used again.
+In this mode every rank writes a digest of each part of its live state into each checkpoint:
 
     checkpoint-40/state.rank0.json    {"model": {tensor: digest}, "optimizer": …, "rng": …, "sampler": …, …}
 
@@ -38,7 +38,7 @@ BATCHES = "batches.rank{}.jsonl"
 ROWS = "row_numbers"
 
 State = dict[str, dict[str, str]]
-"""Part to the digest of each of its pieces, such as a tensor by its name."""
+"""By part, the digest of each piece, such as a tensor by its name."""
 
 
 def is_on() -> bool:
@@ -46,27 +46,27 @@ def is_on() -> bool:
 
 
 def state_of(
-    *, model: torch.nn.Module, optimizer: Any, scheduler: Any, scaler: Any = None, **more: Mapping[str, Any]
+    *, model: torch.nn.Module, optimizer: Any, scheduler: Any, scaler: Any = None, **parts: Mapping[str, Any]
 ) -> State:
-    """The digests of this rank's state: its own shard of a sharded model. `more` are other parts, of any values.
+    """The digests of this rank's state, of a sharded model its shard. `parts` are further parts, of any values.
 
-    Communicates with no rank and draws no random number, so the training is unchanged.
+    Does not communicate between ranks and draws no random number, so the training is unchanged.
     """
-    parts = {
+    all_parts = {
         "model": {**dict(model.named_parameters()), **dict(model.named_buffers())},
-        "optimizer": _of_optimizer(optimizer),
-        # Not the schedule's rule, which may be another one after a checkpoint that the recipe names.
+        "optimizer": _optimizer_state(optimizer),
+        # Without the schedule's rule, which may change after a checkpoint that the recipe names.
         "scheduler": {name: value for name, value in scheduler.state_dict().items() if name != "lr_lambdas"},
         "scaler": scaler.state_dict() if scaler else {},
         "rng": _generators(),
-        **more,
+        **parts,
     }
-    return {part: _digests(values) for part, values in parts.items()}
+    return {part: _digests(values) for part, values in all_parts.items()}
 
 
 def marked(collate: Collate) -> Collate:
-    """A collator whose training batches have their row numbers, (B,) int64, until `StateCheck.trains` removes them; the
-    same one if the mode is off."""
+    """A collator that adds the row numbers, (B,) int64, to training batches until `StateCheck.trains` removes them; the
+    same collator if the mode is off."""
     return _Marked(collate) if is_on() else collate
 
 
@@ -100,9 +100,9 @@ class StateCheck:
         """Writes the state after `step` optimizer steps into a checkpoint that is being written."""
         if self._on:
             epoch, within = divmod(step, self._batches.steps)
-            there = copy.copy(self._batches)
-            there.set_epoch(epoch)
-            rows = list(next(islice(there, within * self._batches.grad_accum, None)))
+            batches = copy.copy(self._batches)
+            batches.set_epoch(epoch)
+            rows = list(next(islice(batches, within * self._batches.grad_accum, None)))
             state = self._live() | {"sampler": self._sampler(epoch, rows)}
             (checkpoint / STATE.format(rank())).write_text(json.dumps(state, indent=1))
 
@@ -123,7 +123,7 @@ class StateCheck:
         self._micro = self._micro + 1 if step == self._step else 0
         self._step = step
         line = {"step": step, "micro": self._micro, "rows": rows, "batch": _digest(dict(batch))}
-        os.write(self._file, json.dumps(line).encode() + b"\n")  # in one piece: a kill leaves whole lines
+        os.write(self._file, json.dumps(line).encode() + b"\n")  # by one system call: a kill leaves no partial line
         if self._restored is not None:
             _require_same(self._restored, {"sampler": self._sampler(self._batches.epoch, rows)})
             self._restored = None
@@ -133,21 +133,21 @@ class StateCheck:
 
 
 def _require_same(checkpoint: Path, live: State) -> None:
-    """Parts that are not in `live` are not compared, nor is anything if the mode was off when it was saved."""
+    """Compares the parts in `live`; nothing if the mode was off when the checkpoint was saved."""
     file = checkpoint / STATE.format(rank())
     if not file.exists():
         return
     saved, differing = json.loads(file.read_text()), []
     for part, pieces in live.items():
-        both = {**saved[part], **pieces}
-        if others := [name for name in both if saved[part].get(name) != pieces.get(name)]:
-            differing.append(f"{part} ({len(others)} of {len(both)}, first {others[0]})")
+        names = {**saved[part], **pieces}
+        if unequal := [name for name in names if saved[part].get(name) != pieces.get(name)]:
+            differing.append(f"{part} ({len(unequal)} of {len(names)}, first {unequal[0]})")
     if differing:
-        where = f"the state that rank {rank()} restored from {checkpoint.name} is not the one that it had saved"
+        where = f"the state that rank {rank()} restored from {checkpoint.name} differs from the saved one"
         raise RuntimeError(f"{where}: {', '.join(differing)}")
 
 
-def _of_optimizer(wrapped: Any) -> dict[str, Any]:
+def _optimizer_state(wrapped: Any) -> dict[str, Any]:
     """The settings of each group and the state of each weight; with ZeRO, also the flat weights themselves."""
     base, flat = wrapped, None
     while True:  # accelerate's and DeepSpeed's wrappers around torch's optimizer

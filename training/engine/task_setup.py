@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 
 def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, events: Events) -> Task:
-    """The task that the engine trains. Raises UserError if something that the recipe names does not exist or does not
-    fit."""
+    """The task that the engine trains. Raises UserError if an object that the recipe names does not exist or fit."""
     training = with_micro_batches(settings.training, settings.micro_batch_divisor)
     compute = settings.compute
     task_type = task_types.load(settings.task, settings.options).while_training(compute.strategy)
@@ -64,18 +63,18 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
 def with_micro_batches(training: Training, divisor: int) -> Training:
     """The training section with batch sizes divided by `divisor` and the same global batch size."""
     rows = training.per_device_train_batch_size
-    fewer = -(-rows // divisor)
+    micro = -(-rows // divisor)
     return training.model_copy(
         update={
-            "per_device_train_batch_size": fewer,
-            "gradient_accumulation_steps": -(-rows * training.gradient_accumulation_steps // fewer),
+            "per_device_train_batch_size": micro,
+            "gradient_accumulation_steps": -(-rows * training.gradient_accumulation_steps // micro),
             "per_device_eval_batch_size": -(-training.per_device_eval_batch_size // divisor),
         }
     )
 
 
 def _global_batch_size(settings: FitSettings) -> int:
-    """Rows of an optimizer step as the recipe has it: not changed by smaller micro-batches."""
+    """Rows of an optimizer step by the recipe; smaller micro-batches leave it unchanged."""
     training = settings.training
     rows = training.per_device_train_batch_size * settings.compute.num_processes
     return rows * training.gradient_accumulation_steps
@@ -100,21 +99,20 @@ def _load_model(
 
 
 def _require_target_counts(name: str, task_type: TaskType, rows: TokenRows) -> None:
-    """Raises UserError if the task type counts targets by a rule of its own and its features lack the counts."""
+    """Raises UserError if the task type overrides `target_count` and its features lack the counts."""
     if type(task_type).target_count is not TaskType.target_count and not rows.count_targets:
-        message = f"{name} counts targets of its own, and its features have no column `targets`: add it."
+        message = f"{name} overrides target_count, and its features have no column `targets`: add it."
         raise UserError([Problem(kind="recipe", where="task", message=message)])
 
 
 def _metrics(
     settings: FitSettings, task_type: TaskType, tokenizer: PreTrainedTokenizerBase, validation: TokenRows
 ) -> Callable[[pa.Table], dict[str, float]]:
-    """Computes the recipe's metrics from predictions of the validation split; none if the task type has to wait for the
-    trained model."""
+    """Computes the recipe's metrics from predictions of the validation split; none if the task type computes only the
+    loss during training."""
     chosen, labels = settings.training.metric_for_best_model, settings.labels
-    metrics.make(
-        settings.metrics, task_type.empty_predictions(labels)
-    )  # a metric that cannot be computed fails before training
+    # A metric that cannot be computed fails before training.
+    metrics.make(settings.metrics, task_type.empty_predictions(labels))
     if task_type.loss_only_reason is not None:
         _require_metric(chosen, {})
         return lambda predictions: {}

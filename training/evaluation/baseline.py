@@ -13,7 +13,7 @@ import numpy as np
 
 from training.evaluation.bootstrap import Figure
 from training.evaluation.constant_predictions import Baseline, Constant
-from training.evaluation.metrics import compute, known
+from training.evaluation.metrics import compute, list_known
 from training.evaluation.metrics.bootstrap_figures import figures
 from training.evaluation.predictions import Predictions
 from training.recipe.tables.metrics import METRICS, more_is_better
@@ -26,7 +26,7 @@ def choose_constant(baseline: Baseline, metric: str) -> Constant:
     """The constant with the best value of this metric on the training rows; the first of equal ones, and for a metric
     that is not the project's."""
     train = baseline.train
-    if train is None or metric not in known(train):
+    if train is None or metric not in list_known(train):
         return baseline.constants[0]
     counts = np.ones(len(train)) if baseline.counts is None else baseline.counts
     found = [

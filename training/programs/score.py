@@ -203,14 +203,14 @@ def score_group(
     """The metrics of these rows, without those that refuse the rows. Only the project's metrics have intervals."""
     from training.evaluation import metrics
 
-    bootstrapped = [name for name in made if intervals and name in metrics.known(predicted)]
+    bootstrapped = [name for name in made if intervals and name in metrics.list_known(predicted)]
     found = compute_scores(bootstrapped, predicted, report) if bootstrapped else {}
     if not bootstrapped:
         report(DRAWS)
     for name, metric in made.items():
         if name not in bootstrapped:
             with contextlib.suppress(ValueError, ArithmeticError, UserError):
-                for figure, value in metrics.computed({name: metric}, predicted).items():
+                for figure, value in metrics.compute_made({name: metric}, predicted).items():
                     found[figure] = {**UNDEFINED, "value": _or_null(value)}
     return found
 

@@ -1,9 +1,9 @@
 """Metrics as `evaluate.Metric` classes that need no network: `evaluate.combine` takes them as they are.
 
-A user's metric is a class like these, named in the recipe as `my_metrics:ExactMatch`. It is made with a `config_name`
-("binary", "multiclass", "multilabel" or "regression"), and given the features that it declares: `predictions` and
-`references` (label indices, or numbers), or `prediction_scores` (probabilities). LabelMetric, ScoreMetric and
-NumberMetric declare these. Every number that it returns is kept under its name.
+A user's metric is a class like these, named in the recipe as `my_metrics:ExactMatch`. It is created with a
+`config_name` ("binary", "multiclass", "multilabel" or "regression") and receives the features that it declares:
+`predictions` and `references` (label indices, or numbers), or `prediction_scores` (probabilities). LabelMetric,
+ScoreMetric and NumberMetric declare these. Every number that it returns is kept under its name.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from training.evaluation.metrics.definition import (
     ScoreMetric,
     evaluate,
     inputs_of,
-    mean_given,
+    make_mean_metric,
+    metrics_error,
     numbers_of,
-    refused,
 )
 from training.evaluation.predictions import Predictions
 from training.jobs.user_code import CodeField
 from training.problems import Problem, UserError, nearest
 from training.recipe.tables.metrics import METRICS
 
-__all__ = ["LabelMetric", "NumberMetric", "ScoreMetric", "compute", "computed", "known", "load_class", "make"]
+__all__ = ["LabelMetric", "NumberMetric", "ScoreMetric", "compute", "compute_made", "list_known", "load_class", "make"]
 
 
 def compute(names: Sequence[str], predicted: Predictions) -> dict[str, float]:
     """The values of these metrics; nan where one is undefined for the rows. Raises UserError as `make` does, and if a
     user's metric does not return numbers."""
-    return computed(make(names, predicted), predicted)
+    return compute_made(make(names, predicted), predicted)
 
 
-def computed(metrics: Mapping[str, evaluate.Metric], predicted: Predictions) -> dict[str, float]:
-    """The same of metrics from `make`, which can be used again for other groups of rows."""
+def compute_made(metrics: Mapping[str, evaluate.Metric], predicted: Predictions) -> dict[str, float]:
+    """The same from the metrics of `make`, which several groups of rows can use."""
     values: dict[str, float] = {}
     for name, metric in metrics.items():
         values |= numbers_of(name, metric._compute(**inputs_of(name, metric, predicted)))
@@ -50,12 +50,12 @@ def computed(metrics: Mapping[str, evaluate.Metric], predicted: Predictions) -> 
 def make(names: Sequence[str], predicted: Predictions) -> dict[str, evaluate.Metric]:
     """The metrics by name: one of the table, `module:Class` or `hub:owner/name@COMMIT`.
 
-    Raises UserError with all that cannot be found, created or used with such rows.
+    Raises UserError for all metrics that do not exist, cannot be created, or do not fit such rows.
     """
     no_rows = predicted.take(np.empty(0, np.int64))
     metrics: dict[str, evaluate.Metric] = {}
     problems: list[Problem] = []
-    with tempfile.TemporaryDirectory() as scratch:  # evaluate makes a folder a metric, used or not
+    with tempfile.TemporaryDirectory() as scratch:  # evaluate creates a folder for each metric
         for index, name in enumerate(names):
             try:
                 found = _class(name, predicted)
@@ -69,8 +69,8 @@ def make(names: Sequence[str], predicted: Predictions) -> dict[str, evaluate.Met
     return metrics
 
 
-def known(predicted: Predictions) -> list[str]:
-    """The names of the project's metrics of such rows."""
+def list_known(predicted: Predictions) -> list[str]:
+    """The names of the project's metrics for such rows."""
     prediction_type = predicted.prediction_type
     if predicted.means or prediction_type is None:
         return [*(predicted.means or METRICS)]
@@ -86,15 +86,15 @@ def load_class(name: str, prediction_type: str | None) -> type[LabelMetric]:
 
 
 def _class(name: str, predicted: Predictions) -> type[evaluate.Metric]:
-    names = known(predicted)
+    names = list_known(predicted)
     if name in names:
-        return mean_given(name) if predicted.means else load_class(name, predicted.prediction_type)
+        return make_mean_metric(name) if predicted.means else load_class(name, predicted.prediction_type)
     if name.startswith(PREFIX):
         return load_hub_metric(name)
     if ":" not in name:
         choices = f"choose from {', '.join(names)}, or name a class as module:Class"
         fault = f"does not fit {predicted.description}" if name in METRICS else "is unknown"
-        raise refused(f"{name!r} {fault}: {choices}.{nearest(name, names)}")
+        raise metrics_error(f"{name!r} {fault}: {choices}.{nearest(name, names)}")
     found: type[evaluate.Metric] = _FIELD.load(name)
     return found
 

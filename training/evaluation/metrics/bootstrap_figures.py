@@ -1,4 +1,4 @@
-"""Metrics on many bootstrap draws of the same rows at once.
+"""Metrics on many bootstrap draws at once.
 
 N rows, D draws.
 """
@@ -13,28 +13,28 @@ import numpy as np
 import numpy.typing as npt
 
 from training.evaluation.bootstrap import Counts, Figure, Floats
-from training.evaluation.metrics import compute, known, load_class, make
+from training.evaluation.metrics import compute, list_known, load_class, make
 from training.evaluation.metrics.definition import LabelMetric, SumMetric, evaluate, inputs_of, numbers_of
 from training.evaluation.predictions import Predictions
 
 
 def figures(names: Sequence[str], predicted: Predictions) -> dict[str, Figure]:
-    """The figure of each metric, under the names that `metrics.compute` gives them and in that order.
+    """The figures of the metrics, by the names and in the order of `metrics.compute`.
 
     A metric with a `bootstrap_figure` has one figure; another metric has one for each number that it returns. A figure
-    is nan where a draw's rows leave the metric undefined, such as correlations where all predictions are equal. Raises
-    UserError as `metrics.compute` does.
+    is nan on draws that leave the metric undefined, such as correlations of equal predictions. Raises UserError as
+    `metrics.compute` does.
     """
     found: dict[str, Figure] = {}
     for name, metric in make(names, predicted).items():
         figure = metric.bootstrap_figure(predicted) if isinstance(metric, LabelMetric) else None
-        found |= _repeated(name, metric, predicted) if figure is None else {metric.name: figure}
+        found |= _figures_by_repetition(name, metric, predicted) if figure is None else {metric.name: figure}
     return found
 
 
 def cost(name: str, predicted: Predictions) -> int:
     """Rough time of a row in a draw of this metric's figure, relative to a row in a sum."""
-    if predicted.means or name not in known(predicted):
+    if predicted.means or name not in list_known(predicted):
         return 1
     return load_class(name, predicted.prediction_type).cost(predicted)
 
@@ -50,9 +50,8 @@ def influences(name: str, predicted: Predictions) -> Floats | None:
     return np.asarray(metric.of_sums(sums) - metric.of_sums(sums - rows))
 
 
-def _repeated(name: str, metric: evaluate.Metric, predicted: Predictions) -> dict[str, Figure]:
-    """The figures of a metric of which only its code is known: it is given each draw's rows, repeated. One that
-    refuses the rows of a draw has no value there."""
+def _figures_by_repetition(name: str, metric: evaluate.Metric, predicted: Predictions) -> dict[str, Figure]:
+    """The figures of a metric that is computed on each draw's rows, repeated; nan if it refuses them."""
     last: list[Any] = [None, []]
 
     def of_draw(count: npt.NDArray[np.int32]) -> dict[str, float]:
@@ -62,9 +61,9 @@ def _repeated(name: str, metric: evaluate.Metric, predicted: Predictions) -> dic
         except (ValueError, ArithmeticError):
             return {}
 
-    def figure(of: str, counts: Counts) -> Floats:
+    def figure(number: str, counts: Counts) -> Floats:
         if last[0] is not counts:  # the figures of one metric are computed together
             last[:] = counts, [of_draw(count) for count in counts]
-        return np.array([found.get(of, np.nan) for found in last[1]])
+        return np.array([found.get(number, np.nan) for found in last[1]])
 
-    return {of: partial(figure, of) for of in compute([name], predicted)}
+    return {number: partial(figure, number) for number in compute([name], predicted)}

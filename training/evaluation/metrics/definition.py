@@ -1,4 +1,4 @@
-"""What metrics are made of: classes of `evaluate` by what they are given, and how that comes from predicted rows."""
+"""Base classes of metrics, by their inputs, and these inputs from predictions."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from training.evaluation.predictions import Predictions
 from training.jobs.search_path import hide_package
 from training.problems import Problem, UserError
 
-# evaluate tries to import it for evaluators that nobody uses here: 5 of the 7 seconds of the import.
+# evaluate imports transformers for its evaluators, which are not used here: 5 of the import's 7 seconds.
 with hide_package("transformers"):
-    import evaluate as evaluate  # for the others, who would load transformers
+    import evaluate as evaluate  # other modules import it from here
     from datasets import Features, List, Value
 
 MULTILABEL = "multilabel"
-"""What `evaluate` calls rows with any number of labels."""
+"""The `config_name` of rows with any number of labels."""
 
 
 class LabelMetric(evaluate.Metric):
     """A metric of label indices: subclasses define `_compute(predictions, references) -> {name: number}`, both (N,).
 
-    Where rows have any number of labels, `config_name` is "multilabel", and both are (N, L): 1 for a label that a row
-    has, else 0. Where evaluate's own `compute` is called, they come as lists then.
+    If rows have any number of labels, `config_name` is "multilabel", and both are (N, L): 1 for a label that a row has,
+    else 0. evaluate's `compute` passes lists then.
     """
 
     _given: ClassVar[dict[str, Any]] = {"predictions": Value("int64"), "references": Value("int64")}
 
     def bootstrap_figure(self, predictions: Predictions) -> Figure | None:
-        """The metric on many draws of these rows at once. None, the default: it is computed on each draw's rows."""
+        """The metric on many draws of these rows at once. None, the default: it is computed for each draw."""
         return None
 
     @classmethod
@@ -40,7 +40,7 @@ class LabelMetric(evaluate.Metric):
         """Rough time of a row in `bootstrap_figure`, relative to a row in a sum."""
         return 1
 
-    # As arrays evaluate gives numbers in half their precision, and lists of them not at all.
+    # With this format, evaluate passes floats in single precision, and fails for lists of them.
     _format: ClassVar[str | None] = "numpy"
 
     def _info(self) -> evaluate.MetricInfo:
@@ -58,8 +58,8 @@ class LabelMetric(evaluate.Metric):
 class ScoreMetric(LabelMetric):
     """A metric of probabilities: subclasses define `_compute(prediction_scores, references) -> {name: number}`.
 
-    The scores are (N, L), the probability of each label; the references (N,) label indices, or (N, L) as above. Where
-    evaluate's own `compute` is called, both come as lists.
+    The scores are (N, L), the probability of each label; the references (N,) label indices, or (N, L) as above.
+    evaluate's `compute` passes both as lists.
     """
 
     _given: ClassVar[dict[str, Any]] = {"prediction_scores": List(Value("float64")), "references": Value("int64")}
@@ -69,8 +69,7 @@ class ScoreMetric(LabelMetric):
 class NumberMetric(LabelMetric):
     """A metric of numbers: subclasses define `_compute(predictions, references) -> {name: number}`, both (N,).
 
-    Of a classification it is given the labels' names as numbers. Where evaluate's own `compute` is called, both come
-    as lists.
+    For a classification they are the labels' names as numbers. evaluate's `compute` passes both as lists.
     """
 
     _given: ClassVar[dict[str, Any]] = {"predictions": Value("float64"), "references": Value("float64")}
@@ -78,11 +77,11 @@ class NumberMetric(LabelMetric):
 
 
 class SumMetric(LabelMetric):
-    """A metric that is made of sums over rows: subclasses define `statistics(**inputs) -> (N, S)`, S numbers a row, and
-    `of_sums` of their sums over D sets of rows, (D, S) to (D,). So its interval costs no pass over the rows a draw."""
+    """A metric that is computed from sums over rows: subclasses define `statistics(**inputs) -> (N, S)`, and
+    `of_sums`, from their sums over D sets of rows (D, S) to (D,). All bootstrap draws cost one matrix product."""
 
     name: ClassVar[str]
-    """Under which it gives its number."""
+    """The name of its number."""
 
     def statistics(self, *_: Any, **inputs: Any) -> npt.NDArray[np.float64]:
         raise NotImplementedError
@@ -91,7 +90,7 @@ class SumMetric(LabelMetric):
         raise NotImplementedError
 
     def row_statistics(self, predictions: Predictions) -> npt.NDArray[np.float64] | None:
-        """(N, S) `statistics` of these rows. None where the metric is not computed from sums."""
+        """(N, S) `statistics` of these rows; None if the metric is not computed from sums."""
         return self.statistics(**inputs_of(self.name, self, predictions))
 
     def bootstrap_figure(self, predictions: Predictions) -> Figure | None:
@@ -99,49 +98,45 @@ class SumMetric(LabelMetric):
         return None if rows is None else lambda counts: self.of_sums(counts @ rows)
 
     def _compute(self, *_: Any, **inputs: Any) -> dict[str, float]:
-        asked = {feature: inputs[feature] for feature in self._given}  # evaluate's `combine` gives all that any takes
-        sums = self.statistics(**asked).sum(axis=0, keepdims=True)
+        own = {feature: inputs[feature] for feature in self._given}  # evaluate's `combine` passes all metrics' features
+        sums = self.statistics(**own).sum(axis=0, keepdims=True)
         return {self.name: float(self.of_sums(sums)[0])}
 
 
 class MeanMetric(SumMetric):
-    """A metric that is the mean of a figure of each row: subclasses define `of_rows(**inputs) -> (N,)`."""
+    """A metric that is the mean of a value of each row: subclasses define `of_rows(**inputs) -> (N,)`."""
 
     def of_rows(self, *_: Any, **inputs: Any) -> npt.NDArray[np.float64]:
         raise NotImplementedError
 
     def statistics(self, *_: Any, **inputs: Any) -> npt.NDArray[np.float64]:
-        found = self.of_rows(**inputs)
-        return np.stack([found, np.ones_like(found)], axis=1)
+        values = self.of_rows(**inputs)
+        return np.stack([values, np.ones_like(values)], axis=1)
 
     def of_sums(self, sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         return np.asarray(sums[:, 0] / sums[:, 1])
 
 
-class _MeanGiven(MeanMetric):
-    """The mean of what there is of each row under the metric's own name."""
-
+class _FeatureMean(MeanMetric):
     _format = None
 
     def of_rows(self, *_: Any, **inputs: Any) -> npt.NDArray[np.float64]:
         return np.asarray(inputs[self.name], np.float64)
 
 
-def mean_given(name: str) -> type[MeanMetric]:
-    """The metric that is the mean of this feature of each row."""
-    return type(name, (_MeanGiven,), {"name": name, "_given": {name: Value("float64")}})
+def make_mean_metric(name: str) -> type[MeanMetric]:
+    """A metric class: the mean of the feature of this name."""
+    return type(name, (_FeatureMean,), {"name": name, "_given": {name: Value("float64")}})
 
 
 def undefined(counts: Counts) -> npt.NDArray[np.float64]:
-    """The figure without a value on any draw."""
+    """A figure that is nan on every draw."""
     return np.full(len(counts), np.nan)
 
 
 def inputs_of(name: str, metric: evaluate.Metric, predicted: Predictions) -> dict[str, Any]:
-    """What a metric is given, by the names and types of its features, as `Predictions.feature_values` has it.
-
-    Raises UserError where that cannot be, naming the metric by `name`.
-    """
+    """A metric's inputs by feature, from `Predictions.feature_values`. Raises UserError, with the metric's `name`, if
+    the predictions lack one."""
     features = metric.features[0] if isinstance(metric.features, list) else metric.features
     inputs = {feature: _input(name, feature, features[feature], predicted) for feature in features}
     if metric.format is None and not isinstance(metric, LabelMetric):
@@ -156,28 +151,30 @@ def _input(name: str, feature: str, kind: Any, predicted: Predictions) -> npt.ND
     try:
         found = predicted.feature_values(name, feature, getattr(innermost, "dtype", ""), listed)
     except ValueError as error:
-        raise refused(str(error)) from error
+        raise metrics_error(str(error)) from error
     if found is None:
         message = (
-            f"{name!r} asks for {feature} as {kind}, which {predicted.description} has not: choose another metric."
+            f"{name!r} needs {feature} as {kind}, which {predicted.description} does not have: choose another metric."
         )
-        raise refused(message)
+        raise metrics_error(message)
     return found
 
 
 def numbers_of(name: str, found: Any) -> dict[str, float]:
-    """What a metric computed, each under its own name. Raises UserError where that is no number."""
+    """A metric's result as numbers by name. Raises UserError if it is none."""
     if not isinstance(found, Mapping):
-        raise refused(f"{name!r} gave {type(found).__name__}: its `_compute` must give a number by name.")
+        raise metrics_error(f"{name!r} returned {type(found).__name__}: its `_compute` must return numbers by name.")
     values = {}
     for figure, value in found.items():
         try:
             values[str(figure)] = float(value)
         except (TypeError, ValueError) as error:
-            raise refused(f"{name!r} gave {figure!r} as {type(value).__name__}: it must be a number.") from error
+            raise metrics_error(
+                f"{name!r} returned {figure!r} as {type(value).__name__}: it must be a number."
+            ) from error
     return values
 
 
-def refused(message: str) -> UserError:
-    """The user's mistake in the list of metrics."""
+def metrics_error(message: str) -> UserError:
+    """A UserError about evaluation.metrics."""
     return UserError([Problem(kind="metrics", where="evaluation.metrics", message=message)])

@@ -22,11 +22,11 @@ Floats = npt.NDArray[np.float64]
 Average = Literal["macro", "micro", "weighted"]
 
 
-# Of how many have a label, are predicted to have it, and both
+# The arguments: rows with a label, rows predicted to have it, and rows of both.
 
 
 def share(part: Floats, whole: Floats) -> Floats:
-    """0 of nothing is 0."""
+    """part / whole, and 0 if whole is 0."""
     return np.divide(part, whole, out=np.zeros(np.shape(part)), where=whole > 0)
 
 
@@ -82,20 +82,20 @@ class MatthewsCorrelation(LabelMetric):
 
 
 class _Averaged(SumMetric):
-    """A figure of each label, made into one. By sums it is made where rows have any number of labels."""
+    """An average over the labels; computed from sums if rows have any number of labels."""
 
     _score: ClassVar[Callable[..., Any]]
     _of_counts: ClassVar[Callable[..., Floats]]
     _average: ClassVar[Average | None] = None
-    """None: of the label with index 1 where there are two, else macro."""
+    """None: the label with index 1 of two, else macro."""
 
     def _compute(self, predictions: Labels, references: Labels, **_: Any) -> dict[str, float]:
         predictions, references = np.asarray(predictions), np.asarray(references)
-        average = self._average or self._usual(predictions, references)
+        average = self._average or self._default_average(predictions, references)
         return {self.name: float(type(self)._score(references, predictions, average=average, zero_division=0))}
 
-    def _usual(self, predictions: Labels, references: Labels) -> str:
-        if self.config_name == "default":  # as evaluate makes it where nobody says
+    def _default_average(self, predictions: Labels, references: Labels) -> str:
+        if self.config_name == "default":  # evaluate's default
             return "binary" if max(predictions.max(), references.max()) <= 1 else "macro"
         return "binary" if self.config_name == "binary" else "macro"
 
@@ -119,25 +119,25 @@ class _Averaged(SumMetric):
         return lambda counts: self._of_label_counts(*predictions.confusion.by_label(counts))
 
     def _of_label_counts(self, true: Floats, predicted: Floats, both: Floats) -> Floats:
-        """(D, L) each to (D,), of rows with one label."""
+        """(D, L) each to (D,), for rows with one label."""
         if self._average == "micro":
             return type(self)._of_counts(*(part.sum(axis=1) for part in (true, predicted, both)))
         scores = type(self)._of_counts(true, predicted, both)
         if self._average is None and scores.shape[1] == 2:
             return scores[:, 1]
-        # A label that occurs on neither side does not count.
+        # A label that neither occurs nor is predicted does not count.
         weights = true if self._average == "weighted" else (true + predicted > 0).astype(np.float64)
         return np.asarray((scores * weights).sum(axis=1) / weights.sum(axis=1))
 
 
-class _OfSamples(MeanMetric):
-    """A figure of the labels of each row, made into one."""
+class _SampleAverage(MeanMetric):
+    """A mean over the rows."""
 
     _of_counts: ClassVar[Callable[..., Floats]]
 
     def of_rows(self, predictions: Labels, references: Labels) -> Floats:
-        given, labels = np.asarray(predictions), np.asarray(references)
-        return type(self)._of_counts(*(has.sum(axis=1) for has in (labels, given, labels * given)))
+        predicted, true = np.asarray(predictions), np.asarray(references)
+        return type(self)._of_counts(*(has.sum(axis=1) for has in (true, predicted, true * predicted)))
 
 
 class F1(_Averaged):
@@ -224,21 +224,21 @@ class RecallWeighted(Recall):
     _average = "weighted"
 
 
-class F1Samples(_OfSamples):
+class F1Samples(_SampleAverage):
     """The mean of the rows' f1: of the labels that a row has with those that are predicted; 0 where there are none on
     either side. From 0 to 1, by scikit-learn's f1_score."""
 
     _of_counts = staticmethod(f1)
 
 
-class PrecisionSamples(_OfSamples):
+class PrecisionSamples(_SampleAverage):
     """The mean of the rows' precision: the share of the labels predicted that the row has; 0 where none is predicted.
     From 0 to 1, by scikit-learn's precision_score."""
 
     _of_counts = staticmethod(precision)
 
 
-class RecallSamples(_OfSamples):
+class RecallSamples(_SampleAverage):
     """The mean of the rows' recall: the share of the row's labels that are predicted; 0 where it has none. From 0 to 1,
     by scikit-learn's recall_score."""
 

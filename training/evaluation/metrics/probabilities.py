@@ -1,5 +1,5 @@
-"""Metrics of probabilities: (N, L) prediction_scores and (N,) references, or (N, L) where rows have any number of
-labels. Scores that are no numbers have none."""
+"""Metrics of probabilities: (N, L) prediction_scores and (N,) references, or (N, L) if rows have any number of labels.
+They are undefined for scores that are not finite."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.evaluation.metrics.definition import MeanMetric, ScoreMetric, unde
 from training.evaluation.predictions import ManyLabels, OneLabel, Predictions, log_losses
 
 BINS = 15
-"""Of the calibration error, equally wide."""
+"""Equally wide bins of the calibration error."""
 
 
 class RocAuc(ScoreMetric):
@@ -61,7 +61,7 @@ class RocAuc(ScoreMetric):
 
     @classmethod
     def cost(cls, predictions: Predictions) -> int:
-        """A curve for each label, but one for two labels."""
+        """The number of curves: one for each label, and one for two labels."""
         labels = len(predictions.labels) if isinstance(predictions, OneLabel | ManyLabels) else 1
         return 1 if isinstance(predictions, OneLabel) and labels == 2 else labels
 
@@ -104,15 +104,14 @@ class CalibrationError(ScoreMetric):
 def calibration(
     scores: npt.NDArray[np.float64], references: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """(N,) the bin of each row, and (N,) how far it is off: 1 where its prediction is right, less that one's
-    probability."""
+    """(N,) the bin of each row, and (N,) its gap: 1 if its prediction is right, else 0, less the probability."""
     confidence = scores.max(axis=1)
-    bins = np.searchsorted(np.linspace(0, 1, BINS + 1)[1:-1], confidence, side="left")  # a bin has its upper end
+    bins = np.searchsorted(np.linspace(0, 1, BINS + 1)[1:-1], confidence, side="left")  # a bin contains its upper end
     return bins, (scores.argmax(axis=1) == references) - confidence
 
 
 def _mean_area(curves: Sequence[_Curve], counts: Counts) -> Floats:
-    """(D,) the mean over the labels that some rows of a draw have and others lack; nan without such a label."""
+    """(D,) the mean over the labels that some but not all rows of a draw have; nan without such a label."""
     areas = np.array([curve.area(counts) for curve in curves])  # (L, D)
     defined = np.isfinite(areas)
     number, total = defined.sum(axis=0), np.where(defined, areas, 0.0).sum(axis=0)
@@ -129,11 +128,13 @@ class _Curve:
     def __init__(self, scores: Floats, has: npt.NDArray[np.bool_]) -> None:
         self._order = np.argsort(scores, kind="stable")
         rising, self._has = scores[self._order], np.flatnonzero(has[self._order])
-        self._below = np.searchsorted(rising, rising[self._has], side="left")  # rows with less, and with no more
+        self._below = np.searchsorted(
+            rising, rising[self._has], side="left"
+        )  # rows with a lower score, and with at most this score
         self._through = np.searchsorted(rising, rising[self._has], side="right")
 
     def area(self, counts: Counts) -> Floats:
-        """(D,), nan where all rows of a draw have the label, or none."""
+        """(D,) nan if all rows of a draw have the label, or none."""
         drawn = np.take(counts, self._order, axis=1)
         up_to = np.zeros((len(drawn), drawn.shape[1] + 1), np.int32)
         np.cumsum(drawn, axis=1, dtype=np.int32, out=up_to[:, 1:])

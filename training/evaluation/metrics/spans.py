@@ -1,7 +1,7 @@
-"""Metrics of words' tags: (N,) lists of the tags' names as predictions and references, as seqeval takes them.
+"""Metrics of words' tags: (N,) lists of the tags' names as predictions and references, as in seqeval.
 
-Where tags are of IOB2, what counts are spans: one is right if it has the first word, the last word and the type of a
-true one. Where none of them is, each word is a span of its own. N rows, T types of spans, D sets of rows.
+With IOB2 tags, spans count: one is right if it has the first word, the last word and the type of a true one. With other
+tags, each word is a span. N rows, T types of spans, D sets of rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TagAccuracy(TagMetric):
     name = "accuracy"
 
     def statistics(self, **inputs: Any) -> Floats:
-        _, true, predicted, rows, number = _coded(**inputs)
+        _, true, predicted, rows, number = _encode(**inputs)
         counts = [np.bincount(chosen, minlength=number) for chosen in (rows[true == predicted], rows)]
         return np.stack(counts, axis=1).astype(np.float64)
 
@@ -41,19 +41,19 @@ class TagAccuracy(TagMetric):
 
 
 class _OfSpans(TagMetric):
-    """A figure of each type of span, made into one."""
+    """An average over the types of spans."""
 
     _score: ClassVar[Callable[..., Floats]]
     _average: ClassVar[Average] = "micro"
 
     def statistics(self, **inputs: Any) -> Floats:
-        counts = count_matches(*_coded(**inputs))
+        counts = count_matches(*_encode(**inputs))
         return counts.sum(axis=1) if self._average == "micro" else counts.reshape(len(counts), 3 * counts.shape[1])
 
     def of_sums(self, sums: Floats) -> Floats:
         true, predicted, both = np.moveaxis(sums.reshape(len(sums), sums.shape[1] // 3, 3), 2, 0)
         scores = type(self)._score(true, predicted, both)
-        # A type that occurs on neither side does not count.
+        # A type that neither occurs nor is predicted does not count.
         weights = true if self._average == "weighted" else (true + predicted > 0).astype(np.float64)
         return share((scores * weights).sum(axis=1), weights.sum(axis=1))
 
@@ -119,9 +119,9 @@ class SpanRecallWeighted(SpanRecall):
     name, _average = "recall_weighted", "weighted"
 
 
-def _coded(predictions: Tags, references: Tags, **_: Any) -> tuple[list[str], Places, Places, Places, int]:
-    """All tags that occur; the true and the predicted one of each word (W,), as places among them, -1 for a word that
-    has none; the row (W,) of each word; and how many rows there are."""
+def _encode(predictions: Tags, references: Tags, **_: Any) -> tuple[list[str], Places, Places, Places, int]:
+    """All tags that occur; the true and the predicted tag of each word (W,) as indices of these, -1 for none; the row
+    (W,) of each word; and the number of rows."""
     true, rows = flatten(references)
     predicted = flatten(predictions)[0]
     tags = sorted({*true, *predicted} - {""})

@@ -1,6 +1,6 @@
-"""Metrics of texts that a model writes: (N,) predictions and (N,) references, one for each.
+"""Metrics of generated texts: (N,) predictions and (N,) references.
 
-All of them are made of sums over rows. N rows, D sets of rows.
+All are computed from sums over rows. N rows, D sets of rows.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Floats = npt.NDArray[np.float64]
 
 
 class TextMetric(SumMetric):
-    """A metric of texts: subclasses define `statistics(predictions, references) -> (N, S)`, and `of_sums`. Where
-    evaluate's own `compute` is called, both come as lists."""
+    """A metric of texts: subclasses define `statistics(predictions, references) -> (N, S)` and `of_sums`.
+    evaluate's `compute` passes both as lists."""
 
     _given: ClassVar[dict[str, Any]] = {"predictions": Value("string"), "references": Value("string")}
     _format = None
@@ -35,7 +35,7 @@ class Bleu(TextMetric):
     name = "bleu"
 
     def statistics(self, **inputs: Any) -> Floats:
-        return _of_rows(_bleu(), **inputs)
+        return _row_statistics(_bleu(), **inputs)
 
     def of_sums(self, sums: Floats) -> Floats:
         bleu = _bleu()
@@ -49,20 +49,20 @@ class Chrf(TextMetric):
     name = "chrf"
 
     def statistics(self, **inputs: Any) -> Floats:
-        return _of_rows(_chrf(), **inputs)
+        return _row_statistics(_chrf(), **inputs)
 
     def of_sums(self, sums: Floats) -> Floats:
         chrf = _chrf()
         return np.array([chrf._compute_score_from_stats(line.tolist()).score for line in sums])
 
 
-def _of_rows(metric: Any, predictions: Texts, references: Texts) -> Floats:
+def _row_statistics(metric: Any, predictions: Texts, references: Texts) -> Floats:
     """Sacrebleu's own statistics of each row."""
     return np.array(metric._extract_corpus_statistics(list(predictions), [list(references)]), np.float64)
 
 
 def _bleu() -> Any:
-    from sacrebleu.metrics.bleu import BLEU  # here, for it takes a third of a second that others need not wait
+    from sacrebleu.metrics.bleu import BLEU  # here, because the import takes a third of a second
 
     return BLEU()
 
@@ -74,7 +74,7 @@ def _chrf() -> Any:
 
 
 class _MeanOfTexts(TextMetric):
-    """The mean of a figure of each row."""
+    """The mean of a value of each row."""
 
     def _of_row(self, prediction: str, reference: str) -> float:
         raise NotImplementedError
