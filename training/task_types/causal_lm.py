@@ -23,14 +23,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from training.task_types.generation import Generation
 from training.task_types.language_modeling import LanguageModeling
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -69,6 +69,7 @@ class CausalLM(LanguageModeling):
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """The tokens of documents, without truncation."""
+        import numpy as np
         import pyarrow as pa
 
         from training.tokenization.features import Features, list_column
@@ -86,6 +87,7 @@ class CausalLM(LanguageModeling):
 
     def token_rows(self, split: str, max_length: int, features: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Packed documents for training; windows of each document for other splits."""
+        import numpy as np
         import pyarrow.compute as pc
 
         from training.tokenization.packing import STARTS, pack_documents, split_documents
@@ -100,6 +102,7 @@ class CausalLM(LanguageModeling):
 
     def join_labels(self, predictions: pa.Table, rows: TokenRows) -> pa.Table:
         """The sums over the windows of each row."""
+        import numpy as np
         import pyarrow as pa
 
         row = rows.table["row"].to_numpy()
@@ -108,6 +111,8 @@ class CausalLM(LanguageModeling):
 
     def target_tokens(self, file: Path, model: Path) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
         """All tokens but the first of each document or window; of conversations only those of answers."""
+        import numpy as np
+
         from training.data.arrow_files import ipc_reader
         from training.tokenization.packing import OF_ANSWER, STARTS, flatten
 
@@ -172,6 +177,8 @@ class CausalLM(LanguageModeling):
         self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig
     ) -> Sequence[npt.NDArray[np.int32]]:
         """The tokens of each row that the model continues."""
+        import numpy as np
+
         from training.task_types.generation import drop_end_tokens
 
         encoded = encoder.encode_whole(rows.column("text").to_pylist())

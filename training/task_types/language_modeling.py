@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
 from training.models.repository_files import read_json
 from training.recipe.tables.metrics import TOKENS, metrics_for
 from training.task_types.task_type import Column, TaskType
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
     from transformers import PreTrainedModel
     from transformers.utils import ModelOutput
@@ -69,12 +68,16 @@ class LanguageModeling(TaskType):
         return Likelihoods(*(predictions[name].to_numpy() for name in names))
 
     def empty_predictions(self, labels: Sequence[str]) -> Likelihoods:
+        import numpy as np
+
         from training.evaluation.predictions import Likelihoods
 
         return Likelihoods(np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64))
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """The unigram distribution of the training targets, with Laplace smoothing over the vocabulary."""
+        import numpy as np
+
         from training.evaluation.constant_predictions import Baseline, Constant, smoothed
         from training.evaluation.predictions import Likelihoods
 

@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from training.task_types.language_modeling import LanguageModeling
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -77,6 +77,8 @@ class MaskedLM(LanguageModeling):
 
     def target_tokens(self, file: Path, model: Path) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
         """The tokens that an evaluation masks, also for training rows."""
+        import numpy as np
+
         from training.batching.batches import IGNORED, TokenRows
         from training.models.loading import load_tokenizer
 

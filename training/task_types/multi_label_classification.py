@@ -21,9 +21,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
 from training.recipe.tables.metrics import MANY_LABELS, metrics_for
 from training.task_types.sequence_level import (
     TEXTS,
@@ -38,6 +35,8 @@ from training.task_types.task_type import Column
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
     import torch
     from transformers import PreTrainedModel
@@ -76,6 +75,8 @@ class MultiLabelClassification(LabelProbabilities):
         return _table(logits, getattr(model.config, THRESHOLDS, None) or [DEFAULT_THRESHOLD] * logits.shape[1])
 
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> ManyLabels:
+        import numpy as np
+
         from training.evaluation.predictions import ManyLabels
 
         references = np.zeros((len(predictions), len(labels)), dtype=np.bool_)
@@ -86,6 +87,8 @@ class MultiLabelClassification(LabelProbabilities):
         )
 
     def empty_predictions(self, labels: Sequence[str]) -> ManyLabels:
+        import numpy as np
+
         from training.evaluation.predictions import ManyLabels
 
         empty = np.empty((0, len(labels)))
@@ -97,6 +100,8 @@ class MultiLabelClassification(LabelProbabilities):
         The candidates are the most frequent label sets, the k most frequent labels for small k, the labels of more than
         half of the rows, and all labels.
         """
+        import numpy as np
+
         from training.evaluation.constant_predictions import MOST_CONSTANTS, Baseline, Constant, column, quoted
         from training.evaluation.predictions import ManyLabels
 
@@ -155,6 +160,8 @@ class MultiLabelClassification(LabelProbabilities):
     def remap_labels(self, predictions: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
         """Matches labels by name, with the model's own thresholds. A label that the model lacks gets probability 0;
         labels that only the model has are dropped, because probabilities are independent."""
+        import numpy as np
+
         logits, thresholds = logits_of(predictions, len(theirs)), _thresholds(predictions)
         sources = {place: theirs.index(name) for place, name in enumerate(labels) if name in theirs}
         ordered = np.full((len(logits), len(labels)), -np.inf, dtype=np.float32)
@@ -177,6 +184,8 @@ def binary_cross_entropy(logits: torch.Tensor, indices: torch.Tensor) -> torch.T
 
 def probabilities(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
     """(N, L) the sigmoid of (N, L) logits."""
+    import numpy as np
+
     with np.errstate(over="ignore"):  # the result, 0, is right
         return np.asarray(1 / (1 + np.exp(-logits.astype(np.float64))))
 
@@ -187,6 +196,8 @@ def best_threshold(given: npt.NDArray[np.float64], has: npt.NDArray[np.bool_]) -
     It is midway between two neighbouring probabilities, or between the lowest and 0; of equally good ones the nearest
     to 0.5. 0.5 if no row has the label.
     """
+    import numpy as np
+
     if not has.any():
         return DEFAULT_THRESHOLD
     rising, places = np.unique(given, return_inverse=True)
@@ -200,6 +211,7 @@ def best_threshold(given: npt.NDArray[np.float64], has: npt.NDArray[np.bool_]) -
 
 
 def _table(logits: npt.NDArray[np.float32], thresholds: Sequence[float]) -> pa.RecordBatch:
+    import numpy as np
     import pyarrow as pa
 
     from training.tokenization.features import list_column

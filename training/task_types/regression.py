@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from training.recipe.tables.metrics import NUMBERS, metrics_for
 from training.task_types.sequence_level import TEXTS, SequenceLevelTask
 from training.task_types.task_type import Column
@@ -81,12 +79,16 @@ class Regression(SequenceLevelTask):
         return Numbers(predictions["label"].to_numpy(), predictions["prediction"].to_numpy())
 
     def empty_predictions(self, labels: Sequence[str]) -> Numbers:
+        import numpy as np
+
         from training.evaluation.predictions import Numbers
 
         return Numbers(np.empty(0), np.empty(0))
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """The mean of the training numbers, or their median."""
+        import numpy as np
+
         from training.evaluation.constant_predictions import Baseline, Constant, column
         from training.evaluation.predictions import Numbers
 

@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import numpy as np
 from pydantic import Field
 
 from training.problems import Problem, UserError
@@ -136,6 +135,7 @@ class Seq2Seq(TaskType):
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """input_ids and length, of the prefix and `source`; and, if rows have targets, `label`, the token ids
         (list<int64>) of `target`, `targets` (int32), their number, and `reference`, its text."""
+        import numpy as np
         import pyarrow as pa
 
         from training.tokenization.features import Features, list_column
@@ -160,6 +160,8 @@ class Seq2Seq(TaskType):
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
         """Cross entropy, focal or the user's loss of each target token."""
+        import numpy as np
+
         from training.task_types.losses import classification as losses
 
         outside = outside or training.label_smoothing_factor > 0  # then the Trainer passes no labels to the model
@@ -209,12 +211,16 @@ class Seq2Seq(TaskType):
         return Generated(*(predictions[name].to_numpy() for name in ("label", "prediction")))
 
     def empty_predictions(self, labels: Sequence[str]) -> Generated:
+        import numpy as np
+
         from training.evaluation.generated_texts import Generated
 
         return Generated(np.empty(0, np.object_), np.empty(0, np.object_))
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """One of the most frequent training targets for every row, chosen on CHOOSING_ROWS rows at most."""
+        import numpy as np
+
         from training.evaluation.constant_predictions import Baseline, Constant, column, evenly, shortened
         from training.evaluation.generated_texts import Generated
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
 from training.task_types.task_type import Column, TaskType
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
     from transformers import PreTrainedTokenizerBase
 
@@ -66,6 +65,8 @@ def probability_type(labels: Sequence[str]) -> pa.DataType:
 
 def logits_column(logits: npt.NDArray[np.float32]) -> pa.ListArray:
     """(B, L) logits as a column of lists."""
+    import numpy as np
+
     from training.tokenization.features import list_column
 
     return list_column(logits.reshape(-1), np.full(*logits.shape))

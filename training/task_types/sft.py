@@ -32,8 +32,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from training.problems import Problem, UserError
@@ -41,6 +39,8 @@ from training.task_types.causal_lm import CausalLM
 from training.task_types.task_type import Column
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -106,6 +106,7 @@ class SupervisedFineTuning(CausalLM):
         Rows without an answer at their end become prompts without targets. Raises UserError if a chat template is
         needed and missing.
         """
+        import numpy as np
         import pyarrow as pa
 
         from training.tokenization.features import Features, list_column
@@ -128,6 +129,8 @@ class SupervisedFineTuning(CausalLM):
 
     def _tokens(self, encoder: Encoder, rows: pa.RecordBatch) -> list[tuple[Ids, Mask]]:
         """All tokens of each row, without truncation, and the mask of the targets."""
+        import numpy as np
+
         has_prompt = "prompt" in rows.schema.names
         texts, spans = _join_prompts(rows) if has_prompt else _render_conversations(encoder, rows)
         encoded = encoder.encode_located(texts, special=has_prompt)
@@ -149,6 +152,8 @@ class SupervisedFineTuning(CausalLM):
     ) -> tuple[Ids, Mask]:
         """The tokens of a prompt without special tokens after it; or of a prompt and its completion with these tokens
         and eos, as targets. `starts` are the tokens' first characters, -1 for special tokens."""
+        import numpy as np
+
         end = int(np.flatnonzero(starts >= 0).max(initial=-1)) + 1  # of the text
         if not has_completion:
             return ids[:end], of_answer[:end]
@@ -264,6 +269,8 @@ def _to_messages(instruction: str, input: str | None = None, output: str | None 
 
 def _find_faults(rows: pa.RecordBatch, *, answered: bool) -> Iterator[tuple[Mask, str]]:
     """The rows whose messages are no conversation, by reason; the rarer reasons together."""
+    import numpy as np
+
     from training.tokenization.chat_templates import find_fault
 
     if "messages" not in rows.schema.names:
