@@ -157,6 +157,7 @@ def test_figures_of_a_delivered_run_are_dropped_and_a_retry_goes_on_behind(home:
     outbox.mark(outbox.waiting()[-1][1])
     outbox.trim()
     assert entries(outbox) == []
+    assert b"metrics" not in (outbox.folder / OUTBOX).read_bytes()
     outbox.put("start", experiment="recipe")
     assert [entry["entry"] for entry in outbox.entries()] == ["start", "tags", "end", "start"]
     assert entries(outbox) == ["start"]
