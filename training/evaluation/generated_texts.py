@@ -1,4 +1,4 @@
-"""Rows to each of which a model writes a text, as metrics want them.
+"""Predictions of a text for each row.
 
 N rows.
 """
@@ -19,10 +19,9 @@ from training.recipe.tables.metrics import TEXTS
 
 @dataclass(frozen=True)
 class Generated(Predictions):
-    """A text a row.
+    """A text for each row.
 
-    Better and worse answers are told apart by their chrF, not by which of them are right: few texts are those of the
-    reference to the letter.
+    Rows are compared by chrF, not by whether they are right: few texts equal their reference exactly.
     """
 
     references: npt.NDArray[np.object_]  # (N,) str
@@ -42,7 +41,7 @@ class Generated(Predictions):
         return Generated(self.references[rows], self.predictions[rows])
 
     def feature_values(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
-        """The texts, where texts are asked for; of references a list of one, where lists are."""
+        """The texts, as strings; references also as lists of one."""
         if dtype != "string" or feature not in ("predictions", "references") or (listed and feature == "predictions"):
             return None
         texts = self.predictions if feature == "predictions" else self.references
@@ -50,7 +49,7 @@ class Generated(Predictions):
 
     @cached_property
     def row_scores(self) -> npt.NDArray[np.float64]:
-        """The chrF of each row by itself."""
+        """The chrF of each row."""
         from training.evaluation.metrics.texts import Chrf
 
         if not len(self):

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Raises UserError with all that is wrong with the model."""
+    """Raises UserError with all problems of the model."""
     with hide_package("deepspeed"):  # where it is installed, transformers would look for an engine of it: 2 seconds
         check(CheckModelSettings.model_validate(job.settings))
     return {}
 
 
 def check(settings: CheckModelSettings) -> None:
-    """Raises UserError with all that is wrong with the model."""
+    """Raises UserError with all problems of the model."""
     from training import task_types
     from training.models import adapters, loading
 

@@ -1,6 +1,6 @@
-"""The program that makes a base model from nothing: `python -m training.programs.create_model JOB`.
+"""The program that creates a base model with random weights: `python -m training.programs.create_model JOB`.
 
-inputs     data (train.arrow, whose texts the vocabulary is learnt from)
+inputs     data (train.arrow, whose texts the vocabulary is learned from)
 settings   training.recipe.program_settings.CreateModelSettings
 output     model/ (config.json, safetensors), tokenizer/: the same bytes every time
 figures    vocab_size, parameters
@@ -34,11 +34,11 @@ LARGEST_ALPHABET = 1000
 """Distinct characters kept, the most frequent ones; any other becomes [UNK], and in words of WordPiece all the word."""
 
 Rows = Callable[[], Iterator[str]]
-"""Gives the texts, from the first each time."""
+"""Returns an iterator over all texts."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Learn the vocabulary, draw the weights, save both; gives the figures."""
+    """Learns the vocabulary, draws the weights and saves both. Returns the figures."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -72,7 +72,7 @@ def texts(file: Path, columns: Sequence[str]) -> Iterator[str]:
 
 
 def learner(*, writes: bool) -> Callable[[Rows, int], Tokenizer]:
-    """What learns the tokenizer: of a model that writes texts one that can write all of them."""
+    """The function that trains the tokenizer: one that decodes any text if the model generates texts."""
     return train_bpe if writes else train_wordpiece
 
 
@@ -127,7 +127,7 @@ def train_wordpiece(rows: Rows, vocab_size: int) -> Tokenizer:
 
 
 def _with_ends(tokenizer: Tokenizer) -> Tokenizer:
-    """The same, with the special tokens around a text, and between two."""
+    """Adds the special tokens around a text, and between two."""
     from tokenizers import processors
 
     tokenizer.add_special_tokens(list(SPECIAL.values()))
@@ -157,7 +157,7 @@ def create(config: dict[str, Any], tokenizer: Tokenizer, seed: int) -> PreTraine
 
 
 def save_tokenizer(tokenizer: Tokenizer, max_length: int | None, out: Path) -> None:
-    """Write the files that AutoTokenizer reads; rows are at most `max_length` tokens, if that is given."""
+    """Writes the files that AutoTokenizer reads; `max_length` is the limit of tokens, if there is one."""
     from transformers import PreTrainedTokenizerFast
 
     limit = {} if max_length is None else {"model_max_length": max_length}

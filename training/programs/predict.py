@@ -1,6 +1,6 @@
 """The program that predicts: `python -m training.programs.predict JOB`, usually through `accelerate launch`.
 
-inputs     model (what training.programs.fit put out), tokens (SPLIT.arrow)
+inputs     model (the output of training.programs.fit), tokens (SPLIT.arrow)
 settings   training.recipe.program_settings.PredictSettings
 output     SPLIT.parquet, a row for each row of the split, in its order: row, label as the tokens have it, the task
            type's `predictions`, tokens (their number)
@@ -30,7 +30,7 @@ PROGRESS_EVERY_S = 1.0
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Predict every row of the splits; gives the figures."""
+    """Predicts every row of the splits. Returns the figures."""
     from training import task_types
     from training.batching.batches import TokenRows
     from training.distributed import ranks

@@ -1,10 +1,10 @@
-"""The program that has the champion predict today's rows: `python -m training.programs.predict_champion JOB`, usually
-through `accelerate launch`.
+"""The program that predicts the current rows with the champion: `python -m training.programs.predict_champion JOB`,
+usually through `accelerate launch`.
 
 inputs     model, tokenizer (the champion's folders, which may be one), data (SPLIT.arrow)
 settings   training.recipe.program_settings.PredictChampionSettings
-output     SPLIT.parquet, as training.programs.predict writes it, by today's labels
-figures    rows, rows_per_second, unknown (labels that the champion does not know), dropped (those that it alone knows)
+output     SPLIT.parquet, as training.programs.predict writes it, with the current labels
+figures    rows, rows_per_second, unknown (labels that the champion does not have), dropped (labels that only it has)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from training.task_types.task_type import TaskType
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Tokenize and predict every row of the split; gives the figures."""
+    """Tokenizes and predicts every row of the split. Returns the figures."""
     from training import task_types
     from training.batching.batches import TokenRows
     from training.distributed import ranks
@@ -74,8 +74,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
 
 def require_task(task_type: TaskType, name: str, folder: Path, champion: str) -> None:
-    """Raises UserError where the model of the folder was made for something else: transformers would load it with a
-    head of random weights."""
+    """Raises UserError if the folder's model was trained for another task: transformers would load it with a head of
+    random weights."""
     config, advice = read_json(folder / "config.json"), "name another registry, or give its alias to another version."
     architectures, made_for = config.get("architectures") or [], config.get("problem_type")
     wanted, message = task_type.config_fields(()).get("problem_type"), None
@@ -91,7 +91,7 @@ def require_task(task_type: TaskType, name: str, folder: Path, champion: str) ->
 
 
 def _loaded_by(auto_class: str, model_type: str | None) -> set[str]:
-    """The classes that a class of transformers' makes of models of this type."""
+    """The model classes that one of transformers' auto classes loads for this model type."""
     import transformers
 
     named = getattr(transformers, auto_class)._model_mapping._model_mapping.get(model_type, ())

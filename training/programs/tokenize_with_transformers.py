@@ -1,11 +1,11 @@
 """The program that tokenizes as transformers does: `python -m training.programs.tokenize_with_transformers JOB`.
 
-For tokenizers that exist only in Python, and for those whose class builds another tokenizer than tokenizer.json holds.
-The latter lose nothing but the seconds in which transformers is imported: they encode with all cores, like any other.
+For tokenizers that exist only in Python, and for those whose class builds another tokenizer than tokenizer.json has.
+The latter encode on all cores too; only the import of transformers takes seconds.
 
 inputs     data (SPLIT.arrow), tokenizer and model (the folders of a snapshot)
 settings   training.recipe.program_settings.TokenizeSettings
-output     what `training.tokenization.token_files.write` writes
+output     the files of `training.tokenization.token_files.write_tokens`
 figures    rows, tokens, truncated and lost of all splits together
 """
 
@@ -23,7 +23,7 @@ from training.tokenization.transformers_encoder import load_encoder
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Tokenize every split; gives the figures."""
+    """Tokenizes every split. Returns the figures."""
     events.progress(phase="tokenizer")
     settings = TokenizeSettings.model_validate(job.settings)
     encoder = load_encoder(Path(job.inputs["tokenizer"]), Path(job.inputs["model"]), settings.max_length)
