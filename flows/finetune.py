@@ -100,7 +100,7 @@ def fine_tune(
         for follower in followers:
             follower.run_ended(result)
         if server_down:
-            pending_states.keep(run, PREFECT_STATE[state])
+            pending_states.save(run, PREFECT_STATE[state])
             raise Abort("the Prefect server is down")  # the only end of a flow that sends the server nothing
         if state != "interrupted":
             champion = str(finished.champion) if finished and finished.champion else None

@@ -25,7 +25,7 @@ def execute(arguments: argparse.Namespace) -> int:
     files = arguments.file or sorted(FOLDER.glob("*.yaml"))
     if not files:
         raise option_error("FILE", f"{FOLDER}/ has no deployment file: name one, or go to the folder of {FOLDER}/.")
-    entries = deployments.checked(files)
+    entries = deployments.read_deployments(files)
     url = deployments.need_server()
     deployments.need_pools(entry.pool for entry in entries)
     for file in files:

@@ -39,7 +39,7 @@ def execute(arguments: argparse.Namespace) -> int:
         automations.crash_silent_runs(client)
         if arguments.block is not None:
             automations.notify(client, arguments.block, kinds)
-        found = sorted(automations.notifications(client).values())
+        found = sorted(automations.read_notifications(client).values())
     rows = [
         [notification.kind, notification.block, "" if notification.enabled else "disabled"] for notification in found
     ]

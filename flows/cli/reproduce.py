@@ -52,7 +52,7 @@ def execute(arguments: argparse.Namespace) -> int:
     name, into = arguments.name, arguments.into
     if not {"/", "@"} & set(name):
         raise option_error("NAME/VERSION", f"{name!r} has no version: give one, {name}/1 or {name}@champion.")
-    record = lineage.of_version(name)
+    record = lineage.find_version(name)
     if not arguments.run_code:
         consent.require(f"the record of {name}", record["said"], record["recipe"])
     with reproduction.start_model(record) as start, _fresh_home(into, record["model"]["digest"]) as home:
@@ -94,11 +94,11 @@ def _compare(
     record: Mapping[str, Any], result: Mapping[str, Any], differences: Sequence[Difference]
 ) -> tuple[list[str], int, bool]:
     """Compares the models; returns lines to print, the exit code, and whether the bytes are the same."""
-    from tasks.registry.lineage import model_files
+    from tasks.registry.lineage import list_model_files
     from tasks.registry.reproduction import differing_files, pair_figures
 
     key = next(stage["key"] for stage in result["stages"] if stage["name"] == "fit")
-    recorded, here = record["model"]["files"], model_files(key) or {}
+    recorded, here = record["model"]["files"], list_model_files(key) or {}
     if different := differing_files(recorded, here):
         figures = pair_figures(record["metrics"] or {}, result["metrics"])
         return *_describe_difference(different, recorded, here, differences, figures), False

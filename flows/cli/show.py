@@ -31,7 +31,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Prints the record. Raises UserError for an unknown name."""
     from tasks.registry import lineage
 
-    record = lineage.find(arguments.name)
+    record = lineage.find_record(arguments.name)
     write_json(arguments.json, record)
     print("\n".join(_lines(record, terminal_width())))
     return COMPLETED

@@ -67,8 +67,8 @@ def crash_silent_runs(client: SyncPrefectClient) -> None:
     from prefect.events.actions import ChangeFlowRunState
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
-    # Only runs of this project begin with such an event, so no other run is concerned. By name: Prefect's own heartbeat
-    # is no sign of life, for what follows it would not be waited for.
+    # Only runs of this project emit ALIVE, so no other run is affected. The states are named because Prefect's own
+    # heartbeat must not count as a sign of life.
     silence = EventTrigger(
         after={ALIVE},
         expect={ALIVE, *(f"prefect.flow-run.{state}" for state in AT_REST)},
@@ -83,61 +83,61 @@ def crash_silent_runs(client: SyncPrefectClient) -> None:
     _put(client, AutomationCore(name=DEAD, description=description, trigger=silence, actions=[crash]))
 
 
-def notify(client: SyncPrefectClient, called: str, kinds: Collection[str]) -> None:
+def notify(client: SyncPrefectClient, name: str, kinds: Collection[str]) -> None:
     """Creates the notifications of these kinds through the block and deletes its others. Raises UserError for an
     unknown block."""
-    block = _block(client, called)
+    block = _find_block(client, name)
     for kind in KINDS:
-        one = Notification(kind, called, enabled=True)
+        notification = Notification(kind, name, enabled=True)
         if kind in kinds:
-            _put(client, _notification(one, block))
+            _put(client, _build_automation(notification, block))
         else:
-            for known in client.read_automations_by_name(one.name):
+            for known in client.read_automations_by_name(notification.name):
                 client.delete_automation(known.id)
 
 
-def _put(client: SyncPrefectClient, made: AutomationCore) -> None:
-    """Creates the automation, or updates the one of its name, which stays enabled or disabled."""
-    if known := client.read_automations_by_name(made.name):
-        # Set by name, for the client leaves out all else; but the owner the server refuses to be told.
-        whole = {**made.model_dump(exclude={"owner_resource"}), "enabled": known[0].enabled}
-        client.update_automation(known[0].id, type(made).model_validate(whole))
+def _put(client: SyncPrefectClient, automation: AutomationCore) -> None:
+    """Creates the automation, or updates the one with its name, which stays enabled or disabled."""
+    if known := client.read_automations_by_name(automation.name):
+        # The client sends only fields that are set, so all are set; the server refuses the owner.
+        fields = {**automation.model_dump(exclude={"owner_resource"}), "enabled": known[0].enabled}
+        client.update_automation(known[0].id, type(automation).model_validate(fields))
     else:
-        client.create_automation(made)
+        client.create_automation(automation)
 
 
-def notifications(client: SyncPrefectClient) -> dict[UUID, Notification]:
+def read_notifications(client: SyncPrefectClient) -> dict[UUID, Notification]:
     """All notifications, by the automation's id."""
     found = {}
-    for one in client.read_automations():
-        if called := NAME.fullmatch(one.name):
-            found[one.id] = Notification(called["kind"], called["block"], one.enabled)
+    for automation in client.read_automations():
+        if match := NAME.fullmatch(automation.name):
+            found[automation.id] = Notification(match["kind"], match["block"], automation.enabled)
     return found
 
 
 def remove(client: SyncPrefectClient, block: str | None, kinds: Collection[str]) -> list[Notification]:
     """Deletes the notifications of these kinds through this block, or through all, and returns them. Raises UserError
     for a block without notifications."""
-    found = notifications(client)
+    found = read_notifications(client)
     removed = {id: one for id, one in found.items() if block in (None, one.block) and one.kind in kinds}
     if not removed and block is not None:
         blocks = sorted({one.block for one in found.values()})
-        message = f"nothing is sent through {block!r}, only through {', '.join(blocks) or 'no block at all'}."
-        raise _mistake(message + nearest(block, blocks))
+        message = f"no notification is sent through {block!r}; blocks in use: {', '.join(blocks) or 'none'}."
+        raise _build_error(message + nearest(block, blocks))
     for id in removed:
         client.delete_automation(id)
     return [*removed.values()]
 
 
-def _verdicts() -> EventTrigger:
+def _build_verdict_trigger() -> EventTrigger:
     from prefect.events.schemas.automations import EventTrigger
 
-    # Runs that failed say so in a verdict too: they are the other kind's.
+    # A run that failed emits a verdict too; the other trigger handles it.
     decided: Labels = {RESOURCE: f"{MODEL}*", DECISION: ["promote", "keep", "reject"]}
     return EventTrigger(expect={VERDICT}, match=decided, for_each={RESOURCE})
 
 
-def _failures() -> EventTrigger:
+def _build_failure_trigger() -> EventTrigger:
     from prefect.events.schemas.automations import EventTrigger
 
     flows: Labels = {"prefect.resource.role": "flow", "prefect.resource.name": [*FLOWS.values()]}
@@ -146,37 +146,47 @@ def _failures() -> EventTrigger:
 
 
 KINDS = {
-    "verdict": (_verdicts, VERDICT_SUBJECT, VERDICT_BODY, "A model was promoted, kept as challenger or rejected."),
-    "failure": (_failures, FAILURE_SUBJECT, FAILURE_BODY, "A run of finetune or retrain failed or crashed."),
+    "verdict": (
+        _build_verdict_trigger,
+        VERDICT_SUBJECT,
+        VERDICT_BODY,
+        "A model was promoted, kept as challenger or rejected.",
+    ),
+    "failure": (
+        _build_failure_trigger,
+        FAILURE_SUBJECT,
+        FAILURE_BODY,
+        "A run of finetune or retrain failed or crashed.",
+    ),
 }
 
 
-def _notification(one: Notification, block: BlockDocument) -> AutomationCore:
+def _build_automation(notification: Notification, block: BlockDocument) -> AutomationCore:
     from prefect.events.actions import SendNotification
     from prefect.events.schemas.automations import AutomationCore
     from prefect.settings import PREFECT_UI_URL
 
-    trigger, subject, body, description = KINDS[one.kind]
-    # As it is reached from here: Prefect's own filter for links gives None on a server that was not told its address.
+    trigger, subject, body, description = KINDS[notification.kind]
+    # The address as seen from here: Prefect's filter for links returns None on a server without a configured address.
     linked = body.replace("UI_URL", str(PREFECT_UI_URL.value()))
     send = SendNotification(block_document_id=block.id, subject=subject, body=linked)
-    return AutomationCore(name=one.name, description=description, trigger=trigger(), actions=[send])
+    return AutomationCore(name=notification.name, description=description, trigger=trigger(), actions=[send])
 
 
-def _block(client: SyncPrefectClient, called: str) -> BlockDocument:
+def _find_block(client: SyncPrefectClient, name: str) -> BlockDocument:
     found: dict[str, BlockDocument] = {}
     while page := client.read_block_documents(offset=len(found), limit=PAGE, include_secrets=False):
         found |= {f"{one.block_type.slug}/{one.name}": one for one in page if one.block_type and one.name}
         if len(page) < PAGE:
             break
-    able = {name: one for name, one in found.items() if one.block_schema and "notify" in one.block_schema.capabilities}
-    if called in able:
-        return able[called]
-    there = f"choose from {', '.join(sorted(able))}, or make one" if able else "make one"
-    what = "is no block that sends notifications" if called in found else "is no block of the server's"
-    message = f"{called!r} {what}: {there} in the UI under Blocks, or begin with `prefect block create slack-webhook`."
-    raise _mistake(message + nearest(called, able))
+    able = {key: one for key, one in found.items() if one.block_schema and "notify" in one.block_schema.capabilities}
+    if name in able:
+        return able[name]
+    choice = f"choose from {', '.join(sorted(able))}, or create one" if able else "create one"
+    fault = "is not a block that sends notifications" if name in found else "is not a block of the server"
+    message = f"{name!r} {fault}: {choice} in the UI under Blocks, or begin with `prefect block create slack-webhook`."
+    raise _build_error(message + nearest(name, able))
 
 
-def _mistake(message: str) -> UserError:
+def _build_error(message: str) -> UserError:
     return UserError([Problem(kind="option", where="BLOCK", message=message)])

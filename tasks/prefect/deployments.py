@@ -28,13 +28,13 @@ class Deployment:
     pool: str
 
 
-def checked(files: Sequence[Path]) -> list[Deployment]:
+def read_deployments(files: Sequence[Path]) -> list[Deployment]:
     """The deployments of the files. Raises UserError with the problems of all files."""
     found: list[Deployment] = []
     problems: list[Problem] = []
     for file in files:
         try:
-            found += _deployments(file)
+            found += _read_file(file)
         except UserError as error:
             problems += error.problems
     names = [(one.flow, one.name) for one in found]
@@ -52,7 +52,9 @@ def need_server() -> str:
     from prefect.settings import PREFECT_API_URL
 
     if not (url := PREFECT_API_URL.value()):
-        raise UserError([_problem(VARIABLES[PREFECT], "there is no Prefect server: `finetune up`, or name yours.")])
+        raise UserError(
+            [_problem(VARIABLES[PREFECT], "there is no Prefect server: start one with `finetune up`, or name yours.")]
+        )
     return str(url)
 
 
@@ -84,12 +86,12 @@ def deploy(file: Path) -> None:
     argv = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
     run = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if run.returncode:
-        raise ServicesFailed(f"{file} was not deployed. Prefect says:\n{(run.stdout + run.stderr).strip()}")
+        raise ServicesFailed(f"{file} was not deployed. Prefect's output:\n{(run.stdout + run.stderr).strip()}")
 
 
-def _deployments(file: Path) -> list[Deployment]:
+def _read_file(file: Path) -> list[Deployment]:
     entries = read_entries(file)
-    problems = _not_prefects(file, entries)
+    problems = _find_ignored(file, entries)
     found = []
     for number, entry in enumerate(entries):
         name, pool = entry.get("name"), entry.get("work_pool")
@@ -98,12 +100,12 @@ def _deployments(file: Path) -> list[Deployment]:
         if not name:
             problems.append(_problem(where, "a deployment needs a name."))
         if not isinstance(pool, dict) or not pool.get("name"):
-            message = f"it needs a work pool, whose workers run it: {{name: {servers.POOL}}}."
+            message = f"a deployment needs a work pool, whose workers run it: {{name: {servers.POOL}}}."
             problems.append(_problem(f"{where}.work_pool", message))
         else:
             found.append(Deployment(file, str(name), str(flow), str(pool["name"])))
         if flow is None:
-            message = f"{entry.get('entrypoint')!r} is none of {', '.join(FLOWS)}."
+            message = f"{entry.get('entrypoint')!r} is not {' or '.join(FLOWS)}."
             problems.append(_problem(f"{where}.entrypoint", message + nearest(str(entry.get("entrypoint")), FLOWS)))
             continue
         parameters = entry.get("parameters") or {}
@@ -116,22 +118,22 @@ def _deployments(file: Path) -> list[Deployment]:
     return found
 
 
-def _not_prefects(file: Path, listed: Sequence[dict[str, Any]]) -> list[Problem]:
+def _find_ignored(file: Path, entries: Sequence[dict[str, Any]]) -> list[Problem]:
     """Problems that Prefect ignores silently: unknown fields, and values that it cannot read."""
     from prefect.cli.deploy._models import DeploymentConfig, PrefectYamlModel
     from pydantic import ValidationError
 
     problems = []
     known = DeploymentConfig.model_fields
-    for entry in listed:
+    for entry in entries:
         for number, schedule in enumerate(entry.get("schedules") or ()):
             where = f"{file}: {entry.get('name')}.schedules[{number}]"
-            problems += [_problem(where, message) for message in _wrong_schedule(schedule)]
+            problems += [_problem(where, message) for message in _check_schedule(schedule)]
         for field in entry.keys() - known.keys():
             where = f"{file}: {entry.get('name')}.{field}"
-            problems.append(_problem(where, f"Prefect knows no such field.{nearest(field, known)}"))
+            problems.append(_problem(where, f"Prefect has no such field.{nearest(field, known)}"))
     try:
-        others = [{field: value for field, value in entry.items() if field != "schedules"} for entry in listed]
+        others = [{field: value for field, value in entry.items() if field != "schedules"} for entry in entries]
         PrefectYamlModel.model_validate({"deployments": others})
     except ValidationError as error:
         for detail in error.errors(include_url=False):
@@ -140,7 +142,7 @@ def _not_prefects(file: Path, listed: Sequence[dict[str, Any]]) -> list[Problem]
     return problems
 
 
-def _wrong_schedule(schedule: Any) -> Iterator[str]:
+def _check_schedule(schedule: Any) -> Iterator[str]:
     from prefect.cli.deploy._schedules import _schedule_config_to_deployment_schedule
     from pydantic import ValidationError
 
@@ -151,7 +153,7 @@ def _wrong_schedule(schedule: Any) -> Iterator[str]:
             place = ".".join(map(str, detail["loc"])) or "schedule"
             yield f"{place} {schedule.get(place)!r}: {detail['msg'].removeprefix('Value error, ')}."
     except (AttributeError, ValueError):
-        yield f"{schedule!r} is no schedule: write a mapping with cron, interval or rrule."
+        yield f"{schedule!r} is not a schedule: write a mapping with cron, interval or rrule."
 
 
 def _problem(where: str, message: str) -> Problem:

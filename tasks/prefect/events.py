@@ -4,7 +4,7 @@
 |---|---|---|
 | finetune.data.updated | finetune.data.NAME | by `finetune data-updated NAME` |
 | finetune.run.alive | prefect.flow-run.ID | by each run, twice a minute |
-| finetune.verdict | finetune.model.NAME, with `finetune.decision` | by a run that judged or failed; where a server is |
+| finetune.verdict | finetune.model.NAME, with `finetune.decision` | by a run with a verdict or a failure, if there is a server |
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ ENDED_WAIT_S = 2.0
 
 @contextlib.contextmanager
 def alive(run: str) -> Iterator[None]:
-    """Emits heartbeats of this flow run during the block, from a thread: a run without them is taken for dead.
+    """Emits heartbeats of this flow run during the block, from a thread: a run without them counts as dead.
 
-    The interval of Prefect's own heartbeat is set by the starter of the run, by default to three minutes: too long to
-    be missed within two.
+    The starter of a run sets the interval of Prefect's own heartbeat, by default three minutes: too long for a run that
+    is to be crashed within two.
     """
     from prefect.events import emit_event
 
@@ -82,12 +82,12 @@ def data_updated(name: str) -> list[tuple[str, FlowRun]]:
 
     url = need_server()
     if not servers.answers(url):
-        raise ServicesFailed(f"the Prefect server does not answer at {url}: `finetune status` says what runs.")
+        raise ServicesFailed(f"the Prefect server does not answer at {url}: `finetune status` shows what runs.")
     event = Event(event=DATA_UPDATED, resource=Resource({RESOURCE: DATA + name}))
     with get_client(sync_client=True) as client:
-        started = _started_by(client, event, name)
+        deployments = _find_deployments(client, event, name)
         asyncio.run(_send(event))
-        return _runs(client, event, started)
+        return _wait_for_runs(client, event, deployments)
 
 
 async def _send(event: Event) -> None:
@@ -98,7 +98,7 @@ async def _send(event: Event) -> None:
         await client.emit(event)
 
 
-def _started_by(client: SyncPrefectClient, event: Event, name: str) -> set[uuid.UUID]:
+def _find_deployments(client: SyncPrefectClient, event: Event, name: str) -> set[uuid.UUID]:
     """The deployments that the event starts. Raises UserError if there is none."""
     from prefect.events.actions import RunDeployment
     from prefect.events.schemas.automations import EventTrigger
@@ -120,7 +120,7 @@ def _started_by(client: SyncPrefectClient, event: Event, name: str) -> set[uuid.
     return found
 
 
-def _runs(client: SyncPrefectClient, event: Event, deployments: set[uuid.UUID]) -> list[tuple[str, FlowRun]]:
+def _wait_for_runs(client: SyncPrefectClient, event: Event, deployments: set[uuid.UUID]) -> list[tuple[str, FlowRun]]:
     """The deployments' runs that the server has created since the event, by flow and deployment."""
     from prefect.client.schemas.filters import (
         DeploymentFilter,
@@ -136,13 +136,13 @@ def _runs(client: SyncPrefectClient, event: Event, deployments: set[uuid.UUID]) 
         listed = client.read_flow_runs(flow_run_filter=since, deployment_filter=those)
         made = {run.deployment_id: run for run in listed if run.created_by and run.created_by.type == "AUTOMATION"}
         if made.keys() == deployments:
-            return [(_called(client, run), run) for run in made.values()]
+            return [(_deployment_name(client, run), run) for run in made.values()]
         if time.monotonic() > deadline:
             message = f"the server has the event, but has not started all within {STARTED_WAIT_S:g} s"
             raise ServicesFailed(f"{message}: see {need_server().removesuffix('/api')}/events")
         time.sleep(0.2)
 
 
-def _called(client: SyncPrefectClient, run: FlowRun) -> str:
+def _deployment_name(client: SyncPrefectClient, run: FlowRun) -> str:
     assert run.deployment_id is not None
     return f"{client.read_flow(run.flow_id).name}/{client.read_deployment(run.deployment_id).name}"

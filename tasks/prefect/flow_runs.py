@@ -19,7 +19,7 @@ RECENT = 200
 """Flow runs that are searched for the beginning of an id, or a name."""
 
 
-def find(called: str | None) -> FlowRun:
+def find(name: str | None) -> FlowRun:
     """The flow run with this id, beginning of an id, or name; by default the last that did not complete.
 
     Raises UserError if there is none, if there are several, or if it completed or still runs.
@@ -27,22 +27,26 @@ def find(called: str | None) -> FlowRun:
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
-        found = _recent(client) if called is None else _called(client, called)
-    if called is None:
-        found = [run for run in found if _unfinished(run)][:1]
+        found = _read_recent(client) if name is None else _find_by_name(client, name)
+    if name is None:
+        found = [run for run in found if _is_unfinished(run)][:1]
     if not found:
-        missing = "no run that did not complete" if called is None else f"no flow run {called!r}"
-        raise _mistake(f"the server has {missing}; `prefect flow-run ls` lists them.")
+        missing = "no run that did not complete" if name is None else f"no flow run {name!r}"
+        raise _build_error(f"the server has {missing}; `prefect flow-run ls` lists them.")
     if len(found) > 1:
-        several = ", ".join(f"{run.id} ({_state(run)})" for run in found[:5])
-        raise _mistake(f"{called!r} may be any of {several}: name one by its id.")
+        several = ", ".join(f"{run.id} ({_state_name(run)})" for run in found[:5])
+        raise _build_error(f"{name!r} may be any of {several}: name one by its id.")
     (run,) = found
     if run.state is not None and run.state.is_completed():
-        raise _mistake(f"{run.id} is {_state(run)}: a new run is `finetune run`.")
+        raise _build_error(f"{run.id} is {_state_name(run)}: a new run is `finetune run`.")
     if is_running_here(str(run.id)):
-        raise _mistake(f"{run.id} runs here, though the server has it as {_state(run)}: wait until it ends.")
-    if not _unfinished(run):
-        raise _mistake(f"{run.id} is {_state(run)}, here or elsewhere: end it by `prefect flow-run cancel {run.id}`.")
+        raise _build_error(
+            f"{run.id} still runs here, although its state at the server is {_state_name(run)}: wait until it ends."
+        )
+    if not _is_unfinished(run):
+        raise _build_error(
+            f"{run.id} is {_state_name(run)}, here or elsewhere: end it by `prefect flow-run cancel {run.id}`."
+        )
     return run
 
 
@@ -57,15 +61,15 @@ def schedule(run: FlowRun) -> FlowRun:
 
 
 def report_killed() -> None:
-    """Sets the state of runs that were killed in this home and that the server has as running: Crashed, or Cancelled if
-    they were being cancelled. A server that died with them, or before, cannot know."""
+    """Sets the state of runs that were killed in this home and are still Running at the server: Crashed, or Cancelled
+    for a run that was being cancelled. The server may have been killed with them."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
     from prefect.client.schemas.objects import State, StateType
 
     unfinished = FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.CANCELLING])
     with get_client(sync_client=True) as client:
-        for run in _recent(client, FlowRunFilter(state=FlowRunFilterState(type=unfinished))):
+        for run in _read_recent(client, FlowRunFilter(state=FlowRunFilterState(type=unfinished))):
             if run.state is not None and was_killed_here(str(run.id)):
                 kind = StateType.CANCELLED if run.state.is_cancelling() else StateType.CRASHED
                 message = "It was killed with its worker. Continue it with `finetune resume`."
@@ -81,7 +85,7 @@ def flow_name(run: FlowRun) -> str:
         return client.read_flow(run.flow_id).name
 
 
-def _recent(client: SyncPrefectClient, those: FlowRunFilter | None = None) -> list[FlowRun]:
+def _read_recent(client: SyncPrefectClient, those: FlowRunFilter | None = None) -> list[FlowRun]:
     from prefect.client.schemas.filters import FlowFilter, FlowFilterName
     from prefect.client.schemas.sorting import FlowRunSort
 
@@ -93,19 +97,19 @@ def _recent(client: SyncPrefectClient, those: FlowRunFilter | None = None) -> li
     )
 
 
-def _called(client: SyncPrefectClient, called: str) -> list[FlowRun]:
+def _find_by_name(client: SyncPrefectClient, name: str) -> list[FlowRun]:
     from prefect.exceptions import ObjectNotFound
 
     try:
-        run = client.read_flow_run(uuid.UUID(called))
+        run = client.read_flow_run(uuid.UUID(name))
         return [run] if client.read_flow(run.flow_id).name in FLOWS.values() else []
     except ValueError:
-        return [run for run in _recent(client) if called == run.name or str(run.id).startswith(called)]
+        return [run for run in _read_recent(client) if name == run.name or str(run.id).startswith(name)]
     except ObjectNotFound:
         return []
 
 
-def _unfinished(run: FlowRun) -> bool:
+def _is_unfinished(run: FlowRun) -> bool:
     """Whether the run ended without completing, or was killed here and would stay Running for ever."""
     if run.state is not None and run.state.is_final():
         return not run.state.is_completed() and not is_running_here(str(run.id))
@@ -119,9 +123,9 @@ def page_url(run: str) -> str | None:
     return f"{PREFECT_UI_URL.value()}/runs/flow-run/{run}" if PREFECT_UI_ENABLED.value() else None
 
 
-def _state(run: Any) -> str:
+def _state_name(run: Any) -> str:
     return run.state.name if run.state else "without a state"
 
 
-def _mistake(message: str) -> UserError:
+def _build_error(message: str) -> UserError:
     return UserError([Problem(kind="option", where="RUN", message=message)])

@@ -33,7 +33,7 @@ def server_answers() -> bool:
     return True
 
 
-def keep(run: str, state: StateType) -> None:
+def save(run: str, state: StateType) -> None:
     """Keeps the final state of the flow run for the server."""
     write_atomically(Outbox(run).folder / PENDING_STATE, state.value.encode())
 

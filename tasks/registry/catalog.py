@@ -16,7 +16,7 @@ from tasks.registry.versions import (
     need_model,
     versions_of,
 )
-from tasks.tracking.connection import connect, every, mlflow_errors
+from tasks.tracking.connection import connect, mlflow_errors, search_all
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
@@ -30,7 +30,7 @@ def list_models(name: str | None = None) -> list[dict[str, Any]]:
     """
     with mlflow_errors():
         client = connect()
-        models = [need_model(client, name)] if name else list(every(client.search_registered_models))
+        models = [need_model(client, name)] if name else list(search_all(client.search_registered_models))
         return [
             {
                 "name": model.name,

@@ -1,4 +1,4 @@
-"""The registry's champion: its version, the rows it was trained on, and its files."""
+"""The registry's champion: its version, its training rows, and its files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tasks.cache.digests import digest_of
 from tasks.cache.refs import Champion, Lock
 from tasks.cache.stage import Work
 from tasks.registry.versions import ROWS_TAG, STARTED_FROM_TAG, TASK_TAG, find_model
-from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, database_there, mlflow_errors
+from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, has_database, mlflow_errors
 from training.models.repository_files import part_of
 from training.problems import Problem, UserError
 from training.recipe import Recipe
@@ -27,17 +27,17 @@ _SERVED_BY_CODE = "artifacts/model"
 _NOT_IN_DIGEST = {"revision", "max_file_gb", "checks"}
 
 
-class Present(NamedTuple):
-    """The champion, with its version's tags."""
+class CurrentChampion(NamedTuple):
+    """The champion, and the tags of its version."""
 
     champion: Champion
     tags: Mapping[str, str]
 
 
-def present(recipe: Recipe) -> Present | None:
+def find_current(recipe: Recipe) -> CurrentChampion | None:
     """The version that the champion's alias points to now; None if there is none. Raises MlflowFailed."""
     name = recipe.release.registry
-    if name is None or not database_there():  # a plan makes none
+    if name is None or not has_database():  # a plan creates no database
         return None
     with mlflow_errors():
         client = connect()
@@ -57,12 +57,12 @@ def present(recipe: Recipe) -> Present | None:
         max_length=int(version.tags.get(MAX_LENGTH_TAG, 512)),
         options=task["options"] if task.get("task") == recipe.task else None,
     )
-    return Present(champion, version.tags)
+    return CurrentChampion(champion, version.tags)
 
 
-def rows_digest(recipe: Recipe, lock: Lock) -> str:
-    """Digest of the training rows: the content of the training split, and how it is read. Paths of files
-    and other splits do not change it."""
+def digest_rows(recipe: Recipe, lock: Lock) -> str:
+    """Digest of the training rows: the content of the training split, and how it is read; neither paths of files nor
+    other splits."""
     data, elsewhere = recipe.data, {"path", "config", "splits"} if lock.data_files else set()
     own, _ = users_code({"data.path": data.path} if data.source == "python" else {})
     return digest_of(
@@ -76,53 +76,53 @@ def rows_digest(recipe: Recipe, lock: Lock) -> str:
     )
 
 
-def started_from(recipe: Recipe, lock: Lock) -> tuple[Champion | None, str]:
-    """What a training on these rows starts from, None for the base model; and a sentence on why.
+def find_start(recipe: Recipe, lock: Lock) -> tuple[Champion | None, str]:
+    """The version that a training on these rows starts from, None for the base model; and a sentence on why.
 
-    It is the champion; where that was trained on exactly these rows, it is what that training started from. So a model
-    is never trained again on exactly the rows that made it, and its promotion is no reason to train. Rows that stay in
-    data that grows are learnt again by each champion; any other commit of the Hub counts as other rows, and so do those
-    of a version that does not tell its own. Raises MlflowFailed.
+    A training starts from the champion, unless the champion was trained on exactly these rows: then it starts where
+    that training started. So no model is trained twice on the same rows, and its promotion is no reason to train. When
+    data grow, each champion learns the earlier rows again. A new commit on the Hub counts as new rows, and so do the
+    rows of a version without a digest. Raises MlflowFailed.
     """
-    found = present(recipe)
+    found = find_current(recipe)
     if found is None:
         return None, f"{recipe.release.registry} has no {recipe.release.champion} yet: training starts from the base"
     champion, tags = found
     if tags.get(ROWS_TAG) != lock.rows:
         return champion, f"training starts from {champion}, the {recipe.release.champion}"
-    said = tags.get(STARTED_FROM_TAG)
-    earlier = Champion.model_validate_json(said) if said else None
-    return earlier, f"{champion} has learnt from these rows: training starts from {earlier or 'the base'}, as it did"
+    start = tags.get(STARTED_FROM_TAG)
+    earlier = Champion.model_validate_json(start) if start else None
+    return earlier, f"{champion} was trained on these rows: training starts from {earlier or 'the base'}, as it did"
 
 
-def folders_of(work: Work, champion: Champion, where: str) -> dict[str, Path]:
-    """The folders of its model and tokenizer, which may be one: in the store where it is still there and whole, else
-    fetched. Raises UserError, for the recipe's field `where`, for one that cannot be read, MlflowFailed."""
-    return _in_store(champion) or fetched(work, champion, where)
+def find_folders(work: Work, champion: Champion, where: str) -> dict[str, Path]:
+    """The folders of the champion's model and tokenizer, by part: one folder in the store if it has them intact, else
+    those of `fetch_folders`. Raises UserError for the recipe's field `where`, and MlflowFailed."""
+    return _find_in_store(champion) or fetch_folders(work, champion, where)
 
 
-def _in_store(champion: Champion) -> dict[str, Path] | None:
+def _find_in_store(champion: Champion) -> dict[str, Path] | None:
     try:
         trained = store.find("fit", champion.key) if champion.key else None
-    except store.Damaged:  # the next run that needs it makes it again
+    except store.Damaged:  # the next run that needs it creates it again
         return None
     if trained is None or trained.parts["model"] != champion.model:
         return None
     return dict.fromkeys(PARTS, trained.path / "model")
 
 
-def fetched(work: Work, champion: Champion, where: str) -> dict[str, Path]:
-    """The champion's folders, fetched from MLflow: only known files, none of which is executed."""
+def fetch_folders(work: Work, champion: Champion, where: str) -> dict[str, Path]:
+    """The champion's folders, downloaded from MLflow: only known files, none of which is executed."""
     place, aside = work.job / "champion", work.job / ".champion"
     folders = {part: place / part for part in PARTS}
-    if place.is_dir():  # by a try that was killed later on
+    if place.is_dir():  # of an earlier try
         return folders
     work.on_events([{"kind": "note", "message": f"{champion} is fetched from MLflow"}])
     shutil.rmtree(aside, ignore_errors=True)
     with mlflow_errors():
         from mlflow.artifacts import download_artifacts, list_artifacts
 
-        uri, tracking_uri, found = _place_of(champion, where), settings.tracking_uri(), {}
+        uri, tracking_uri, found = _find_uri(champion, where), settings.tracking_uri(), {}
         by_code = bool(list_artifacts(artifact_uri=f"{uri}/{_SERVED_BY_CODE}", tracking_uri=tracking_uri))
         for part in PARTS:
             folder = _SERVED_BY_CODE if by_code else _LAYOUT[part]
@@ -133,13 +133,12 @@ def fetched(work: Work, champion: Champion, where: str) -> dict[str, Path]:
                 source = f"{uri}/{folder}/{file}"
                 download_artifacts(artifact_uri=source, dst_path=str(aside / part), tracking_uri=tracking_uri)
     if not all(found.values()) or not any(file.endswith(".safetensors") for file in found["model"]):
-        raise _unreadable(champion, where, "has no model in safetensors with its tokenizer in MLflow")
+        raise _build_error(champion, where, "has no model in safetensors with its tokenizer in MLflow")
     aside.rename(place)
     return folders
 
 
-def _place_of(champion: Champion, where: str) -> str:
-    """The URI of its files."""
+def _find_uri(champion: Champion, where: str) -> str:
     from mlflow.exceptions import MlflowException
 
     try:
@@ -147,12 +146,12 @@ def _place_of(champion: Champion, where: str) -> str:
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
-        raise _unreadable(champion, where, "is not in MLflow any more") from error
+        raise _build_error(champion, where, "is no longer in MLflow") from error
 
 
-def _unreadable(champion: Champion, where: str, why: str) -> UserError:
-    what, then = _MESSAGES[where]
-    return UserError([Problem(kind="release", where=where, message=f"{what.format(champion)} {why}{then}")])
+def _build_error(champion: Champion, where: str, reason: str) -> UserError:
+    subject, step = _MESSAGES[where]
+    return UserError([Problem(kind="release", where=where, message=f"{subject.format(champion)} {reason}{step}")])
 
 
 # By the recipe's field: the role of the version, and the next step.
@@ -163,7 +162,7 @@ _MESSAGES = {
     ),
     "model.start_from": (
         "the version {}, which training starts from,",
-        ": set this to base, and begin a new run (one that is resumed keeps what it began with).",
+        ": set this to base, and begin a new run (a resumed run keeps its start).",
     ),
-    "VERSION": ("the version {}, which training started from,", ": what it became cannot be made again here."),
+    "VERSION": ("the version {}, which training started from,", ": so the model cannot be reproduced here."),
 }

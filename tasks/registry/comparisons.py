@@ -23,9 +23,9 @@ def count_of(name: str, rows: str, pair: str) -> int:
         rows: Digest of the test rows.
         pair: Digest of both models' predictions and of the metric.
 
-    Two homes may count at the same time. Each claims a number in a tag of its own, reads the others' tags, and settles
-    on the number if nobody else has it. Of two that claim one number at least one reads the other's claim, and whoever
-    does moves on, so no number is settled twice. A settled number never moves.
+    Two homes may count at the same time. Each claims a number in its own tag, reads the other tags, and settles on the
+    number if no other tag has it. If two homes claim the same number, at least one of them reads the other's claim and
+    claims another number, so no number is settled twice. A settled number never changes.
     """
     rows_tag = f"{COMPARISON_TAG}{rows[:DIGITS]}."
     own = f"{rows_tag}{pair[:DIGITS]}"

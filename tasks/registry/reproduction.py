@@ -18,7 +18,7 @@ from tasks.cache.refs import Lock, PinnedFile, Ref
 from tasks.cache.stage import Listener, Row, Work
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.launch import python_argv, require_finished, run_job
-from tasks.registry.champions import PARTS, folders_of
+from tasks.registry.champions import PARTS, find_folders
 from training.data.file_systems import display_name
 from training.jobs.protocol import Job
 from training.problems import Problem, UserError
@@ -61,7 +61,7 @@ def start_model(record: Mapping[str, Any]) -> Iterator[Path | None]:
     folder = work.job / "start"
     try:
         with in_use():  # the store keeps the linked files
-            parts = _find_load_model(record) or folders_of(work, champion, "VERSION")
+            parts = _find_load_model(record) or find_folders(work, champion, "VERSION")
             folder.mkdir(parents=True)
             for file in (file for part in parts.values() for file in part.iterdir()):
                 (folder / file.name).symlink_to(file)

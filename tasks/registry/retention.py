@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tasks.cache import history, settings
 from tasks.cache.garbage_collection import Needs
-from tasks.tracking.connection import FLOW_RUN_TAG, connect, every, mlflow_errors
+from tasks.tracking.connection import FLOW_RUN_TAG, connect, mlflow_errors, search_all
 from tasks.tracking.mlflow_run import VERSION_TAG
 from tasks.tracking.outbox import PENDING_STATE, Outbox
 from training.problems import Problem, UserError
@@ -74,7 +74,7 @@ def _by_key(needing: Iterable[tuple[str, Collection[str]]]) -> dict[str, list[st
 
 def _aliased(client: MlflowClient, runs: Mapping[str, Run]) -> Iterator[tuple[str, set[str]]]:
     """Versions with an alias: the keys in their tags, and those of the run that registered them."""
-    for model in every(client.search_registered_models):
+    for model in search_all(client.search_registered_models):
         for alias, number in model.aliases.items():
             tags = client.get_model_version(model.name, str(number)).tags
             keys = {key for tag, key in tags.items() if tag.startswith("finetune.") and tag.endswith(".key")}
@@ -94,7 +94,7 @@ def _unfinished(
     """Runs that can be resumed, have entries that MLflow lacks, or registered a version that is not there."""
     completed = [run.keys for run in runs.values() if run.completed]
     stored = {path.name for place in ("artifacts/*/*", "jobs/*") for path in settings.home().glob(place)}
-    registered = {f"{one.name}/{one.version}" for one in every(client.search_model_versions)}
+    registered = {f"{one.name}/{one.version}" for one in search_all(client.search_model_versions)}
     for run in runs.values():
         if run.id in given_up:
             continue

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.cache import settings
-from tasks.tracking.connection import every
+from tasks.tracking.connection import search_all
 from training.problems import Problem, UserError, nearest
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def need_model(client: MlflowClient, name: str) -> RegisteredModel:
     try:
         return client.get_registered_model(name)
     except MlflowException as error:
-        there = sorted(model.name for model in every(client.search_registered_models))
+        there = sorted(model.name for model in search_all(client.search_registered_models))
         if name in there:
             raise
         where = settings.without_credentials(settings.tracking_uri())
@@ -89,7 +89,7 @@ def need_version(client: MlflowClient, model: RegisteredModel, *, alias: str = "
 def versions_of(client: MlflowClient, name: str) -> list[ModelVersion]:
     """All versions of a registered model, newest first."""
     quote = '"' if "'" in name else "'"  # names from other programs may hold either
-    found = every(client.search_model_versions, filter_string=f"name = {quote}{name}{quote}")
+    found = search_all(client.search_model_versions, filter_string=f"name = {quote}{name}{quote}")
     return sorted(found, key=lambda version: -int(version.version))
 
 

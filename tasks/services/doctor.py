@@ -161,14 +161,16 @@ def _memory() -> Finding:
 def _gpus() -> Iterator[Finding]:
     found = describe_gpus()
     if not found:
-        yield Finding("ok", "GPU", "NVIDIA's driver shows none: training runs on the CPU")
+        yield Finding("ok", "GPU", "no NVIDIA GPU: training runs on the CPU")
     for gpu in found:
         memory = f"{gpu.free_bytes / 1e9:,.1f} of {gpu.total_bytes / 1e9:,.1f} GB free"
         yield Finding("ok", "GPU", f"{gpu.name}, {memory}, driver {gpu.driver_version}")
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         torch = importlib.metadata.version("torch")
         if found and torch.endswith("+cpu"):
-            yield Finding("problem", "GPU", f"torch {torch} uses none", "install torch for CUDA: see pytorch.org")
+            yield Finding(
+                "problem", "GPU", f"torch {torch} does not use GPUs", "install torch for CUDA: see pytorch.org"
+            )
 
 
 def _home() -> Finding:

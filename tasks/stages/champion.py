@@ -12,7 +12,7 @@ from tasks.cache.stage import Inputs, Work, action, stage
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import build_predict_launch
-from tasks.registry.champions import folders_of, present
+from tasks.registry.champions import find_folders, find_current
 from training import task_types
 from training.recipe import Recipe
 from training.recipe.program_settings import PredictChampionSettings
@@ -35,7 +35,7 @@ def find_champion(work: Work, recipe: Recipe, trained: Ref, scores: Ref) -> Cham
     if recipe.release.registry is None:
         work.state = "skipped"
         return None
-    found = present(recipe)
+    found = find_current(recipe)
     return None if found is None or found.champion.model == trained.parts["model"] else found.champion
 
 
@@ -75,7 +75,7 @@ def _task_and_options(recipe: Recipe, champion: Champion) -> dict[str, Any]:
 @stage(prediction_inputs, where="there is a champion")
 def predict_champion(work: Work, recipe: Recipe, lock: Lock, data: Ref, champion: Champion) -> Mapping[str, Any]:
     """Predicts every row of the judged split by the champion with its own tokenizer."""
-    folders = folders_of(work, champion, "release.registry")
+    folders = find_folders(work, champion, "release.registry")
     launched = build_predict_launch("training.programs.predict_champion", lock)
     precision, batch_size = lock.mixed_precision, recipe.training.per_device_eval_batch_size
     return run_child(

@@ -14,7 +14,7 @@ from tasks.cache.refs import Champion, NumberedComparison, Ref, baseline_upstrea
 from tasks.cache.stage import Inputs, Work, action, stage
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import python_argv
-from tasks.registry.champions import present
+from tasks.registry.champions import find_current
 from tasks.registry.comparisons import count_of
 from training import task_types
 from training.recipe import Recipe
@@ -53,7 +53,7 @@ def count_comparison(
     from training.evaluation.significance import alpha_spent  # imports numpy
 
     name, gate = str(recipe.release.registry), recipe.release.gate
-    if opponent is None and (found := present(recipe)) and found.champion.model == trained.parts["model"]:
+    if opponent is None and (found := find_current(recipe)) and found.champion.model == trained.parts["model"]:
         work.state = "skipped"
         return None
     rows = data.parts[f"{recipe.judged_split}.arrow"]

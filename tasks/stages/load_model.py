@@ -13,7 +13,7 @@ from tasks.cache.stage import Inputs, Work, stage
 from tasks.hub.client import read_errors
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import python_argv
-from tasks.registry.champions import folders_of
+from tasks.registry.champions import find_folders
 from training.models.repository_files import (
     MODEL_FILES,
     TOKENIZER_FILES,
@@ -71,7 +71,7 @@ def load_model(work: Work, recipe: Recipe, lock: Lock, data: Ref | None) -> Mapp
         return figures
     files: dict[str, Path] = {}
     if lock.started_from is not None:
-        folders = folders_of(work, lock.started_from, "model.start_from")
+        folders = find_folders(work, lock.started_from, "model.start_from")
         files = {file.name: file for part, folder in folders.items() for file in _list_part(folder, part)}
     elif lock.model_hub is not None:
         files = _download(str(recipe.model.path), lock.model_hub.commit)

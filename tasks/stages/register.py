@@ -99,8 +99,8 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
             tags = _origin_tags(recipe, lock, work.run, refs) | judged
             # Before the registration, so that every version has its lineage.
             rows = [Row(ref.stage, ref.key, "", 0.0, ref.location) for ref in refs.values()]
-            record = lineage.record(recipe, work.run, rows, mlflow_run=run_id, verdict=verdict)
-            client.log_text(run_id, lineage.keep(record), lineage.LINEAGE)
+            record = lineage.build_record(recipe, work.run, rows, mlflow_run=run_id, verdict=verdict)
+            client.log_text(run_id, lineage.save_record(record), lineage.LINEAGE)
             if (adapter := refs["fit"].path / "adapter").is_dir():
                 client.log_artifacts(run_id, str(adapter), "fit/adapter")
             version = _log_model(work, recipe, lock, run_id, tags, refs)

@@ -20,7 +20,7 @@ from tasks.hub.client import Found, Kind, look_up
 from tasks.hub.push import publishing_problems
 from tasks.jobs.hardware import mixed_precision, visible_gpus
 from tasks.jobs.machines import find_machines
-from tasks.registry.champions import rows_digest, started_from
+from tasks.registry.champions import digest_rows, find_start
 from training.data.file_systems import is_url
 from training.data.listing import SourceFile
 from training.data.sources import find_split_files, fingerprint, load_object, object_splits
@@ -111,9 +111,9 @@ def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> d
     try:
         found |= _pin_data(recipe, found, progress)
         problems += _find_absent_splits(recipe, found)
-        found["rows"] = rows_digest(recipe, Lock(**found))
+        found["rows"] = digest_rows(recipe, Lock(**found))
         if recipe.model.start_from == "champion":
-            found["started_from"], note = started_from(recipe, Lock(**found))
+            found["started_from"], note = find_start(recipe, Lock(**found))
             found["notes"].append(note)
     except UserError as error:
         problems.extend(error.problems)

@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 
 class MlflowFailed(Exception):
-    """MLflow failed at something that a stage or a command needs at once; the message is for the user."""
+    """MLflow failed while a stage or a command needs it; the message is for the user."""
 
 
 def connect() -> MlflowClient:
@@ -37,44 +37,44 @@ def connect() -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    # They log pages about errors that they raise all the same, and that the caller reports in one line.
+    # These log pages about errors that they also raise, and that the caller reports in one line.
     for name in ("mlflow.store.db.utils", "mlflow.system_metrics.system_metrics_monitor"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     from mlflow import MlflowClient
 
     uri = settings.tracking_uri()
-    # Two processes that migrate a fresh SQLite file at once both fail; a server does that by itself.
+    # Two processes that migrate a new SQLite file at the same time both fail; a server migrates its own.
     with exclusive("mlflow-database") if uri.startswith("sqlite:") else contextlib.nullcontext():
         if settings.tracking_is_local():
-            _make_database(_database())
+            _create_database(_database_file())
             update_artifact_paths()
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         client.search_experiments(max_results=1)
     return client
 
 
-def database_there() -> bool:
-    """Whether MLflow can hold anything: the first connection creates the database in the home."""
-    return not settings.tracking_is_local() or _database().exists()
+def has_database() -> bool:
+    """Whether there is a server or a database: the first connection creates the database in the home."""
+    return not settings.tracking_is_local() or _database_file().exists()
 
 
-def _database() -> Path:
+def _database_file() -> Path:
     return settings.home() / "mlflow.db"
 
 
-def _make_database(final: Path) -> None:
+def _create_database(final: Path) -> None:
     """Creates the database with all of its tables or not at all: MLflow cannot complete a partial migration."""
     from mlflow import MlflowClient
 
     if not final.exists():
         aside = final.with_name(f".{final.name}-new")
-        for left in final.parent.glob(f"{aside.name}*"):  # by a run that was killed, its journal too
-            left.unlink()
+        for leftover in final.parent.glob(f"{aside.name}*"):  # of a run that was killed, with its journal
+            leftover.unlink()
         MlflowClient(tracking_uri=f"sqlite:///{aside}").search_experiments(max_results=1)
         aside.rename(final)
 
 
-_PLACES = {
+_PATH_COLUMNS = {
     "experiments": ("artifact_location",),
     "runs": ("artifact_uri",),
     "logged_models": ("artifact_location",),
@@ -85,21 +85,21 @@ _PLACES = {
 
 def update_artifact_paths() -> None:
     """Rewrites the artifact paths in the home's own database after the home was moved or copied."""
-    here, database = settings.mlflow_artifacts(), _database()
-    if not here.is_dir() or not database.exists():  # the database alone was copied: its files are where they were
+    here, database = settings.mlflow_artifacts(), _database_file()
+    if not here.is_dir() or not database.exists():  # if only the database was copied, its files have not moved
         return
-    with contextlib.closing(sqlite3.connect(database, timeout=60)) as found, found:
-        places = found.execute("SELECT artifact_location FROM experiments").fetchall()
-        named = {place for (place,) in places if place and place.startswith("file:///")}
-        roots = {root for root, folder, _ in (place.rpartition(f"/{here.name}/") for place in named) if folder}
+    with contextlib.closing(sqlite3.connect(database, timeout=60)) as connection, connection:
+        locations = connection.execute("SELECT artifact_location FROM experiments").fetchall()
+        urls = {url for (url,) in locations if url and url.startswith("file:///")}
+        roots = {root for root, folder, _ in (url.rpartition(f"/{here.name}/") for url in urls) if folder}
         for root in roots:
             before = Path(unquote(urlsplit(root).path)) / here.name
             if before == here or (before.exists() and before.samefile(here)):
                 continue
             for old, new in ((before.as_uri(), here.as_uri()), (str(before), str(here))):
-                for table, columns in _PLACES.items():
+                for table, columns in _PATH_COLUMNS.items():
                     for column in columns:
-                        found.execute(
+                        connection.execute(
                             f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
                             (f"{new}/", len(old) + 2, len(old) + 1, f"{old}/"),
                         )
@@ -115,7 +115,7 @@ def mlflow_errors() -> Iterator[None]:
         yield
     except (MlflowException, RequestException) as error:
         uri = settings.without_credentials(settings.tracking_uri())
-        # Their own traces name the URL with its password.
+        # MLflow's traces contain the URL with its password.
         raise MlflowFailed(
             f"MLflow at {uri} fails: start it, or name another with MLFLOW_TRACKING_URI ({one_line(error)})."
         ) from None
@@ -139,8 +139,8 @@ def find_or_create_run(
     warn: Callable[[str], None] = _logger.warning,
     began_s: float | None = None,
 ) -> str:
-    """The id of the flow run's MLflow run, created if missing with this start time (default: now). A deleted experiment
-    is restored, with a warning."""
+    """The id of the flow run's MLflow run, which is created if missing, with this start time (default: now). A deleted
+    experiment is restored, with a warning."""
     with exclusive(f"mlflow-run-{run}"):
         experiment_id = _experiment_id(client, experiment, warn)
         found = client.search_runs([experiment_id], f"tags.`{FLOW_RUN_TAG}` = '{run}'", max_results=1)
@@ -157,7 +157,7 @@ def _experiment_id(client: MlflowClient, name: str, warn: Callable[[str], None])
     with exclusive(f"mlflow-experiment-{name}"):
         found = client.get_experiment_by_name(name)
         if found is not None:
-            if found.lifecycle_stage == "deleted":  # MLflow keeps its name reserved
+            if found.lifecycle_stage == "deleted":  # MLflow still reserves its name
                 client.restore_experiment(found.experiment_id)
                 warn(
                     f"The experiment {name!r} was deleted in MLflow, and is restored with its runs because this recipe "
@@ -188,15 +188,15 @@ def one_line(error: Exception) -> str:
 def first_line(error: Exception) -> str:
     """The first line of the error's message, at most 200 characters."""
     line = (str(error).splitlines() or [""])[0]
-    # If a connection failed, the cause comes last, behind 300 characters.
+    # In the message of a failed connection, the cause follows 300 other characters.
     return line.rpartition("(Caused by ")[2].removesuffix(")")[:200]
 
 
-def every(search: Callable[..., Any], **chosen: Any) -> Iterator[Any]:
-    """The results of one of MLflow's searches, all pages of it."""
+def search_all(search: Callable[..., Any], **query: Any) -> Iterator[Any]:
+    """The results of a search of MLflow's client, from all pages."""
     page = None
     while page is None or page.token:
-        page = search(**chosen, page_token=page.token if page else None)
+        page = search(**query, page_token=page.token if page else None)
         yield from page
 
 
@@ -211,7 +211,7 @@ def version_url(name: str, number: str) -> str | None:
 
 
 def version_page(name: str, number: str) -> str:
-    """The same as a link from another page of MLflow's, which has it behind `#/`."""
+    """The address of a version's page after `#/`, for links between MLflow's pages."""
     return f"models/{quote(name)}/versions/{number}"
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tasks.tracking.connection import FLOW_RUN_TAG, connect, every, mlflow_errors
+from tasks.tracking.connection import FLOW_RUN_TAG, connect, mlflow_errors, search_all
 from tasks.tracking.mlflow_run import JUDGED_TAG, VERSION_TAG
 from tasks.tracking.outbox import was_killed_here
 from training.problems import Problem, UserError, nearest
@@ -25,7 +25,7 @@ def list_runs(recipe: str | None, limit: int) -> list[dict[str, Any]]:
     """
     with mlflow_errors():
         client = connect()
-        names = {one.experiment_id: one.name for one in every(client.search_experiments)}
+        names = {one.experiment_id: one.name for one in search_all(client.search_experiments)}
         chosen = [id for id, name in names.items() if recipe in (None, name)]
         if recipe is not None and not chosen:
             has = ", ".join(sorted({*names.values()} - {"Default"})) or "nothing has run yet"

@@ -123,7 +123,7 @@ def test_undelivered_entries_and_states_are_found_except_those_of_a_run_that_is_
         Outbox(run).put("end", status="FINISHED")
     heard = Outbox("heard")
     heard.mark(heard.waiting()[-1][1])
-    pending_states.keep("heard", StateType.COMPLETED)
+    pending_states.save("heard", StateType.COMPLETED)
     with Outbox("goes-on").claimed():
         found = of("undelivered")
     assert [(one.level, one.found) for one in found] == [

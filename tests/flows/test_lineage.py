@@ -88,7 +88,7 @@ def test_where_a_version_came_from_is_told_from_the_home_and_the_same_from_mlflo
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("smal", "is no run and no recipe that has run: small. Registered: small. Did you mean 'small'?"),
+        ("smal", "no run and no recipe that has run is named 'smal': small. Registered: small. Did you mean 'small'?"),
         ("smal/1", "no model 'smal' is registered"),
         ("small/9", "'small' has no version '9': it has 1."),
         ("small@champoin", "Did you mean 'champion'?"),
@@ -195,7 +195,7 @@ def test_a_record_holds_no_credentials(finished: FinishedRun, home: Path) -> Non
     home.chmod(0o700)
     lock = Lock(data_fingerprint="postgresql://me:planted@rows.example/reviews, table 7")
     (run / "lock.json").write_text(lock.model_dump_json())
-    told = lineage.record(load(finished.file), "run", [], mlflow_run=None)
+    told = lineage.build_record(load(finished.file), "run", [], mlflow_run=None)
     assert "planted" not in json.dumps(told)
     assert told["lock"]["data_fingerprint"] == "postgresql://rows.example/reviews, table 7"
     assert next(_lines(told, 100)) == "small, flow run run" and len(list(_lines(told, 100))) > 20  # as far as it came

@@ -97,9 +97,9 @@ def test_all_mistakes_of_deployment_files_are_told_before_any_is_deployed(
     run = finetune(tmp_path / "home", "deploy", *files)
     assert run.returncode == 2 and "Traceback" not in run.stderr
     told = run.stderr.splitlines()
-    assert "no_pool.yaml: small.work_pool: it needs a work pool" in run.stderr
-    assert "'flows.finetune:fintune' is none of flows.finetune:finetune, flows.retrain:retrain. Did" in run.stderr
-    assert "field.yaml: third.shedules: Prefect knows no such field. Did you mean 'schedules'?" in run.stderr
+    assert "no_pool.yaml: small.work_pool: a deployment needs a work pool" in run.stderr
+    assert "'flows.finetune:fintune' is not flows.finetune:finetune or flows.retrain:retrain. Did" in run.stderr
+    assert "field.yaml: third.shedules: Prefect has no such field. Did you mean 'schedules'?" in run.stderr
     assert "cron.yaml: fourth.schedules[0]: cron 'every day': Invalid cron string" in run.stderr
     assert "recipe.yaml: fifth: name" in run.stderr
     assert "finetune/sixth is deployed more than once" in run.stderr
@@ -113,7 +113,7 @@ def test_without_a_server_deploy_says_how_to_get_one(tmp_path: Path, finished: F
     run = finetune(tmp_path / "home", "deploy", str(tmp_path / "small.yaml"))
     assert (run.returncode, run.stderr) == (
         2,
-        "PREFECT_API_URL: there is no Prefect server: `finetune up`, or name yours.\n",
+        "PREFECT_API_URL: there is no Prefect server: start one with `finetune up`, or name yours.\n",
     )
 
 

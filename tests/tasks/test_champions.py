@@ -11,7 +11,7 @@ import pytest
 from tasks.cache import settings
 from tasks.cache.refs import Champion, Lock, Ref
 from tasks.cache.stage import Work
-from tasks.registry.champions import folders_of, present
+from tasks.registry.champions import find_current, find_folders
 from tasks.registry.reproduction import start_model
 from tasks.registry.versions import ROWS_TAG, STARTED_FROM_TAG, TASK_TAG
 from tasks.stages.champion import predict_champion
@@ -80,7 +80,7 @@ def test_a_champion_is_asked_as_it_has_learnt_to_be_asked_and_with_todays_option
                 written(tmp_path / "rows", task="seq2seq", options=options)
                 | {"data": {"source": "csv", "path": "rows", "columns": {"source": "text", "target": "label"}}}
             )
-            found = present(today)
+            found = find_current(today)
             assert found is not None
             ref = Ref(stage="load_data", key=KEY, digest="d", parts={"validation.arrow": "v", "labels.json": "l"})
             asked.append(predict_champion.flat_inputs(today, Lock(), ref, found.champion)[0])
@@ -116,7 +116,7 @@ def test_a_champion_of_the_same_rows_is_no_change_and_one_of_other_rows_or_unkno
     register_champion(**own)
     lock = pin(recipe)
     assert lock.started_from == OTHER
-    assert lock.notes == ["small/1 has learnt from these rows: training starts from small/7, as it did"]
+    assert lock.notes == ["small/1 was trained on these rows: training starts from small/7, as it did"]
 
     register_champion(**{MODEL_TAG: "n" * 40})  # by other means, by hand: whatever it has learnt from
     assert str(pin(recipe).started_from) == "small/2"
@@ -167,8 +167,10 @@ def test_labels_that_the_champion_has_in_another_order_are_told_before_training(
 
 def test_a_start_that_is_gone_or_no_tokenizer_is_told_with_its_version(tracked: Path, tmp_path: Path) -> None:
     recipe = parse(written(tmp_path, model=SCRATCH | {"start_from": "champion"}))
-    with pytest.raises(UserError, match=r"start_from: the version small/7, .* any more: set this to base, and begin a"):
-        folders_of(Work("gone", tmp_path / "gone", "run"), OTHER, "model.start_from")
+    with pytest.raises(
+        UserError, match=r"start_from: the version small/7, .* no longer in MLflow: set this to base, and begin a"
+    ):
+        find_folders(Work("gone", tmp_path / "gone", "run"), OTHER, "model.start_from")
     trained = artifact("fit", {"model/config.json": b"{}", "model/model.safetensors": b"weights"})
     start = OTHER.model_copy(update={"key": trained.key, "model": trained.parts["model"]})
     (tmp_path / "out").mkdir()

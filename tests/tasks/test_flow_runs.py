@@ -43,7 +43,9 @@ def test_the_last_that_did_not_complete_is_gone_on_with_and_none_that_runs_here_
     with Outbox(str(killed.id)).claimed(), Outbox(str(taken_for_dead.id)).claimed():
         assert find(None).id == crashed.id
         for run, state in ((killed, "Running"), (taken_for_dead, "Crashed")):
-            with pytest.raises(UserError, match=f"{run.id} runs here, though the server has it as {state}"):
+            with pytest.raises(
+                UserError, match=f"{run.id} still runs here, although its state at the server is {state}"
+            ):
                 find(str(run.id))
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(taken_for_dead.id, Completed(), force=True)

@@ -40,7 +40,7 @@ def test_a_server_that_is_back_is_told_once_how_a_run_ended(
     run = left_running()
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run.id, taken_for, force=True)
-    pending_states.keep(str(run.id), state)
+    pending_states.save(str(run.id), state)
     assert pending_states.is_pending(str(run.id))
     pending_states.deliver()
     assert state_of(run) == state and not pending_states.is_pending(str(run.id))
@@ -48,7 +48,7 @@ def test_a_server_that_is_back_is_told_once_how_a_run_ended(
 
 def test_what_the_server_knows_better_is_left_as_it_is(home: Path, prefect_server: None) -> None:
     run = left_running()
-    pending_states.keep(str(run.id), StateType.FAILED)
+    pending_states.save(str(run.id), StateType.FAILED)
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run.id, Completed(), force=True)  # tried again, elsewhere
     pending_states.deliver()
@@ -57,7 +57,7 @@ def test_what_the_server_knows_better_is_left_as_it_is(home: Path, prefect_serve
 
 def test_a_run_that_is_tried_again_just_now_is_left_alone(home: Path, prefect_server: None) -> None:
     run = left_running()
-    pending_states.keep(str(run.id), StateType.FAILED)
+    pending_states.save(str(run.id), StateType.FAILED)
     with Outbox(str(run.id)).claimed():
         pending_states.deliver()
     assert state_of(run) == StateType.RUNNING
@@ -66,7 +66,7 @@ def test_a_run_that_is_tried_again_just_now_is_left_alone(home: Path, prefect_se
 def test_what_cannot_be_told_waits_and_keeps_nothing_else_from_being_told(home: Path, prefect_server: None) -> None:
     elsewhere, run = str(uuid.UUID(int=0)), left_running()
     for name in (elsewhere, str(run.id)):
-        pending_states.keep(name, StateType.COMPLETED)
+        pending_states.save(name, StateType.COMPLETED)
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{closed_port()}/api"}):
         pending_states.deliver()
     assert pending_states.is_pending(elsewhere) and pending_states.is_pending(str(run.id))

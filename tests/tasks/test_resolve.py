@@ -18,7 +18,7 @@ from tasks.cache.digests import Digests
 from tasks.cache.refs import Champion, Lock, PinnedCommit, PinnedFile, Ref
 from tasks.cache.stage import Listener, Work
 from tasks.jobs.hardware import visible_gpus
-from tasks.registry.lineage import pinned
+from tasks.registry.lineage import resolve_fields
 from tasks.stages.load_data import load_data
 from tasks.stages.load_model import load_model
 from tasks.stages.resolve import pin, resolve
@@ -326,7 +326,9 @@ def test_a_chat_template_counts_by_what_it_says_wherever_it_lies_and_whatever_th
     assert all(len({*three}) == 3 for three in zip(without, first, other, strict=True))
     assert keys("moved.jinja", "{{ 1 }}") == first
     recipe = recipe_of(rows, {"source": "hub", "path": "me/model", "chat_template": "a.jinja"})
-    said = pinned(recipe, Lock(model_hub=from_hub, model_files=pin(recipe_of(rows, folder)).model_files))["model"]
+    said = resolve_fields(recipe, Lock(model_hub=from_hub, model_files=pin(recipe_of(rows, folder)).model_files))[
+        "model"
+    ]
     assert (said["path"], said["chat_template"]) == ("me/model", str(tmp_path / "a.jinja"))
 
 
