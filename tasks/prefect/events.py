@@ -4,7 +4,7 @@
 |---|---|---|
 | finetune.data.updated | finetune.data.NAME | by `finetune data-updated NAME` |
 | finetune.run.alive | prefect.flow-run.ID | by each run, twice a minute |
-| finetune.verdict | finetune.model.NAME, with `finetune.decision` | by a run with a verdict or a failure, if there is a server |
+| finetune.verdict | finetune.model.NAME, with `finetune.decision` | by a run at its verdict or failure, with a server |
 """
 
 from __future__ import annotations
