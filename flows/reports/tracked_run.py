@@ -63,8 +63,8 @@ def record_lineage(
     if finished is not None:
         made = {name: getattr(finished, name) for name in ("verdict", "version", "publication", "promotion")}
     try:
-        record = lineage.record(recipe, run, rows, mlflow_run=tracker.mlflow_run_id, state=state, **made)
-        tracker.text(lineage.LINEAGE, lineage.keep(record))
+        record = lineage.build_record(recipe, run, rows, mlflow_run=tracker.mlflow_run_id, state=state, **made)
+        tracker.text(lineage.LINEAGE, lineage.save_record(record))
     except Exception:
         get_run_logger().warning("the lineage record was not stored", exc_info=True)
 

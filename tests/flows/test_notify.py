@@ -129,19 +129,11 @@ def test_notify_ends_as_it_was_told_last_and_leaves_disabled_what_somebody_disab
     assert printed("--on", "verdict", block) == [f"verdict  {block}"]
     (wrong,) = printed("custom-webhook/one-taem", code=2)
     assert f"choose from {block}" in wrong and f"Did you mean '{block}'?" in wrong and "prefect block create" in wrong
-<<<<<<< HEAD
-    assert "is no block that sends notifications" in printed("secret/no-notification", code=2)[0]
-    assert "nothing is sent through 'slack-webhook/x'" in printed("slack-webhook/x", "--remove", code=2)[0]
+    assert "is not a block that sends notifications" in printed("secret/no-notification", code=2)[0]
+    assert "no notification is sent through 'slack-webhook/x'" in printed("slack-webhook/x", "--remove", code=2)[0]
     assert printed("--on", "failure", "--remove") == ["There was no notification."]
     assert printed("--remove") == [f"removed: verdict to {block}"]
     assert printed() == ["There are no notifications: name a block."]
-=======
-    assert "is not a block that sends notifications" in printed("secret/no-notification", code=2)[0]
-    assert "no notification is sent through 'slack-webhook/x'" in printed("slack-webhook/x", "--remove", code=2)[0]
-    assert printed("--on", "failure", "--remove") == ["Nothing was sent."]
-    assert printed("--remove") == [f"no more: verdict to {block}"]
-    assert printed() == ["Nothing is sent to anybody: name a block."]
->>>>>>> 24c865e (Registry, tracking and Prefect: functions are verbs, and messages are plain sentences)
 
 
 @flow(name="finetune")

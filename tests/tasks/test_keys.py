@@ -361,7 +361,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr(resolving, "visible_gpus", lambda: [])
     monkeypatch.setattr(resolving, "_strategy_here", lambda *given: [])
     monkeypatch.setattr(resolving, "_lora_here", lambda *given: [])
-    monkeypatch.setattr(resolving, "started_from", lambda *given: (CHAMPION, ""))
+    monkeypatch.setattr(resolving, "find_start", lambda *given: (CHAMPION, ""))
     there = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "tensorboard" or there(name))
     monkeypatch.setattr("tasks.stages.tokenize._in_process", lambda model: True)
