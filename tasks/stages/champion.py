@@ -12,7 +12,7 @@ from tasks.cache.stage import Inputs, Work, action, stage
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import build_predict_launch
-from tasks.registry.champions import find_folders, find_current
+from tasks.registry.champions import find_current, find_folders
 from training import task_types
 from training.recipe import Recipe
 from training.recipe.program_settings import PredictChampionSettings
