@@ -169,4 +169,4 @@ def test_promotion_cannot_be_required_of_a_recipe_without_a_registry(
 ) -> None:
     monkeypatch.setenv("FINETUNE_HOME", str(finished.home))
     assert main(["run", str(finished.file), "--set", "release.registry=null", "--require-promotion"]) == 2
-    assert "--require-promotion: without release.registry nothing is promoted" in capsys.readouterr().err
+    assert "--require-promotion: without release.registry, no model is promoted" in capsys.readouterr().err

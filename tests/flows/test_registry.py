@@ -48,7 +48,7 @@ def test_a_model_asked_by_file_and_served_over_http_gives_the_same_answers(
         file.write_text("\n".join(map(json.dumps, [*rows, {"id": 6, "text": None}])))
         asked = finetune(finished.home, "predict", "small", "--file", str(file), "--out", str(out))
         assert asked.returncode == 0, asked.stderr
-        assert asked.stdout == f"7 rows: {out}\nWithout an answer, for want of what is asked about: 1 row.\n"
+        assert asked.stdout == f"7 rows: {out}\nWithout a prediction, because a column is empty: 1 row.\n"
         *found, empty = map(json.loads, out.read_text().splitlines())
         assert [{"id": row["id"], "text": row["text"]} for row in found] == rows and empty["label"] is None
         assert all(sum(row["probabilities"].values()) == pytest.approx(1) for row in found)
