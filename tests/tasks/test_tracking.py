@@ -193,6 +193,19 @@ def test_a_run_whose_process_died_is_closed_as_killed_while_the_next_one_runs(tr
     assert [run.data.tags.get("fit.key") for run in runs() if of(run) == "dead"] == ["k"]
 
 
+def test_figures_that_mlflow_has_are_dropped_from_the_outbox_of_a_run_that_ended_or_died(tracked: Path) -> None:
+    dead = Outbox("dead")
+    dead.put("start", experiment="recipe")
+    dead.put("metrics", points=[["fit/loss", 0.5, 0, 1]])
+    alive = Tracker("recipe", "alive")
+    alive.stage_events("fit", EVENTS)
+    wait_until(lambda: len(runs()) == 2 and all(r.info.status != "RUNNING" for r in runs() if of(r) == "dead"))
+    alive.end("FINISHED")
+    assert all("fit/loss" in run.data.metrics for run in runs())
+    for name in ("dead", "alive"):
+        assert b"metrics" not in (Outbox(name).folder / OUTBOX).read_bytes(), name
+
+
 def of(run: Run) -> str:
     return str(run.data.tags[FLOW_RUN_TAG])
 
