@@ -248,7 +248,10 @@ def _operand(node: ast.expr, rows: Any) -> Any:
     import pyarrow.compute as pc
 
     if _is_value(node):
-        return pa.scalar(ast.literal_eval(node))
+        try:
+            return pa.scalar(ast.literal_eval(node))
+        except OverflowError as error:
+            raise ValueError(f"{ast.unparse(node)} has more than 64 bits.") from error
     if isinstance(node, ast.Call):
         texts = _operand(node.args[0], rows)
         try:

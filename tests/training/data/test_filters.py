@@ -129,6 +129,7 @@ def test_what_is_not_understood_is_told_with_its_place_and_what_is_allowed(text:
         ("len(stars) > 1", "column 'stars' is int8, and len() is of text: set data.cast.stars: string."),
         ("'1' in stars", "column 'stars' is int8 and does not compare with '1': set data.cast.stars: string, or"),
         ("text", "column 'text' is string and is no condition: set data.cast.text: bool, or compare"),
+        ("stars < 36893488147419103232", "36893488147419103232 has more than 64 bits."),
         ("starz > 1", "there is no column 'starz': there is text, stars, share, "),
     ],
 )
