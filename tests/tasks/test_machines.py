@@ -1,4 +1,4 @@
-"""What machine 0 and those that help it tell each other; how they train is in tests/training/test_ranks.py."""
+"""What machine 0 and those that help it tell each other; how they train is in tests/training/distributed/test_ranks.py."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 from tests.training import tiny, vocabularies
 from tests.training.data.test_forms import json_lines, run, told
 from tests.training.forks import assert_same, checkpoints_written, finish, kill_when
-from tests.training.test_exact_tokens import python_pieces
+from tests.training.tokenization.test_exact_tokens import python_pieces
 from tests.training.vocabularies import ROBERTA, WORD_PIECES, save_repository
 from training.batching.batches import IGNORED, LengthGroupedBatches, TokenRows
 from training.data.arrow_files import ipc_writer

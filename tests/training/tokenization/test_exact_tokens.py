@@ -11,7 +11,7 @@ import pytest
 from transformers.models.auto import tokenization_auto
 
 from tests.training import vocabularies
-from tests.training.test_tokens import save_rows
+from tests.training.tokenization.test_tokens import save_rows
 from tests.training.vocabularies import CHAT, PAIRS, ROBERTA, TEXTS, save_repository, snapshot
 from training.models import repository_files as parts
 from training.models.repository_files import uses_tokenizer_json

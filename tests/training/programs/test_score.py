@@ -56,7 +56,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, fl
         writer.write_table(table)
     settings = {
         "task": "sequence-classification",
-        "metrics": ["accuracy", "recall", "roc_auc", "tests.training.test_score:Blind"],
+        "metrics": ["accuracy", "recall", "roc_auc", "tests.training.programs.test_score:Blind"],
         "labels": ["neg", "pos"],
         **NO_SLICES,
     }

@@ -73,7 +73,7 @@ def test_the_metric_decides_which_label_is_the_best_constant(tmp_path: Path) -> 
     assert best_figure(found, "roc_auc", rows) == 0.5 and best_figure(found, "matthews_correlation", rows) == 0
     shares = np.tile([8 / 12, 4 / 12], (5, 1))
     assert best_figure(found, "log_loss", rows) == pytest.approx(sklearn_metrics.log_loss(rows.references, shares))
-    assert baseline.compute_values(["tests.training.test_baseline:Shy"], found.constants[0].predict(rows, "test")) == {}
+    assert baseline.compute_values(["tests.training.evaluation.test_baseline:Shy"], found.constants[0].predict(rows, "test")) == {}
 
 
 @pytest.mark.parametrize("metric", task_types.class_of("sequence-classification").metrics)
@@ -229,7 +229,7 @@ def test_a_metric_that_refuses_constant_predictions_promotes_no_first_model_and_
         file.parent.mkdir()
         tiny.write_predictions(file, truth, np.eye(2, dtype=np.float32)[truth], np.full(40, 4, np.int32))
 
-    own = "tests.training.test_baseline:Shy"
+    own = "tests.training.evaluation.test_baseline:Shy"
     found = compared(tmp_path, "sequence-classification", own, ["neg", "pos"], model, [1, 1, 0], truth)
     assert (found.metric, found.value, found.better) == ("shy", 1, False) and np.isnan(found.champion_value)
 

@@ -103,7 +103,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_kept(home / "data", "test", {"genre": GENRES, "$k\\/": [f"{row}" for row in range(ROWS)], "third": THIRDS})
     settings = {
         "task": "sequence-classification",
-        "metrics": ["accuracy", "roc_auc", "tests.training.test_slices:Fussy"],
+        "metrics": ["accuracy", "roc_auc", "tests.training.evaluation.test_slices:Fussy"],
         "labels": ["neg", "pos"],
         "slices": ["genre", "label", "length_bucket", "elsewhere", "$k\\/", "third"],
         "each": ["third"],

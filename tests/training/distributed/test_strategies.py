@@ -230,7 +230,7 @@ def test_the_layers_that_fsdp_puts_together_are_found_from_the_model_or_named(wo
         assert hint in problem.message
 
 
-# Of one process, tests/training/test_lora.py says the same.
+# Of one process, tests/training/models/test_lora.py says the same.
 @pytest.mark.drill
 @each("ddp", "fsdp", "deepspeed-zero2", "deepspeed-zero3")
 def test_adapters_shared_by_two_processes_end_with_the_same_bytes_after_a_kill_and_merged_answer_the_same(
