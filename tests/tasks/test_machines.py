@@ -1,4 +1,4 @@
-"""What machine 0 and those that help it tell each other; how they train is in tests/training/distributed/test_ranks.py."""
+"""How machine 0 and its helpers coordinate; their training is in tests/training/distributed/test_ranks.py."""
 
 from __future__ import annotations
 

@@ -73,7 +73,8 @@ def test_the_metric_decides_which_label_is_the_best_constant(tmp_path: Path) -> 
     assert best_figure(found, "roc_auc", rows) == 0.5 and best_figure(found, "matthews_correlation", rows) == 0
     shares = np.tile([8 / 12, 4 / 12], (5, 1))
     assert best_figure(found, "log_loss", rows) == pytest.approx(sklearn_metrics.log_loss(rows.references, shares))
-    assert baseline.compute_values(["tests.training.evaluation.test_baseline:Shy"], found.constants[0].predict(rows, "test")) == {}
+    shy = "tests.training.evaluation.test_baseline:Shy"
+    assert baseline.compute_values([shy], found.constants[0].predict(rows, "test")) == {}
 
 
 @pytest.mark.parametrize("metric", task_types.class_of("sequence-classification").metrics)

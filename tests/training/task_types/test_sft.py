@@ -34,7 +34,7 @@ from training.tokenization import token_files, transformers_encoder
 from training.tokenization.chat_templates import ChatTemplate, find_fault
 from training.tokenization.packing import pack_whole_documents
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLE = (ROOT / "deployments/examples/chat.jinja").read_text()
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}"
