@@ -28,7 +28,7 @@ from training.recipe.tables.metrics import METRICS as TABLE
 from training.recipe.tables.metrics import ONE_LABEL, TAGS, Metric, metrics_for
 from training.task_types import load
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 METRICS = load("sequence-classification").metrics
 
 
