@@ -71,14 +71,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         servers.use()
         return int(arguments.execute(arguments))
     except UserError as error:
-        _print_problems(error)
+        _print_problems(error, arguments.home)
         return exit_code(problem.kind for problem in error.problems if problem.level == "error")
     except (JobFailed, MlflowFailed, ServicesFailed) as error:
         print(error, file=sys.stderr)
         return FAILED
     except OSError as error:
         if full := full_disk(settings.home(), error):
-            _print_problems(full)
+            _print_problems(full, arguments.home)
             return FAILED
         raise
     except KeyboardInterrupt:
@@ -105,8 +105,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _print_problems(error: UserError) -> None:
+def _print_problems(error: UserError, home_option: str | None) -> None:
     for problem in error.problems:
+        if problem.where == "FINETUNE_HOME" and home_option:
+            problem = problem.model_copy(update={"where": "--home"})
         print(problem_line(problem.model_dump()), file=sys.stderr)
 
 

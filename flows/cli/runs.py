@@ -17,8 +17,16 @@ HEAD = ["run", "recipe", "started, UTC", "time", "state", "verdict", "version", 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="only runs of this recipe")
-    parser.add_argument("--limit", metavar="N", type=int, default=20, help="number of runs (default: %(default)s)")
+    parser.add_argument(
+        "--limit", metavar="N", type=_positive, default=20, help="number of runs (default: %(default)s)"
+    )
     add_json_argument(parser, "the list, with ids and intervals in full,")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return int(text)
 
 
 def execute(arguments: argparse.Namespace) -> int:

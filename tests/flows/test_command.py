@@ -29,16 +29,14 @@ def test_a_reader_that_goes_away_ends_nothing_and_leaves_no_traceback(home: Path
     assert getattr(run, other) == getattr(whole, other)
 
 
-def test_a_home_that_cannot_be_used_is_one_message(
+def test_a_home_that_cannot_be_used_is_one_message_that_names_the_option_or_the_variable(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, taken = write_project(tmp_path / "project"), tmp_path / "taken"
     taken.write_text("a file")
     home.mkdir(mode=0o700)
     assert main(["plan", str(file), "--home", str(taken)]) == 2
-    assert capsys.readouterr().err.startswith(
-        f"FINETUNE_HOME: {taken} cannot be used: File exists. Name another folder"
-    )
+    assert capsys.readouterr().err.startswith(f"--home: {taken} cannot be used: File exists. Name another folder")
     real = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != home and real(path, mode))
     monkeypatch.setenv("FINETUNE_HOME", str(home))

@@ -61,3 +61,6 @@ def test_a_recipe_that_has_not_run_is_told_with_those_that_have(
     monkeypatch.setenv("FINETUNE_HOME", str(finished.home))
     assert main(["runs", "smal"]) == 2
     assert capsys.readouterr().err == "RECIPE: no recipe 'smal' has run: small. Did you mean 'small'?\n"
+    with pytest.raises(SystemExit, match="2"):
+        main(["runs", "--limit", "0"])
+    assert "--limit: '0' is not a number above 0" in capsys.readouterr().err
