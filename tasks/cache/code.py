@@ -39,6 +39,8 @@ OUTSIDE = (
     "training.problems",
     # The recipe's fields and tables: the values that a stage reads are inputs.
     "training.recipe",
+    # Files of `finetune predict`: no stage reads them.
+    "training.data.prediction_files",
     # Plots, and measurements of speed and memory.
     *("training.evaluation.plots", "training.engine.throughput", "training.engine.estimation"),
 )
