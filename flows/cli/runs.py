@@ -17,9 +17,7 @@ HEAD = ["run", "recipe", "started, UTC", "time", "state", "verdict", "version", 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="only runs of this recipe")
-    parser.add_argument(
-        "--limit", metavar="N", type=_positive, default=20, help="how many (default: %(default)s)"
-    )
+    parser.add_argument("--limit", metavar="N", type=_positive, default=20, help="how many (default: %(default)s)")
     add_json_argument(parser, "the list, with ids and intervals in full,")
 
 
