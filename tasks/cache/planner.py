@@ -115,7 +115,7 @@ class Planner:
         key = stage.key(flat)
         if not stage.cached:
             same = stage.read_only or self._history.last_key(stage.name) == key
-            row = PlannedStage(stage.name, "will run", None, (f"{above} runs before it",))
+            row = PlannedStage(stage.name, "will run", None, ("its inputs are different",))
             return (Repeatable(), may_run) if same else (UNKNOWN, row)
         if stage.name in self._force:
             return UNKNOWN, PlannedStage(stage.name, "will run", None, ("forced",))

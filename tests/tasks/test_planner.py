@@ -138,7 +138,7 @@ def test_below_a_stage_that_may_give_the_same_again_a_stage_may_run_and_says_whe
         "tokenize": ("will run", "tokens.max_length 128 → 256"),
         "fit": ("may run", "only if tokenize gives something else than last time"),
         "predict": ("may run", "only if fit gives something else than last time"),
-        "publish": ("will run", "predict runs before it"),
+        "publish": ("will run", "its inputs are different"),
     }
 
 
@@ -159,7 +159,9 @@ def test_an_action_below_may_act_if_the_last_run_did_the_same(home: Path) -> Non
     planner = Planner("recipe")
     planner(tokenize, 128)
     assert isinstance(planner(publish, last), Repeatable) and planner(publish, UNKNOWN) is UNKNOWN
-    assert [row.state for row in planner.rows] == ["will run", "may run", "will run"]
+    assert planner(publish, Repeatable("y")) is UNKNOWN
+    assert [row.state for row in planner.rows] == ["will run", "may run", "will run", "will run"]
+    assert planner.rows[-1].reasons == ("its inputs are different",)
 
 
 def test_a_foreseeable_action_is_called_without_a_run(home: Path) -> None:
