@@ -96,5 +96,5 @@ def test_of_a_champion_that_is_not_in_the_store_the_weights_are_fetched_and_one_
         load_model.make(Work("k", aside, "run"), recipe, lock, None)
         assert (aside / "model" / "model.safetensors").read_bytes() == weights
     connect().delete_model_version("small", "1")
-    with pytest.raises(UserError, match=r"version small/1, which training starts from, is not in MLflow any"):
+    with pytest.raises(UserError, match=r"version small/1, which training starts from, is no longer in MLflow"):
         load_model.make(Work("gone", tmp_path / "gone", "run"), recipe, lock, None)
