@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from training.evaluation.bootstrap import Figure
+from training.evaluation.confusion import Figure
 from training.evaluation.constant_predictions import Baseline, Constant
 from training.evaluation.metrics import compute, list_known
 from training.evaluation.metrics.bootstrap_figures import figures

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from training.evaluation.bootstrap import Confusion
+from training.evaluation.confusion import Confusion
 from training.recipe.tables.metrics import MANY_LABELS, NUMBERS, ONE_LABEL, TOKENS, non_numeric_label
 
 Rows = npt.NDArray[np.int64]

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from training.evaluation.bootstrap import Counts, Figure, Floats, draws, portions
+from training.evaluation.bootstrap import draws, portions
+from training.evaluation.confusion import Counts, Figure, Floats
 
 SEED = 20_260
 DRAWS_BEYOND = 50

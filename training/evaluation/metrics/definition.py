@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from training.evaluation.bootstrap import Counts, Figure
+from training.evaluation.confusion import Counts, Figure
 from training.evaluation.predictions import Predictions
 from training.jobs.search_path import hide_package
 from training.problems import Problem, UserError

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn import metrics
 
-from training.evaluation.bootstrap import Counts, Figure
+from training.evaluation.confusion import Counts, Figure
 from training.evaluation.metrics.definition import LabelMetric, MeanMetric, SumMetric
 from training.evaluation.predictions import OneLabel, Predictions
 

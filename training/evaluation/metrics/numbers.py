@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from training.evaluation.bootstrap import Figure, Floats
+from training.evaluation.confusion import Figure, Floats
 from training.evaluation.metrics.definition import MeanMetric, NumberMetric, SumMetric, inputs_of
 from training.evaluation.predictions import Predictions
 

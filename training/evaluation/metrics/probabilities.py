@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn import metrics
 
-from training.evaluation.bootstrap import Counts, Figure, Floats
+from training.evaluation.confusion import Counts, Figure, Floats
 from training.evaluation.metrics.definition import MeanMetric, ScoreMetric, undefined
 from training.evaluation.predictions import ManyLabels, OneLabel, Predictions, log_losses
 
