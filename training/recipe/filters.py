@@ -82,6 +82,8 @@ def parse_filter(text: str) -> Filter:
         tree = ast.parse(text, mode="eval").body
     except SyntaxError as error:
         raise _syntax_error(text, error) from None
+    except (RecursionError, MemoryError):
+        raise ValueError(f"a filter of {len(text):,} characters is nested too deeply: {ALLOWED}.") from None
     return Filter(text, tuple(dict.fromkeys(_columns_of_condition(text, tree))), tree)
 
 
@@ -144,8 +146,9 @@ def _column(text: str, node: ast.expr) -> str:
 
 
 def _is_value(node: ast.expr) -> bool:
-    inner = node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) else node
-    return isinstance(inner, ast.Constant)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return isinstance(node.operand, ast.Constant) and type(node.operand.value) in (int, float)
+    return isinstance(node, ast.Constant)
 
 
 def _need_value(text: str, node: ast.expr) -> None:
@@ -229,11 +232,15 @@ def _apply(function: str, one: ast.expr, other: ast.expr, rows: Any) -> Any:
             return pc.match_substring(left, right.as_py())
         if pa.types.is_temporal(left.type) and isinstance(right, pa.StringScalar):
             right = right.cast(left.type)
+        if pa.types.is_temporal(right.type) and isinstance(left, pa.StringScalar):
+            left = left.cast(right.type)
         return pc.call_function(function, [left, right])
     except (pa.ArrowException, TypeError) as error:
         column, value = (other, one) if _is_value(one) else (one, other)
         name, kind = ast.unparse(column), (right if column is other else left).type
-        if _is_value(value):
+        if isinstance(column, ast.Call):
+            mend = "it is a number, so write a number"
+        elif _is_value(value):
             mend = f"set data.cast.{name}: {_CASTS[type(ast.literal_eval(value))]}, or write a value of its type"
         else:
             mend = "set data.cast of one of them to the type of the other"

@@ -60,6 +60,7 @@ def taken(text: str, rows: Any = ROWS) -> list[int]:
         ("len(text) > 0", [0, 3]),
         ("title == text", [0]),
         ('day <= "2026-01-31"', [0, 3]),
+        ('"2026-01-31" < day <= "2026-12-31"', [1]),
         ("empty == 1 or empty", []),
         ("empty is None", [0, 1, 2, 3]),
         ("  stars == 5\n  or stars == 1\n", [0, 3]),
@@ -106,6 +107,9 @@ def test_a_filter_knows_its_columns_and_can_be_sent_to_another_process() -> None
         ("[x for x in a]", "'[x for x in a]' at character 1"),
         ("a == b'x'", "a value is a text in quotes, a number, True or False."),
         ("len(a)", "'len(a)' at character 1"),
+        ("a == -'x'", "\"-'x'\" at character 6"),
+        ("a == -True", "'-True' at character 6"),
+        ("not " * 100_000 + "a", "a filter of 400,001 characters is nested too deeply"),
     ],
 )
 def test_what_is_not_understood_is_told_with_its_place_and_what_is_allowed(text: str, said: str) -> None:
@@ -126,6 +130,7 @@ def test_what_is_not_understood_is_told_with_its_place_and_what_is_allowed(text:
         ("day > 5", "column 'day' is timestamp[us] and does not compare with 5: "),
         ("day > 'May'", "column 'day' is timestamp[us] and does not compare with 'May': "),
         ("words == 'a'", "column 'words' is list<"),
+        ("len(text) > 'a'", "column 'len(text)' is int32 and does not compare with 'a': it is a number, so write a"),
         ("len(stars) > 1", "column 'stars' is int8, and len() is of text: set data.cast.stars: string."),
         ("'1' in stars", "column 'stars' is int8 and does not compare with '1': set data.cast.stars: string, or"),
         ("text", "column 'text' is string and is no condition: set data.cast.text: bool, or compare"),
