@@ -72,6 +72,9 @@ def translate(given: Mapping[str, Any]) -> Iterator[Translation | Refusal]:
     kind = str(given.get("distributed_type"))
     group = _GROUPS.get(kind, "")
     inside = given.get(group)
+    if inside and not isinstance(inside, Mapping):
+        yield Refusal(group, f"{inside!r} is of the wrong type: it takes a mapping.")
+        inside = None
     fields = dict(given) | ({f"{group}.{name}": value for name, value in inside.items()} if inside else {})
     if kind not in _STRATEGIES:
         choices = f"is not supported: choose from {', '.join(_STRATEGIES)}.{nearest(kind, _STRATEGIES)}"

@@ -140,7 +140,8 @@ def _find_sharing(given: Mapping[str, Any]) -> Iterator[tuple[str, Any, str, Any
         return
     if (stage := zero.get("stage")) in (2, 3):
         yield "zero_optimization.stage", stage, "strategy", f"deepspeed-zero{stage}"
-    devices = [(zero.get(f"offload_{name}") or {}).get("device", "none") for name in ("optimizer", "param")]
+    groups = [zero.get(f"offload_{name}") for name in ("optimizer", "param")]
+    devices = [group.get("device", "none") if isinstance(group, Mapping) else "none" for group in groups]
     if devices in (["cpu", "none"], ["cpu", "cpu"]):
         yield "zero_optimization.offload_optimizer", "cpu", "offload", "all" if devices[1] == "cpu" else "optimizer"
 
@@ -152,6 +153,8 @@ def _read_json(file: Path, where: str) -> dict[str, Any]:
         raise _problem(where, f"{str(file)!r} cannot be read: {error.strerror}.") from None
     except json.JSONDecodeError as error:
         raise _problem(where, f"{str(file)!r} is not JSON: line {error.lineno}: {error.msg}.") from None
+    except UnicodeDecodeError:
+        raise _problem(where, f"{str(file)!r} is not UTF-8 text: save it as UTF-8.") from None
     if not isinstance(given, dict):
         raise _problem(where, f"{str(file)!r} is not a mapping of fields: name a configuration of DeepSpeed's.")
     return given

@@ -264,6 +264,20 @@ def test_a_file_that_cannot_be_read_is_told_with_the_field_that_names_it() -> No
     assert told(accelerate="b.yaml") == {"compute.accelerate: b.yaml": "no such file. Did you mean 'a.yaml'?"}
     (message,) = told(strategy="deepspeed-zero2", deepspeed="ds.json").values()
     assert message.startswith("'ds.json' is not JSON: line 2: ")
+    Path("ds.json").write_bytes('{"ü": 1}'.encode("latin-1"))
+    (message,) = told(strategy="deepspeed-zero2", deepspeed="ds.json").values()
+    assert message == "'ds.json' is not UTF-8 text: save it as UTF-8."
+
+
+def test_sections_that_are_no_mappings_are_told() -> None:
+    file = write("a.yaml", FSDP | {"fsdp_config": "yes"})
+    assert told(accelerate=file)["a.yaml: fsdp_config"] == "'yes' is of the wrong type: it takes a mapping."
+    ds = write("ds.json", {"zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}})
+    file = write("a.yaml", ZERO | {"deepspeed_config": {"deepspeed_config_file": ds}})
+    assert told(accelerate=file) == {
+        "ds.json: zero_optimization.offload_optimizer": "'cpu' is of the wrong type: it takes a mapping, such as "
+        "{device: cpu}."
+    }
     inside = {"compute.deepspeed.gradient_clipping": 1.0}
     assert told(inside, strategy="deepspeed-zero2", deepspeed=write("ds.json", {})) == {
         "compute.deepspeed.gradient_clipping": "cannot be set: compute.deepspeed is 'ds.json', which has no fields."
