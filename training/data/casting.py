@@ -133,10 +133,20 @@ def _cast(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> t
             spelt = pc.match_substring_regex(given, f"^{NUMBERS.pattern}$")
             given = pc.if_else(spelt, pc.utf8_ltrim(given, "+"), "no number")
     cast, bad = _convert(given, to, _cast_fails(to))
+    if pa.types.is_temporal(given.type) and to == pa.string():  # Arrow does not raise here but writes a text about it
+        failed = pc.starts_with(cast, "<value out of range").fill_null(False)
+        bad = sorted({*bad, *pc.indices_nonzero(failed).to_pylist()})
     if wanted.form_of(name) == "number":
         bad = sorted({*bad, *pc.indices_nonzero(pc.invert(pc.is_finite(cast))).to_pylist()})
     description = f"holds no {wanted.cast_in_words(name)} in column {name!r}"
-    return cast, {place: ("type", description, f": {shortened(column[place].as_py())}") for place in bad}
+    return cast, {place: ("type", description, f": {_format_value(column[place])}") for place in bad}
+
+
+def _format_value(value: pa.Scalar) -> str:
+    try:
+        return shortened(value.as_py())
+    except (ValueError, OverflowError, LookupError):  # Python has no object for the time or its zone
+        return f"a {value.type} out of range"
 
 
 def _parse_nested(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> tuple[pa.Array, Wrong]:
@@ -159,7 +169,9 @@ def _convert(column: pa.Array, to: pa.DataType, is_bad: Callable[[Any], bool]) -
     except pa.ArrowException:
         bad = np.fromiter((is_bad(value) for value in column), bool, len(column))
         good = pc.if_else(pa.array(bad), pa.scalar(None, column.type), column)
-        return good.cast(to), np.flatnonzero(bad).tolist()
+        # A column of an unknown time zone does not cast even if all its values are null.
+        cast = pa.nulls(len(good), to) if bad.all() else good.cast(to)
+        return cast, np.flatnonzero(bad).tolist()
 
 
 def decode_texts(column: pa.Array) -> tuple[pa.Array, list[int]]:

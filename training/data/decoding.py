@@ -225,9 +225,9 @@ def _need_utf8(start: bytes, file: str) -> None:
         raise _problem(file, f"is {encoding.upper()} by its first bytes: set data.encoding: {encoding}.")
     sample = start[:_SAMPLE_BYTES]
     if sample.count(0) > _MANY_NULS * len(sample):
-        raise _problem(
-            file, "is no UTF-8: many of its first bytes are NUL. If it is UTF-16 text, set data.encoding: utf-16-le."
-        )
+        encoding = "utf-16-le" if sample[1::2].count(0) >= sample[::2].count(0) else "utf-16-be"
+        message = f"is no UTF-8: many of its first bytes are NUL. If it is UTF-16 text, set data.encoding: {encoding}."
+        raise _problem(file, message)
 
 
 def _find_mark(start: bytes) -> str | None:

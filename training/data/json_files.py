@@ -69,7 +69,8 @@ def _read_elements(array: TextFile, where: str) -> Iterator[tuple[int, Any]]:
     number = 0
     try:
         for number, row in enumerate(ijson.items(array, "item", use_float=True, map_type=_Object), 1):
-            yield number, _repeated(number, row.repeated) if isinstance(row, _Object) and row.repeated else row
+            name = _find_repeated(row)
+            yield number, row if name is None else _repeated(number, name)
     except (ijson.JSONError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise source_error(where, f"is not a JSON array to its end: after row {number}, {reason}") from error
@@ -90,12 +91,20 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 class _Object(dict[str, Any]):
     """An object of an array, which remembers a name that it has twice."""
 
-    repeated = ""
+    repeated: str | None = None
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name in self:
             self.repeated = name
         super().__setitem__(name, value)
+
+
+def _find_repeated(value: Any) -> str | None:
+    """Returns a name that an object within the value has twice; None if there is none."""
+    if isinstance(value, _Object) and value.repeated is not None:
+        return value.repeated
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((name for part in inner if (name := _find_repeated(part)) is not None), None)
 
 
 def _repeated(number: int, name: str) -> Fault:

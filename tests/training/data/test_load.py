@@ -16,7 +16,10 @@ import pytest
 
 from tests.training.data.task_types import CLASSIFICATION
 from training.data.casting import cast_blocks
+from training.data.decoding import open_text
+from training.data.faults import Fault
 from training.data.hub_datasets import from_dataset, hub_splits
+from training.data.json_files import json_values
 from training.data.load_rows import label_places, load
 from training.data.slice_columns import SliceColumns
 from training.data.sources import find_split_files, load_object
@@ -359,6 +362,15 @@ def test_a_name_that_a_json_object_has_twice_is_told_with_its_row(tmp_path: Path
     (problem,) = problems(recipe("json", tmp_path), tmp_path / "out")
     assert problem.check == "malformed" and problem.where.endswith("train.jsonl row 2")
     assert problem.message.startswith("has an object with one name twice ('label'): ")
+
+
+def test_a_name_twice_in_an_object_below_a_row_is_told_for_arrays_and_lines(tmp_path: Path) -> None:
+    row = '{"text": "b", "label": 1, "more": [{"a": {"x": 1, "x": 2}}]}'
+    for name, content in (("a.json", f"[{row}]"), ("b.jsonl", row)):
+        (tmp_path / name).write_text(content)
+        with open_text(str(tmp_path / name), Data(source="json", path="-")) as file:
+            ((number, fault),) = json_values(file, name)
+        assert number == 1 and isinstance(fault, Fault) and fault.value == " ('x')"
 
 
 def test_a_json_array_gives_the_rows_that_json_lines_give(tmp_path: Path) -> None:

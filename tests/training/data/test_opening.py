@@ -202,6 +202,10 @@ def test_a_packed_file_that_is_damaged_is_told(tmp_path: Path, suffix: str, how:
             TEXT.encode("utf-16-le"),
             "is no UTF-8: many of its first bytes are NUL. If it is UTF-16 text, set data.encoding: utf-16-le.",
         ),
+        (
+            TEXT.encode("utf-16-be"),
+            "is no UTF-8: many of its first bytes are NUL. If it is UTF-16 text, set data.encoding: utf-16-be.",
+        ),
         (gzip.compress(b"a", mtime=0), "is no text but packed by gzip: let its name end in .gz."),
         (b"PK\x03\x04rest", f"is no text but a zip archive or a spreadsheet: unpack it, or {EXPORT}."),
         (b"PAR1rest", "is no text but a Parquet file: set data.source: parquet."),

@@ -163,6 +163,8 @@ ODD: dict[str, pa.Array] = {
     "runs": pa.RunEndEncodedArray.from_arrays([1], ["a"]),
     "date": pa.array([date(2026, 1, 31)]),
     "time": pa.array([5], pa.int32()).view(pa.time32("s")),
+    "date of no year": pa.array([10**9], pa.int32()).view(pa.date32()),
+    "unknown zone": pa.array([1], pa.int64()).view(pa.timestamp("ns", "No/Where")),
     "duration": pa.array([1], pa.duration("s")),
     "decimal": pa.array([Decimal("1.50")]),
     "half float": pa.array([np.float16("nan")]),
@@ -173,6 +175,14 @@ ODD: dict[str, pa.Array] = {
     "numbers in a dictionary": pa.array([1]).dictionary_encode(),
     "uuid": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"1" * 16], pa.binary(16))),
 }
+
+
+def test_a_time_that_no_text_can_tell_is_a_fault_of_its_row(tmp_path: Path) -> None:
+    """Arrow would write `<value out of range: …>` as the text."""
+    times = pa.array([1, 2**62, 3], pa.timestamp("us"))
+    made = read(tmp_path, "t.arrow", stream(pa.table({"text": times, "label": list("aba")})), cast={"text": "string"})
+    assert column(made) == ["1970-01-01 00:00:00.000001", "1970-01-01 00:00:00.000003"]
+    assert faults(made) == [(2, "type", "holds no string in column 'text': a timestamp[us] out of range")]
 
 
 @pytest.mark.parametrize("kind", ODD)
