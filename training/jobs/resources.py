@@ -21,9 +21,10 @@ _LIMITS = ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData"))
 
 
 def used_bytes(field: str = "VmRSS") -> int:
-    """This process's memory: VmRSS now, VmHWM at its peak, VmSize and VmData with reserved memory."""
+    """This process's memory: VmRSS now, VmHWM at its peak, VmSize and VmData with reserved memory; 0 for a field that
+    the kernel does not have, as in some sandboxes."""
     lines = (PROC / "self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
 
 
 def reset_peak() -> None:
