@@ -46,6 +46,8 @@ class QuotedFields:
         self._quoted_in_first_row = 0
         self._last: dict[str, int] = {}  # row by check: each row is reported once
         self._found: deque[Fault] = deque()  # pyarrow reads in another thread
+        self.unclear_rows: set[int] = set()
+        """Rows with text behind the closing quotation mark of a field: no program writes such a row."""
 
     def read(self, size: int = -1) -> bytes:
         """The next bytes of the file."""
@@ -129,6 +131,8 @@ class QuotedFields:
                 return
             self._add("line_breaks", "has line breaks within a quoted field", field, breaks)
         needed = breaks or b'""' in body or self._delimiter in body
+        if rest:
+            self.unclear_rows.add(self._row)
         if rest or (not needed and self._quoting_is_unusual()):
             self._add("stray_quotes", "has a quoted field whose quotation marks may belong to the text", field)
         if self._row == self._first_row and not self._has_header and not rest:

@@ -240,7 +240,11 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, Any]]:
                 Fault(number, "encoding", "is not UTF-8 text") if is_bad else dict(zip(names, row, strict=True)),
             )
         yield from ((fault.row, fault) for fault in parser.ragged.faults())
-    yield from ((fault.row, fault) for fault in parser.quotes.take_faults() if LEVELS[fault.check] == "error")
+    for fault in parser.quotes.take_faults():
+        # The predictions are written with the texts as they were read.
+        alters_text = fault.check == "stray_quotes" and fault.row in parser.quotes.unclear_rows
+        if alters_text or LEVELS[fault.check] == "error":
+            yield fault.row, fault
 
 
 def _json_rows(file: Path) -> Iterator[tuple[int, Any]]:

@@ -187,6 +187,21 @@ def test_all_rows_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_quotation_marks_of_a_text_are_never_dropped_without_a_word(tmp_path: Path, suffix: str) -> None:
+    delimiter = DELIMITERS[suffix]
+    (tmp_path / f"in{suffix}").write_text(
+        f'id{delimiter}text\n1{delimiter}"so" he said\n2{delimiter}"a ""good"" one"\n'
+    )
+    with pytest.raises(UserError) as raised:
+        list(read(tmp_path / f"in{suffix}", {"text": "text"}, ADDED))
+    (problem,) = raised.value.problems
+    assert problem.where.endswith(f"in{suffix} row 2")
+    assert problem.message.startswith(
+        "has a quoted field whose quotation marks may belong to the text: '\"so\" he said'"
+    )
+
+
 @pytest.mark.parametrize("suffix", WRITTEN)
 def test_rows_with_a_label_of_their_own_get_the_models_beside_it(tmp_path: Path, suffix: str) -> None:
     (tmp_path / "in.tsv").write_text('text\tlabel\n"good, really"\tpos\nbad\tpos\n')
