@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +31,6 @@ from training.problems import Problem, UserError, nearest
 from training.programs.score import read_inputs, read_predictions, write_samples
 from training.recipe.program_settings import CompareSettings
 from training.recipe.tables.metrics import METRICS, more_is_better
-
-if TYPE_CHECKING:
-    pass
 
 SHOWN_ROWS = 50
 FEW_ROWS, HEAVY_SHARE = 0.01, 0.5
