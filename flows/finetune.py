@@ -50,7 +50,7 @@ def finetune(
         overrides: Fields of the recipe by dotted name, such as {"training.learning_rate": 3e-5}.
         force: Stages to run although their output is stored.
     """
-    with events.alive(str(flow_run.get_id())):
+    with events.emit_heartbeats(str(flow_run.get_id())):
         return fine_tune(parse(recipe.model_dump(exclude_unset=True), overrides), frozenset(force or ()))
 
 
@@ -72,12 +72,14 @@ def fine_tune(
     with in_use(_report_removal), closing(start_tracking(recipe, run, changes)) as tracker:
         machines = find_machines(recipe.compute)
         followers = [*listeners.get(), *([Leader(machines, run)] if machines.count > 1 else [])]
-        consent.remember(run, recipe)
+        consent.record_code(run, recipe)
         progress = PrefectProgress(lambda: tracker.url)
         executor = Executor(recipe.name, run, (tracker, progress, *followers), force)
         finished, error = _run_stages(executor, recipe)
         if isinstance(error, UserError):
-            tracker.text("problems.json", json.dumps([problem.model_dump() for problem in error.problems], indent=1))
+            tracker.log_text(
+                "problems.json", json.dumps([problem.model_dump() for problem in error.problems], indent=1)
+            )
             if executor.rows and executor.rows[-1].name in STAGES_WITH_REPORT:
                 progress.refused(error.problems)
         state = "completed" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
@@ -104,7 +106,7 @@ def fine_tune(
             raise Abort("the Prefect server is down")  # the only end of a flow that sends the server nothing
         if state != "interrupted":
             champion = str(finished.champion) if finished and finished.champion else None
-            events.verdict(recipe.name, build_verdict_event(recipe, result, champion))
+            events.emit_verdict(recipe.name, build_verdict_event(recipe, result, champion))
         return _end_flow(result, error)
 
 

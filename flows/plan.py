@@ -9,7 +9,7 @@ from tasks.cache.history import History
 from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.refs import Lock
 from tasks.stages.preflight.model_check import require_model
-from tasks.tracking.mlflow_run import deliver_left
+from tasks.tracking.mlflow_run import deliver_earlier_runs
 from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe
 
@@ -56,7 +56,7 @@ def find_unchanged_run(recipe: str, rows: list[PlannedStage]) -> dict[str, Any] 
 
 def build_cached_result(last: dict[str, Any]) -> dict[str, Any]:
     """Builds the result of a run that repeats the run `last`. Delivers what MLflow still lacks of other runs."""
-    trouble = deliver_left()
+    trouble = deliver_earlier_runs()
     return {
         **last,
         "stages": [{**stage, "state": "cached", "seconds": 0.0} for stage in last["stages"]],

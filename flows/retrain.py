@@ -35,7 +35,7 @@ def retrain(
         overrides: Fields of the recipe by dotted name, such as {"training.learning_rate": 3e-5}.
         reason: Why this run was started; shown in Prefect.
     """
-    with events.alive(str(flow_run.get_id())):
+    with events.emit_heartbeats(str(flow_run.get_id())):
         return _retrain(parse(recipe.model_dump(exclude_unset=True), overrides), reason)
 
 
@@ -102,5 +102,5 @@ def _fail(recipe: Recipe, unreachable: dict[str, Any]) -> State[Any]:
     result["hub_unreachable"] = unreachable
     for listener in listeners.get():
         listener.run_ended(result)
-    events.verdict(recipe.name, build_verdict_event(recipe, result, None))
+    events.emit_verdict(recipe.name, build_verdict_event(recipe, result, None))
     return Failed(message=str(error))

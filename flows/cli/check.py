@@ -21,7 +21,7 @@ from flows.cli.shared import (
 from flows.reports.tables import count_line, label_lines, problem_lines, split_lines, terminal_width
 from flows.reports.terminal import Terminal
 from tasks.cache.refs import Lock
-from tasks.hub.push import publishing_problems
+from tasks.hub.push import find_publishing_problems
 from tasks.stages.load_data import load_rows
 from tasks.stages.preflight.model_check import require_model
 from tasks.stages.preflight.token_check import count_tokens, find_tokenizer, has_exact_counts, scratch_folder
@@ -79,7 +79,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _check(recipe: Recipe, findings: Findings, terminal: Terminal) -> None:
     # Only warnings: rows can be checked on a machine that does not publish.
-    findings.problems += [problem.model_dump() | {"level": "warning"} for problem in publishing_problems(recipe)]
+    findings.problems += [problem.model_dump() | {"level": "warning"} for problem in find_publishing_problems(recipe)]
     with scratch_folder() as folder:
         model = _check_model(recipe, findings, terminal)
         try:

@@ -14,6 +14,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Prints the runs that start. Raises UserError without a server or a deployment, ServicesFailed if either fails."""
-    for deployment, run in events.data_updated(arguments.name):
+    for deployment, run in events.emit_data_updated(arguments.name):
         print(f"{deployment}: {run.name} ({run.id}) is {run.state_name}")
     return COMPLETED

@@ -26,8 +26,8 @@ def execute(arguments: argparse.Namespace) -> int:
     if not files:
         raise option_error("FILE", f"{FOLDER}/ has no deployment file: name one, or go to the folder of {FOLDER}/.")
     entries = deployments.read_deployments(files)
-    url = deployments.need_server()
-    deployments.need_pools(entry.pool for entry in entries)
+    url = deployments.require_server()
+    deployments.ensure_pools(entry.pool for entry in entries)
     for file in files:
         deployments.deploy(file)
         for entry in entries:

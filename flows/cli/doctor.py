@@ -6,7 +6,7 @@ import argparse
 
 from flows.cli.shared import COMPLETED, FAILED
 from flows.reports.tables import terminal_width, wrap
-from tasks.services.doctor import Finding, examine
+from tasks.services.doctor import Finding, run_checks
 from tasks.tracking.reports import format_count
 
 LEVEL = len("warning")
@@ -15,7 +15,7 @@ MIN_TEXT_WIDTH = 40
 
 def execute(arguments: argparse.Namespace) -> int:
     """Prints each finding with its next step; returns FAILED if there is a problem."""
-    findings = examine()
+    findings = run_checks()
     subject_width = max(len(finding.subject) for finding in findings)
     for finding in findings:
         print(*_format_finding(finding, subject_width), sep="\n")

@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings.prepare_environment()
     sigterm = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        servers.use()
+        servers.use_home_servers()
         return int(arguments.execute(arguments))
     except UserError as error:
         _print_problems(error, arguments.home)

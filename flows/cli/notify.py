@@ -10,7 +10,7 @@ import argparse
 from flows.cli.shared import COMPLETED
 from flows.reports.tables import align
 from tasks.prefect import automations, servers
-from tasks.prefect.deployments import need_server
+from tasks.prefect.deployments import require_server
 from tasks.prefect.servers import ServicesFailed
 
 
@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Prints the notifications of each block. Raises UserError without a server or for an unknown block."""
-    url = need_server()
-    if not servers.answers(url):
+    url = require_server()
+    if not servers.is_healthy(url):
         raise ServicesFailed(f"the Prefect server at {url} does not answer: see `finetune status`.")
     from prefect.client.orchestration import get_client
 
@@ -36,7 +36,7 @@ def execute(arguments: argparse.Namespace) -> int:
             lines = [f"removed: {notification.kind} to {notification.block}" for notification in removed]
             print(*(lines or ["There was no notification."]), sep="\n")
             return COMPLETED
-        automations.crash_silent_runs(client)
+        automations.create_crash_automation(client)
         if arguments.block is not None:
             automations.notify(client, arguments.block, kinds)
         found = sorted(automations.read_notifications(client).values())

@@ -17,7 +17,7 @@ from flows.reports.terminal import stage_line
 from tasks.cache import settings
 from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.refs import Lock
-from tasks.hub.push import publishing_problems
+from tasks.hub.push import find_publishing_problems
 from tasks.stages.fit import fit, launch, training_job
 from tasks.stages.preflight.training_estimate import estimate_lines
 from training.recipe import Recipe
@@ -43,7 +43,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if unchecked:
         print(f"  fit: {unchecked}")
     if any(row.state in PENDING for row in planner.rows):
-        for problem in publishing_problems(recipe):  # a warning: the token may be set by then
+        for problem in find_publishing_problems(recipe):  # a warning: the token may be set by then
             print(problem_line(problem.model_dump() | {"level": "warning"}))
     print(_summarize(recipe, planner.rows))
     if arguments.show_launch:

@@ -46,7 +46,7 @@ def execute(arguments: argparse.Namespace) -> int:
     parameters = run.parameters
     values, overrides = parameters["recipe"], parameters.get("overrides")
     if not arguments.run_code:
-        consent.require("the Prefect server", values, overrides=overrides, run=str(run.id))
+        consent.require_consent("the Prefect server", values, overrides=overrides, run=str(run.id))
     recipe = parse(values, overrides)
     # Run exactly the parameters that were checked, even if the server returns others by now.
     run = schedule(run).model_copy(update={"parameters": parameters})

@@ -149,11 +149,11 @@ def _print_outcome(recipe: Recipe, result: dict[str, Any], require_promotion: bo
     if model["registered"]:
         name, _, version = model["registered"].partition("/")
         print(f"Registered: {name} version {version}{', ' + model['alias'] if model['alias'] else ''}")
-        from tasks.stages.register import example_arguments
+        from tasks.stages.register import format_example_arguments
 
         # `finetune predict NAME` takes the champion.
         suffix = {"champion": "", None: f"/{version}"}.get(model["alias"], f"@{model['alias']}")
-        print(f"Ask it:     finetune predict {name}{suffix} {example_arguments(recipe)}")
+        print(f"Ask it:     finetune predict {name}{suffix} {format_example_arguments(recipe)}")
     elif recipe.release.registry is None:
         print("Register it: set release.registry in the recipe.")
     if model.get("published"):

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Prints a line for each service; returns FAILED unless all answer."""
-    state = servers.running()
+    state = servers.read_running()
     if state is None:
         if not arguments.env:
             print("Nothing of `finetune up` runs over this home.")

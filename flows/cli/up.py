@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Starts the services unless they run. Raises UserError for ports in use, ServicesFailed if a service fails."""
-    state = servers.running()
+    state = servers.read_running()
     if state is not None:
         print(f"They run already, {state.place}; `finetune down` stops them.")
         print(*_format_addresses(state), sep="\n")
@@ -36,7 +36,7 @@ def execute(arguments: argparse.Namespace) -> int:
             print('Point a shell at them: eval "$(finetune status --env)". Stop them: finetune down')
             return COMPLETED
         print("Ctrl-C stops them.", flush=True)
-        while servers.running():
+        while servers.read_running():
             time.sleep(0.5)
     except KeyboardInterrupt:
         print("stopping; runs save a checkpoint first", file=sys.stderr)
@@ -59,5 +59,5 @@ def format_logins(state: State) -> list[str]:
     if state.prefect:
         logins.append(f"Log in to Prefect: {servers.auth_string()}")
     if state.mlflow:
-        logins.append(f"Log in to MLflow:  user {servers.USER}, password {servers.password()}")
+        logins.append(f"Log in to MLflow:  user {servers.USER}, password {servers.ensure_password()}")
     return logins

@@ -14,7 +14,7 @@ from flows.pipeline import Finished
 from tasks.cache.stage import Row, flatten
 from tasks.prefect.flow_runs import page_url
 from tasks.registry import lineage
-from tasks.registry.model_card import figures
+from tasks.registry.model_card import format_figures
 from tasks.tracking.connection import version_page
 from tasks.tracking.mlflow_run import JUDGED_TAG, NOTE_TAG, Tracker
 from tasks.tracking.reports import describe_verdict
@@ -27,15 +27,15 @@ def start_tracking(recipe: Recipe, run: str, changes: Sequence[str]) -> Tracker:
     """Starts the MLflow run under the flow run's name, with the recipe as parameters and as a file."""
     tracker, values = Tracker(recipe.name, run, str(flow_run.get_name())), recipe.model_dump(mode="json")
     fields = {name: value for name, value in flatten(values) if value is not None}
-    tracker.params({name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()})
-    tracker.tags(
+    tracker.log_params({name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()})
+    tracker.set_tags(
         {
             JUDGED_TAG: f"{recipe.judged_split}/{recipe.compared_by}",
             NOTE_TAG: _describe(recipe, run, changes),
             **({"retrain.why": "; ".join(changes)} if changes else {}),
         }
     )
-    tracker.text("recipe.yaml", yaml.safe_dump(values, sort_keys=False))
+    tracker.log_text("recipe.yaml", yaml.safe_dump(values, sort_keys=False))
     return tracker
 
 
@@ -48,7 +48,7 @@ def end_tracking(
     changes: Sequence[str],
 ) -> None:
     """Ends the MLflow run, and adds its id and the changes to the result."""
-    tracker.tags({NOTE_TAG: _describe(recipe, run, changes, finished, result["problems"])})
+    tracker.set_tags({NOTE_TAG: _describe(recipe, run, changes, finished, result["problems"])})
     tracker.end(MLFLOW_STATUS[result["state"]])
     result["mlflow_run_id"] = tracker.mlflow_run_id
     if changes:
@@ -64,7 +64,7 @@ def record_lineage(
         made = {name: getattr(finished, name) for name in ("verdict", "version", "publication", "promotion")}
     try:
         record = lineage.build_record(recipe, run, rows, mlflow_run=tracker.mlflow_run_id, state=state, **made)
-        tracker.text(lineage.LINEAGE, lineage.save_record(record))
+        tracker.log_text(lineage.LINEAGE, lineage.save_record(record))
     except Exception:
         get_run_logger().warning("the lineage record was not stored", exc_info=True)
 
@@ -90,7 +90,7 @@ def _describe(
     without a click."""
     parts = [" · ".join(_links(run, finished))]
     if finished is not None:
-        parts += [describe_verdict(finished.verdict), figures(recipe, finished.scores)]
+        parts += [describe_verdict(finished.verdict), format_figures(recipe, finished.scores)]
     parts += [f"**{problem['where']}**: {problem['message']}" for problem in problems]
     if changes:
         parts.append("\n".join(["What changed:", "", *(f"- {change}" for change in changes)]))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tasks.cache import settings, store
-from tasks.cache.locks import FlockManager, held, shared
+from tasks.cache.locks import FlockManager, is_held, shared_lock
 from training.problems import Problem, UserError
 
 JOBS, QUARANTINE, INCOMPLETE, REMOVED = "jobs", "quarantine", "incomplete", "half-removed"
@@ -64,7 +64,7 @@ def in_use(on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """
     folder = settings.home() / "locks"
     folder.mkdir(mode=0o700, exist_ok=True)
-    with shared(folder / f"{LOCK}.lock", on_wait):
+    with shared_lock(folder / f"{LOCK}.lock", on_wait):
         yield
 
 
@@ -103,7 +103,7 @@ def require_no_run() -> None:
 
 def running_runs() -> list[str]:
     """The flow runs that are running over this home, on this machine or another."""
-    return [path.parent.name for path in sorted(settings.home().glob("runs/*/lock")) if held(path)]
+    return [path.parent.name for path in sorted(settings.home().glob("runs/*/lock")) if is_held(path)]
 
 
 class Sizes:
@@ -157,7 +157,7 @@ def _jobs(needs: Needs) -> Iterator[Piece]:
     """Jobs with their checkpoints. A job of no known run may be a command's, or another machine's."""
     for path in sorted((settings.home() / "jobs").glob("*")):
         needed_by = list(needs.needed_by.get(path.name, ()))
-        if held(path / "lock"):
+        if is_held(path / "lock"):
             needed_by.append("a program that is running")
         elif path.name not in needs.known and time.time() - _last_change(path) < store.ABANDONED_S:
             needed_by.append("work of the last day")

@@ -17,7 +17,7 @@ WAIT_S = 0.05
 NOTE_AFTER_S = 5.0
 
 
-def held(file: Path) -> bool:
+def is_held(file: Path) -> bool:
     """Whether any process holds the lock of this file, which may be missing."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
@@ -33,7 +33,7 @@ def held(file: Path) -> bool:
 
 
 @contextlib.contextmanager
-def shared(file: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+def shared_lock(file: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Holds a shared lock of the file. Calls `on_wait` and waits while a process holds it exclusively."""
     descriptor = _open(file)
     try:
@@ -52,7 +52,7 @@ def shared(file: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[N
 
 
 @contextlib.contextmanager
-def exclusively(file: Path, wait_s: float = 0.0, on_wait: Callable[[], None] = lambda: None) -> Iterator[bool]:
+def exclusive_lock(file: Path, wait_s: float = 0.0, on_wait: Callable[[], None] = lambda: None) -> Iterator[bool]:
     """Holds the exclusive lock of the file and yields True; yields False if others hold it for `wait_s` seconds.
     `on_wait` is called once after some seconds."""
     began, noted, descriptor = time.monotonic(), False, _open(file)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.cache.stage import Work
-from tasks.hub.push import environment
+from tasks.hub.push import build_environment
 from tasks.jobs.launch import Handle, poll, python_argv, start, stop
 from training.engine import checkpoints
 from training.jobs.protocol import CHECKPOINTS, Job, Settings, read_outcome
@@ -38,7 +38,7 @@ class UploadSettings(Settings):
 
 
 @contextlib.contextmanager
-def uploading(work: Work, recipe: Recipe, tokenizer: Path) -> Iterator[None]:
+def upload_checkpoints(work: Work, recipe: Recipe, tokenizer: Path) -> Iterator[None]:
     """Pushes the checkpoints of the training of `work` during the block, as `release.hub.checkpoints` says.
 
     An error of the upload is a warning; training neither waits for uploads nor fails because of them.
@@ -59,7 +59,7 @@ def uploading(work: Work, recipe: Recipe, tokenizer: Path) -> Iterator[None]:
     folder = work.job / FOLDER
     (folder / ENDED).unlink(missing_ok=True)
     Job(program=PROGRAM, key=work.key, settings=settings.model_dump(), inputs=inputs).write(folder)
-    child = start(folder, python_argv(PROGRAM), environment())
+    child = start(folder, python_argv(PROGRAM), build_environment())
     try:
         yield
         _wait_for_uploads(child, folder, work)

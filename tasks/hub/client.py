@@ -45,7 +45,7 @@ def look_up(kind: Kind, path: str, revision: str | None, history: History) -> Fo
     hub = HfApi()
     get_info = hub.model_info if kind == "model" else hub.dataset_info
     try:
-        with read_errors(kind, path, revision):
+        with explain_read_errors(kind, path, revision):
             info = get_info(path, revision=revision, timeout=METADATA_TIMEOUT_S)
             if info.gated:
                 # The metadata of a gated repository is open to everybody; its files are not.
@@ -59,14 +59,14 @@ def look_up(kind: Kind, path: str, revision: str | None, history: History) -> Fo
     return Found(PinnedCommit(name=name, commit=str(info.sha)), files)
 
 
-def page_of(kind: Kind, path: str) -> str:
+def repository_url(kind: Kind, path: str) -> str:
     """The address of a repository's page, on the Hub that HF_ENDPOINT names."""
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     return f"{without_credentials(endpoint).rstrip('/')}/{'datasets/' if kind == 'dataset' else ''}{path}"
 
 
 @contextlib.contextmanager
-def read_errors(kind: Kind, path: str, revision: str) -> Iterator[None]:
+def explain_read_errors(kind: Kind, path: str, revision: str) -> Iterator[None]:
     """Turns the errors of the Hub's clients in the block into one UserError with the next step."""
     from httpx2 import HTTPError
     from huggingface_hub.errors import (
@@ -82,17 +82,17 @@ def read_errors(kind: Kind, path: str, revision: str) -> Iterator[None]:
         yield
     except GatedRepoError as error:
         message = f"{path!r} is gated: ask for access on its page, then set HF_TOKEN."
-        raise _problem(f"{part}.path", message) from error
+        raise _build_error(f"{part}.path", message) from error
     except RepositoryNotFoundError as error:
         message = (
             f"the Hub has no {kind} {path!r}, or it is private: check the name, and set HF_TOKEN if it is private."
         )
-        raise _problem(f"{part}.path", message) from error
+        raise _build_error(f"{part}.path", message) from error
     except RevisionNotFoundError as error:
         message = f"{path!r} has no revision {revision!r}: name a branch, a tag or a commit."
-        raise _problem(f"{part}.revision", message) from error
+        raise _build_error(f"{part}.revision", message) from error
     except HFValidationError as error:
-        raise _problem(f"{part}.path", f"{path!r} is not a name on the Hub: write owner/name.") from error
+        raise _build_error(f"{part}.path", f"{path!r} is not a name on the Hub: write owner/name.") from error
     except (HTTPError, OSError, CachedRepoTreeNotFoundError) as error:
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
             raise  # an error of this machine, such as a full disk; errors of the clients have no number
@@ -105,12 +105,12 @@ def _explain_no_answer(where: str, path: str, revision: str, error: Exception) -
 
     if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
         message = f"the Hub refuses to show {path!r} with this access token: set HF_TOKEN to one that may read it."
-        return _problem(where, message)
+        return _build_error(where, message)
     step = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
     step += ", then run the same command again."
     if fault := server_fault(error):
         error, step = fault, "the fault is the Hub's. Run the same command again later."
-    return _problem(
+    return _build_error(
         where, f"the Hub cannot be asked for {path!r} at {revision!r} ({find_cause(error)}): {step}", NETWORK
     )
 
@@ -122,5 +122,5 @@ def find_cause(error: BaseException) -> str:
     return without_credentials(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".removesuffix(": "))
 
 
-def _problem(where: str, message: str, kind: str = "hub") -> UserError:
+def _build_error(where: str, message: str, kind: str = "hub") -> UserError:
     return UserError([Problem(kind=kind, where=where, message=message)])

@@ -63,7 +63,7 @@ class Pushed:
     """Whether the push made a commit."""
 
 
-def environment() -> dict[str, str]:
+def build_environment() -> dict[str, str]:
     """The variables of a child program that writes to the Hub; no other program gets the access token."""
     tokens = {name: os.environ[name] for name in ACCESS_TOKENS if name in os.environ}
     offline = os.environ.get("HF_HUB_OFFLINE", "0")
@@ -71,7 +71,7 @@ def environment() -> dict[str, str]:
     return {**tokens, "HF_HUB_OFFLINE": offline, "HF_HUB_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
-def publishing_problems(recipe: Recipe) -> Iterator[Problem]:
+def find_publishing_problems(recipe: Recipe) -> Iterator[Problem]:
     """Problems of publishing that are known before training, without a request to the Hub: an error if there is no
     access token, and a warning if models are published without a comparison."""
     hub = recipe.release.hub
@@ -79,7 +79,7 @@ def publishing_problems(recipe: Recipe) -> Iterator[Problem]:
         return
     # A CI job may exchange its identity for a token, over the network.
     if not os.environ.get("HF_OIDC_RESOURCE") and not _has_token():
-        yield from _no_token(hub.repo).problems
+        yield from _build_token_error(hub.repo).problems
     if recipe.release.registry is None:
         message = (
             "there is no champion to compare with, so every model within release.gate's bounds is published: set "
@@ -105,12 +105,12 @@ def connect(repo: str) -> HfApi:
 
     set_client_factory(_create_client)
     if get_token() is None:
-        raise _no_token(repo)
+        raise _build_token_error(repo)
     return HfApi()
 
 
-def _no_token(repo: str) -> UserError:
-    return _problem("repo", f"{repo!r} cannot be written without an access token: set HF_TOKEN to one that may.")
+def _build_token_error(repo: str) -> UserError:
+    return _build_error("repo", f"{repo!r} cannot be written without an access token: set HF_TOKEN to one that may.")
 
 
 def _create_client() -> httpx2.Client:
@@ -137,7 +137,7 @@ def push(
     Files that the Hub has are not sent again, and unchanged files make no commit.
     Raises UserError with the next step if the Hub does not answer or refuses.
     """
-    with write_errors(place.repo, place.revision):
+    with explain_write_errors(place.repo, place.revision):
         _create_place(hub, place)
         change = _find_change(hub, place.repo, place.revision, files, replaced)
         if pull_request and change.operations:
@@ -156,10 +156,9 @@ def _list_pull_requests(hub: HfApi, repo: str) -> list[Discussion]:
     except HfHubHTTPError as error:
         if error.response.status_code != 404:
             raise
-        message = (
-            f"{repo!r} takes no pull requests ({_reason(error)}): turn them on in its settings, or set this to false."
-        )
-        raise _problem("pull_request", message) from error
+        message = f"{repo!r} takes no pull requests ({_describe_cause(error)}): turn them on in its settings"
+        message += ", or set this to false."
+        raise _build_error("pull_request", message) from error
 
 
 def _create_place(hub: HfApi, place: Place) -> None:
@@ -224,7 +223,7 @@ def _commit(hub: HfApi, repo: str, change: _Change, title: str, *, pull_request:
 
 
 @contextlib.contextmanager
-def write_errors(repo: str, revision: str) -> Iterator[None]:
+def explain_write_errors(repo: str, revision: str) -> Iterator[None]:
     """Turns the errors of the Hub's clients in the block into one UserError with the next step."""
     try:
         yield
@@ -247,22 +246,24 @@ def _explain(error: Exception, repo: str, revision: str) -> UserError | None:
         RevisionNotFoundError,
     )
 
-    status, reason = error.response.status_code if isinstance(error, HfHubHTTPError) else None, _reason(error)
+    status, reason = error.response.status_code if isinstance(error, HfHubHTTPError) else None, _describe_cause(error)
     if isinstance(error, HFValidationError):
-        return _problem("repo", f"{repo!r} is not a name on the Hub: write owner/name.")
+        return _build_error("repo", f"{repo!r} is not a name on the Hub: write owner/name.")
     if isinstance(error, RevisionNotFoundError):
-        return _problem("revision", f"{repo!r} has no revision {revision!r}, and it cannot be made: name a branch.")
+        return _build_error("revision", f"{repo!r} has no revision {revision!r}, and it cannot be made: name a branch.")
     if isinstance(error, ValueError) and "README.md" in str(error):
         reasons = "; ".join(line.removeprefix("- ") for line in str(error).splitlines()[1:])
-        return _problem("license", f"the Hub refuses the model card ({reasons}): correct release.hub.license or tags.")
+        return _build_error(
+            "license", f"the Hub refuses the model card ({reasons}): correct release.hub.license or tags."
+        )
     if status in (401, 403) or isinstance(error, RepositoryNotFoundError):
         message = f"the Hub does not let this access token write to {repo!r} ({reason}): set HF_TOKEN to one that may"
-        return _problem("repo", f"{message}, or name another repository.")
+        return _build_error("repo", f"{message}, or name another repository.")
     if status in (409, 412):
         message = f"somebody else wrote to {repo!r} at the same time ({reason}): try again."
-        return _problem("repo", message, NETWORK)
+        return _build_error("repo", message, NETWORK)
     if status is not None and 400 <= status < 500 and status not in (408, 429):
-        return _problem("repo", f"the Hub refuses the files for {repo!r} ({reason}).")
+        return _build_error("repo", f"the Hub refuses the files for {repo!r} ({reason}).")
     of_this_machine = isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError)
     # A gateway that answers instead of the Hub sends no JSON.
     if not isinstance(error, HTTPError | OSError | JSONDecodeError) or of_this_machine:
@@ -271,12 +272,12 @@ def _explain(error: Exception, repo: str, revision: str) -> UserError | None:
     if server_fault(error):
         step = "the fault is the Hub's, so run the same command again later"
     message = f"writing to {repo!r} on the Hub failed ({reason}): {step}; files that arrived are not sent again."
-    return _problem("repo", message, NETWORK)
+    return _build_error("repo", message, NETWORK)
 
 
-def _reason(error: Exception) -> str:
+def _describe_cause(error: Exception) -> str:
     return re.sub(r"(?<=\w)\?\S+", "", find_cause(error))  # an address may contain a signature
 
 
-def _problem(field: str, message: str, kind: str = "hub") -> UserError:
+def _build_error(field: str, message: str, kind: str = "hub") -> UserError:
     return UserError([Problem(kind=kind, where=f"release.hub.{field}", message=message)])

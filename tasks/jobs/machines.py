@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from tasks.cache import settings
-from tasks.cache.locks import held
+from tasks.cache.locks import is_held
 from tasks.cache.refs import Ref
 from tasks.cache.stage import Listener, Row, Work
 from tasks.jobs.hardware import visible_gpus
@@ -259,4 +259,4 @@ def _read_joined(folder: Path, rank: int) -> str | None:
 
 def _is_alive(folder: Path, run: str) -> bool:
     """Whether machine 0's run still runs, on any machine."""
-    return held(folder / f"{run}.lock")
+    return is_held(folder / f"{run}.lock")

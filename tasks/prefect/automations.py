@@ -59,7 +59,7 @@ class Notification(NamedTuple):
         return f"finetune: {self.kind} to {self.block}"
 
 
-def crash_silent_runs(client: SyncPrefectClient) -> None:
+def create_crash_automation(client: SyncPrefectClient) -> None:
     """Creates the automation that crashes runs without heartbeats. If a person disabled it, it stays disabled."""
     from datetime import timedelta
 
@@ -80,7 +80,7 @@ def crash_silent_runs(client: SyncPrefectClient) -> None:
     message = f"No heartbeat for {SILENT_S:g} s: its worker or its machine died. Continue it with `finetune resume`."
     crash = ChangeFlowRunState(state=StateType.CRASHED, name="Crashed", message=message, force=False)
     description = "Runs whose worker or machine died are crashed, so that they can be retried."
-    _put(client, AutomationCore(name=DEAD, description=description, trigger=silence, actions=[crash]))
+    _create_or_update(client, AutomationCore(name=DEAD, description=description, trigger=silence, actions=[crash]))
 
 
 def notify(client: SyncPrefectClient, name: str, kinds: Collection[str]) -> None:
@@ -90,13 +90,13 @@ def notify(client: SyncPrefectClient, name: str, kinds: Collection[str]) -> None
     for kind in KINDS:
         notification = Notification(kind, name, enabled=True)
         if kind in kinds:
-            _put(client, _build_automation(notification, block))
+            _create_or_update(client, _build_automation(notification, block))
         else:
             for known in client.read_automations_by_name(notification.name):
                 client.delete_automation(known.id)
 
 
-def _put(client: SyncPrefectClient, automation: AutomationCore) -> None:
+def _create_or_update(client: SyncPrefectClient, automation: AutomationCore) -> None:
     """Creates the automation, or updates the one with its name, which stays enabled or disabled."""
     if known := client.read_automations_by_name(automation.name):
         # The client sends only fields that are set, so all are set; the server refuses the owner.

@@ -41,24 +41,28 @@ def read_deployments(files: Sequence[Path]) -> list[Deployment]:
     for name in sorted({name for name in names if names.count(name) > 1}):
         where = ", ".join(str(one.file) for one in found if (one.flow, one.name) == name)
         message = f"{'/'.join(name)} is deployed more than once: the last would replace the others."
-        problems.append(_problem(where, message))
+        problems.append(_build_problem(where, message))
     if problems:
         raise UserError(problems)
     return found
 
 
-def need_server() -> str:
+def require_server() -> str:
     """The API of the Prefect server. Raises UserError without one."""
     from prefect.settings import PREFECT_API_URL
 
     if not (url := PREFECT_API_URL.value()):
         raise UserError(
-            [_problem(VARIABLES[PREFECT], "there is no Prefect server: start one with `finetune up`, or name yours.")]
+            [
+                _build_problem(
+                    VARIABLES[PREFECT], "there is no Prefect server: start one with `finetune up`, or name yours."
+                )
+            ]
         )
     return str(url)
 
 
-def need_pools(names: Iterable[str]) -> None:
+def ensure_pools(names: Iterable[str]) -> None:
     """Creates the work pool of `finetune up` if it is missing. Raises UserError for any other missing work pool."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolCreate
@@ -76,7 +80,7 @@ def need_pools(names: Iterable[str]) -> None:
                     client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=template))
                 else:
                     message = f"there is no work pool {name!r}: prefect work-pool create {name} --type process"
-                    problems.append(_problem("work_pool.name", message))
+                    problems.append(_build_problem("work_pool.name", message))
     if problems:
         raise UserError(problems)
 
@@ -98,15 +102,17 @@ def _read_file(file: Path) -> list[Deployment]:
         where = f"{file}: {name or f'deployments[{number}]'}"
         flow = FLOWS.get(str(entry.get("entrypoint")))
         if not name:
-            problems.append(_problem(where, "a deployment needs a name."))
+            problems.append(_build_problem(where, "a deployment needs a name."))
         if not isinstance(pool, dict) or not pool.get("name"):
             message = f"a deployment needs a work pool, whose workers run it: {{name: {servers.POOL}}}."
-            problems.append(_problem(f"{where}.work_pool", message))
+            problems.append(_build_problem(f"{where}.work_pool", message))
         else:
             found.append(Deployment(file, str(name), str(flow), str(pool["name"])))
         if flow is None:
             message = f"{entry.get('entrypoint')!r} is not {' or '.join(FLOWS)}."
-            problems.append(_problem(f"{where}.entrypoint", message + nearest(str(entry.get("entrypoint")), FLOWS)))
+            problems.append(
+                _build_problem(f"{where}.entrypoint", message + nearest(str(entry.get("entrypoint")), FLOWS))
+            )
             continue
         parameters = entry.get("parameters") or {}
         try:
@@ -128,17 +134,17 @@ def _find_ignored(file: Path, entries: Sequence[dict[str, Any]]) -> list[Problem
     for entry in entries:
         for number, schedule in enumerate(entry.get("schedules") or ()):
             where = f"{file}: {entry.get('name')}.schedules[{number}]"
-            problems += [_problem(where, message) for message in _check_schedule(schedule)]
+            problems += [_build_problem(where, message) for message in _check_schedule(schedule)]
         for field in entry.keys() - known.keys():
             where = f"{file}: {entry.get('name')}.{field}"
-            problems.append(_problem(where, f"Prefect has no such field.{nearest(field, known)}"))
+            problems.append(_build_problem(where, f"Prefect has no such field.{nearest(field, known)}"))
     try:
         others = [{field: value for field, value in entry.items() if field != "schedules"} for entry in entries]
         PrefectYamlModel.model_validate({"deployments": others})
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             place = ".".join(map(str, detail["loc"]))
-            problems.append(_problem(f"{file}: {place}", f"{detail['msg']}, not {detail['input']!r}."))
+            problems.append(_build_problem(f"{file}: {place}", f"{detail['msg']}, not {detail['input']!r}."))
     return problems
 
 
@@ -156,5 +162,5 @@ def _check_schedule(schedule: Any) -> Iterator[str]:
         yield f"{schedule!r} is not a schedule: write a mapping with cron, interval or rrule."
 
 
-def _problem(where: str, message: str) -> Problem:
+def _build_problem(where: str, message: str) -> Problem:
     return Problem(kind="deployment", where=where, message=message)

@@ -42,12 +42,12 @@ def ensure_prefect_server() -> str:
     named = PREFECT_API_URL.value()
     if named:
         return str(named)
-    if other := servers.elsewhere():
+    if other := servers.read_on_other_machine():
         message = f"`finetune up` over this home runs {other.place}: run there, or name a server that both reach."
         raise UserError([Problem(kind="option", where="PREFECT_API_URL", message=message)])
     login: dict[Any, Any] = {PREFECT_API_AUTH_STRING: servers.auth_string()}
-    with servers.one_server_starts():
-        state = servers.running()
+    with servers.prefect_start_lock():
+        state = servers.read_running()
         if state is not None and state.prefect and servers.PREFECT in state.answering:
             # `finetune up` was still starting when this process began.
             url = f"{state.prefect}/api"
@@ -74,14 +74,14 @@ def _start_and_wait() -> str:
     """The URL of a new server, once it answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = int(listening.getsockname()[1])
-        server = _start(port, listening.fileno())
-    atexit.register(_stop, server)
+        server = _start_server(port, listening.fileno())
+    atexit.register(_stop_server, server)
     url = f"http://127.0.0.1:{port}/api"
     _wait_for(url, server)
     return url
 
 
-def _start(port: int, descriptor: int) -> subprocess.Popen[bytes]:
+def _start_server(port: int, descriptor: int) -> subprocess.Popen[bytes]:
     # A checkout comes first in the search path, and no working directory: a `tasks` folder of the user's is not found.
     path = {"PYTHONSAFEPATH": "1", "PYTHONPATH": python_path()}
     return subprocess.Popen(
@@ -99,7 +99,7 @@ def _start(port: int, descriptor: int) -> subprocess.Popen[bytes]:
 def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        if servers.answers(url):
+        if servers.is_healthy(url):
             return
         if server.poll() is not None:
             raise RuntimeError(
@@ -109,7 +109,7 @@ def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
     raise RuntimeError(f"the Prefect server did not answer within {START_TIMEOUT_S:g} s at {url}")
 
 
-def _stop(server: subprocess.Popen[bytes]) -> None:
+def _stop_server(server: subprocess.Popen[bytes]) -> None:
     server.send_signal(signal.SIGTERM)
     try:
         server.wait(STOP_TIMEOUT_S)

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tasks.prefect import servers
-from tasks.prefect.deployments import need_server
+from tasks.prefect.deployments import require_server
 from tasks.prefect.servers import ServicesFailed
 from training.problems import Problem, UserError, nearest
 
@@ -37,7 +37,7 @@ ENDED_WAIT_S = 2.0
 
 
 @contextlib.contextmanager
-def alive(run: str) -> Iterator[None]:
+def emit_heartbeats(run: str) -> Iterator[None]:
     """Emits heartbeats of this flow run during the block, from a thread: a run without them counts as dead.
 
     The starter of a run sets the interval of Prefect's own heartbeat, by default three minutes: too long for a run that
@@ -62,7 +62,7 @@ def alive(run: str) -> Iterator[None]:
         thread.join(ENDED_WAIT_S)  # a heartbeat after the run's end would look like a run that is running
 
 
-def verdict(model: str, payload: dict[str, Any]) -> None:
+def emit_verdict(model: str, payload: dict[str, Any]) -> None:
     """Emits the verdict of a run for this model; `payload["decision"]` is a label of the event too, for triggers to
     match. A thread of Prefect's sends it: a server that is down delays nothing."""
     from prefect.events import emit_event
@@ -70,7 +70,7 @@ def verdict(model: str, payload: dict[str, Any]) -> None:
     emit_event(VERDICT, {RESOURCE: MODEL + model, DECISION: payload["decision"]}, payload=payload)
 
 
-def data_updated(name: str) -> list[tuple[str, FlowRun]]:
+def emit_data_updated(name: str) -> list[tuple[str, FlowRun]]:
     """Emits that the data of this name were updated, and waits until the server has started a run of each deployment
     with such a trigger. Returns the runs with the names of their deployments, such as `retrain/sst2`.
 
@@ -80,8 +80,8 @@ def data_updated(name: str) -> list[tuple[str, FlowRun]]:
     from prefect.client.orchestration import get_client
     from prefect.events import Event, Resource
 
-    url = need_server()
-    if not servers.answers(url):
+    url = require_server()
+    if not servers.is_healthy(url):
         raise ServicesFailed(f"the Prefect server does not answer at {url}: `finetune status` shows what runs.")
     event = Event(event=DATA_UPDATED, resource=Resource({RESOURCE: DATA + name}))
     with get_client(sync_client=True) as client:
@@ -139,7 +139,7 @@ def _wait_for_runs(client: SyncPrefectClient, event: Event, deployments: set[uui
             return [(_deployment_name(client, run), run) for run in made.values()]
         if time.monotonic() > deadline:
             message = f"the server has the event, but has not started all within {STARTED_WAIT_S:g} s"
-            raise ServicesFailed(f"{message}: see {need_server().removesuffix('/api')}/events")
+            raise ServicesFailed(f"{message}: see {require_server().removesuffix('/api')}/events")
         time.sleep(0.2)
 
 

@@ -52,7 +52,7 @@ def deliver() -> None:
     """Sends the server the final states of earlier runs. A state that cannot be sent now stays pending."""
     for path in settings.home().glob(f"runs/*/{PENDING_STATE}"):
         # Claimed: a run that is being retried will report its own state.
-        with contextlib.suppress(Exception), Outbox(path.parent.name).claimed() as mine:
+        with contextlib.suppress(Exception), Outbox(path.parent.name).claim_run() as mine:
             if mine:
                 _deliver(path.parent.name, StateType(path.read_text()))
                 path.unlink()

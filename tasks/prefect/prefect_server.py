@@ -33,13 +33,13 @@ def main() -> None:
     parser.add_argument("--for-one-run", action="store_true", help="without UI and background services")
     options = parser.parse_args()
     settings.prepare_environment()
-    _prepare(options.port, options.for_one_run)
+    _configure_prefect(options.port, options.for_one_run)
     import uvicorn
     from prefect.settings import get_current_settings
 
     chosen = get_current_settings().server
     config = uvicorn.Config(
-        _app(),
+        _create_app(),
         timeout_keep_alive=chosen.api.keepalive_timeout,
         ws_ping_interval=chosen.api.websocket_ping_interval,
         ws_ping_timeout=chosen.api.websocket_ping_timeout,
@@ -52,7 +52,7 @@ def main() -> None:
         sys.exit(1)
 
 
-def _prepare(port: int, for_one_run: bool) -> None:
+def _configure_prefect(port: int, for_one_run: bool) -> None:
     """Configures Prefect by the variables of this process alone, so that no list of processes shows a password."""
     os.environ |= {
         "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
@@ -75,7 +75,7 @@ def _prepare(port: int, for_one_run: bool) -> None:
         refresh_global_settings_context()
 
 
-def _app() -> FastAPI:
+def _create_app() -> FastAPI:
     from fastapi import FastAPI
     from prefect.server.api.server import create_app
     from starlette.middleware import Middleware

@@ -27,7 +27,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tasks.cache import settings
-from tasks.cache.locks import FlockManager, held
+from tasks.cache.locks import FlockManager, is_held
 from tasks.cache.secret_files import create_secret
 from training.jobs.protocol import write_atomically
 
@@ -91,24 +91,24 @@ class State(BaseModel):
         if name == PREFECT and self.prefect:
             return {VARIABLES[PREFECT]: f"{self.prefect}/api", "PREFECT_API_AUTH_STRING": auth_string()}
         if name == MLFLOW and self.mlflow:
-            login = {"MLFLOW_TRACKING_USERNAME": USER, "MLFLOW_TRACKING_PASSWORD": password()}
+            login = {"MLFLOW_TRACKING_USERNAME": USER, "MLFLOW_TRACKING_PASSWORD": ensure_password()}
             return {VARIABLES[MLFLOW]: self.mlflow, **login}
         return {}
 
 
-def folder() -> Path:
+def services_folder() -> Path:
     """<home>/services, created with mode 0700 if missing."""
     found = settings.home() / "services"
     found.mkdir(mode=0o700, exist_ok=True)
     return found
 
 
-def running() -> State | None:
+def read_running() -> State | None:
     """The state of the services of this home; None if no process manager runs."""
-    return last_state() if held(settings.home_path() / "services" / f"{LOCK}.lock") else None
+    return read_last_state() if is_held(settings.home_path() / "services" / f"{LOCK}.lock") else None
 
 
-def last_state() -> State | None:
+def read_last_state() -> State | None:
     """The state that a process manager of this home wrote last, whether it still runs or not."""
     try:
         return State.model_validate_json((settings.home_path() / "services" / "state.json").read_bytes())
@@ -118,18 +118,18 @@ def last_state() -> State | None:
 
 def write_state(state: State) -> None:
     """Publishes the state to other processes of this home."""
-    write_atomically(folder() / "state.json", state.model_dump_json(indent=1).encode())
+    write_atomically(services_folder() / "state.json", state.model_dump_json(indent=1).encode())
 
 
 @contextlib.contextmanager
-def managing() -> Iterator[bool]:
+def process_manager_lock() -> Iterator[bool]:
     """Holds the process manager's lock in the block; yields False if another process holds it."""
     with _exclusive(LOCK, timeout_s=0) as alone:
         yield alone
 
 
 @contextlib.contextmanager
-def one_server_starts() -> Iterator[None]:
+def prefect_start_lock() -> Iterator[None]:
     """Keeps two Prefect servers from setting up the database of this home at once."""
     with _exclusive("prefect-start", START_TIMEOUT_S):
         yield
@@ -137,7 +137,7 @@ def one_server_starts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _exclusive(name: str, timeout_s: float) -> Iterator[bool]:
-    locks, holder = FlockManager(folder()), str(os.getpid())
+    locks, holder = FlockManager(services_folder()), str(os.getpid())
     alone = locks.acquire_lock(name, holder, acquire_timeout=timeout_s)
     try:
         yield alone
@@ -146,13 +146,13 @@ def _exclusive(name: str, timeout_s: float) -> Iterator[bool]:
             locks.release_lock(name, holder)
 
 
-def use() -> None:
+def use_home_servers() -> None:
     """Points this process at the servers of this home and logs it in. Call it before prefect or mlflow is imported.
 
     A server that the environment names already is left alone, and never gets the password of this home. Servers that
     run on another machine, or do not answer yet, are not used.
     """
-    state = running()
+    state = read_running()
     if state is None or not state.here:
         return
     for name in (PREFECT, MLFLOW):
@@ -163,23 +163,23 @@ def use() -> None:
             os.environ.update(variables)
 
 
-def elsewhere() -> State | None:
+def read_on_other_machine() -> State | None:
     """The services of this home, if they run on another machine."""
-    state = running()
+    state = read_running()
     return None if state is None or state.here else state
 
 
-def password() -> str:
+def ensure_password() -> str:
     """The password of the servers of this home, made at the first call. Delete its file for a new one."""
-    return create_secret(folder() / "password", secrets.token_urlsafe(24).encode()).read_text()
+    return create_secret(services_folder() / "password", secrets.token_urlsafe(24).encode()).read_text()
 
 
 def auth_string() -> str:
     """User and password as Prefect takes them, in its settings and in the form of its UI."""
-    return f"{USER}:{password()}"
+    return f"{USER}:{ensure_password()}"
 
 
-def answers(url: str) -> bool:
+def is_healthy(url: str) -> bool:
     """Whether an HTTP server of ours reports at the URL that it is healthy. A listener of another user never counts:
     it would be sent the password."""
     if another_user_listens(url):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tasks.registry.promotions import moves_of
+from tasks.registry.promotions import read_moves
 from tasks.registry.versions import (
     DATA_COMMIT_TAG,
     DATA_TAG,
     REASON_TAG,
     SPLIT_TAG,
     VERDICT_TAG,
-    aliases_given,
-    figures_in,
+    list_aliases,
+    list_versions,
     need_model,
-    versions_of,
+    read_figures,
 )
 from tasks.tracking.connection import connect, mlflow_errors, search_all
 
@@ -35,23 +35,23 @@ def list_models(name: str | None = None) -> list[dict[str, Any]]:
             {
                 "name": model.name,
                 "aliases": {alias: str(version) for alias, version in model.aliases.items()},
-                "versions": [_as_json(model, version) for version in versions_of(client, model.name)],
-                "moves": [move.model_dump() for move in moves_of(model)],
+                "versions": [_build_row(model, version) for version in list_versions(client, model.name)],
+                "moves": [move.model_dump() for move in read_moves(model)],
             }
             for model in models
         ]
 
 
-def _as_json(model: RegisteredModel, version: ModelVersion) -> dict[str, Any]:
+def _build_row(model: RegisteredModel, version: ModelVersion) -> dict[str, Any]:
     number = str(version.version)
     return {
         "version": number,
-        "aliases": aliases_given(model, number),
+        "aliases": list_aliases(model, number),
         "registered_ms": version.creation_timestamp,
         "verdict": version.tags.get(VERDICT_TAG),
         "reason": version.tags.get(REASON_TAG),
         "split": version.tags.get(SPLIT_TAG),
-        "figures": figures_in(version.tags),
+        "figures": read_figures(version.tags),
         "data": version.tags.get(DATA_TAG),
         "data_commit": version.tags.get(DATA_COMMIT_TAG),
         "tags": dict(version.tags),

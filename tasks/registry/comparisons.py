@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tasks.registry.versions import find_model
-from tasks.tracking.connection import connect, exclusive, mlflow_errors
+from tasks.tracking.connection import connect, mlflow_errors, named_lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -15,7 +15,7 @@ CLAIM = "claimed "
 DIGITS = 16
 
 
-def count_of(name: str, rows: str, pair: str) -> int:
+def number_comparison(name: str, rows: str, pair: str) -> int:
     """The number, from 1, of a comparison among all on the same rows. A comparison that is known keeps its number.
 
     Args:
@@ -29,7 +29,7 @@ def count_of(name: str, rows: str, pair: str) -> int:
     """
     rows_tag = f"{COMPARISON_TAG}{rows[:DIGITS]}."
     own = f"{rows_tag}{pair[:DIGITS]}"
-    with mlflow_errors(), exclusive(f"registry-{name}"):
+    with mlflow_errors(), named_lock(f"registry-{name}"):
         client = connect()
         settled, claimed = _numbers(client, name, rows_tag)
         while own not in settled:

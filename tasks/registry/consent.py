@@ -24,14 +24,14 @@ OPTION = "--run-code"
 OPTION_HELP = "run the code that the recipe names (module:name, metrics of the Hub): without this it is only listed"
 
 
-def remember(run: str, recipe: Recipe) -> None:
+def record_code(run: str, recipe: Recipe) -> None:
     """Records the code that a flow run names as it starts here: resuming it needs no consent to the same code."""
     if found := list(named_code(Recipe, recipe.model_dump(mode="json"))):
         with contextlib.suppress(OSError):  # with a full disk, `finetune resume` lists the code again
             write_atomically(settings.home() / "runs" / run / "code.json", json.dumps(found).encode())
 
 
-def require(
+def require_consent(
     source: str,
     *recipes: Mapping[str, Any],
     overrides: Mapping[str, Any] | None = None,
@@ -45,7 +45,7 @@ def require(
         overrides: fields by dotted name.
         run: the flow run whose code, if it began in this home, needs no consent.
     """
-    remembered = _remembered(run)
+    remembered = _read_recorded(run)
     found = dict.fromkeys(
         entry
         for values in recipes
@@ -65,7 +65,7 @@ def require(
         raise UserError(problems)
 
 
-def _remembered(run: str | None) -> Sequence[tuple[str, str]]:
+def _read_recorded(run: str | None) -> Sequence[tuple[str, str]]:
     if run is None:
         return []
     try:

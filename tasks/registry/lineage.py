@@ -25,7 +25,7 @@ from tasks.cache.code import git_commit
 from tasks.cache.digests import digest_of
 from tasks.cache.refs import Lock, Promotion, Publication, Ref, Verdict, Version
 from tasks.cache.stage import Row
-from tasks.registry.versions import aliases_given, need_model, need_version, problem
+from tasks.registry.versions import build_error, list_aliases, need_model, need_version
 from tasks.tracking.connection import FLOW_RUN_TAG, connect, mlflow_errors, search_all
 from tasks.tracking.outbox import Outbox
 from training.data.file_systems import is_url
@@ -184,11 +184,11 @@ def find_version(name: str) -> dict[str, Any]:
     shown = f"{model_name}/{version.version}"
     if text is None:
         message = f"{shown} has no {LINEAGE}: it was not registered by a run of finetune."
-        raise problem("VERSION", message)
+        raise build_error("VERSION", message)
     registered = {
         "name": model_name,
         "version": str(version.version),
-        "aliases": aliases_given(model, str(version.version)),
+        "aliases": list_aliases(model, str(version.version)),
         "registered": datetime.fromtimestamp(version.creation_timestamp / 1000, UTC).isoformat(timespec="seconds"),
     }
     return {**_parse(text, shown), "registered": registered}
@@ -203,7 +203,7 @@ def _read_lock(run: str) -> Lock:
 
 def _find_start_time(run: str) -> str | None:
     with contextlib.suppress(LookupError, OSError):
-        return datetime.fromtimestamp(Outbox(run).start()["time"], UTC).isoformat(timespec="seconds")
+        return datetime.fromtimestamp(Outbox(run).read_start()["time"], UTC).isoformat(timespec="seconds")
     return None
 
 
@@ -271,7 +271,9 @@ def _parse(text: str, name: str) -> dict[str, Any]:
         found["recipe"]["name"], found["run"]["flow_run_id"], found["said"]
         return dict(found)
     except (ValueError, KeyError, TypeError) as error:
-        raise problem("NAME", f"the {LINEAGE} of {name} is damaged, or of another version of the project.") from error
+        raise build_error(
+            "NAME", f"the {LINEAGE} of {name} is damaged, or of another version of the project."
+        ) from error
 
 
 def _download_of_run(client: MlflowClient, digits: str) -> str | None:
@@ -301,7 +303,7 @@ def _download(client: MlflowClient, run_id: str | None) -> str | None:
 
 
 def _ambiguous_id(digits: str) -> UserError:
-    return problem("RUN", f"{digits!r} begins the ids of several runs: write more of the id.")
+    return build_error("RUN", f"{digits!r} begins the ids of several runs: write more of the id.")
 
 
 def _unknown_name(client: MlflowClient, name: str) -> UserError:
@@ -309,11 +311,11 @@ def _unknown_name(client: MlflowClient, name: str) -> UserError:
     recipes = [experiment.name for experiment in search_all(client.search_experiments)]
     names = sorted({path.name for path in (settings.home() / "recipes").glob("*")} | {*recipes} - {"Default"})
     if name in registered:
-        return problem("NAME", f"{name!r} is a registered model: name a version, {name}@champion or {name}/1.")
+        return build_error("NAME", f"{name!r} is a registered model: name a version, {name}@champion or {name}/1.")
     has = _join_names(names) or "nothing has run yet"
     models = f" Registered: {_join_names(registered)}." if registered else ""
     message = f"no run and no recipe that has run is named {name!r}: {has}.{models}"
-    return problem("NAME", message + nearest(name, [*names, *registered]))
+    return build_error("NAME", message + nearest(name, [*names, *registered]))
 
 
 def _join_names(names: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ import yaml
 
 from tasks.cache import store
 from tasks.cache.refs import Lock, Ref, Verdict
-from tasks.hub.client import page_of
+from tasks.hub.client import repository_url
 from tasks.tracking.reports import find_worst_groups, format_markdown, make_printable, tabulate_scores
 from training import task_types
 from training.recipe import Recipe
@@ -27,7 +27,9 @@ LIBRARY = "transformers"
 _AVERAGES = ("_macro", "_micro", "_weighted")
 
 
-def card(recipe: Recipe, lock: Lock, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict) -> str:
+def build_card(
+    recipe: Recipe, lock: Lock, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict
+) -> str:
     """The model card, Markdown with its metadata in front."""
     from huggingface_hub import ModelCardData
 
@@ -40,44 +42,45 @@ def card(recipe: Recipe, lock: Lock, data: Ref, trained: Ref, predictions: Ref, 
         base_model=recipe.model.path if lock.model_hub else None,
         datasets=[recipe.data.path] if lock.data_hub else None,
         tags=list(hub.tags) or None,
-        metrics=sorted({_kind_of(metric) for metrics in scores.figures.values() for metric in metrics}),
+        metrics=sorted({_convert_metric(metric) for metrics in scores.figures.values() for metric in metrics}),
         model_name=hub.repo.partition("/")[2],
-        eval_results=_results(recipe, lock, scores),
+        eval_results=_build_results(recipe, lock, scores),
     )
     sections = [
         f"# {hub.repo.partition('/')[2]}",
-        *_facts(recipe, lock, data, trained, predictions, scores, verdict),
-        f"## Training\n\n{_training(trained)}\n\n![Loss and evaluation by optimizer step]({CURVES})",
-        f"## How to reproduce\n\n{_reproduction(recipe, lock, trained)}",
+        *_build_sections(recipe, lock, data, trained, predictions, scores, verdict),
+        f"## Training\n\n{_describe_training(trained)}\n\n![Loss and evaluation by optimizer step]({CURVES})",
+        f"## How to reproduce\n\n{_build_reproduction(recipe, lock, trained)}",
     ]
     return f"---\n{metadata.to_yaml()}\n---\n\n" + "\n\n".join(sections) + "\n"
 
 
-def description(
+def build_description(
     recipe: Recipe, lock: Lock, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict
 ) -> str:
     """The same without recipe and plot: the description of a version in the registry."""
-    return "\n\n".join(_facts(recipe, lock, data, trained, predictions, scores, verdict))
+    return "\n\n".join(_build_sections(recipe, lock, data, trained, predictions, scores, verdict))
 
 
-def _facts(
+def _build_sections(
     recipe: Recipe, lock: Lock, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict
 ) -> Iterator[str]:
     labels = json.loads((data.path / "labels.json").read_text())
-    yield _introduction(recipe, lock, labels, trained)
-    yield f"## Figures\n\n{figures(recipe, scores)}"
-    yield f"## Data\n\n{_rows(recipe, lock, data)}"
-    yield f"## Limits\n\n{_limits(recipe, predictions, scores, labels, verdict)}"
+    yield _build_introduction(recipe, lock, labels, trained)
+    yield f"## Figures\n\n{format_figures(recipe, scores)}"
+    yield f"## Data\n\n{_describe_rows(recipe, lock, data)}"
+    yield f"## Limits\n\n{_describe_limits(recipe, predictions, scores, labels, verdict)}"
 
 
-def _introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: Ref) -> str:
+def _build_introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: Ref) -> str:
     if champion := lock.started_from:
         base = f"version {champion.version} of `{champion.name}`, which was the champion"
     elif lock.model_hub:
-        base = f"[{recipe.model.path}]({page_of('model', str(recipe.model.path))}) at commit `{lock.model_hub.commit}`"
+        url = repository_url("model", str(recipe.model.path))
+        base = f"[{recipe.model.path}]({url}) at commit `{lock.model_hub.commit}`"
     else:
         base = "a model made from a configuration" if recipe.model.source == "scratch" else "a model in a folder"
-    names = ", ".join(_code(label) for label in labels[:20]) + (", …" if len(labels) > 20 else "")
+    names = ", ".join(_format_code(label) for label in labels[:20]) + (", …" if len(labels) > 20 else "")
     sentence = task_types.load(**recipe.task_and_options).card_sentence.format(
         text="pair of texts" if len(recipe.data.text or ()) > 1 else "text",
         labels=f"{len(labels)} labels: {names}",
@@ -85,16 +88,16 @@ def _introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: Ref) -
     return f"{sentence}. Fine-tuned from {base}.\n\nDigest of the model: `{trained.parts['model']}`."
 
 
-def figures(recipe: Recipe, scores: Ref) -> str:
+def format_figures(recipe: Recipe, scores: Ref) -> str:
     """The metrics of each split with their intervals, as a table."""
     table = tabulate_scores(scores.figures)
     judged: dict[str, str] = {recipe.judged_split: f"**{recipe.judged_split}** (judged)"}
     return format_markdown([{**row, "split": judged.get(row["split"], row["split"])} for row in table])
 
 
-def _rows(recipe: Recipe, lock: Lock, data: Ref) -> str:
+def _describe_rows(recipe: Recipe, lock: Lock, data: Ref) -> str:
     if lock.data_hub:
-        place = f"[{recipe.data.path}]({page_of('dataset', recipe.data.path)})"
+        place = f"[{recipe.data.path}]({repository_url('dataset', recipe.data.path)})"
         origin = f"{place} at commit `{lock.data_hub.commit}`" + (
             f", configuration `{recipe.data.config}`" if recipe.data.config else ""
         )
@@ -111,16 +114,18 @@ def _rows(recipe: Recipe, lock: Lock, data: Ref) -> str:
     return f"{origin}.\n\nRows: {rows}. Digest of the rows: `{data.digest}`."
 
 
-def _limits(recipe: Recipe, predictions: Ref, scores: Ref, labels: list[str], verdict: Verdict) -> str:
-    said = [*_worst_label(recipe, predictions, labels)]
+def _describe_limits(recipe: Recipe, predictions: Ref, scores: Ref, labels: list[str], verdict: Verdict) -> str:
+    said = [*_describe_worst_label(recipe, predictions, labels)]
     groups = find_worst_groups(recipe, scores.path)
-    said += [f"Worst by {_code(make_printable(name))} is {_code(group)}." for name, group in groups.items()]
+    said += [
+        f"Worst by {_format_code(make_printable(name))} is {_format_code(group)}." for name, group in groups.items()
+    ]
     said.append(f"Texts are cut after {recipe.tokens.max_length} tokens.")
     said.append("On rows unlike these, nothing was measured.")
     return "\n\n".join([" ".join(said), *(f"Warning: {warning}" for warning in verdict.own_warnings)])
 
 
-def _worst_label(recipe: Recipe, predictions: Ref, labels: list[str]) -> Iterator[str]:
+def _describe_worst_label(recipe: Recipe, predictions: Ref, labels: list[str]) -> Iterator[str]:
     """The label with the lowest recall, if each row has one label."""
     import numpy as np
     import pyarrow as pa
@@ -139,29 +144,29 @@ def _worst_label(recipe: Recipe, predictions: Ref, labels: list[str]) -> Iterato
     shares = {i: right[i] / rows[i] for i in range(len(labels)) if rows[i]}
     worst = min(shares, key=lambda i: (shares[i], i))
     found = f"{right[worst]:,} of its {rows[worst]:,} rows of {split} are right ({shares[worst]:.1%})"
-    yield f"The label that it recognises worst is {_code(labels[worst])}: {found}."
+    yield f"The label that it recognises worst is {_format_code(labels[worst])}: {found}."
 
 
-def _code(text: str) -> str:
+def _format_code(text: str) -> str:
     """The text in a fence of more backticks than it has in a row: of the user's rows, it may hold anything."""
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}{text}{fence}" if "`" not in text else f"{fence} {text} {fence}"
 
 
-def _training(trained: Ref) -> str:
+def _describe_training(trained: Ref) -> str:
     figures = trained.figures
     said = f"{figures['steps']:,} optimizer steps, {figures['epochs']:g} epochs"
     return f"{said}; mean loss {figures['train_loss']:.4f}."
 
 
-def _reproduction(recipe: Recipe, lock: Lock, trained: Ref) -> str:
+def _build_reproduction(recipe: Recipe, lock: Lock, trained: Ref) -> str:
     made = store.inputs_of("fit", trained.key) or {}
     versions = {name.removeprefix("library."): v for name, v in made.items() if name.startswith("library.")}
     versions["finetune-flows"] = importlib.metadata.version("finetune-flows")
     entry = {
         "name": recipe.name,
         "entrypoint": "flows.finetune:finetune",
-        "parameters": {"recipe": pinned(recipe, lock)},
+        "parameters": {"recipe": pin_recipe(recipe, lock)},
     }
     document = yaml.safe_dump({"deployments": [entry]}, sort_keys=False, allow_unicode=True)
     return (
@@ -171,7 +176,7 @@ def _reproduction(recipe: Recipe, lock: Lock, trained: Ref) -> str:
     )
 
 
-def pinned(recipe: Recipe, lock: Lock) -> dict[str, Any]:
+def pin_recipe(recipe: Recipe, lock: Lock) -> dict[str, Any]:
     """The recipe's fields that differ from their defaults, with names and `auto` resolved."""
     values = recipe.model_dump(mode="json", exclude_defaults=True)
     for section, pin in (("data", lock.data_hub), ("model", lock.model_hub)):
@@ -181,7 +186,7 @@ def pinned(recipe: Recipe, lock: Lock) -> dict[str, Any]:
     return {**values, "compute": {**values.get("compute", {}), **resolved}}
 
 
-def _results(recipe: Recipe, lock: Lock, scores: Ref) -> list[Any]:
+def _build_results(recipe: Recipe, lock: Lock, scores: Ref) -> list[Any]:
     """The metrics for the card's metadata, with their intervals; values that are no numbers are left out."""
     from huggingface_hub import EvalResult
 
@@ -194,26 +199,26 @@ def _results(recipe: Recipe, lock: Lock, scores: Ref) -> list[Any]:
             dataset_config=data.config,
             dataset_split=split,
             dataset_revision=lock.data_hub.commit if lock.data_hub else None,
-            metric_type=_kind_of(metric),
+            metric_type=_convert_metric(metric),
             metric_name=metric,
             metric_value=value,
-            metric_args=_interval(figure),
+            metric_args=_build_interval(figure),
         )
         for split, metrics in scores.figures.items()
         for metric, figure in metrics.items()
-        if (value := _number(figure["value"])) is not None
+        if (value := _keep_finite(figure["value"])) is not None
     ]
 
 
-def _kind_of(metric: str) -> str:
+def _convert_metric(metric: str) -> str:
     """The Hub's name of a metric: f1 for f1_macro."""
     return next((metric.removesuffix(end) for end in _AVERAGES if metric.endswith(end)), metric)
 
 
-def _interval(figure: Mapping[str, Any]) -> dict[str, float] | None:
-    low, high = _number(figure["low"]), _number(figure["high"])
+def _build_interval(figure: Mapping[str, Any]) -> dict[str, float] | None:
+    low, high = _keep_finite(figure["low"]), _keep_finite(figure["high"])
     return None if low is None or high is None else {"confidence": 0.95, "low": low, "high": high}
 
 
-def _number(value: Any) -> float | None:
+def _keep_finite(value: Any) -> float | None:
     return value if isinstance(value, int | float) and math.isfinite(value) else None

@@ -15,8 +15,8 @@ from typing import Any
 from tasks.cache import settings
 from tasks.jobs.launch import python_argv, require_finished, run_job
 from tasks.registry.program_settings import PredictRowsSettings
-from tasks.registry.versions import COLUMNS_TAG, TASK_TAG, aliases_of, need_model, need_version
-from tasks.tracking.connection import MAX_LENGTH_TAG, connect, environment, mlflow_errors
+from tasks.registry.versions import COLUMNS_TAG, TASK_TAG, need_model, need_version, read_alias_names
+from tasks.tracking.connection import MAX_LENGTH_TAG, build_environment, connect, mlflow_errors
 from training import task_types
 from training.data.prediction_files import READ, WRITTEN
 from training.jobs.protocol import Job, fsync
@@ -54,7 +54,7 @@ def find_model(name: str, alias: str = "", version: str = "", own_task: str = ""
     with mlflow_errors():
         client = connect()
         model = need_model(client, name)
-        chosen = {"version": version} if version else {"alias": alias or aliases_of(model).champion}
+        chosen = {"version": version} if version else {"alias": alias or read_alias_names(model).champion}
         found = need_version(client, model, **chosen)
     version_name = f"version {found.version} of {name!r}"
     if not {TASK_TAG, COLUMNS_TAG, MAX_LENGTH_TAG} <= found.tags.keys():
@@ -126,7 +126,7 @@ def _run(model: ModelSpec, task: Mapping[str, Any], inputs: dict[str, str], on_e
     Job(program=PROGRAM, key=job.name, settings=values.model_dump(), inputs=inputs).write(job)
     try:
         outcome = run_job(
-            job, python_argv(PROGRAM), env=environment(), on_events=on_events, stall_timeout_s=STALL_TIMEOUT_S
+            job, python_argv(PROGRAM), env=build_environment(), on_events=on_events, stall_timeout_s=STALL_TIMEOUT_S
         )
         return require_finished(outcome).figures
     finally:

@@ -26,8 +26,16 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.cache import settings
-from tasks.registry.versions import ALIAS_TAGS, Aliases, aliases_of, need_model, need_version, problem, versions_of
-from tasks.tracking.connection import connect, exclusive, mlflow_errors
+from tasks.registry.versions import (
+    ALIAS_TAGS,
+    Aliases,
+    build_error,
+    list_versions,
+    need_model,
+    need_version,
+    read_alias_names,
+)
+from tasks.tracking.connection import connect, mlflow_errors, named_lock
 from training.problems import NETWORK, Problem, UserError
 
 if TYPE_CHECKING:
@@ -66,12 +74,12 @@ class Move(BaseModel):
     why: str = ""
 
 
-def moves_of(model: RegisteredModel) -> list[Move]:
+def read_moves(model: RegisteredModel) -> list[Move]:
     """The recorded moves of a registered model, oldest first."""
-    return [move for _, move in _numbered(model)]
+    return [move for _, move in _read_numbered_moves(model)]
 
 
-def _numbered(model: RegisteredModel) -> list[tuple[int, Move]]:
+def _read_numbered_moves(model: RegisteredModel) -> list[tuple[int, Move]]:
     """The moves with their numbers, in order. Two of one number were announced at once; at most one happened."""
     found = []
     for tag, text in model.tags.items():
@@ -86,7 +94,7 @@ def _numbered(model: RegisteredModel) -> list[tuple[int, Move]]:
 _TAG = re.compile(re.escape(MOVE_TAG) + r"(\d+)-[0-9a-f]{8}")
 
 
-def champions(moves: Sequence[Move], now: str | None) -> list[str]:
+def list_champions(moves: Sequence[Move], now: str | None) -> list[str]:
     """The versions that a rollback goes through, first to last; the last one is the champion `now`.
 
     A move that never happened is skipped. A move that was made in MLflow's UI is inferred: each recorded move has the
@@ -95,27 +103,27 @@ def champions(moves: Sequence[Move], now: str | None) -> list[str]:
     line: list[str] = []
     earlier: list[str] = []
     for move in moves:
-        earlier = _as_it_was(line, earlier, move.before)
-        line = _back_to(earlier, move.to) if move.by == "rollback" else [*earlier, move.to]
-    return _as_it_was(line, earlier, now)
+        earlier = _end_with(line, earlier, move.before)
+        line = _roll_line_back(earlier, move.to) if move.by == "rollback" else [*earlier, move.to]
+    return _end_with(line, earlier, now)
 
 
-def _as_it_was(line: list[str], earlier: list[str], champion: str | None) -> list[str]:
+def _end_with(line: list[str], earlier: list[str], champion: str | None) -> list[str]:
     """The line that ends with the champion as it was: the last move may not have happened, or others may have."""
     if champion is None or line[-1:] == [champion]:
         return line
     return earlier if earlier[-1:] == [champion] else [*line, champion]
 
 
-def _back_to(line: list[str], version: str) -> list[str]:
+def _roll_line_back(line: list[str], version: str) -> list[str]:
     places = [place for place, one in enumerate(line[:-1]) if one == version]
     return line[: places[-1] + 1] if places else [*line, version]
 
 
-def taken_from(model: RegisteredModel, alias: str, version: str) -> str | None:
+def explain_lost_alias(model: RegisteredModel, alias: str, version: str) -> str | None:
     """The words for how a person took the champion's alias from this version; None where that is not so, or not any
     more."""
-    moves = [move for move in moves_of(model) if move.alias == alias and version in (move.before, move.to)]
+    moves = [move for move in read_moves(model) if move.alias == alias and version in (move.before, move.to)]
     if not moves or moves[-1].before != version or moves[-1].by == "run":
         return None
     if str(model.aliases.get(alias)) == version:  # the move never happened
@@ -128,7 +136,7 @@ def taken_from(model: RegisteredModel, alias: str, version: str) -> str | None:
     )
 
 
-def call_aliases(client: MlflowClient, model: RegisteredModel, names: Aliases) -> None:
+def store_alias_names(client: MlflowClient, model: RegisteredModel, names: Aliases) -> None:
     """Has the registered model know what its recipe calls the aliases."""
     for usual, name in names._asdict().items():
         if model.tags.get(ALIAS_TAGS[usual], usual) != name:
@@ -159,49 +167,49 @@ def set_champion_alias(
         to=version,
         by=by,
         flow_run=flow_run,
-        user=_user(),
+        user=_find_user(),
         host=socket.gethostname(),
-        home=_home(),
+        home=_digest_home(),
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         why=why[:LONGEST_WHY],
     )
-    number, tag = _announced(client, model.name, move)
+    number, tag = _announce(client, model.name, move)
     if str(model.aliases.get(names.challenger)) == version:
         client.delete_registered_model_alias(model.name, names.challenger)
     # Last, and in one call: a reader of the alias finds the old champion or the new one.
     client.set_registered_model_alias(model.name, names.champion, version)
     now = need_model(client, model.name)
-    later = [other for n, other in _numbered(now) if n > number and other.alias == move.alias]
+    later = [other for n, other in _read_numbered_moves(now) if n > number and other.alias == move.alias]
     if later and later[0].before != version:  # by a process that took this one for dead
-        if _has(now, move.alias, version):
+        if _is_at(now, move.alias, version):
             client.set_registered_model_alias(model.name, move.alias, later[-1].to)
         client.delete_registered_model_tag(model.name, tag)
-        raise _beaten(model.name, move, later[-1].to)
+        raise _build_conflict(model.name, move, later[-1].to)
     return move
 
 
-def _announced(client: MlflowClient, name: str, move: Move) -> tuple[int, str]:
+def _announce(client: MlflowClient, name: str, move: Move) -> tuple[int, str]:
     """Writes the move's tag once no other move of the alias is pending. Returns the tag's number and name.
 
     Raises UserError if the alias is no longer at the version that the move starts from.
     """
     for _ in range(TRIES):
-        model = _settled(client, name, move.alias)
-        if not _has(model, move.alias, move.before):
+        model = _wait_for_pending_moves(client, name, move.alias)
+        if not _is_at(model, move.alias, move.before):
             break
-        number = 1 + max((n for n, _ in _numbered(model)), default=0)
+        number = 1 + max((n for n, _ in _read_numbered_moves(model)), default=0)
         tag = f"{MOVE_TAG}{number}-{secrets.token_hex(4)}"
         client.set_registered_model_tag(name, tag, move.model_dump_json())
         now = need_model(client, name)
         others = {one for one in now.tags.keys() - model.tags.keys() - {tag} if _TAG.fullmatch(one)}
-        if not others and _has(now, move.alias, move.before):
+        if not others and _is_at(now, move.alias, move.before):
             return number, tag
         client.delete_registered_model_tag(name, tag)
         time.sleep(random.uniform(0, 1))  # the other process has backed off, too
-    raise _beaten(name, move, need_model(client, name).aliases.get(move.alias))
+    raise _build_conflict(name, move, need_model(client, name).aliases.get(move.alias))
 
 
-def _settled(client: MlflowClient, name: str, alias: str) -> RegisteredModel:
+def _wait_for_pending_moves(client: MlflowClient, name: str, alias: str) -> RegisteredModel:
     """The registered model once no announced move of the alias is pending: each has happened or is dead."""
     ends = time.monotonic() + PENDING_WAIT_S
     while True:
@@ -213,26 +221,26 @@ def _settled(client: MlflowClient, name: str, alias: str) -> RegisteredModel:
 
 def _is_moving(model: RegisteredModel, alias: str) -> bool:
     """Whether another home announced the last move recently, and the alias has not moved."""
-    moves = _numbered(model)
+    moves = _read_numbered_moves(model)
     last = [move for number, move in moves if number == moves[-1][0] and move.alias == alias]
     earliest = datetime.now(UTC) - timedelta(seconds=PENDING_S)
     return any(
-        _has(model, alias, move.before) and datetime.fromisoformat(move.time) > earliest
+        _is_at(model, alias, move.before) and datetime.fromisoformat(move.time) > earliest
         for move in last
-        if move.home != _home() and not _has(model, alias, move.to)
+        if move.home != _digest_home() and not _is_at(model, alias, move.to)
     )
 
 
-def _home() -> str:
+def _digest_home() -> str:
     return hashlib.sha256(f"{socket.gethostname()} {settings.home_path()}".encode()).hexdigest()[:12]
 
 
-def _has(model: RegisteredModel, alias: str, version: str | None) -> bool:
+def _is_at(model: RegisteredModel, alias: str, version: str | None) -> bool:
     at = model.aliases.get(alias)
     return (None if at is None else str(at)) == version
 
 
-def _beaten(name: str, move: Move, now: object) -> UserError:
+def _build_conflict(name: str, move: Move, now: object) -> UserError:
     message = (
         f"another run or person moved {move.alias!r} of {name!r} at the same time (it is at version {now} now), so "
         f"version {move.to} did not get it: run the same command again."
@@ -245,14 +253,14 @@ def promote(name: str, version: str, why: str = "", alias: str | None = None) ->
 
     Raises UserError for an unknown model or version, and MlflowFailed if MLflow does not answer.
     """
-    if alias is not None and (not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", alias) or _KEPT_BY_MLFLOW.fullmatch(alias)):
-        raise problem(
+    if alias is not None and (not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", alias) or _RESERVED_ALIAS.fullmatch(alias)):
+        raise build_error(
             "--alias", f"{alias!r} is no alias: use letters, digits, - and _; not latest, nor v1 and the like."
         )
-    with mlflow_errors(), exclusive(f"registry-{name}"):
+    with mlflow_errors(), named_lock(f"registry-{name}"):
         client = connect()
         model = need_model(client, name)
-        names = aliases_of(model)
+        names = read_alias_names(model)
         alias = alias or names.champion
         number = str(need_version(client, model, version=version).version)
         before = model.aliases.get(alias)
@@ -262,10 +270,10 @@ def promote(name: str, version: str, why: str = "", alias: str | None = None) ->
             set_champion_alias(client, model, number, names, by="promote", why=why)
         else:
             client.set_registered_model_alias(name, alias, number)
-    return f"{name} version {number} is {alias} now{_after(before)}."
+    return f"{name} version {number} is {alias} now{_describe_previous(before)}."
 
 
-_KEPT_BY_MLFLOW = re.compile(r"latest|[vV]\d+")
+_RESERVED_ALIAS = re.compile(r"latest|[vV]\d+")
 
 
 def roll_back(name: str, why: str = "") -> str:
@@ -274,29 +282,29 @@ def roll_back(name: str, why: str = "") -> str:
 
     Raises UserError if there is no previous champion, and MlflowFailed if MLflow does not answer.
     """
-    with mlflow_errors(), exclusive(f"registry-{name}"):
+    with mlflow_errors(), named_lock(f"registry-{name}"):
         client = connect()
         model = need_model(client, name)
-        names = aliases_of(model)
+        names = read_alias_names(model)
         now = model.aliases.get(names.champion)
         if now is None:
             message = f"{name!r} has no {names.champion}: name a version, finetune promote {name} VERSION."
-            raise problem("NAME", message)
-        there = {str(version.version) for version in versions_of(client, name)}
-        moves = [move for move in moves_of(model) if move.alias == names.champion]
-        line = champions(moves, str(now))
+            raise build_error("NAME", message)
+        there = {str(version.version) for version in list_versions(client, name)}
+        moves = [move for move in read_moves(model) if move.alias == names.champion]
+        line = list_champions(moves, str(now))
         earlier = [version for version in line[:-1] if version in there and version != str(now)]
         if not earlier:
             message = f"version {now} of {name!r} is the first {names.champion} that is known: there is none before it."
-            raise problem("NAME", f"{message} Name another: finetune promote {name} VERSION.")
+            raise build_error("NAME", f"{message} Name another: finetune promote {name} VERSION.")
         set_champion_alias(client, model, earlier[-1], names, by="rollback", why=why)
-    return f"{name} version {earlier[-1]} is {names.champion} again{_after(now)}."
+    return f"{name} version {earlier[-1]} is {names.champion} again{_describe_previous(now)}."
 
 
 def restore_aliases(name: str, before: Mapping[str, str | None], version: str) -> str:
     """Moves the version's aliases back to their former versions, except those that have been moved since. Returns a
     sentence for the user."""
-    with mlflow_errors(), exclusive(f"registry-{name}"):
+    with mlflow_errors(), named_lock(f"registry-{name}"):
         client = connect()
         for alias, former in before.items():
             now = need_model(client, name).aliases.get(alias)
@@ -309,11 +317,11 @@ def restore_aliases(name: str, before: Mapping[str, str | None], version: str) -
     return f"the aliases of {name} are where they were."
 
 
-def _after(before: object) -> str:
+def _describe_previous(before: object) -> str:
     return f", after version {before}" if before is not None else ""
 
 
-def _user() -> str:
+def _find_user() -> str:
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # a container's user without a name

@@ -47,14 +47,14 @@ def find_needs(given_up: Collection[str] = ()) -> Needs:
 
     Raises UserError if a run that is given up does not exist, and MlflowFailed if MLflow does not answer.
     """
-    runs = {path.name: _run(path.name) for path in sorted((settings.home() / "runs").glob("*")) if path.is_dir()}
+    runs = {path.name: _read_run(path.name) for path in sorted((settings.home() / "runs").glob("*")) if path.is_dir()}
     with mlflow_errors():
         client = connect()
-        aliased = [*_aliased(client, runs)]
-        needing = [*aliased, *_last_of_recipes(), *_unfinished(runs, _run_ids(runs, given_up), client)]
+        aliased = [*_list_aliased(client, runs)]
+        needing = [*aliased, *_list_last_runs(), *_list_unfinished(runs, _find_run_ids(runs, given_up), client)]
     of_aliased = {key for _, keys in aliased for key in keys}
     return Needs(
-        needed_by=_by_key(needing),
+        needed_by=_group_by_key(needing),
         known={key for run in runs.values() for key in run.keys},
         finished={
             run.id: run.keys
@@ -64,7 +64,7 @@ def find_needs(given_up: Collection[str] = ()) -> Needs:
     )
 
 
-def _by_key(needing: Iterable[tuple[str, Collection[str]]]) -> dict[str, list[str]]:
+def _group_by_key(needing: Iterable[tuple[str, Collection[str]]]) -> dict[str, list[str]]:
     needed_by: dict[str, list[str]] = {}
     for who, keys in needing:
         for key in keys:
@@ -72,7 +72,7 @@ def _by_key(needing: Iterable[tuple[str, Collection[str]]]) -> dict[str, list[st
     return needed_by
 
 
-def _aliased(client: MlflowClient, runs: Mapping[str, Run]) -> Iterator[tuple[str, set[str]]]:
+def _list_aliased(client: MlflowClient, runs: Mapping[str, Run]) -> Iterator[tuple[str, set[str]]]:
     """Versions with an alias: the keys in their tags, and those of the run that registered them."""
     for model in search_all(client.search_registered_models):
         for alias, number in model.aliases.items():
@@ -82,13 +82,13 @@ def _aliased(client: MlflowClient, runs: Mapping[str, Run]) -> Iterator[tuple[st
             yield f"{model.name}@{alias}", keys | (run.keys if run else set())
 
 
-def _last_of_recipes() -> Iterator[tuple[str, set[str]]]:
+def _list_last_runs() -> Iterator[tuple[str, set[str]]]:
     """The last run of each recipe, with which the next one is compared."""
     for recipe in history.recipes():
         yield f"last run of {recipe}", history.History(recipe).keys()
 
 
-def _unfinished(
+def _list_unfinished(
     runs: Mapping[str, Run], given_up: Collection[str], client: MlflowClient
 ) -> Iterator[tuple[str, frozenset[str]]]:
     """Runs that can be resumed, have entries that MLflow lacks, or registered a version that is not there."""
@@ -111,7 +111,7 @@ def _unfinished(
             )
 
 
-def _run_ids(runs: Mapping[str, Run], beginnings: Collection[str]) -> set[str]:
+def _find_run_ids(runs: Mapping[str, Run], beginnings: Collection[str]) -> set[str]:
     """The ids of the runs. Raises UserError for a beginning that fits no run, or several."""
     found = set()
     for beginning in beginnings:
@@ -123,11 +123,11 @@ def _run_ids(runs: Mapping[str, Run], beginnings: Collection[str]) -> set[str]:
     return found
 
 
-def _run(id: str) -> Run:
+def _read_run(id: str) -> Run:
     """The run, from its outbox. A run that is being retried has not completed."""
     tags: dict[str, str] = {}
     keys, recipe, completed, outbox = set(), "", False, Outbox(id)
-    for entry in outbox.entries():
+    for entry in outbox.read_entries():
         if entry["entry"] == "start":
             recipe, completed = entry["experiment"], False
         elif entry["entry"] == "end":
@@ -141,6 +141,6 @@ def _run(id: str) -> Run:
         frozenset(keys),
         version=tags.get(VERSION_TAG),
         completed=completed,
-        delivered=not outbox.waiting(),
+        delivered=not outbox.read_undelivered(),
         state_is_pending=(outbox.folder / PENDING_STATE).is_file(),
     )

@@ -42,7 +42,7 @@ class Aliases(NamedTuple):
     challenger: str = "challenger"
 
 
-def aliases_of(model: RegisteredModel) -> Aliases:
+def read_alias_names(model: RegisteredModel) -> Aliases:
     """The names that the model's recipe gives its aliases."""
     return Aliases(*(model.tags.get(tag, usual) for usual, tag in ALIAS_TAGS.items()))
 
@@ -52,7 +52,7 @@ def find_model(client: MlflowClient, name: str) -> RegisteredModel | None:
     return next((model for model in client.search_registered_models(f"name = '{name}'") if model.name == name), None)
 
 
-def aliases_given(model: RegisteredModel, version: str) -> list[str]:
+def list_aliases(model: RegisteredModel, version: str) -> list[str]:
     """The aliases of a version."""
     return sorted(alias for alias, its in model.aliases.items() if str(its) == version)
 
@@ -69,31 +69,35 @@ def need_model(client: MlflowClient, name: str) -> RegisteredModel:
             raise
         where = settings.without_credentials(settings.tracking_uri())
         has = ", ".join(there) or "nothing is registered yet: finetune run registers a model"
-        raise problem("NAME", f"no model {name!r} is registered in {where}: {has}.{nearest(name, there)}") from error
+        raise build_error(
+            "NAME", f"no model {name!r} is registered in {where}: {has}.{nearest(name, there)}"
+        ) from error
 
 
 def need_version(client: MlflowClient, model: RegisteredModel, *, alias: str = "", version: str = "") -> ModelVersion:
     """The version with this number or this alias. Raises UserError, with a list of the versions, if there is none."""
     if alias and alias not in model.aliases:
         has = ", ".join(sorted(model.aliases)) or "none yet"
-        raise problem("NAME", f"{model.name!r} has no alias {alias!r}: it has {has}.{nearest(alias, model.aliases)}")
+        raise build_error(
+            "NAME", f"{model.name!r} has no alias {alias!r}: it has {has}.{nearest(alias, model.aliases)}"
+        )
     number = str(model.aliases[alias]) if alias else version
-    found = {str(one.version): one for one in versions_of(client, model.name)}
+    found = {str(one.version): one for one in list_versions(client, model.name)}
     if number not in found:
         shown = list(found)[:SHOWN_VERSIONS]
         has = ", ".join(shown) + (", …" if len(found) > len(shown) else "") if found else "none"
-        raise problem("VERSION", f"{model.name!r} has no version {number!r}: it has {has}.")
+        raise build_error("VERSION", f"{model.name!r} has no version {number!r}: it has {has}.")
     return found[number]
 
 
-def versions_of(client: MlflowClient, name: str) -> list[ModelVersion]:
+def list_versions(client: MlflowClient, name: str) -> list[ModelVersion]:
     """All versions of a registered model, newest first."""
     quote = '"' if "'" in name else "'"  # names from other programs may hold either
     found = search_all(client.search_model_versions, filter_string=f"name = {quote}{name}{quote}")
     return sorted(found, key=lambda version: -int(version.version))
 
 
-def figures_in(tags: Mapping[str, str]) -> dict[str, Any]:
+def read_figures(tags: Mapping[str, str]) -> dict[str, Any]:
     """`{"validation": {"accuracy": {"value": 0.8, …}}}` from a version's tags; empty if it has none."""
     try:
         return dict(json.loads(tags.get(FIGURES_TAG, "{}")))
@@ -101,6 +105,6 @@ def figures_in(tags: Mapping[str, str]) -> dict[str, Any]:
         return {}
 
 
-def problem(where: str, message: str) -> UserError:
+def build_error(where: str, message: str) -> UserError:
     """A UserError about the registry."""
     return UserError([Problem(kind="registry", where=where, message=message)])

@@ -29,7 +29,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from tasks.cache import settings
-from tasks.cache.locks import held
+from tasks.cache.locks import is_held
 from tasks.jobs.hardware import describe_gpus
 from tasks.prefect import servers
 from tasks.prefect.ephemeral_server import database_url
@@ -67,16 +67,23 @@ class Finding(NamedTuple):
     """Empty if all is well."""
 
 
-def examine() -> list[Finding]:
+def run_checks() -> list[Finding]:
     """All findings, within seconds: the time-outs of the network are short."""
-    state = servers.last_state()
-    hub = _hub()
-    found = [_python(), *_packages(), *_ports(state), *_disks(), _memory(), *_gpus()]
-    found += [_home(), *_servers(), *_leftovers(state), *_undelivered()]
-    return [*found, hub(), _token()]
+    state = servers.read_last_state()
+    hub = _check_hub()
+    found = [
+        _check_python(),
+        *_check_packages(),
+        *_check_ports(state),
+        *_check_disks(),
+        _check_memory(),
+        *_check_gpus(),
+    ]
+    found += [_check_home(), *_check_servers(), *_check_leftovers(state), *_check_undelivered()]
+    return [*found, hub(), _check_token()]
 
 
-def _python() -> Finding:
+def _check_python() -> Finding:
     version = platform.python_version()
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         needed = importlib.metadata.metadata(PACKAGE)["Requires-Python"]
@@ -85,14 +92,14 @@ def _python() -> Finding:
     return Finding("ok", "Python", version)
 
 
-def _packages() -> Iterator[Finding]:
+def _check_packages() -> Iterator[Finding]:
     """One finding for all packages that are as required, and one for each that is not."""
     try:
         needed = [Requirement(line) for line in importlib.metadata.requires(PACKAGE) or ()]
     except importlib.metadata.PackageNotFoundError:
         yield Finding("problem", "packages", f"{PACKAGE} is not installed", "pip install -e . -c constraints.txt")
         return
-    tested, versions, others = _tested(), {}, []
+    tested, versions, others = _read_tested(), {}, []
     for one in needed:
         if one.marker is not None and not one.marker.evaluate({"extra": ""}):
             continue
@@ -110,15 +117,15 @@ def _packages() -> Iterator[Finding]:
     yield Finding("ok", "packages", ", ".join(f"{name} {versions[name]}" for name in SHOWN if name in versions))
 
 
-def _tested() -> dict[str, str]:
+def _read_tested() -> dict[str, str]:
     with contextlib.suppress(OSError):
         lines = (line.partition("==") for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("#"))
         return {name: version.strip() for name, _, version in lines}
     return {}
 
 
-def _ports(state: State | None) -> Iterator[Finding]:
-    ours = {state.prefect, state.mlflow} if state and servers.running() else set()
+def _check_ports(state: State | None) -> Iterator[Finding]:
+    ours = {state.prefect, state.mlflow} if state and servers.read_running() else set()
     for name, port in ((PREFECT, PREFECT_PORT), (MLFLOW, MLFLOW_PORT)):
         if f"http://127.0.0.1:{port}" in ours:
             yield Finding("ok", f"port {port}", f"{name} of `finetune up`")
@@ -133,7 +140,7 @@ def _ports(state: State | None) -> Iterator[Finding]:
                 yield Finding("warning", f"port {port}", str(error.strerror), do)
 
 
-def _disks() -> Iterator[Finding]:
+def _check_disks() -> Iterator[Finding]:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     places = {"home": settings.home_path(), "Hub cache": Path(HF_HUB_CACHE), "temporary": Path(tempfile.gettempdir())}
@@ -145,7 +152,7 @@ def _disks() -> Iterator[Finding]:
         yield Finding(level, "disk", f"{name}: {free:,.1f} GB free ({place})", do)
 
 
-def _memory() -> Finding:
+def _check_memory() -> Finding:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = f"{total / 1e9:,.1f} GB"
     with contextlib.suppress(OSError):  # without Linux's /proc the free memory is unknown
@@ -158,7 +165,7 @@ def _memory() -> Finding:
     return Finding("ok", "memory", found)
 
 
-def _gpus() -> Iterator[Finding]:
+def _check_gpus() -> Iterator[Finding]:
     found = describe_gpus()
     if not found:
         yield Finding("ok", "GPU", "no NVIDIA GPU: training runs on the CPU")
@@ -173,7 +180,7 @@ def _gpus() -> Iterator[Finding]:
             )
 
 
-def _home() -> Finding:
+def _check_home() -> Finding:
     place = settings.home_path()
     if not place.exists():
         there = next(folder for folder in place.parents if folder.exists())
@@ -186,31 +193,31 @@ def _home() -> Finding:
         return Finding("problem", "home", *error.problems[0].message.rsplit(": ", 1))
     if not os.access(place, os.W_OK | os.X_OK):
         return Finding("problem", "home", f"{place} is not writable", f"chmod u+wx {place}, or name another folder")
-    taken = [lock.stem for folder in ("locks", "services") for lock in (place / folder).glob("*.lock") if held(lock)]
+    taken = [lock.stem for folder in ("locks", "services") for lock in (place / folder).glob("*.lock") if is_held(lock)]
     works = f"; in use: {', '.join(sorted(taken))}" if taken else "; no lock is held"
     return Finding("ok", "home", f"{place}, mode {place.stat().st_mode & 0o777:o}{works}")
 
 
-def _servers() -> list[Finding]:
+def _check_servers() -> list[Finding]:
     """Prefect's and MLflow's servers if they are named, else their databases."""
     from prefect.settings import PREFECT_API_URL
 
     prefect = PREFECT_API_URL.value() or database_url()
     mlflow = os.environ.get(VARIABLES[MLFLOW]) or f"sqlite:///{settings.home_path() / 'mlflow.db'}"
     checks = [
-        (_server if url.startswith(("http:", "https:")) else partial(partial, _database))(name, url)
+        (_check_server if url.startswith(("http:", "https:")) else partial(partial, _check_database))(name, url)
         for name, url in (("Prefect", str(prefect)), ("MLflow", mlflow))
     ]
     return [check() for check in checks]
 
 
-def _server(name: str, url: str) -> Callable[[], Finding]:
+def _check_server(name: str, url: str) -> Callable[[], Finding]:
     shown = settings.without_credentials(url)
-    wait = _request(f"{shown.rstrip('/')}/health")
+    wait = _start_request(f"{shown.rstrip('/')}/health")
 
     def finding() -> Finding:
         # /health checks neither the login nor the host name of a request.
-        if trouble := wait() or (_mlflow_error() if name == "MLflow" else None):
+        if trouble := wait() or (_find_mlflow_error() if name == "MLflow" else None):
             do = f"start it, or change {VARIABLES[name.lower()]}"
             return Finding("problem", name, f"{shown}: {trouble}", REFUSED.get(trouble, do) if name == "MLflow" else do)
         return Finding("ok", name, f"{shown} answers")
@@ -218,7 +225,7 @@ def _server(name: str, url: str) -> Callable[[], Finding]:
     return finding
 
 
-def _mlflow_error() -> str | None:
+def _find_mlflow_error() -> str | None:
     """The error of MLflow's client, with its login; None if it gets an answer."""
     from mlflow.exceptions import MlflowException  # the import takes seconds, which are not the server's
     from requests import RequestException
@@ -233,10 +240,10 @@ def _mlflow_error() -> str | None:
             return connection.one_line(error)
         return ""
 
-    return _in_time(connect, MLFLOW_TIMEOUT_S)()
+    return _start_call(connect, MLFLOW_TIMEOUT_S)()
 
 
-def _database(name: str, url: str) -> Finding:
+def _check_database(name: str, url: str) -> Finding:
     scheme, _, path = url.partition(":///")
     if not scheme.startswith("sqlite"):
         return Finding("ok", name, f"{settings.without_credentials(url)}: not checked: it is a database of your own")
@@ -255,40 +262,40 @@ def _database(name: str, url: str) -> Finding:
         if str(error) == "interrupted":
             return Finding("ok", name, f"{file}, schema {revision}; too large for a full check within a second")
         busy = "locked" in str(error)
-        do = "try again when the runs have ended" if busy else _repair(file)
+        do = "try again when the runs have ended" if busy else _advise_repair(file)
         return Finding("warning" if busy else "problem", name, f"{file}: {error}", do)
     except (sqlite3.DatabaseError, TypeError) as error:
         reason = "it has no schema revision" if isinstance(error, TypeError) else error
-        return Finding("problem", name, f"{file}: {reason}", _repair(file))
+        return Finding("problem", name, f"{file}: {reason}", _advise_repair(file))
     if integrity != "ok":
-        return Finding("problem", name, f"{file}: {integrity}", _repair(file))
+        return Finding("problem", name, f"{file}: {integrity}", _advise_repair(file))
     return Finding("ok", name, f"{file} is whole, schema {revision}")
 
 
-def _repair(file: Path) -> str:
+def _advise_repair(file: Path) -> str:
     return f"put a backup in its place, or move {file.name} away: a new one is created"
 
 
-def _leftovers(state: State | None) -> Iterator[Finding]:
+def _check_leftovers(state: State | None) -> Iterator[Finding]:
     """Servers that a killed process manager has left running."""
-    if state is None or servers.running():
+    if state is None or servers.read_running():
         return
     for name, url in ((PREFECT, state.prefect), (MLFLOW, state.mlflow)):
         health = f"{url}/api/health" if name == PREFECT else f"{url}/health"
-        if url and _request(health)() is None:
+        if url and _start_request(health)() is None:
             do = f"find it with `ss -ltnp 'sport = :{url.rpartition(':')[2]}'` and end it"
             yield Finding("warning", "leftover", f"{name} answers at {url}, and no `finetune up` of this home runs", do)
 
 
-def _undelivered() -> Iterator[Finding]:
+def _check_undelivered() -> Iterator[Finding]:
     """Ended runs of this home of which MLflow or Prefect has still to receive something."""
     from tasks.prefect import pending_states
-    from tasks.tracking.outbox import undelivered
+    from tasks.tracking.outbox import find_undelivered
 
     if not (settings.home_path() / "runs").is_dir():
         return
     try:
-        waiting = [box.run for box in undelivered() if not held(box.folder / "lock")]
+        waiting = [box.run for box in find_undelivered() if not is_held(box.folder / "lock")]
         ends = pending_states.pending_runs()
     except UserError:
         return  # the home's own finding reports it
@@ -303,13 +310,13 @@ def _undelivered() -> Iterator[Finding]:
             yield Finding("warning", "undelivered", f"{missing} {len(runs):,} run{'s' * (len(runs) > 1)}: {some}", do)
 
 
-def _hub() -> Callable[[], Finding]:
+def _check_hub() -> Callable[[], Finding]:
     from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
 
     shown = settings.without_credentials(ENDPOINT)
     if HF_HUB_OFFLINE:
         return lambda: Finding("ok", "Hub", f"{shown}: not checked, as HF_HUB_OFFLINE is set")
-    wait = _request(shown, "HEAD", (401, 404, 405))
+    wait = _start_request(shown, "HEAD", (401, 404, 405))
 
     def finding() -> Finding:
         if trouble := wait():
@@ -320,7 +327,7 @@ def _hub() -> Callable[[], Finding]:
     return finding
 
 
-def _token() -> Finding:
+def _check_token() -> Finding:
     """Whether there is a token. Unlike the Hub's client, this neither reads its file nor refreshes it."""
     from huggingface_hub.constants import HF_TOKEN_PATH
 
@@ -330,7 +337,7 @@ def _token() -> Finding:
     return Finding("ok", "Hub token", found)
 
 
-def _request(url: str, method: str = "GET", accepted: tuple[int, ...] = (401,)) -> Callable[[], str | None]:
+def _start_request(url: str, method: str = "GET", accepted: tuple[int, ...] = (401,)) -> Callable[[], str | None]:
     """Sends the request; returns a function that waits for the response and returns the error, None if it is a success
     or an `accepted` status."""
 
@@ -344,10 +351,10 @@ def _request(url: str, method: str = "GET", accepted: tuple[int, ...] = (401,)) 
         except (OSError, ValueError, http.client.HTTPException) as error:
             return settings.without_credentials(str(getattr(error, "reason", error)))
 
-    return _in_time(send, NETWORK_TIMEOUT_S)
+    return _start_call(send, NETWORK_TIMEOUT_S)
 
 
-def _in_time(call: Callable[[], str], timeout_s: float) -> Callable[[], str | None]:
+def _start_call(call: Callable[[], str], timeout_s: float) -> Callable[[], str | None]:
     """Calls in a thread, as looking up a host's name has no time-out; returns a function that waits for the result,
     None if it is empty."""
     ends, result = time.monotonic() + timeout_s, [f"no answer within {timeout_s:g} s"]

@@ -29,11 +29,11 @@ from tasks.prefect.servers import (
     WORKER,
     ServicesFailed,
     State,
-    answers,
-    folder,
-    last_state,
-    running,
-    use,
+    is_healthy,
+    read_last_state,
+    read_running,
+    services_folder,
+    use_home_servers,
     worker_is_online,
 )
 from training.jobs.processes import send, start_ticks
@@ -51,9 +51,11 @@ def up(prefect_port: int, mlflow_port: int, detach: bool, on_answer: Callable[[s
     Unless detached, the process manager stops when this process ends, however it ends.
     Raises UserError for ports that are taken. Raises ServicesFailed if a service does not start; all are stopped then.
     """
-    ports = {name: port for name, port in ((PREFECT, prefect_port), (MLFLOW, mlflow_port)) if not _is_elsewhere(name)}
+    ports = {
+        name: port for name, port in ((PREFECT, prefect_port), (MLFLOW, mlflow_port)) if not _names_other_server(name)
+    }
     _require_free(ports)
-    log = folder() / f"{LOCK}.log"
+    log = services_folder() / f"{LOCK}.log"
     argv = [sys.executable, "-m", "tasks.services.process_manager", *(f"{name}={port}" for name, port in ports.items())]
     argv += [] if detach else ["--until-eof"]
     # This pipe's other end stays open as long as this process lives: a closed terminal or SIGKILL closes it, too.
@@ -61,7 +63,7 @@ def up(prefect_port: int, mlflow_port: int, detach: bool, on_answer: Callable[[s
     with open(log, "wb") as truncated, open(log, "ab") as out:
         truncated.close()
         manager = subprocess.Popen(
-            argv, stdin=read_end, stdout=out, stderr=out, env=_environment(), start_new_session=True
+            argv, stdin=read_end, stdout=out, stderr=out, env=_build_environment(), start_new_session=True
         )
     os.close(read_end)
     try:
@@ -76,7 +78,7 @@ def up(prefect_port: int, mlflow_port: int, detach: bool, on_answer: Callable[[s
 def _wait_for_services(manager: subprocess.Popen[bytes], log: Path, on_answer: Callable[[str, State], None]) -> State:
     deadline, answered = time.monotonic() + START_TIMEOUT_S, 0
     while True:
-        state = last_state()
+        state = read_last_state()
         if state is not None and state.pid == manager.pid:
             for name in state.answering[answered:]:
                 on_answer(name, state)
@@ -84,9 +86,9 @@ def _wait_for_services(manager: subprocess.Popen[bytes], log: Path, on_answer: C
             if answered == len(state.services):
                 return state
         if manager.poll() is not None:
-            raise ServicesFailed(f"the services did not start: {_last_line(log)} The whole log: {log}")
+            raise ServicesFailed(f"the services did not start: {_read_last_line(log)} The whole log: {log}")
         if time.monotonic() > deadline:
-            raise ServicesFailed(f"not all services answered within {START_TIMEOUT_S:g} s: see {folder()}")
+            raise ServicesFailed(f"not all services answered within {START_TIMEOUT_S:g} s: see {services_folder()}")
         time.sleep(0.1)
 
 
@@ -95,15 +97,17 @@ def down() -> bool:
 
     Raises ServicesFailed if the services do not end, or run on another machine.
     """
-    state = running()
+    state = read_running()
     if state is None:
         return False
     if not state.here:
         raise ServicesFailed(f"`finetune up` over this home runs {state.place}: run `finetune down` there.")
     if start_ticks(state.pid) == state.ticks:
         send(state.pid, signal.SIGTERM)
-    if not FlockManager(folder()).wait_for_lock(LOCK, timeout=STOP_TIMEOUT_S):
-        raise ServicesFailed(f"the services did not end within {STOP_TIMEOUT_S:g} s: see {folder() / f'{LOCK}.log'}")
+    if not FlockManager(services_folder()).wait_for_lock(LOCK, timeout=STOP_TIMEOUT_S):
+        raise ServicesFailed(
+            f"the services did not end within {STOP_TIMEOUT_S:g} s: see {services_folder() / f'{LOCK}.log'}"
+        )
     while state.ticks and start_ticks(state.pid) == state.ticks:  # it releases the lock just before it ends
         time.sleep(0.02)
     return True
@@ -113,24 +117,24 @@ def status(state: State) -> list[tuple[str, str, bool]]:
     """Name and place of each service, and whether it answers now."""
     found = []
     if state.prefect:
-        found.append((PREFECT, state.prefect, answers(f"{state.prefect}/api")))
+        found.append((PREFECT, state.prefect, is_healthy(f"{state.prefect}/api")))
     if state.mlflow:
-        found.append((MLFLOW, state.mlflow, answers(state.mlflow)))
-    use()
+        found.append((MLFLOW, state.mlflow, is_healthy(state.mlflow)))
+    use_home_servers()
     since = datetime.now(UTC) - timedelta(seconds=HEARTBEATS_S)
     reachable = all(well for name, _, well in found if name == PREFECT)
     return [*found, (WORKER, f"work pool {POOL}", reachable and worker_is_online(since))]
 
 
-def _is_elsewhere(name: str) -> bool:
+def _names_other_server(name: str) -> bool:
     """Whether the environment names somebody else's server."""
-    value, last = os.environ.get(VARIABLES[name]), last_state()
+    value, last = os.environ.get(VARIABLES[name]), read_last_state()
     return bool(value) and not (last and value == last.environment.get(VARIABLES[name]))
 
 
-def _environment() -> dict[str, str]:
+def _build_environment() -> dict[str, str]:
     """This process's environment without the addresses of an earlier `finetune up`."""
-    dropped = {variable for name, variable in VARIABLES.items() if not _is_elsewhere(name)}
+    dropped = {variable for name, variable in VARIABLES.items() if not _names_other_server(name)}
     inherited = {name: value for name, value in os.environ.items() if name not in dropped}
     return inherited | {"FINETUNE_HOME": str(settings.home())}
 
@@ -150,6 +154,6 @@ def _require_free(ports: dict[str, int]) -> None:
         raise UserError(problems)
 
 
-def _last_line(log: Path) -> str:
+def _read_last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines() or ["it printed nothing."]
     return lines[-1]

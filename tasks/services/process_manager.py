@@ -39,11 +39,11 @@ from tasks.prefect.servers import (
     USER,
     WORKER,
     State,
-    answers,
-    folder,
-    managing,
-    one_server_starts,
-    password,
+    ensure_password,
+    is_healthy,
+    prefect_start_lock,
+    process_manager_lock,
+    services_folder,
     worker_is_online,
     worker_name,
     write_state,
@@ -86,7 +86,7 @@ class Service:
 
     def start(self) -> None:
         """Starts the program; its output goes to services/NAME/logs."""
-        place = folder() / self.name
+        place = services_folder() / self.name
         place.mkdir(exist_ok=True)
         supervise = [sys.executable, "-m", "training.jobs.supervise", "--grace-s", str(SERVER_STOP_S), str(place), "--"]
         self.supervisor = subprocess.Popen(
@@ -122,7 +122,7 @@ class ProcessManager:
         urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
         pid = os.getpid()
         self._state = State(pid=pid, ticks=start_ticks(pid), prefect=urls.get(PREFECT), mlflow=urls.get(MLFLOW))
-        self._services = [service for service in _services(ports) if service.name in self._state.services]
+        self._services = [service for service in _build_services(ports) if service.name in self._state.services]
         self._until_eof = until_eof
         self._stopping = False
         self._trim_at = 0.0
@@ -137,7 +137,7 @@ class ProcessManager:
             for service in self._services:
                 if service.name == WORKER:
                     _report_dead_runs(own_server=self._state.prefect is not None)
-                with one_server_starts() if service.name == PREFECT else contextlib.nullcontext():
+                with prefect_start_lock() if service.name == PREFECT else contextlib.nullcontext():
                     service.start()
                     while not self._stopping and not service.ready():
                         self._tick()
@@ -157,7 +157,7 @@ class ProcessManager:
             service.restart_if_ended()
         if time.monotonic() > self._trim_at:
             with contextlib.suppress(OSError):
-                trim_logs(folder())
+                trim_logs(services_folder())
             self._trim_at = time.monotonic() + TRIM_EVERY_S
         if self._until_eof and select.select([0], [], [], TICK_S)[0]:  # readable at its end only
             self._stopping = True
@@ -184,7 +184,7 @@ def trim_logs(services: Path) -> None:
                 opened.truncate()  # the service appends: its next line follows
 
 
-def _services(ports: dict[str, int]) -> list[Service]:
+def _build_services(ports: dict[str, int]) -> list[Service]:
     prefect, mlflow = ports.get(PREFECT, 0), ports.get(MLFLOW, 0)
     store = ["--host", "127.0.0.1", "--backend-store-uri", f"sqlite:///{settings.home() / 'mlflow.db'}"]
     store += ["--artifacts-destination", str(settings.mlflow_artifacts())]
@@ -195,14 +195,14 @@ def _services(ports: dict[str, int]) -> list[Service]:
             PREFECT,
             ["tasks.prefect.prefect_server", str(prefect), *(f"--fd={one.fileno()}" for one in listening)],
             dict,
-            partial(answers, f"http://127.0.0.1:{prefect}/api"),
+            partial(is_healthy, f"http://127.0.0.1:{prefect}/api"),
             tuple(listening),
         ),
         Service(
             MLFLOW,
             ["mlflow", "server", "--app-name", "basic-auth", "--workers", "1", *store, "--port", str(mlflow)],
-            partial(_mlflow_environment, mlflow),
-            partial(answers, f"http://127.0.0.1:{mlflow}"),
+            partial(_prepare_mlflow, mlflow),
+            partial(is_healthy, f"http://127.0.0.1:{mlflow}"),
         ),
         Service(
             WORKER,
@@ -213,10 +213,10 @@ def _services(ports: dict[str, int]) -> list[Service]:
     ]
 
 
-def _mlflow_environment(port: int) -> dict[str, str]:
+def _prepare_mlflow(port: int) -> dict[str, str]:
     """The variables that have MLflow's server require the password and refuse foreign hosts and origins."""
     connection.update_artifact_paths()
-    place = folder() / MLFLOW
+    place = services_folder() / MLFLOW
     place.mkdir(exist_ok=True)
     # MLflow stores a hash of the first password and ignores a new one: its list of users is made anew at each start.
     for left in place.glob("users.db*"):
@@ -228,7 +228,7 @@ def _mlflow_environment(port: int) -> dict[str, str]:
     return {
         "MLFLOW_AUTH_CONFIG_PATH": str(configuration),
         "MLFLOW_AUTH_ADMIN_USERNAME": USER,
-        "MLFLOW_AUTH_ADMIN_PASSWORD": password(),
+        "MLFLOW_AUTH_ADMIN_PASSWORD": ensure_password(),
         "MLFLOW_BASIC_AUTH_FAIL_CLOSED": "true",
         "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_urlsafe(24),
         "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(name for host in hosts for name in (host, f"{host}:*")),
@@ -249,7 +249,7 @@ def _report_dead_runs(own_server: bool) -> None:
         flow_runs.report_killed()
         if own_server:
             with get_client(sync_client=True) as client:
-                automations.crash_silent_runs(client)
+                automations.create_crash_automation(client)
     except Exception as error:
         print(f"runs that died could not be reported to the Prefect server: {error}", flush=True)
 
@@ -271,7 +271,7 @@ def _stop_runs() -> None:
 def main() -> None:
     """Runs the services until it is stopped. Exits with 1 if another process manager has this home."""
     settings.prepare_environment()
-    with managing() as alone:
+    with process_manager_lock() as alone:
         if not alone:
             sys.exit("another `finetune up` runs over this home: stop it with `finetune down`.")
         parser = argparse.ArgumentParser(prog="python -m tasks.services.process_manager")

@@ -15,7 +15,7 @@ from tasks.cache.stage import Inputs, Work, action, stage
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import python_argv
 from tasks.registry.champions import find_current
-from tasks.registry.comparisons import count_of
+from tasks.registry.comparisons import number_comparison
 from training import task_types
 from training.recipe import Recipe
 from training.recipe.program_settings import CompareSettings
@@ -57,7 +57,7 @@ def count_comparison(
         work.state = "skipped"
         return None
     rows = data.parts[f"{recipe.judged_split}.arrow"]
-    number = count_of(name, rows, digest_of(_describe_test(recipe, predictions, opponent)))
+    number = number_comparison(name, rows, digest_of(_describe_test(recipe, predictions, opponent)))
     return NumberedComparison(comparison=number, confidence=1 - alpha_spent(number, 1 - gate.confidence))
 
 

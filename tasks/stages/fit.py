@@ -14,7 +14,7 @@ from tasks.cache.refs import Lock, Ref
 from tasks.cache.secret_files import create_secret
 from tasks.cache.settings import home
 from tasks.cache.stage import Inputs, Work, stage
-from tasks.hub.checkpoint_uploads import uploading
+from tasks.hub.checkpoint_uploads import upload_checkpoints
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import run_child
 from tasks.jobs.hardware import visible_gpus
@@ -257,7 +257,7 @@ def fit(work: Work, recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: R
         if machines.count > 1:
             gather(machines, work, stall_timeout_s)
 
-    with uploading(work, recipe, model.path / "tokenizer"):
+    with upload_checkpoints(work, recipe, model.path / "tokenizer"):
         return run_child(
             work,
             "training.programs.fit",

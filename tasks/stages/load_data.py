@@ -10,7 +10,7 @@ from tasks.cache.code import figures_code
 from tasks.cache.input_files import Progress, require_unchanged
 from tasks.cache.refs import Lock
 from tasks.cache.stage import Inputs, Work, stage
-from tasks.hub.client import read_errors
+from tasks.hub.client import explain_read_errors
 from tasks.tracking.reports import emit_warnings, read_report
 from training.data.sources import delimiter_of, split_names
 from training.recipe import Recipe
@@ -83,5 +83,5 @@ def load_rows(recipe: Recipe, lock: Lock, out: Path, progress: Progress) -> Mapp
         figures = load(recipe.data, task_type, files, out, progress, evaluated)
         require_unchanged(pin for pinned in lock.data_files.values() for pin in pinned)
         return figures
-    with read_errors("dataset", recipe.data.path, lock.data_hub.commit):
+    with explain_read_errors("dataset", recipe.data.path, lock.data_hub.commit):
         return load(recipe.data, task_type, {"commit": lock.data_hub.commit}, out, progress, evaluated)

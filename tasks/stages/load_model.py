@@ -10,7 +10,7 @@ from typing import Any
 
 from tasks.cache.refs import Lock, Ref
 from tasks.cache.stage import Inputs, Work, stage
-from tasks.hub.client import read_errors
+from tasks.hub.client import explain_read_errors
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import python_argv
 from tasks.registry.champions import find_folders
@@ -136,7 +136,7 @@ def _download(name: str, commit: str) -> dict[str, Path]:
     """The files of a commit in the cache of the Hub's clients."""
     from huggingface_hub import get_cached_repo_tree, snapshot_download
 
-    with read_errors("model", name, commit):
+    with explain_read_errors("model", name, commit):
         wanted = [*MODEL_FILES, *TOKENIZER_FILES]
         folder = snapshot_download(name, revision=commit, allow_patterns=wanted, ignore_patterns="*/*")
         # Another program may have left a part of the commit in the cache: the stored listing names all files.

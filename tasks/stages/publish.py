@@ -8,11 +8,11 @@ import os
 from tasks.cache.digests import digest_of
 from tasks.cache.refs import Lock, Publication, Ref, Verdict, Version, by_stage
 from tasks.cache.stage import Inputs, Work, action
-from tasks.hub.push import PublishSettings, environment
+from tasks.hub.push import PublishSettings, build_environment
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import python_argv
-from tasks.registry.model_card import CURVES, card
-from tasks.tracking.connection import exclusive
+from tasks.registry.model_card import CURVES, build_card
+from tasks.tracking.connection import named_lock
 from training import task_types
 from training.recipe import Recipe
 
@@ -48,7 +48,7 @@ def publish(
     data, trained, predictions, scores = map(by_stage(artifacts).__getitem__, ("load_data", "fit", "predict", "score"))
     work.out.mkdir(parents=True)
     readme = work.out / "README.md"
-    readme.write_text(card(recipe, lock, data, trained, predictions, scores, verdict), encoding="utf-8")
+    readme.write_text(build_card(recipe, lock, data, trained, predictions, scores, verdict), encoding="utf-8")
     files = {path.name: str(path) for path in sorted((trained.path / "model").iterdir())}
     files |= {f"adapter/{path.name}": str(path) for path in sorted((trained.path / "adapter").glob("*"))}
     for name, text in task_types.load(**recipe.task_and_options).published_files(trained.path / "model").items():
@@ -56,7 +56,7 @@ def publish(
         files[name] = str(work.out / name)
     files |= {"README.md": str(readme), CURVES: str(trained.path / "log" / CURVES)}
     # Concurrent runs with the same model publish it once.
-    with exclusive(f"hub-{hub.repo.replace('/', '--')}"):
+    with named_lock(f"hub-{hub.repo.replace('/', '--')}"):
         figures = run_child(
             work,
             "tasks.hub.publish_model",
@@ -67,7 +67,7 @@ def publish(
                 files=files,
             ),
             inputs={},
-            env=environment(),
+            env=build_environment(),
             stall_timeout_s=math.inf,  # its connections have their own time-outs
         )
     return Publication.model_validate(figures)

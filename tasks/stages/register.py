@@ -16,7 +16,7 @@ from tasks.cache.stage import Inputs, Row, Work, action
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import python_argv
 from tasks.registry import lineage, promotions
-from tasks.registry.model_card import description
+from tasks.registry.model_card import build_description
 from tasks.registry.program_settings import LogModelSettings
 from tasks.registry.versions import (
     COLUMNS_TAG,
@@ -33,19 +33,19 @@ from tasks.registry.versions import (
     TASK_TAG,
     VERDICT_TAG,
     Aliases,
-    aliases_given,
     find_model,
+    list_aliases,
     need_model,
 )
 from tasks.tracking.connection import (
     FLOW_RUN_TAG,
     MAX_LENGTH_TAG,
     MODEL_TAG,
+    build_environment,
     connect,
-    environment,
-    exclusive,
     find_or_create_run,
     mlflow_errors,
+    named_lock,
 )
 from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe
@@ -84,19 +84,19 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
         work.state = "skipped"
         return None
     refs, champion = by_stage(artifacts), recipe.release.champion
-    judged = _judgement_tags(recipe, verdict, refs)
+    judged = _build_judgement_tags(recipe, verdict, refs)
     # Concurrent runs with the same model register it once.
-    with mlflow_errors(), exclusive(f"registry-{name}"):
+    with mlflow_errors(), named_lock(f"registry-{name}"):
         client = connect()
         model = find_model(client, name)
         now = model.aliases.get(champion) if model else None
         version = _find_version(client, name, refs["fit"], now)
-        taken = promotions.taken_from(model, champion, version) if model and version else None
+        taken = promotions.explain_lost_alias(model, champion, version) if model and version else None
         if not taken:
             _require_compared(now, name, version, verdict)
         if version is None:
             run_id = find_or_create_run(client, recipe.name, work.run)
-            tags = _origin_tags(recipe, lock, work.run, refs) | judged
+            tags = _build_origin_tags(recipe, lock, work.run, refs) | judged
             # Before the registration, so that every version has its lineage.
             rows = [Row(ref.stage, ref.key, "", 0.0, ref.location) for ref in refs.values()]
             record = lineage.build_record(recipe, work.run, rows, mlflow_run=run_id, verdict=verdict)
@@ -110,7 +110,7 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
             known = client.get_model_version(name, version).tags
             judged |= {tag: known[tag] for tag in (VERDICT_TAG, REASON_TAG) if tag in known}
         data, trained, predicted, scored = map(refs.__getitem__, ("load_data", "fit", "predict", "score"))
-        card = description(recipe, lock, data, trained, predicted, scored, verdict)
+        card = build_description(recipe, lock, data, trained, predicted, scored, verdict)
         text = f"{judged[VERDICT_TAG]}: {judged[REASON_TAG]}\n\n{card}"
         _update_version(client, name, version, judged, text[:LONGEST_DESCRIPTION])
     return Version(name=name, version=version, taken=taken)
@@ -137,15 +137,15 @@ def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdic
         return None
     name, number = version.name, version.version
     aliases = Aliases(recipe.release.champion, recipe.release.challenger)
-    with mlflow_errors(), exclusive(f"registry-{name}"):
+    with mlflow_errors(), named_lock(f"registry-{name}"):
         client = connect()
         model = need_model(client, name)
-        promotions.call_aliases(client, model, aliases)
+        promotions.store_alias_names(client, model, aliases)
         before = {alias: str(at) if (at := model.aliases.get(alias)) is not None else None for alias in aliases}
         if verdict.decision != "promote" and before[aliases.champion] != number:
             client.set_registered_model_alias(name, aliases.challenger, number)
             alias = aliases.challenger
-        elif taken := promotions.taken_from(model, aliases.champion, number):
+        elif taken := promotions.explain_lost_alias(model, aliases.champion, number):
             work.on_events([{"kind": "note", "message": f"{name} version {number} {taken}"}])
             work.state = "skipped"
             return None
@@ -173,16 +173,16 @@ def _require_compared(champion: object, name: str, version: str | None, verdict:
 
 
 def _unregister(name: str, version: str) -> str:
-    with mlflow_errors(), exclusive(f"registry-{name}"):
+    with mlflow_errors(), named_lock(f"registry-{name}"):
         client = connect()
         # Set by another run, by a person, or by this run if only MLflow's response was lost.
-        if aliases := aliases_given(need_model(client, name), version):
+        if aliases := list_aliases(need_model(client, name), version):
             return f"{name} version {version} stays, although a stage after it failed: it is {', '.join(aliases)} now."
         client.delete_model_version(name, version)
     return f"{name} version {version} was removed again: a stage after it failed."
 
 
-def _origin_tags(recipe: Recipe, lock: Lock, run: str, refs: Mapping[str, Ref]) -> dict[str, str]:
+def _build_origin_tags(recipe: Recipe, lock: Lock, run: str, refs: Mapping[str, Ref]) -> dict[str, str]:
     """Tags for the origin of the model, which never change."""
     tags = {
         MODEL_TAG: refs["fit"].parts["model"],
@@ -209,7 +209,7 @@ def _origin_tags(recipe: Recipe, lock: Lock, run: str, refs: Mapping[str, Ref]) 
     return tags
 
 
-def _judgement_tags(recipe: Recipe, verdict: Verdict, refs: Mapping[str, Ref]) -> dict[str, str]:
+def _build_judgement_tags(recipe: Recipe, verdict: Verdict, refs: Mapping[str, Ref]) -> dict[str, str]:
     """Tags for the model's inputs, figures and verdict, which a later run may change."""
     columns = source_columns(recipe).inputs
     tags = {
@@ -264,7 +264,7 @@ def _log_model(
             "rows": refs["load_data"].path / f"{split}.arrow",
             "predictions": refs["predict"].path / f"{split}.parquet",
         },
-        env=environment(),
+        env=build_environment(),
     )
     return str(figures["version"])
 
@@ -276,7 +276,7 @@ def _find_version(client: Any, name: str, trained: Ref, champion: object) -> str
     return str(champion) if str(champion) in numbers else next(iter(numbers), None)
 
 
-def example_arguments(recipe: Recipe) -> str:
+def format_example_arguments(recipe: Recipe) -> str:
     """Example arguments of `finetune predict` after the model's name, such as `"some text"`."""
     own = f" --task {recipe.task}" if ":" in recipe.task else ""
     columns = source_columns(recipe).inputs

@@ -17,7 +17,7 @@ from tasks.cache.input_files import Progress, digests_of
 from tasks.cache.refs import Lock, PinnedFile
 from tasks.cache.stage import Inputs, Work, action
 from tasks.hub.client import Found, Kind, look_up
-from tasks.hub.push import publishing_problems
+from tasks.hub.push import find_publishing_problems
 from tasks.jobs.hardware import mixed_precision, visible_gpus
 from tasks.jobs.machines import find_machines
 from tasks.registry.champions import digest_rows, find_start
@@ -53,7 +53,7 @@ def resolve(work: Work, recipe: Recipe) -> Lock:
     file = lock_file(work.run)
     if file.is_file():
         return Lock.model_validate_json(file.read_bytes())
-    problems = list(publishing_problems(recipe))
+    problems = list(find_publishing_problems(recipe))
     lock = pin(recipe, work.progress, [problem for problem in problems if problem.level == "error"])
     work.on_events([{"kind": "warning", "message": f"{problem.where}: {problem.message}"} for problem in problems])
     _download_metrics(recipe)

@@ -44,7 +44,7 @@ def connect() -> MlflowClient:
 
     uri = settings.tracking_uri()
     # Two processes that migrate a new SQLite file at the same time both fail; a server migrates its own.
-    with exclusive("mlflow-database") if uri.startswith("sqlite:") else contextlib.nullcontext():
+    with named_lock("mlflow-database") if uri.startswith("sqlite:") else contextlib.nullcontext():
         if settings.tracking_is_local():
             _create_database(_database_file())
             update_artifact_paths()
@@ -121,7 +121,7 @@ def mlflow_errors() -> Iterator[None]:
         ) from None
 
 
-def environment() -> dict[str, str]:
+def build_environment() -> dict[str, str]:
     """The variables of a child program that uses MLflow: server, login, and time to store a large model."""
     return {
         **{name: os.environ[name] for name in settings.MLFLOW_LOGIN if name in os.environ},
@@ -141,7 +141,7 @@ def find_or_create_run(
 ) -> str:
     """The id of the flow run's MLflow run, which is created if missing, with this start time (default: now). A deleted
     experiment is restored, with a warning."""
-    with exclusive(f"mlflow-run-{run}"):
+    with named_lock(f"mlflow-run-{run}"):
         experiment_id = _experiment_id(client, experiment, warn)
         found = client.search_runs([experiment_id], f"tags.`{FLOW_RUN_TAG}` = '{run}'", max_results=1)
         if found:
@@ -154,7 +154,7 @@ def find_or_create_run(
 
 
 def _experiment_id(client: MlflowClient, name: str, warn: Callable[[str], None]) -> str:
-    with exclusive(f"mlflow-experiment-{name}"):
+    with named_lock(f"mlflow-experiment-{name}"):
         found = client.get_experiment_by_name(name)
         if found is not None:
             if found.lifecycle_stage == "deleted":  # MLflow still reserves its name
@@ -169,7 +169,7 @@ def _experiment_id(client: MlflowClient, name: str, warn: Callable[[str], None])
 
 
 @contextlib.contextmanager
-def exclusive(name: str) -> Iterator[None]:
+def named_lock(name: str) -> Iterator[None]:
     """Keeps other threads and processes of this home out of the block of the same name."""
     locks = FlockManager(settings.home() / "locks")
     holder = f"{os.getpid()}-{threading.get_ident()}"

@@ -16,7 +16,7 @@ from tasks.cache import settings
 from tasks.cache.refs import Ref, Verdict, Version
 from tasks.cache.stage import Listener, Row
 from tasks.tracking.connection import connect, find_or_create_run, first_line, one_line, run_url
-from tasks.tracking.outbox import Outbox, undelivered
+from tasks.tracking.outbox import Outbox, find_undelivered
 from tasks.tracking.reports import format_check_name, read_slice_figures
 from training.jobs.protocol import EVENTS, read_events
 
@@ -65,41 +65,43 @@ class Tracker(Listener):
         self.folder = self._outbox.folder
         """Where waits what MLflow has not got."""
         # Held until the end: without it other commands would take the run for dead, and start it twice.
-        self._claim = self._outbox.claimed(math.inf, self._tell_of_waiting)
+        self._claim = self._outbox.claim_run(math.inf, self._warn_of_waiting)
         self._claim.__enter__()
         self._outbox.put("start", experiment=experiment)
         if name:
-            self.tags({NAME_TAG: name})
+            self.set_tags({NAME_TAG: name})
         self._ended = threading.Event()
         self._given_up = threading.Event()
         self._thread = threading.Thread(
             target=settings.with_this_home(self._deliver_until_ended), name="mlflow-delivery", daemon=True
         )
         self._thread.start()
-        self._resting = threading.Event()
-        self._load = threading.Thread(target=sample_system_metrics, args=(self._sampled, self._resting), daemon=True)
-        self._load.start()
+        self._sampling_ended = threading.Event()
+        self._sampler = threading.Thread(
+            target=sample_system_metrics, args=(self._log_sample, self._sampling_ended), daemon=True
+        )
+        self._sampler.start()
 
     @property
     def url(self) -> str | None:
         """The page of the MLflow run; None before it is known, and where no server shows it."""
         return run_url(self.mlflow_run_id)
 
-    def params(self, values: Mapping[str, Any]) -> None:
+    def log_params(self, values: Mapping[str, Any]) -> None:
         """Logs the recipe's fields, flat."""
         self._outbox.put("params", values={name: str(value)[:6000] for name, value in values.items()})
 
-    def text(self, name: str, content: str) -> None:
+    def log_text(self, name: str, content: str) -> None:
         """Logs a small text file, kept with the run."""
         self._outbox.put("text", name=name, content=content)
 
-    def tags(self, values: Mapping[str, str]) -> None:
+    def set_tags(self, values: Mapping[str, str]) -> None:
         """Sets tags of the MLflow run."""
         self._outbox.put("tags", values={name: str(value)[:8000] for name, value in values.items()})
 
     def stage_started(self, stage: str, key: str) -> None:
         """Tags the run with the stage's key."""
-        self.tags({f"{stage}.key": key})
+        self.set_tags({f"{stage}.key": key})
 
     def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
         """Passes a child's figures on, under the stage's name and with their own times; its speed apart from them."""
@@ -116,19 +118,19 @@ class Tracker(Listener):
 
     def stage_ended(self, row: Row, result: Any) -> None:
         """Tracks how the stage ended, its figures and its files; a cached training brings its curve along."""
-        self.tags({f"{row.name}.state": row.state})
+        self.set_tags({f"{row.name}.state": row.state})
         figures = {"seconds": row.seconds}
         if isinstance(result, Ref):
-            self.tags({f"{row.name}.digest": result.digest})
-            figures |= dict(_numbers(result.figures))
+            self.set_tags({f"{row.name}.digest": result.digest})
+            figures |= dict(_flatten_numbers(result.figures))
             figures |= read_slice_figures(result.path) if row.name == "score" else {}
-            self._artifact(result, row)
+            self._log_artifact(result, row)
         if isinstance(result, Verdict):
-            self.tags({f"{row.name}.decision": result.decision, f"{row.name}.reason": result.reason})
-            self.text(f"{row.name}/verdict.json", result.model_dump_json(indent=1))
+            self.set_tags({f"{row.name}.decision": result.decision, f"{row.name}.reason": result.reason})
+            self.log_text(f"{row.name}/verdict.json", result.model_dump_json(indent=1))
             figures |= {format_check_name(check): check.value for check in result.checks}
         if isinstance(result, Version):
-            self.tags({VERSION_TAG: f"{result.name}/{result.version}"})
+            self.set_tags({VERSION_TAG: f"{result.name}/{result.version}"})
         now = int(time.time() * 1000)
         points = [[f"{row.name}/{name}", value, now, 0] for name, value in figures.items()]
         # A mean would be a point of the curve of its name.
@@ -136,8 +138,8 @@ class Tracker(Listener):
 
     def end(self, status: str) -> None:
         """Ends the MLflow run (FINISHED, FAILED or KILLED) and waits, within reason, until MLflow has it all."""
-        self._resting.set()
-        self._load.join(LOAD_WAIT_S)  # a sample that is being taken may come along; after the end it may not
+        self._sampling_ended.set()
+        self._sampler.join(LOAD_WAIT_S)  # a sample that is being taken may come along; after the end it may not
         self._outbox.put("end", status=status)
         self._ended.set()
         deadline = time.monotonic() + (DEAD_WAIT_S if self.trouble else LAST_WAIT_S)
@@ -150,7 +152,7 @@ class Tracker(Listener):
         self.lost = bool(self._outbox.unwritten)
         self._given_up.set()
         if not self._thread.is_alive() and self.trouble is None:
-            with contextlib.suppress(OSError), self._outbox.delivering() as mine:
+            with contextlib.suppress(OSError), self._outbox.claim_delivery() as mine:
                 if mine:
                     self._outbox.trim()
         self.close()
@@ -159,18 +161,18 @@ class Tracker(Listener):
         """Lets other processes continue the run. Called again, it does nothing."""
         self._claim.__exit__(None, None, None)
 
-    def _tell_of_waiting(self) -> None:
+    def _warn_of_waiting(self) -> None:
         _logger.warning("flow run %s goes on in another process of this home: waiting until it ends", self._outbox.run)
 
-    def _sampled(self, figures: dict[str, float]) -> None:
+    def _log_sample(self, figures: dict[str, float]) -> None:
         # Seconds as steps: they go on upwards when the run is retried.
         now = time.time()
         with contextlib.suppress(LookupError, FileNotFoundError):  # the disk is full, and has not taken the start yet
-            step = int(now - self._outbox.start()["time"])
+            step = int(now - self._outbox.read_start()["time"])
             points = [[f"system/{name}", value, int(now * 1000), step] for name, value in figures.items()]
             self._outbox.put("metrics", points=points)
 
-    def _artifact(self, ref: Ref, row: Row) -> None:
+    def _log_artifact(self, ref: Ref, row: Row) -> None:
         events = ref.path / "log" / EVENTS
         if row.state == "cached" and events.is_file():
             self.stage_events(row.name, read_events(events, 0, ["metrics", "speed"])[0])
@@ -179,11 +181,11 @@ class Tracker(Listener):
             small = path.is_file() and path.suffix in SHOWN and path.stat().st_size <= MAX_SHOWN_BYTES
             if small and path.name != "manifest.json":
                 inside = path.parent.relative_to(ref.path).parts
-                self._file(path, "/".join([row.name, *(part for part in inside if part != "log")]))
+                self._log_file(path, "/".join([row.name, *(part for part in inside if part != "log")]))
         if row.name == "load_data":
             self._outbox.put("dataset", name="data", digest=ref.digest[:36], source=ref.location, profile=ref.figures)
 
-    def _file(self, path: Path, to: str) -> None:
+    def _log_file(self, path: Path, to: str) -> None:
         self._outbox.put("file", path=path.relative_to(settings.home()).as_posix(), to=to)
 
     def _deliver_until_ended(self) -> None:
@@ -193,13 +195,13 @@ class Tracker(Listener):
             last, delivered = self._ended.wait(RETRY_S if delivery or self.trouble else 0), False
             try:
                 delivery = delivery or Delivery(self.warnings.append)
-                with self._outbox.delivering() as mine:
+                with self._outbox.claim_delivery() as mine:
                     if mine:
                         delivery.deliver(self._outbox)
                 delivered = mine  # else another command delivers what an earlier try had left: the rest waits for it
-                self.mlflow_run_id = delivery.run_of(self._outbox)
+                self.mlflow_run_id = delivery.find_run_id(self._outbox)
                 if others_waiting:
-                    delivery.deliver_of_killed_runs(except_run=self._outbox.run)
+                    delivery.deliver_killed_runs(except_run=self._outbox.run)
                     others_waiting = False
                 self.trouble = None
             except Exception as error:  # whatever MLflow raises, the run goes on and the entries wait
@@ -220,8 +222,8 @@ class Delivery:
         """Delivers what waits, in order, marking each step. What MLflow refuses is logged and passed over."""
         from mlflow.exceptions import MlflowException
 
-        for entry, offset in outbox.waiting():
-            run_id = self.run_of(outbox)
+        for entry, offset in outbox.read_undelivered():
+            run_id = self.find_run_id(outbox)
             try:
                 if entry["entry"] == "end" and outbox.is_open():
                     continue  # the run was started again since
@@ -231,18 +233,18 @@ class Delivery:
                 if error.error_code not in REFUSALS:
                     raise
                 _logger.warning("MLflow refuses a %s of run %s: %s", entry["entry"], run_id, first_line(error))
-            outbox.mark(offset)
+            outbox.mark_delivered(offset)
 
-    def deliver_of_killed_runs(self, except_run: str = "") -> None:
+    def deliver_killed_runs(self, except_run: str = "") -> None:
         """Delivers what dead runs left, and ends them as KILLED. Raises the first error after trying them all."""
         errors: list[Exception] = []
-        for outbox in undelivered(except_run):
-            with outbox.delivering() as mine:
+        for outbox in find_undelivered(except_run):
+            with outbox.claim_delivery() as mine:
                 if not mine or not outbox.end_if_killed():
                     continue
                 try:
                     self.deliver(outbox)
-                    with outbox.claimed() as ended:
+                    with outbox.claim_run() as ended:
                         if ended:
                             outbox.trim()
                 except Exception as error:
@@ -250,10 +252,10 @@ class Delivery:
         if errors:
             raise errors[0]
 
-    def run_of(self, outbox: Outbox) -> str:
+    def find_run_id(self, outbox: Outbox) -> str:
         """The MLflow run's id."""
         if outbox.run not in self._runs:
-            start = outbox.start()
+            start = outbox.read_start()
             self._runs[outbox.run] = find_or_create_run(
                 self._client, start["experiment"], outbox.run, self._warn, start["time"]
             )
@@ -266,11 +268,11 @@ class Delivery:
         if kind == "start":
             self._client.update_run(run_id, status="RUNNING")
         elif kind == "params":
-            self._log(run_id, "params", [Param(name, value) for name, value in entry["values"].items()], 100)
+            self._log_batches(run_id, "params", [Param(name, value) for name, value in entry["values"].items()], 100)
         elif kind == "tags":
-            self._log(run_id, "tags", [RunTag(name, value) for name, value in entry["values"].items()], 100)
+            self._log_batches(run_id, "tags", [RunTag(name, value) for name, value in entry["values"].items()], 100)
         elif kind == "metrics":
-            self._log(run_id, "metrics", [Metric(*point) for point in entry["points"]], 1000)
+            self._log_batches(run_id, "metrics", [Metric(*point) for point in entry["points"]], 1000)
         elif kind == "file":
             path = settings.home() / entry["path"]
             if path.is_file():
@@ -278,11 +280,11 @@ class Delivery:
         elif kind == "text":
             self._client.log_text(run_id, entry["content"], entry["name"])
         elif kind == "dataset":
-            self._client.log_inputs(run_id, datasets=[_dataset(entry)])
+            self._client.log_inputs(run_id, datasets=[_build_dataset(entry)])
         elif kind == "end":
             self._client.set_terminated(run_id, entry["status"], int(entry["time"] * 1000))
 
-    def _log(self, run_id: str, kind: str, values: list[Any], at_once: int) -> None:
+    def _log_batches(self, run_id: str, kind: str, values: list[Any], at_once: int) -> None:
         """Logs them in batches; one that is refused does not take the others of its batch along."""
         from mlflow.exceptions import MlflowException
 
@@ -294,22 +296,22 @@ class Delivery:
                 if error.error_code not in REFUSALS:
                     raise
                 if len(batch) > 1:
-                    self._log(run_id, kind, batch, 1)
+                    self._log_batches(run_id, kind, batch, 1)
                 else:
                     _logger.warning("MLflow refuses %s of %s: %s", batch[0].key, kind, first_line(error))
 
 
-def deliver_left() -> str | None:
+def deliver_earlier_runs() -> str | None:
     """Delivers what earlier runs left. Gives why that failed; None where all is well."""
-    if undelivered():
+    if find_undelivered():
         try:
-            Delivery().deliver_of_killed_runs()
+            Delivery().deliver_killed_runs()
         except Exception as error:
             return one_line(error)
     return None
 
 
-def _dataset(entry: Mapping[str, Any]) -> Any:
+def _build_dataset(entry: Mapping[str, Any]) -> Any:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     dataset = Dataset(
@@ -322,10 +324,10 @@ def _dataset(entry: Mapping[str, Any]) -> Any:
     return DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])
 
 
-def _numbers(figures: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float]]:
+def _flatten_numbers(figures: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float]]:
     for name, value in figures.items():
         if isinstance(value, Mapping):
-            yield from _numbers(value, f"{above}{name}/")
+            yield from _flatten_numbers(value, f"{above}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield above + name, float(value)
 
@@ -335,7 +337,7 @@ def sample_system_metrics(on_sample: Callable[[dict[str, float]], None], ended: 
     # MLflow's own monitor calls the server at each sample, and ends for good if the server does not answer.
     monitors: list[Any] = []
     while not ended.wait(SAMPLE_S):
-        monitors = monitors or _monitors()
+        monitors = monitors or _create_monitors()
         figures: dict[str, float] = {}
         for monitor in monitors:
             monitor.collect_metrics()
@@ -344,7 +346,7 @@ def sample_system_metrics(on_sample: Callable[[dict[str, float]], None], ended: 
         on_sample(figures)
 
 
-def _monitors() -> list[Any]:
+def _create_monitors() -> list[Any]:
     from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
     from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
     from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor

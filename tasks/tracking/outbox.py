@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.cache import settings
-from tasks.cache.locks import exclusively, held
+from tasks.cache.locks import exclusive_lock, is_held
 from training.jobs.protocol import write_atomically
 
 OUTBOX = "outbox.jsonl"
@@ -67,12 +67,12 @@ class Outbox:
                 finally:
                     os.close(descriptor)
 
-    def waiting(self) -> list[tuple[dict[str, Any], int]]:
+    def read_undelivered(self) -> list[tuple[dict[str, Any], int]]:
         """Entries not delivered yet, each with the offset behind it."""
         path = self.folder / OUTBOX
         if not path.is_file():
             return []
-        offset = self._offset()
+        offset = self._read_offset()
         entries = []
         with path.open("rb") as file:
             file.seek(offset)
@@ -83,7 +83,7 @@ class Outbox:
                     entries.append((json.loads(line), offset))
         return entries
 
-    def entries(self) -> Iterator[dict[str, Any]]:
+    def read_entries(self) -> Iterator[dict[str, Any]]:
         """All entries except figures, which are most of the file; delivered or not."""
         path = self.folder / OUTBOX
         if path.is_file():
@@ -93,7 +93,7 @@ class Outbox:
                         with contextlib.suppress(ValueError):
                             yield json.loads(line)
 
-    def start(self) -> dict[str, Any]:
+    def read_start(self) -> dict[str, Any]:
         """The run's first entry, with its experiment. Raises LookupError if there is none yet."""
         with (self.folder / OUTBOX).open("rb") as file:
             for line in file:
@@ -103,7 +103,7 @@ class Outbox:
                         return dict(entry)
         raise LookupError(f"{self.folder / OUTBOX} has no start")
 
-    def mark(self, offset: int) -> None:
+    def mark_delivered(self, offset: int) -> None:
         """Records that the first `offset` bytes are delivered."""
         write_atomically(self.folder / DELIVERED, str(offset).encode())
 
@@ -114,43 +114,43 @@ class Outbox:
         same entries again.
         """
         path = self.folder / OUTBOX
-        if not path.is_file() or self.is_open() or self.waiting():
+        if not path.is_file() or self.is_open() or self.read_undelivered():
             return
         with path.open("rb") as file:
             kept = b"".join(line for line in file if not line.startswith(FIGURES))
         if len(kept) < path.stat().st_size:
-            self.mark(0)
+            self.mark_delivered(0)
             write_atomically(path, kept)
-            self.mark(len(kept))
+            self.mark_delivered(len(kept))
 
     def is_open(self) -> bool:
         """Whether the run has started and its last entry is not its end."""
-        last = self._last()
+        last = self._read_last()
         return last is not None and last["entry"] != "end"
 
     @contextlib.contextmanager
-    def claimed(self, wait_s: float = 0.0, on_wait: Callable[[], None] = lambda: None) -> Iterator[bool]:
+    def claim_run(self, wait_s: float = 0.0, on_wait: Callable[[], None] = lambda: None) -> Iterator[bool]:
         """Claims the run for this process; yields False if another process still holds it after `wait_s`. `on_wait` is
         called once if that takes longer than some seconds."""
-        with exclusively(self.folder / "lock", wait_s, on_wait) as mine:
+        with exclusive_lock(self.folder / "lock", wait_s, on_wait) as mine:
             if mine:
                 self._close_torn_line()
             yield mine
 
     @contextlib.contextmanager
-    def delivering(self) -> Iterator[bool]:
+    def claim_delivery(self) -> Iterator[bool]:
         """Claims the delivery for this process; yields False while another process delivers."""
-        with exclusively(self.folder / "delivery.lock") as mine:
+        with exclusive_lock(self.folder / "delivery.lock") as mine:
             yield mine
 
     def end_if_killed(self) -> bool:
         """Whether no process runs the run. If it has no end yet, an end as KILLED is added."""
-        with self.claimed() as mine:
+        with self.claim_run() as mine:
             if mine and self.is_open():
                 self.put("end", status="KILLED")
         return mine
 
-    def _last(self) -> dict[str, Any] | None:
+    def _read_last(self) -> dict[str, Any] | None:
         """The last whole entry. Read from the file's end: there may be many runs, most of which ended long ago."""
         path = self.folder / OUTBOX
         size = path.stat().st_size if path.is_file() else 0
@@ -177,25 +177,25 @@ class Outbox:
                 if file.read(1) != b"\n":
                     file.write(b"\n")
 
-    def _offset(self) -> int:
+    def _read_offset(self) -> int:
         try:
             return int((self.folder / DELIVERED).read_text())
         except (OSError, ValueError):
             return 0
 
 
-def undelivered(except_run: str = "") -> list[Outbox]:
+def find_undelivered(except_run: str = "") -> list[Outbox]:
     """Outboxes of this home, except that of one run, with entries to deliver or without an end."""
     runs = settings.home() / "runs"
     # Unlike iterdir, glob finds nothing if the folder was removed.
     others = [path.name for path in sorted(runs.glob("*")) if path.is_dir() and path.name != except_run]
     boxes = [Outbox(name) for name in others]
-    return [box for box in boxes if box.waiting() or box.is_open()]
+    return [box for box in boxes if box.read_undelivered() or box.is_open()]
 
 
 def is_running_here(run: str) -> bool:
     """Whether a process of this home runs the flow run, whatever its state at the Prefect server."""
-    return held(settings.home() / "runs" / run / "lock")
+    return is_held(settings.home() / "runs" / run / "lock")
 
 
 def was_killed_here(run: str) -> bool:

@@ -35,10 +35,10 @@ def list_runs(recipe: str | None, limit: int) -> list[dict[str, Any]]:
         found = client.search_runs(
             chosen, f"tags.`{FLOW_RUN_TAG}` LIKE '%'", max_results=limit, order_by=["attributes.start_time DESC"]
         )
-        return [_as_json(run, names[run.info.experiment_id]) for run in found]
+        return [_build_row(run, names[run.info.experiment_id]) for run in found]
 
 
-def _as_json(run: Run, recipe: str) -> dict[str, Any]:
+def _build_row(run: Run, recipe: str) -> dict[str, Any]:
     tags, began = run.data.tags, run.info.start_time
     state = STATES.get(run.info.status, run.info.status.lower())
     if state == "running" and was_killed_here(tags[FLOW_RUN_TAG]):
@@ -51,14 +51,14 @@ def _as_json(run: Run, recipe: str) -> dict[str, Any]:
         "state": state,
         "started_ms": began,
         "seconds": None if ended is None else (ended - began) / 1000,
-        "judged": _judged(tags, run.data.metrics),
+        "judged": _read_judged_figure(tags, run.data.metrics),
         "verdict": tags.get("gate.decision"),
         "reason": tags.get("gate.reason"),
         "version": tags.get(VERSION_TAG),
     }
 
 
-def _judged(tags: Mapping[str, str], metrics: Mapping[str, float]) -> dict[str, Any] | None:
+def _read_judged_figure(tags: Mapping[str, str], metrics: Mapping[str, float]) -> dict[str, Any] | None:
     """The figure by which models of the recipe are compared; None before it is known."""
     name = tags.get(JUDGED_TAG, "")
     if f"score/{name}/value" not in metrics:

@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import StateType
 
 from flows.cli.main import main
 from tasks.prefect import pending_states
-from tasks.services.doctor import Finding, examine
+from tasks.services.doctor import Finding, run_checks
 from tasks.tracking.outbox import Outbox
 from tests.servers import closed_port
 
@@ -29,7 +29,7 @@ def elsewhere(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def of(what: str) -> list[Finding]:
-    return [finding for finding in examine() if finding.subject == what]
+    return [finding for finding in run_checks() if finding.subject == what]
 
 
 def test_where_nothing_has_run_there_is_no_problem_and_the_home_is_not_made(
@@ -61,7 +61,7 @@ def test_each_problem_comes_with_what_to_do_and_the_exit_code_is_one(
         fcntl.flock(lock, fcntl.LOCK_EX)
         taken.bind(("127.0.0.1", port))
         taken.listen()
-        found = {finding.subject: finding for finding in examine()}
+        found = {finding.subject: finding for finding in run_checks()}
         assert main(["doctor"]) == 1
     problems = {what for what, finding in found.items() if finding.level == "problem"}
     assert problems == {"prefect", "nowhere", "MLflow", "Prefect"}
@@ -122,9 +122,9 @@ def test_undelivered_entries_and_states_are_found_except_those_of_a_run_that_is_
         Outbox(run).put("start", experiment="recipe")
         Outbox(run).put("end", status="FINISHED")
     heard = Outbox("heard")
-    heard.mark(heard.waiting()[-1][1])
+    heard.mark_delivered(heard.read_undelivered()[-1][1])
     pending_states.save("heard", StateType.COMPLETED)
-    with Outbox("goes-on").claimed():
+    with Outbox("goes-on").claim_run():
         found = of("undelivered")
     assert [(one.level, one.found) for one in found] == [
         ("warning", "MLflow has not all of 1 run: over"),

@@ -81,13 +81,13 @@ def test_a_verdict_and_a_failure_are_posted_each_as_one_readable_message(
     @flow(name="finetune", flow_run_name="small · judged")
     def judges() -> None:
         run = str(flow_run.get_id())
-        events.verdict(recipe.name, build_verdict_event(recipe, {**done, "flow_run_id": run}, "small/2"))
+        events.emit_verdict(recipe.name, build_verdict_event(recipe, {**done, "flow_run_id": run}, "small/2"))
 
     @flow(name="retrain", flow_run_name="small · broken")
     def fails() -> None:
         problem = {"kind": "data", "where": "data.path", "message": "there is no such file."}
         failed = {**done, "verdict": None, "model": None, "metrics": {}, "problems": [problem]}
-        events.verdict(recipe.name, build_verdict_event(recipe, failed, None))
+        events.emit_verdict(recipe.name, build_verdict_event(recipe, failed, None))
         raise ValueError("data.path: there is no such file.")
 
     judged = judges(return_state=True).state_details.flow_run_id
@@ -149,10 +149,10 @@ def test_a_run_that_falls_silent_is_crashed_and_one_that_tells_goes_on(monkeypat
     monkeypatch.setattr(automations, "SILENT_S", 10.0)
     monkeypatch.setattr(events, "ALIVE_EVERY_S", 1.0)
     with get_client(sync_client=True) as client:
-        automations.crash_silent_runs(client)
+        automations.create_crash_automation(client)
         silent, lively, ended = begun(client), begun(client), begun(client)
-        with events.alive(str(lively.id)):
-            with events.alive(str(silent.id)), events.alive(str(ended.id)):
+        with events.emit_heartbeats(str(lively.id)):
+            with events.emit_heartbeats(str(silent.id)), events.emit_heartbeats(str(ended.id)):
                 time.sleep(2)
             # Prefect's own, which the process had sent just before it died.
             emit_event("prefect.flow-run.heartbeat", {events.RESOURCE: f"prefect.flow-run.{silent.id}"})

@@ -28,7 +28,7 @@ def test_runs_are_told_newest_first_with_the_judged_figure_verdict_and_version(
         made.append(client.create_run(experiment.experiment_id, tags={FLOW_RUN_TAG: run}).info.run_id)
         Outbox(run)
     try:
-        with Outbox(goes_on).claimed():
+        with Outbox(goes_on).claim_run():
             assert main(["runs", "small", "--json", str(out)]) == 0
         told: list[dict[str, Any]] = json.loads(out.read_text())
         printed = capsys.readouterr().out.splitlines()

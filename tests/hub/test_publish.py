@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard
 
 from tasks.cache.refs import Comparison, Lock, PinnedCommit, Ref, Verdict, Version
 from tasks.cache.stage import Work
-from tasks.registry.model_card import card, description
+from tasks.registry.model_card import build_card, build_description
 from tasks.stages.publish import publish
 from tests.hub.server import Hub
 from tests.kept import group
@@ -170,7 +170,7 @@ def facts(refs: dict[str, Ref], verdict: Verdict = PROMOTE) -> tuple[Lock, Ref, 
 
 def test_the_cards_links_go_to_the_hub_that_is_used(refs: dict[str, Ref], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "https://ann:secret@mirror.test/")
-    text = card(recipe(), *facts(refs))
+    text = build_card(recipe(), *facts(refs))
     for link in (f"[{BASE}](https://mirror.test/{BASE})", f"[{ROWS}](https://mirror.test/datasets/{ROWS})"):
         assert link in text
     assert "huggingface.co" not in text and "secret" not in text
@@ -180,7 +180,7 @@ def test_the_card_has_the_runs_warnings_of_the_model_and_none_of_its_comparison(
     of_model, of_rival = "its figures flatter the model.", "reviews/1 does not know the label new."
     beside = Comparison.model_construct(warnings=[of_rival])
     judged = PROMOTE.model_copy(update={"comparison": beside, "warnings": [of_model, of_rival]})
-    text = card(recipe(), *facts(refs, judged))
+    text = build_card(recipe(), *facts(refs, judged))
     assert f"Warning: {of_model}" in text and of_rival not in text
     first, again = (
         publish.flat_inputs(recipe(), LOCK, verdict, None, *refs.values())[0]
@@ -190,7 +190,7 @@ def test_the_card_has_the_runs_warnings_of_the_model_and_none_of_its_comparison(
 
 
 def test_the_cards_metadata_is_what_the_hub_reads_with_intervals_where_there_are_any(refs: dict[str, Ref]) -> None:
-    said = ModelCard(card(recipe(), *facts(refs))).data
+    said = ModelCard(build_card(recipe(), *facts(refs))).data
     assert (said.license, said.library_name, said.pipeline_tag) == ("apache-2.0", "transformers", "text-classification")
     assert (said.base_model, said.datasets, said.tags) == (BASE, [ROWS], ["reviews"])
     assert said.metrics == ["accuracy", "f1", "roc_auc"] and said.model_name == "reviews"
@@ -209,7 +209,7 @@ def test_the_cards_metadata_is_what_the_hub_reads_with_intervals_where_there_are
 def test_the_card_tells_figures_rows_limits_and_what_to_type(refs: dict[str, Ref], tmp_path: Path) -> None:
     slices = {"test": {"genre": [group("war", 4, accuracy=0.75), group("ho`rror", 12, accuracy=0.5)]}}
     (refs["scores"].path / "slices.json").write_text(json.dumps(slices))
-    text = card(recipe(), *facts(refs))
+    text = build_card(recipe(), *facts(refs))
     for said in (
         "| **test** (judged) | accuracy | 0.8000 | 0.7000 to 0.9000 |",
         "| **test** (judged) | roc_auc | - | - |",
@@ -227,7 +227,7 @@ def test_the_card_tells_figures_rows_limits_and_what_to_type(refs: dict[str, Ref
     lock = {"data.revision": "d" * 40, "model.revision": "b" * 40}
     lock |= {"compute.num_processes": 2, "compute.mixed_precision": "bf16"}
     assert again == parse(recipe().model_dump(exclude_unset=True), lock)
-    assert description(recipe(), *facts(refs)) in text and len(description(recipe(), *facts(refs))) < 5000
+    assert build_description(recipe(), *facts(refs)) in text and len(build_description(recipe(), *facts(refs))) < 5000
 
 
 def test_the_card_of_a_model_made_from_scratch_on_rows_of_a_function_names_neither_on_the_hub(
@@ -235,7 +235,7 @@ def test_the_card_of_a_model_made_from_scratch_on_rows_of_a_function_names_neith
 ) -> None:
     data = {"source": "python", "path": "my_rows:rows", "text": ["text"], "label": "label"}
     mine = recipe(data=data, model={"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}})
-    text = card(mine, Lock(data_fingerprint="second edition"), *facts(refs)[1:])
+    text = build_card(mine, Lock(data_fingerprint="second edition"), *facts(refs)[1:])
     said = yaml.safe_load(text.split("---\n")[1])
     assert not said.keys() & {"base_model", "datasets"}
     assert "The Python object `my_rows:rows`, which says of itself: second edition." in text

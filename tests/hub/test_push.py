@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import HfApi, constants
 
 from tasks.cache.settings import ACCESS_TOKENS
-from tasks.hub.push import Place, Pushed, connect, publishing_problems, push
+from tasks.hub.push import Place, Pushed, connect, find_publishing_problems, push
 from tests.hub.server import CUT, Hub
 from training.models.repository_files import part_of
 from training.problems import NETWORK, UserError
@@ -203,15 +203,15 @@ def test_whether_there_is_an_access_token_is_looked_up_without_asking_the_hub(
     for name in ACCESS_TOKENS:
         monkeypatch.delenv(name, raising=False)
     recipe = parse(PUBLISHED)
-    (problem,) = publishing_problems(recipe)
+    (problem,) = find_publishing_problems(recipe)
     assert problem.where == "release.hub.repo" and "without an access token" in problem.message
     monkeypatch.setenv("HF_TOKEN", " ")
-    assert len([*publishing_problems(recipe)]) == 1
+    assert len([*find_publishing_problems(recipe)]) == 1
     (tmp_path / "token").write_text("hf_kept\n")
-    assert [*publishing_problems(recipe)] == []
+    assert [*find_publishing_problems(recipe)] == []
     (tmp_path / "token").unlink()
     monkeypatch.setenv(ACCESS_TOKENS[1], "hf_set")
-    assert [*publishing_problems(recipe)] == []
+    assert [*find_publishing_problems(recipe)] == []
 
 
 def test_a_hub_that_is_gone_or_forbidden_is_told(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from tasks.cache.stage import Work
-from tasks.hub.checkpoint_uploads import uploading
+from tasks.hub.checkpoint_uploads import upload_checkpoints
 from tasks.hub.push_checkpoints import Uploads
 from tests.hub.server import Hub
 from training.engine import checkpoints
@@ -109,7 +109,7 @@ def test_those_that_are_missing_at_the_end_are_named_with_the_reason(
     told = Told()
     work = Work("key", home / "out", "run", (told,), "fit")  # type: ignore[arg-type]
     hub.stop()
-    with uploading(work, recipe("all_checkpoints"), tokenizer):
+    with upload_checkpoints(work, recipe("all_checkpoints"), tokenizer):
         for step in (10, 20, 30):
             save(work.job, step)
     (said,) = told.messages
@@ -199,7 +199,7 @@ def test_a_hub_that_cannot_be_reached_is_a_warning_and_gets_them_when_it_answers
         return [event["message"] for event in read_events(work.job / EVENTS, 0)[0]]
 
     hub.stop()
-    with uploading(work, recipe("checkpoint"), tokenizer):
+    with upload_checkpoints(work, recipe("checkpoint"), tokenizer):
         save(work.job, 10)
         wait(said)
         hub.start()
@@ -213,7 +213,7 @@ def test_a_hub_that_cannot_be_reached_is_a_warning_and_gets_them_when_it_answers
     )
     assert second == "uploads of checkpoints succeed again" and told.messages == []
     hub.stop()
-    with uploading(work, recipe("checkpoint"), tokenizer):
+    with upload_checkpoints(work, recipe("checkpoint"), tokenizer):
         save(work.job, 30)
     (missing,) = told.messages
     assert missing.startswith(

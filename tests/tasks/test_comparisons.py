@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 from tasks.cache.refs import Champion, NumberedComparison, Ref
 from tasks.cache.stage import Work
 from tasks.registry import comparisons
-from tasks.registry.comparisons import CLAIM, COMPARISON_TAG, count_of
+from tasks.registry.comparisons import CLAIM, COMPARISON_TAG, number_comparison
 from tasks.stages.compare import count_comparison, inputs
 from tasks.tracking.connection import MODEL_TAG, connect
 from training.evaluation.significance import alpha_spent
@@ -99,11 +99,11 @@ def test_new_rows_begin_anew(client: MlflowClient) -> None:
 
 
 def test_a_settled_number_never_moves_and_no_other_home_gets_it(client: MlflowClient) -> None:
-    assert count_of("reviews", "rows", "ours") == 1
+    assert number_comparison("reviews", "rows", "ours") == 1
     client.set_registered_model_tag("reviews", f"{COMPARISON_TAG}rows.theirs", f"{CLAIM}1")
-    assert count_of("reviews", "rows", "ours") == 1
-    assert count_of("reviews", "rows", "theirs") == 2
-    assert count_of("reviews", "rows", "third") == 3
+    assert number_comparison("reviews", "rows", "ours") == 1
+    assert number_comparison("reviews", "rows", "theirs") == 2
+    assert number_comparison("reviews", "rows", "third") == 3
 
 
 def test_homes_that_count_in_step_settle_on_different_numbers(
@@ -122,9 +122,9 @@ def test_homes_that_count_in_step_settle_on_different_numbers(
         return found
 
     monkeypatch.setattr(comparisons, "_numbers", in_step)
-    monkeypatch.setattr(comparisons, "exclusive", lambda name: nullcontext())  # a lock of one home
+    monkeypatch.setattr(comparisons, "named_lock", lambda name: nullcontext())  # a lock of one home
     with ThreadPoolExecutor(2) as homes:
-        found = [*homes.map(lambda home: count_of("reviews", "rows", home), ["ours", "theirs"])]
+        found = [*homes.map(lambda home: number_comparison("reviews", "rows", home), ["ours", "theirs"])]
     assert len(set(found)) == 2
 
 

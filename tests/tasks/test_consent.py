@@ -87,10 +87,10 @@ def test_a_run_that_began_in_this_home_needs_consent_to_no_code_but_what_was_add
     own = {**RECIPE, "training": {"callbacks": ["my:Callback"]}}
     (home / "runs" / "run-1").mkdir(mode=0o700, parents=True)
     home.chmod(0o700)
-    consent.remember("run-1", parse(own))
-    consent.require("the Prefect server", own, run="run-1")
+    consent.record_code("run-1", parse(own))
+    consent.require_consent("the Prefect server", own, run="run-1")
     with pytest.raises(UserError) as caught:
-        consent.require("the Prefect server", own, overrides={"training.loss": "its:loss"}, run="run-1")
+        consent.require_consent("the Prefect server", own, overrides={"training.loss": "its:loss"}, run="run-1")
     assert [problem.where for problem in caught.value.problems] == ["training.loss"]
     with pytest.raises(UserError):
-        consent.require("the Prefect server", own, run="run-2")
+        consent.require_consent("the Prefect server", own, run="run-2")

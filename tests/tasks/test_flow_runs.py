@@ -40,7 +40,7 @@ def test_the_last_that_did_not_complete_is_gone_on_with_and_none_that_runs_here_
         elsewhere, completed = begun(client, None), begun(client, Completed())
         foreign = begun(client, Crashed(), other)
         taken_for_dead = begun(client, Crashed())
-    with Outbox(str(killed.id)).claimed(), Outbox(str(taken_for_dead.id)).claimed():
+    with Outbox(str(killed.id)).claim_run(), Outbox(str(taken_for_dead.id)).claim_run():
         assert find(None).id == crashed.id
         for run, state in ((killed, "Running"), (taken_for_dead, "Crashed")):
             with pytest.raises(
@@ -63,7 +63,7 @@ def test_a_server_that_died_with_its_runs_is_told_of_them_and_of_no_other(prefec
         client.set_flow_run_state(cancelled.id, Cancelling(), force=True)
         for run in (killed, cancelled):
             Outbox(str(run.id))
-        with Outbox(str(alive.id)).claimed():
+        with Outbox(str(alive.id)).claim_run():
             report_killed()
         found = [client.read_flow_run(run.id).state_type for run in (killed, cancelled, alive, elsewhere)]
     assert found == [StateType.CRASHED, StateType.CANCELLED, StateType.RUNNING, StateType.RUNNING]

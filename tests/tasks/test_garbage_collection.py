@@ -16,7 +16,7 @@ import pytest
 from tasks.cache import garbage_collection, settings, store
 from tasks.cache.garbage_collection import RECORDS, Piece, bytes_on_disk, find_pieces, in_use
 from tasks.cache.history import History
-from tasks.cache.locks import held
+from tasks.cache.locks import is_held
 from tasks.registry.retention import find_needs
 from tasks.tracking.connection import connect
 from tasks.tracking.mlflow_run import VERSION_TAG
@@ -74,7 +74,7 @@ def ran(run: str, keys: Mapping[str, str], status: str | None = "FINISHED", vers
         outbox.put("tags", values={VERSION_TAG: version})
     if status:
         outbox.put("end", status=status)
-    outbox.mark((outbox.folder / "outbox.jsonl").stat().st_size)
+    outbox.mark_delivered((outbox.folder / "outbox.jsonl").stat().st_size)
 
 
 def job(key: str, age_s: float = 0.0) -> Path:
@@ -189,7 +189,7 @@ def test_nothing_is_removed_while_a_run_goes_on_which_waits_for_no_removal_but_t
     monkeypatch.setattr("tasks.cache.garbage_collection.LOCK_WAIT_S", 0.1)
     key = made("fit", "a1")
     outbox = Outbox("11111111")
-    with in_use(), in_use(), outbox.claimed(), pytest.raises(UserError, match=r"a run is running .*11111111"):
+    with in_use(), in_use(), outbox.claim_run(), pytest.raises(UserError, match=r"a run is running .*11111111"):
         remove({store.folder("fit", key)})
     assert store.find("fit", key) is not None
     assert remove({store.folder("fit", key)})[0] == 1
@@ -200,7 +200,7 @@ def test_a_run_that_waits_for_a_removal_says_so_and_what_is_put_aside_is_measure
 ) -> None:
     free: list[bool] = []
     monkeypatch.setattr(
-        "tasks.cache.garbage_collection.Sizes.of", lambda *given, **named: free.append(not held(lock)) or 0
+        "tasks.cache.garbage_collection.Sizes.of", lambda *given, **named: free.append(not is_held(lock)) or 0
     )
     lock, said = settings.home() / "locks/home.lock", threading.Event()
     assert remove({store.folder("fit", made("fit", "a1"))})[0] == 1 and free == [True]

@@ -34,7 +34,7 @@ def kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in (*PREFECT_VARIABLES, *MLFLOW_VARIABLES):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    with servers.managing() as alone:
+    with servers.process_manager_lock() as alone:
         assert alone
         yield
 
@@ -57,8 +57,8 @@ def environment() -> dict[str, str]:
 
 def test_a_process_is_pointed_at_the_servers_of_its_home_and_logged_in() -> None:
     running_services()
-    servers.use()
-    password = servers.password()
+    servers.use_home_servers()
+    password = servers.ensure_password()
     assert environment() == {
         "PREFECT_API_URL": "http://127.0.0.1:1/api",
         "PREFECT_API_AUTH_STRING": f"finetune:{password}",
@@ -74,7 +74,7 @@ def test_a_server_of_somebody_else_is_not_given_the_password(monkeypatch: pytest
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.example")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "theirs")
     before = environment()
-    servers.use()
+    servers.use_home_servers()
     assert environment() == before
 
 
@@ -82,13 +82,13 @@ def test_a_shell_with_an_earlier_password_gets_the_present_one(monkeypatch: pyte
     running_services()
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "finetune:earlier")
-    servers.use()
+    servers.use_home_servers()
     assert os.environ["PREFECT_API_AUTH_STRING"] == servers.auth_string()
 
 
 def test_a_server_that_does_not_answer_yet_is_not_used() -> None:
     running_services(answering=(PREFECT,))
-    servers.use()
+    servers.use_home_servers()
     assert set(environment()) == set(PREFECT_VARIABLES)
 
 
@@ -102,15 +102,15 @@ def test_the_password_is_not_sent_to_a_port_that_another_user_has_taken() -> Non
         os.seteuid(uid)
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         running_services(prefect=url, mlflow=None, answering=(PREFECT,))
-        servers.use()
-        assert environment() == {} and not servers.answers(url)
+        servers.use_home_servers()
+        assert environment() == {} and not servers.is_healthy(url)
 
 
 def test_a_password_file_that_a_power_cut_left_empty_is_made_again(home: Path) -> None:
-    servers.folder()
+    servers.services_folder()
     (home / "services" / "password").touch(mode=0o600)
-    assert len(servers.password()) >= 32
-    assert servers.password() == servers.password()
+    assert len(servers.ensure_password()) >= 32
+    assert servers.ensure_password() == servers.ensure_password()
 
 
 def test_services_on_another_machine_are_named_and_neither_used_nor_stopped(
@@ -119,7 +119,7 @@ def test_services_on_another_machine_are_named_and_neither_used_nor_stopped(
     signalled: list[object] = []
     monkeypatch.setattr(lifecycle, "send", lambda *arguments: signalled.append(arguments))
     running_services(host="other-machine")
-    servers.use()
+    servers.use_home_servers()
     assert environment() == {}
     with pytest.raises(ServicesFailed, match=r"runs on other-machine since .*: run `finetune down` there"):
         lifecycle.down()

@@ -13,7 +13,7 @@ import pytest
 from prefect.locking.protocol import LockManager
 
 from tasks.cache import locks
-from tasks.cache.locks import FlockManager, shared
+from tasks.cache.locks import FlockManager, shared_lock
 
 HOLDER = """
 import sys, time
@@ -93,7 +93,7 @@ def test_shared_holders_and_a_lone_one_keep_each_other_out(tmp_path: Path) -> No
     entered = threading.Event()
 
     def share() -> None:
-        with shared(tmp_path / "home.lock", waited.set):
+        with shared_lock(tmp_path / "home.lock", waited.set):
             entered.set()
             time.sleep(0.2)
 

@@ -11,7 +11,7 @@ from huggingface_hub import constants, hf_hub_download
 
 from tasks.cache.refs import Lock, PinnedCommit
 from tasks.cache.stage import Work
-from tasks.hub.client import read_errors
+from tasks.hub.client import explain_read_errors
 from tasks.stages.load_model import load_model
 from tests.hub.server import Hub
 from training.problems import UserError
@@ -85,6 +85,6 @@ def test_what_another_program_left_of_a_model_is_not_taken_for_the_whole(
 
 
 def test_a_full_disk_is_not_taken_for_a_dead_network() -> None:
-    with pytest.raises(OSError, match="No space") as failed, read_errors("model", "me/model", "main"):
+    with pytest.raises(OSError, match="No space") as failed, explain_read_errors("model", "me/model", "main"):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert failed.value.errno == errno.ENOSPC

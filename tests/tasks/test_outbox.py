@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.tracking.outbox import OUTBOX, Outbox, undelivered
+from tasks.tracking.outbox import OUTBOX, Outbox, find_undelivered
 
 
 def entries(outbox: Outbox) -> list[str]:
-    return [entry["entry"] for entry, _ in outbox.waiting()]
+    return [entry["entry"] for entry, _ in outbox.read_undelivered()]
 
 
 def begun(run: str = "run") -> Outbox:
@@ -26,15 +26,15 @@ def test_entries_wait_in_order_until_they_are_marked(home: Path) -> None:
     outbox = begun()
     outbox.put("tags", values={"a": "1"})
     assert entries(outbox) == ["start", "tags"]
-    outbox.mark(outbox.waiting()[0][1])
+    outbox.mark_delivered(outbox.read_undelivered()[0][1])
     assert entries(Outbox("run")) == ["tags"]
-    outbox.mark(outbox.waiting()[0][1])
+    outbox.mark_delivered(outbox.read_undelivered()[0][1])
     assert entries(outbox) == []
 
 
 def test_a_lost_or_damaged_mark_delivers_again_and_loses_nothing(home: Path) -> None:
     outbox = begun()
-    outbox.mark(outbox.waiting()[-1][1])
+    outbox.mark_delivered(outbox.read_undelivered()[-1][1])
     (outbox.folder / "delivered").write_text("x")
     assert entries(outbox) == ["start"]
 
@@ -72,7 +72,7 @@ def test_a_line_torn_by_a_kill_takes_no_later_entry_along(home: Path, torn: byte
     with (outbox.folder / OUTBOX).open("ab") as file:
         file.write(torn)
     assert entries(outbox) == ["start"] and outbox.is_open()
-    with outbox.claimed() as mine:
+    with outbox.claim_run() as mine:
         assert mine
         outbox.put("end", status="KILLED")
     assert entries(outbox) == ["start", "end"] and not outbox.is_open()
@@ -81,10 +81,10 @@ def test_a_line_torn_by_a_kill_takes_no_later_entry_along(home: Path, torn: byte
 def test_a_run_killed_within_its_first_line_is_no_run(home: Path) -> None:
     outbox = Outbox("run")
     (outbox.folder / OUTBOX).write_text('{"entry": "sta')
-    assert not outbox.is_open() and undelivered("another") == []
-    with outbox.claimed():
+    assert not outbox.is_open() and find_undelivered("another") == []
+    with outbox.claim_run():
         outbox.put("start", experiment="recipe")
-    assert outbox.start()["experiment"] == "recipe"
+    assert outbox.read_start()["experiment"] == "recipe"
 
 
 def test_what_a_full_disk_refuses_or_takes_in_part_is_written_when_there_is_room_again(
@@ -106,19 +106,25 @@ def test_what_a_full_disk_refuses_or_takes_in_part_is_written_when_there_is_room
     monkeypatch.undo()
     monkeypatch.setenv("FINETUNE_HOME", str(home))
     outbox.put("end", status="FINISHED")
-    assert [entry.get("values") for entry, _ in outbox.waiting()] == [None, {"a": "1"}, {"b": "1"}, {"c": "1"}, None]
+    assert [entry.get("values") for entry, _ in outbox.read_undelivered()] == [
+        None,
+        {"a": "1"},
+        {"b": "1"},
+        {"c": "1"},
+        None,
+    ]
     assert not outbox.unwritten and not outbox.is_open()
 
 
 def test_an_outbox_is_claimed_by_one_at_a_time(home: Path) -> None:
-    with Outbox("run").claimed() as mine, Outbox("run").claimed(wait_s=0.1) as other:
+    with Outbox("run").claim_run() as mine, Outbox("run").claim_run(wait_s=0.1) as other:
         assert (mine, other) == (True, False)
-    with Outbox("run").claimed() as mine:
+    with Outbox("run").claim_run() as mine:
         assert mine
 
 
 def test_a_claim_is_not_handed_on_to_children(home: Path) -> None:
-    with Outbox("run").claimed():
+    with Outbox("run").claim_run():
         held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _inheritable(int(fd))]
     assert not any(str(home) in path for path in held)
 
@@ -133,18 +139,18 @@ def _inheritable(descriptor: int) -> bool:
 def test_nobody_left_anything_where_the_folder_of_the_runs_was_removed(home: Path) -> None:
     begun()
     shutil.rmtree(home / "runs")
-    assert undelivered() == []
+    assert find_undelivered() == []
 
 
 def test_others_left_what_waits_or_was_never_ended(home: Path) -> None:
     begun("mine")
-    begun("open").mark(10_000)
+    begun("open").mark_delivered(10_000)
     done = begun("done")
     done.put("end", status="FINISHED")
-    done.mark((done.folder / OUTBOX).stat().st_size)
+    done.mark_delivered((done.folder / OUTBOX).stat().st_size)
     begun("waiting").put("end", status="FINISHED")
     (home / "runs" / "lock only").mkdir()
-    assert [box.run for box in undelivered("mine")] == ["open", "waiting"]
+    assert [box.run for box in find_undelivered("mine")] == ["open", "waiting"]
 
 
 def test_figures_of_a_delivered_run_are_dropped_and_a_retry_goes_on_behind(home: Path) -> None:
@@ -154,14 +160,14 @@ def test_figures_of_a_delivered_run_are_dropped_and_a_retry_goes_on_behind(home:
     outbox.put("end", status="FAILED")
     outbox.trim()
     assert entries(outbox) == ["start", "metrics", "tags", "end"], "not delivered yet"
-    outbox.mark(outbox.waiting()[-1][1])
+    outbox.mark_delivered(outbox.read_undelivered()[-1][1])
     outbox.trim()
     assert entries(outbox) == []
     assert b"metrics" not in (outbox.folder / OUTBOX).read_bytes()
     outbox.put("start", experiment="recipe")
-    assert [entry["entry"] for entry in outbox.entries()] == ["start", "tags", "end", "start"]
+    assert [entry["entry"] for entry in outbox.read_entries()] == ["start", "tags", "end", "start"]
     assert entries(outbox) == ["start"]
     outbox.put("metrics", points=[["fit/loss", 0.25, 0, 2]])
-    outbox.mark(outbox.waiting()[-1][1])
+    outbox.mark_delivered(outbox.read_undelivered()[-1][1])
     outbox.trim()
     assert b"metrics" in (outbox.folder / OUTBOX).read_bytes(), "the run goes on"

@@ -58,7 +58,7 @@ def test_what_the_server_knows_better_is_left_as_it_is(home: Path, prefect_serve
 def test_a_run_that_is_tried_again_just_now_is_left_alone(home: Path, prefect_server: None) -> None:
     run = left_running()
     pending_states.save(str(run.id), StateType.FAILED)
-    with Outbox(str(run.id)).claimed():
+    with Outbox(str(run.id)).claim_run():
         pending_states.deliver()
     assert state_of(run) == StateType.RUNNING
 

@@ -17,7 +17,7 @@ from flows.cli.main import main
 from tasks.cache.refs import Comparison, Promotion, Verdict, Version
 from tasks.cache.stage import Listener, Work
 from tasks.registry import promotions
-from tasks.registry.promotions import Move, champions, moves_of
+from tasks.registry.promotions import Move, list_champions, read_moves
 from tasks.stages.register import promote
 from tasks.tracking.connection import connect
 from tests.made import BESIDE
@@ -67,7 +67,7 @@ def aliases(client: MlflowClient) -> dict[str, str]:
 
 
 def kept(client: MlflowClient) -> list[Move]:
-    return moves_of(client.get_registered_model("reviews"))
+    return read_moves(client.get_registered_model("reviews"))
 
 
 def test_each_move_is_kept_with_who_when_why_and_from_where(client: MlflowClient) -> None:
@@ -201,7 +201,7 @@ def move(before: str | None, to: str, by: str = "run") -> Move:
 def test_the_champions_before_this_one_are_told_by_what_happened(
     moves: list[Move], now: str | None, line: list[str]
 ) -> None:
-    assert champions(moves, now) == line
+    assert list_champions(moves, now) == line
 
 
 def test_an_alias_other_than_the_champions_is_given_without_a_move(client: MlflowClient) -> None:
@@ -318,7 +318,7 @@ def test_of_two_homes_that_promote_at_once_one_alone_does(
         promoting("3", tmp_path / "other")
     monkeypatch.undo()
     assert len(promoted) == 1 and aliases(client)["live"] == promoted[0]
-    assert champions(kept(client), aliases(client)["live"]) == ["1", promoted[0]]
+    assert list_champions(kept(client), aliases(client)["live"]) == ["1", promoted[0]]
 
 
 def test_a_run_whose_promotion_is_taken_back_leaves_what_another_has_promoted_since(

@@ -27,9 +27,9 @@ from tasks.cache import store
 from tasks.cache.refs import Ref
 from tasks.cache.stage import Row
 from tasks.tracking import mlflow_run
-from tasks.tracking.connection import FLOW_RUN_TAG, MlflowFailed, connect, environment, mlflow_errors
-from tasks.tracking.mlflow_run import Delivery, Tracker, deliver_left
-from tasks.tracking.outbox import OUTBOX, Outbox, is_running_here, undelivered, was_killed_here
+from tasks.tracking.connection import FLOW_RUN_TAG, MlflowFailed, build_environment, connect, mlflow_errors
+from tasks.tracking.mlflow_run import Delivery, Tracker, deliver_earlier_runs
+from tasks.tracking.outbox import OUTBOX, Outbox, find_undelivered, is_running_here, was_killed_here
 from tests.servers import Server, closed_port, mlflow_server
 
 ROOT = str(Path(tasks.__path__[0]).parent)
@@ -76,8 +76,8 @@ def artifact(stage: str = "load_data", **figures: float) -> Ref:
 
 def test_a_run_has_its_parameters_tags_figures_files_and_data(tracked: Path) -> None:
     tracker = Tracker("recipe", "flow-1")
-    tracker.params({"training.learning_rate": "3e-05", "name": "recipe"})
-    tracker.text("recipe.yaml", "name: recipe\n")
+    tracker.log_params({"training.learning_rate": "3e-05", "name": "recipe"})
+    tracker.log_text("recipe.yaml", "name: recipe\n")
     tracker.stage_started("load_data", "k" * 40)
     ref = artifact()
     tracker.stage_ended(Row("load_data", "k" * 40, "ran", 1.25), ref)
@@ -115,13 +115,13 @@ def test_a_childs_figures_keep_their_own_times_and_steps_and_a_replay_adds_nothi
 def test_an_outbox_delivered_twice_from_the_start_adds_nothing(tracked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Outbox, "trim", lambda outbox: None)
     tracker = Tracker("recipe", "flow-1")
-    tracker.params({"name": "recipe"})
+    tracker.log_params({"name": "recipe"})
     tracker.stage_events("fit", EVENTS)
     tracker.stage_ended(Row("load_data", "k" * 40, "ran", 1.25), artifact())
     tracker.end("FINISHED")
     before = the_run().to_dictionary()
     outbox = Outbox("flow-1")
-    outbox.mark(0)
+    outbox.mark_delivered(0)
     Delivery().deliver(outbox)
     assert the_run().to_dictionary() == before
     assert len(history("fit/loss")) == 2 and len(history("load_data/seconds")) == 1
@@ -174,8 +174,8 @@ def test_what_mlflow_refuses_takes_nothing_else_along(tracked: Path) -> None:
 
 def test_long_values_are_cut_to_what_mlflow_takes(tracked: Path) -> None:
     tracker = Tracker("recipe", "flow-1")
-    tracker.params({"long": "x" * 10_000})
-    tracker.tags({"long": "x" * 10_000})
+    tracker.log_params({"long": "x" * 10_000})
+    tracker.set_tags({"long": "x" * 10_000})
     tracker.end("FINISHED")
     run = the_run()
     assert (len(run.data.params["long"]), len(run.data.tags["long"])) == (6000, 8000)
@@ -215,15 +215,15 @@ def test_a_run_that_mlflow_hears_of_after_its_end_did_not_begin_after_it(tracked
     outbox.put("start", experiment="recipe")
     outbox.put("end", status="FINISHED")
     time.sleep(0.05)
-    assert deliver_left() is None
+    assert deliver_earlier_runs() is None
     info = the_run().info
-    assert info.start_time == int(outbox.start()["time"] * 1000) <= info.end_time
+    assert info.start_time == int(outbox.read_start()["time"] * 1000) <= info.end_time
 
 
 def test_a_run_that_another_process_works_on_is_left_alone(tracked: Path) -> None:
     other = Outbox("other")
     other.put("start", experiment="recipe")
-    with other.claimed():
+    with other.claim_run():
         tracker = Tracker("recipe", "mine")
         tracker.end("FINISHED")
     assert {of(run): run.info.status for run in runs()} == {"mine": "FINISHED"}
@@ -270,7 +270,7 @@ def test_a_tracker_that_is_down_holds_up_no_run_and_its_password_is_not_told(
     assert time.monotonic() - started < 15
     assert tracker.mlflow_run_id is None
     assert tracker.trouble is not None and "secret" not in tracker.trouble and "127.0.0.1" in tracker.trouble
-    assert len(Outbox("flow-1").waiting()) > 5
+    assert len(Outbox("flow-1").read_undelivered()) > 5
 
 
 def test_a_server_that_accepts_and_never_answers_holds_up_no_run_for_longer_than_is_said(
@@ -285,7 +285,7 @@ def test_a_server_that_accepts_and_never_answers_holds_up_no_run_for_longer_than
         tracker.end("FINISHED")
         assert time.monotonic() - started < 10
         assert tracker.trouble == "it did not answer within 2 s"
-    assert len(Outbox("flow-1").waiting()) == 3
+    assert len(Outbox("flow-1").read_undelivered()) == 3
 
 
 class Failing(BaseHTTPRequestHandler):
@@ -311,7 +311,7 @@ def test_a_server_that_fails_in_everything_holds_up_no_run(home: Path, monkeypat
         assert time.monotonic() - started < 15
         failing.shutdown()
     assert tracker.trouble is not None and "500" in tracker.trouble
-    assert len(Outbox("flow-1").waiting()) == 3
+    assert len(Outbox("flow-1").read_undelivered()) == 3
 
 
 def test_the_load_of_the_machine_is_tracked_also_of_the_time_when_no_server_answers(
@@ -320,13 +320,13 @@ def test_the_load_of_the_machine_is_tracked_also_of_the_time_when_no_server_answ
     monkeypatch.setattr(mlflow_run, "SAMPLE_S", 0.2)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
     dead = Tracker("recipe", "flow-1")
-    wait_until(lambda: len([e for e, _ in Outbox("flow-1").waiting() if e["entry"] == "metrics"]) > 2)
+    wait_until(lambda: len([e for e, _ in Outbox("flow-1").read_undelivered() if e["entry"] == "metrics"]) > 2)
     dead.end("FINISHED")
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert deliver_left() is None
+    assert deliver_earlier_runs() is None
     assert the_run().info.status == "FINISHED"
     assert len(history("system/cpu_utilization_percentage")) > 2
-    assert deliver_left() is None and not undelivered()
+    assert deliver_earlier_runs() is None and not find_undelivered()
 
 
 def test_a_sample_that_comes_after_the_end_leaves_the_run_ended(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,11 +366,11 @@ def test_what_a_full_disk_never_took_is_told_as_lost_and_stops_no_sample(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
     full.set()
     tracker = Tracker("recipe", "flow-1")
-    tracker._sampled({"cpu_utilization_percentage": 50.0})  # the start is not on the disk: no error
+    tracker._log_sample({"cpu_utilization_percentage": 50.0})  # the start is not on the disk: no error
     full.clear()
-    tracker.tags({"fit.key": "k"})
-    tracker._sampled({"cpu_utilization_percentage": 50.0})
-    assert [entry["entry"] for entry, _ in Outbox("flow-1").waiting()] == ["start", "tags", "metrics"]
+    tracker.set_tags({"fit.key": "k"})
+    tracker._log_sample({"cpu_utilization_percentage": 50.0})
+    assert [entry["entry"] for entry, _ in Outbox("flow-1").read_undelivered()] == ["start", "tags", "metrics"]
     full.set()
     tracker.end("FINISHED")
     assert tracker.lost and Outbox("flow-1").is_open()
@@ -442,7 +442,7 @@ TRACK = """
 import sys
 from tasks.tracking.mlflow_run import Tracker
 tracker = Tracker("recipe", sys.argv[1])
-tracker.tags({"fit.key": sys.argv[1]})
+tracker.set_tags({"fit.key": sys.argv[1]})
 tracker.end("FINISHED")
 sys.exit(tracker.trouble)
 """
@@ -462,9 +462,9 @@ def test_two_processes_that_meet_at_a_fresh_database_both_track(home: Path) -> N
 
 
 def test_a_child_is_told_of_the_server_by_its_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert environment()["MLFLOW_TRACKING_URI"] == f"sqlite:///{home / 'mlflow.db'}"
+    assert build_environment()["MLFLOW_TRACKING_URI"] == f"sqlite:///{home / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@host")
-    assert environment()["MLFLOW_REGISTRY_URI"] == "http://me:secret@host"
+    assert build_environment()["MLFLOW_REGISTRY_URI"] == "http://me:secret@host"
 
 
 def test_a_run_started_while_another_command_slowly_delivers_what_it_had_left_is_nobody_elses_and_not_killed(
@@ -482,7 +482,7 @@ def test_a_run_started_while_another_command_slowly_delivers_what_it_had_left_is
         deliver(delivery, entry, run_id)
 
     monkeypatch.setattr(Delivery, "_deliver", slowly)
-    other = threading.Thread(target=deliver_left)
+    other = threading.Thread(target=deliver_earlier_runs)
     other.start()
     assert reached.wait(30)
     began = time.monotonic()
@@ -492,9 +492,9 @@ def test_a_run_started_while_another_command_slowly_delivers_what_it_had_left_is
     assert Outbox("flow-1").end_if_killed() is False
     go_on.set()
     other.join()
-    assert is_running_here("flow-1") and deliver_left() is None and Outbox("flow-1").is_open()
+    assert is_running_here("flow-1") and deliver_earlier_runs() is None and Outbox("flow-1").is_open()
     assert the_run().info.status == "RUNNING"
-    tracker.tags({"fit.key": "new"})
+    tracker.set_tags({"fit.key": "new"})
     tracker.end("FINISHED")
     assert tracker.trouble is None and not is_running_here("flow-1")
     assert the_run().info.status == "FINISHED" and the_run().data.tags["fit.key"] == "new"
@@ -515,5 +515,5 @@ def test_a_second_process_of_the_same_run_waits_until_the_first_has_ended(tracke
 def test_a_tracker_that_is_closed_without_an_end_lets_the_run_be_tried_again(tracked: Path) -> None:
     with contextlib.closing(Tracker("recipe", "flow-1")):
         pass
-    with Outbox("flow-1").claimed() as mine:
+    with Outbox("flow-1").claim_run() as mine:
         assert mine

@@ -33,7 +33,7 @@ def main() -> int:
             _finetune("up", "--detach", "--prefect-port", ports["prefect"], "--mlflow-port", ports["mlflow"])
             _finetune("deploy", "deployments/demo.yaml")
             prefect, mlflow = (f"http://127.0.0.1:{port}" for port in ports.values())
-            os.environ.update(servers.last_state().environment)
+            os.environ.update(servers.read_last_state().environment)
             _run("-m", "prefect", "--no-prompt", "deployment", "run", "finetune/demo", "--watch")
             look(prefect, mlflow, Path(__file__).with_name("pictures"))
         except Missing as missing:

@@ -15,7 +15,7 @@ from tasks.cache.digests import digest_of
 from tasks.cache.refs import Lock
 from tasks.cache.settings import home
 from tasks.cache.store import folder
-from tasks.hub.client import read_errors
+from tasks.hub.client import explain_read_errors
 from tasks.jobs.launch import JobFailed, python_argv, require_finished, run_job
 from training import task_types
 from training.jobs.protocol import Job
@@ -96,5 +96,5 @@ def _hub_file(name: str, commit: str, download: bool) -> Path | None:
         return Path(found)
     if not download:
         return None
-    with read_errors("model", name, commit):
+    with explain_read_errors("model", name, commit):
         return Path(hf_hub_download(name, "config.json", revision=commit))

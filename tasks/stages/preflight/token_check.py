@@ -15,7 +15,7 @@ from typing import Any
 
 from tasks.cache import settings
 from tasks.cache.refs import Lock
-from tasks.hub.client import read_errors
+from tasks.hub.client import explain_read_errors
 from tasks.tracking.reports import read_report
 from training import task_types
 from training.models.repository_files import CHAT_TEMPLATE, TOKENIZER_FILES, part_of, uses_tokenizer_json
@@ -79,7 +79,7 @@ def find_tokenizer(recipe: Recipe, lock: Lock, rows: Path, out: Path) -> Path:
         from huggingface_hub import snapshot_download
 
         name, commit = str(model.path), lock.model_hub.commit
-        with read_errors("model", name, commit):
+        with explain_read_errors("model", name, commit):
             patterns = [*TOKENIZER_FILES]
             folder = Path(snapshot_download(name, revision=commit, allow_patterns=patterns, ignore_patterns="*/*"))
     else:
