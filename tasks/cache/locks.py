@@ -1,7 +1,7 @@
 """Named locks by `flock`: the kernel releases them when their process ends.
 
 The holder deletes the lock file when it releases the lock, so files do not pile up. A process that waited then holds a
-lock on a deleted file; it notices that the name leads elsewhere, and opens the file anew.
+lock on a deleted file: it compares the file with the path, and opens the path again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_held(file: Path) -> bool:
 
 @contextlib.contextmanager
 def shared_lock(file: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Holds a shared lock of the file. Calls `on_wait` and waits while a process holds it exclusively."""
+    """Holds a shared lock of the file. Calls `on_wait` and waits while a process holds the exclusive lock."""
     descriptor = _open(file)
     try:
         try:
@@ -53,21 +53,21 @@ def shared_lock(file: Path, on_wait: Callable[[], None] = lambda: None) -> Itera
 
 @contextlib.contextmanager
 def exclusive_lock(file: Path, wait_s: float = 0.0, on_wait: Callable[[], None] = lambda: None) -> Iterator[bool]:
-    """Holds the exclusive lock of the file and yields True; yields False if others hold it for `wait_s` seconds.
-    `on_wait` is called once after some seconds."""
-    began, noted, descriptor = time.monotonic(), False, _open(file)
+    """Holds the exclusive lock of the file and yields True; yields False if another process holds it for `wait_s`
+    seconds. Calls `on_wait` once after some seconds."""
+    started, on_wait_called, descriptor = time.monotonic(), False, _open(file)
     try:
-        while not (mine := _try_lock(descriptor) and _is_file(descriptor, file)):
-            waited = time.monotonic() - began
-            if waited >= wait_s:
+        while not (locked := _try_lock(descriptor) and _is_file(descriptor, file)):
+            waited_s = time.monotonic() - started
+            if waited_s >= wait_s:
                 break
-            if waited >= NOTE_AFTER_S and not noted:
-                noted = True
+            if waited_s >= NOTE_AFTER_S and not on_wait_called:
+                on_wait_called = True
                 on_wait()
             time.sleep(WAIT_S)
             os.close(descriptor)
             descriptor = _open(file)
-        yield mine
+        yield locked
     finally:
         os.close(descriptor)
 

@@ -32,18 +32,18 @@ class MlflowFailed(Exception):
 
 
 def connect() -> MlflowClient:
-    """A client of the tracking server, or of the database in the home, which is created if missing."""
-    # The outbox retries by itself; minutes of retries inside one call would only delay the end of a run.
+    """Connects a client to the tracking server, or to the database in the home, which is created if missing."""
+    # The outbox retries: minutes of retries inside one call would only delay the end of a run.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    # These log pages about errors that they also raise, and that the caller reports in one line.
+    # These loggers print pages about errors that are also raised, and that the caller reports in one line.
     for name in ("mlflow.store.db.utils", "mlflow.system_metrics.system_metrics_monitor"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     from mlflow import MlflowClient
 
     uri = settings.tracking_uri()
-    # Two processes that migrate a new SQLite file at the same time both fail; a server migrates its own.
+    # Two processes that migrate a new SQLite file at the same time both fail; a server migrates its database itself.
     with named_lock("mlflow-database") if uri.startswith("sqlite:") else contextlib.nullcontext():
         if settings.tracking_is_local():
             _create_database(_database_file())
@@ -54,7 +54,7 @@ def connect() -> MlflowClient:
 
 
 def has_database() -> bool:
-    """Whether there is a server or a database: the first connection creates the database in the home."""
+    """Whether there is a server or a database; the first connection creates the database in the home."""
     return not settings.tracking_is_local() or _database_file().exists()
 
 
@@ -62,16 +62,16 @@ def _database_file() -> Path:
     return settings.home() / "mlflow.db"
 
 
-def _create_database(final: Path) -> None:
+def _create_database(file: Path) -> None:
     """Creates the database with all of its tables or not at all: MLflow cannot complete a partial migration."""
     from mlflow import MlflowClient
 
-    if not final.exists():
-        aside = final.with_name(f".{final.name}-new")
-        for leftover in final.parent.glob(f"{aside.name}*"):  # of a run that was killed, with its journal
+    if not file.exists():
+        temporary = file.with_name(f".{file.name}-new")
+        for leftover in file.parent.glob(f"{temporary.name}*"):  # of a run that was killed, with its journal
             leftover.unlink()
-        MlflowClient(tracking_uri=f"sqlite:///{aside}").search_experiments(max_results=1)
-        aside.rename(final)
+        MlflowClient(tracking_uri=f"sqlite:///{temporary}").search_experiments(max_results=1)
+        temporary.rename(file)
 
 
 _PATH_COLUMNS = {
@@ -84,19 +84,19 @@ _PATH_COLUMNS = {
 
 
 def update_artifact_paths() -> None:
-    """Rewrites the artifact paths in the home's own database after the home was moved or copied."""
-    here, database = settings.mlflow_artifacts(), _database_file()
-    if not here.is_dir() or not database.exists():  # if only the database was copied, its files have not moved
+    """Rewrites the artifact paths in the home's database after the home was moved or copied."""
+    current, database = settings.mlflow_artifacts(), _database_file()
+    if not current.is_dir() or not database.exists():  # if only the database was copied, its files have not moved
         return
     with contextlib.closing(sqlite3.connect(database, timeout=60)) as connection, connection:
         locations = connection.execute("SELECT artifact_location FROM experiments").fetchall()
         urls = {url for (url,) in locations if url and url.startswith("file:///")}
-        roots = {root for root, folder, _ in (url.rpartition(f"/{here.name}/") for url in urls) if folder}
+        roots = {root for root, folder, _ in (url.rpartition(f"/{current.name}/") for url in urls) if folder}
         for root in roots:
-            before = Path(unquote(urlsplit(root).path)) / here.name
-            if before == here or (before.exists() and before.samefile(here)):
+            former = Path(unquote(urlsplit(root).path)) / current.name
+            if former == current or (former.exists() and former.samefile(current)):
                 continue
-            for old, new in ((before.as_uri(), here.as_uri()), (str(before), str(here))):
+            for old, new in ((former.as_uri(), current.as_uri()), (str(former), str(current))):
                 for table, columns in _PATH_COLUMNS.items():
                     for column in columns:
                         connection.execute(
@@ -107,7 +107,7 @@ def update_artifact_paths() -> None:
 
 @contextlib.contextmanager
 def mlflow_errors() -> Iterator[None]:
-    """Turns the errors of MLflow's client in the block into MlflowFailed: MLflow is down or refuses."""
+    """Raises MlflowFailed instead of the errors of MLflow's client in the block: MLflow is down or refuses."""
     from mlflow.exceptions import MlflowException
     from requests import RequestException
 
@@ -139,38 +139,38 @@ def find_or_create_run(
     warn: Callable[[str], None] = _logger.warning,
     began_s: float | None = None,
 ) -> str:
-    """The id of the flow run's MLflow run, which is created if missing, with this start time (default: now). A deleted
-    experiment is restored, with a warning."""
+    """Returns the id of the flow run's MLflow run, which is created if missing, with this start time (default: now). A
+    deleted experiment is restored, with a warning."""
     with named_lock(f"mlflow-run-{run}"):
-        experiment_id = _experiment_id(client, experiment, warn)
-        found = client.search_runs([experiment_id], f"tags.`{FLOW_RUN_TAG}` = '{run}'", max_results=1)
-        if found:
-            return str(found[0].info.run_id)
-        # MLflow may have been down since: a late delivery does not change the start time.
+        experiment_id = _find_or_create_experiment(client, experiment, warn)
+        existing = client.search_runs([experiment_id], f"tags.`{FLOW_RUN_TAG}` = '{run}'", max_results=1)
+        if existing:
+            return str(existing[0].info.run_id)
+        # The run may have started long before this delivery.
         began_ms = None if began_s is None else int(began_s * 1000)
         name = f"{experiment}-{run[-8:]}"
         created = client.create_run(experiment_id, began_ms, tags={FLOW_RUN_TAG: run}, run_name=name)
         return str(created.info.run_id)
 
 
-def _experiment_id(client: MlflowClient, name: str, warn: Callable[[str], None]) -> str:
+def _find_or_create_experiment(client: MlflowClient, name: str, warn: Callable[[str], None]) -> str:
     with named_lock(f"mlflow-experiment-{name}"):
-        found = client.get_experiment_by_name(name)
-        if found is not None:
-            if found.lifecycle_stage == "deleted":  # MLflow still reserves its name
-                client.restore_experiment(found.experiment_id)
+        experiment = client.get_experiment_by_name(name)
+        if experiment is not None:
+            if experiment.lifecycle_stage == "deleted":  # MLflow still reserves its name
+                client.restore_experiment(experiment.experiment_id)
                 warn(
                     f"The experiment {name!r} was deleted in MLflow, and is restored with its runs because this recipe "
                     "tracks its runs there. For an empty one, give the recipe another name."
                 )
-            return str(found.experiment_id)
-        place = (settings.mlflow_artifacts() / name).as_uri() if settings.tracking_is_local() else None
-        return str(client.create_experiment(name, artifact_location=place))
+            return str(experiment.experiment_id)
+        location = (settings.mlflow_artifacts() / name).as_uri() if settings.tracking_is_local() else None
+        return str(client.create_experiment(name, artifact_location=location))
 
 
 @contextlib.contextmanager
 def named_lock(name: str) -> Iterator[None]:
-    """Keeps other threads and processes of this home out of the block of the same name."""
+    """Holds a lock of this name, shared by all threads and processes of this home, in the block."""
     locks = FlockManager(settings.home() / "locks")
     holder = f"{os.getpid()}-{threading.get_ident()}"
     locks.acquire_lock(name, holder)

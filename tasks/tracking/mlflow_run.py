@@ -1,4 +1,4 @@
-"""MLflow: one run a flow run, found by the flow run's id, fed from the outbox by a thread of its own."""
+"""MLflow runs: each flow run has one, found by the flow run's id; a thread fills it from the run's outbox."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ RETRY_S = 3.0
 LAST_RETRY_S = 0.5
 SAMPLE_S = 10.0
 LOAD_WAIT_S = 1.0
-# How long a run that has ended waits for a tracker that answers slowly, or not.
+# How long an ended run waits for the last delivery: while MLflow answers, and after a delivery failed.
 LAST_WAIT_S = 30.0
 DEAD_WAIT_S = 3.0
-# What people look at; weights and tables of rows stay in the store.
+# Files that people read are logged to MLflow; weights and tables of rows stay in the store.
 SHOWN = {".json", ".csv", ".png", ".jsonl", ".log", ".yaml", ".txt"}
 MAX_SHOWN_BYTES = 20_000_000
-# What MLflow will answer to the same entry again however often it is sent: a parameter that has another value, an
-# odd name, a run that somebody deleted.
+# MLflow's permanent errors, which a repetition does not mend: a parameter that has another value, an invalid name, a
+# deleted run.
 REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "INVALID_STATE"}
 
-# Of a run: the figure by which its model is judged, `split/metric`, and the version that it has in the registry.
+# Tags of a run: the figure by which its model is judged, `split/metric`, and its version in the registry.
 JUDGED_TAG = "finetune.judged"
 VERSION_TAG = "register.version"
-# MLflow's own.
+# Tags that MLflow defines.
 NAME_TAG, NOTE_TAG = "mlflow.runName", "mlflow.note.content"
 
 _logger = logging.getLogger(__name__)
@@ -49,22 +49,22 @@ class Tracker(Listener):
     Args:
         experiment: MLflow experiment, the recipe's name.
         run: the flow run's id.
-        name: what the MLflow run is called; None leaves that to MLflow.
+        name: name of the MLflow run; by default the experiment and the end of the flow run's id.
     """
 
     def __init__(self, experiment: str, run: str, name: str | None = None) -> None:
         self.mlflow_run_id: str | None = None
         self.trouble: str | None = None
-        """Why the last delivery failed; None while all is well."""
+        """The error of the last delivery; None if it succeeded."""
         self.warnings: list[str] = []
-        """What was done in MLflow that the user should know."""
+        """Changes in MLflow that the user should know of, such as a restored experiment."""
         self.lost = False
-        """Whether the disk never took what was to be tracked; known at the end, which is then lost too."""
+        """Whether a full disk lost the last entries, the run's end among them; set by `end`."""
         self._curves: set[str] = set()
         self._outbox = Outbox(run)
         self.folder = self._outbox.folder
-        """Where waits what MLflow has not got."""
-        # Held until the end: without it other commands would take the run for dead, and start it twice.
+        """The folder of the run's outbox."""
+        # Held until the end: otherwise other commands would treat the run as killed and start it twice.
         self._claim = self._outbox.claim_run(math.inf, self._warn_of_waiting)
         self._claim.__enter__()
         self._outbox.put("start", experiment=experiment)
@@ -84,11 +84,11 @@ class Tracker(Listener):
 
     @property
     def url(self) -> str | None:
-        """The page of the MLflow run; None before it is known, and where no server shows it."""
+        """The address of the MLflow run's page; None before the run exists, or without a server."""
         return run_url(self.mlflow_run_id)
 
     def log_params(self, values: Mapping[str, Any]) -> None:
-        """Logs the recipe's fields, flat."""
+        """Logs the recipe's fields by dotted name."""
         self._outbox.put("params", values={name: str(value)[:6000] for name, value in values.items()})
 
     def log_text(self, name: str, content: str) -> None:
@@ -104,7 +104,8 @@ class Tracker(Listener):
         self.set_tags({f"{stage}.key": key})
 
     def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
-        """Passes a child's figures on, under the stage's name and with their own times; its speed apart from them."""
+        """Logs a child program's metrics as STAGE/name and its speed as STAGE/speed/name, with the times of the
+        events."""
         prefixes = {"metrics": stage, "speed": f"{stage}/speed"}
         points = [
             [f"{prefixes[event['kind']]}/{name}", value, int(event["time"] * 1000), event["step"]]
@@ -117,7 +118,7 @@ class Tracker(Listener):
             self._outbox.put("metrics", points=points)
 
     def stage_ended(self, row: Row, result: Any) -> None:
-        """Tracks how the stage ended, its figures and its files; a cached training brings its curve along."""
+        """Logs the stage's state, figures and files. Curves of a cached stage are read from its artifact."""
         self.set_tags({f"{row.name}.state": row.state})
         figures = {"seconds": row.seconds}
         if isinstance(result, Ref):
@@ -133,13 +134,13 @@ class Tracker(Listener):
             self.set_tags({VERSION_TAG: f"{result.name}/{result.version}"})
         now = int(time.time() * 1000)
         points = [[f"{row.name}/{name}", value, now, 0] for name, value in figures.items()]
-        # A mean would be a point of the curve of its name.
+        # The final figure of a curve is left out: it would be one more point of the curve.
         self._outbox.put("metrics", points=[point for point in points if point[0] not in self._curves])
 
     def end(self, status: str) -> None:
-        """Ends the MLflow run (FINISHED, FAILED or KILLED) and waits, within reason, until MLflow has it all."""
+        """Ends the MLflow run (FINISHED, FAILED or KILLED) and waits for the last delivery, at most LAST_WAIT_S."""
         self._sampling_ended.set()
-        self._sampler.join(LOAD_WAIT_S)  # a sample that is being taken may come along; after the end it may not
+        self._sampler.join(LOAD_WAIT_S)  # a sample that is being taken is logged before the end
         self._outbox.put("end", status=status)
         self._ended.set()
         deadline = time.monotonic() + (DEAD_WAIT_S if self.trouble else LAST_WAIT_S)
@@ -152,22 +153,22 @@ class Tracker(Listener):
         self.lost = bool(self._outbox.unwritten)
         self._given_up.set()
         if not self._thread.is_alive() and self.trouble is None:
-            with contextlib.suppress(OSError), self._outbox.claim_delivery() as mine:
-                if mine:
+            with contextlib.suppress(OSError), self._outbox.claim_delivery() as claimed:
+                if claimed:
                     self._outbox.trim()
         self.close()
 
     def close(self) -> None:
-        """Lets other processes continue the run. Called again, it does nothing."""
+        """Releases the run, so that other processes can resume it. A second call does nothing."""
         self._claim.__exit__(None, None, None)
 
     def _warn_of_waiting(self) -> None:
-        _logger.warning("flow run %s goes on in another process of this home: waiting until it ends", self._outbox.run)
+        _logger.warning("flow run %s is running in another process of this home: waiting for its end", self._outbox.run)
 
     def _log_sample(self, figures: dict[str, float]) -> None:
-        # Seconds as steps: they go on upwards when the run is retried.
+        # Steps are seconds since the run's first start, so they increase across retries.
         now = time.time()
-        with contextlib.suppress(LookupError, FileNotFoundError):  # the disk is full, and has not taken the start yet
+        with contextlib.suppress(LookupError, FileNotFoundError):  # a full disk has not taken the start yet
             step = int(now - self._outbox.read_start()["time"])
             points = [[f"system/{name}", value, int(now * 1000), step] for name, value in figures.items()]
             self._outbox.put("metrics", points=points)
@@ -178,10 +179,10 @@ class Tracker(Listener):
             self.stage_events(row.name, read_events(events, 0, ["metrics", "speed"])[0])
         files = [*ref.path.glob("*.*"), *(ref.path / "log").rglob("*.*")]
         for path in files:
-            small = path.is_file() and path.suffix in SHOWN and path.stat().st_size <= MAX_SHOWN_BYTES
-            if small and path.name != "manifest.json":
-                inside = path.parent.relative_to(ref.path).parts
-                self._log_file(path, "/".join([row.name, *(part for part in inside if part != "log")]))
+            shown = path.is_file() and path.suffix in SHOWN and path.stat().st_size <= MAX_SHOWN_BYTES
+            if shown and path.name != "manifest.json":
+                folders = path.parent.relative_to(ref.path).parts
+                self._log_file(path, "/".join([row.name, *(folder for folder in folders if folder != "log")]))
         if row.name == "load_data":
             self._outbox.put("dataset", name="data", digest=ref.digest[:36], source=ref.location, profile=ref.figures)
 
@@ -190,28 +191,28 @@ class Tracker(Listener):
 
     def _deliver_until_ended(self) -> None:
         delivery: Delivery | None = None
-        others_waiting = True
+        killed_runs_wait = True
         while True:
             last, delivered = self._ended.wait(RETRY_S if delivery or self.trouble else 0), False
             try:
                 delivery = delivery or Delivery(self.warnings.append)
-                with self._outbox.claim_delivery() as mine:
-                    if mine:
+                with self._outbox.claim_delivery() as claimed:
+                    if claimed:
                         delivery.deliver(self._outbox)
-                delivered = mine  # else another command delivers what an earlier try had left: the rest waits for it
+                delivered = claimed  # otherwise another command is delivering this run's earlier entries
                 self.mlflow_run_id = delivery.find_run_id(self._outbox)
-                if others_waiting:
+                if killed_runs_wait:
                     delivery.deliver_killed_runs(except_run=self._outbox.run)
-                    others_waiting = False
+                    killed_runs_wait = False
                 self.trouble = None
-            except Exception as error:  # whatever MLflow raises, the run goes on and the entries wait
+            except Exception as error:  # no error of MLflow ends the run: the entries wait
                 self.trouble = one_line(error)
             if last and ((delivered and self.trouble is None) or self._given_up.wait(LAST_RETRY_S)):
                 return
 
 
 class Delivery:
-    """Carries entries from outboxes to MLflow. Raises what MLflow's client raises."""
+    """Delivery of entries from outboxes to MLflow. Errors of MLflow's client are raised."""
 
     def __init__(self, warn: Callable[[str], None] = _logger.warning) -> None:
         self._client = connect()
@@ -219,33 +220,35 @@ class Delivery:
         self._runs: dict[str, str] = {}  # flow run -> MLflow run
 
     def deliver(self, outbox: Outbox) -> None:
-        """Delivers what waits, in order, marking each step. What MLflow refuses is logged and passed over."""
+        """Delivers the undelivered entries in order, and marks each as delivered. An entry that MLflow refuses is
+        logged and skipped."""
         from mlflow.exceptions import MlflowException
 
         for entry, offset in outbox.read_undelivered():
             run_id = self.find_run_id(outbox)
             try:
                 if entry["entry"] == "end" and outbox.is_open():
-                    continue  # the run was started again since
+                    continue  # the run has started again
                 self._deliver(entry, run_id)
             except MlflowException as error:
-                del self._runs[outbox.run]  # somebody may have deleted it
+                del self._runs[outbox.run]  # a user may have deleted the MLflow run: look it up again
                 if error.error_code not in REFUSALS:
                     raise
                 _logger.warning("MLflow refuses a %s of run %s: %s", entry["entry"], run_id, first_line(error))
             outbox.mark_delivered(offset)
 
     def deliver_killed_runs(self, except_run: str = "") -> None:
-        """Delivers what dead runs left, and ends them as KILLED. Raises the first error after trying them all."""
+        """Ends killed runs as KILLED, and delivers their entries and those of ended runs. Raises the first error after
+        it has tried them all."""
         errors: list[Exception] = []
         for outbox in find_undelivered(except_run):
-            with outbox.claim_delivery() as mine:
-                if not mine or not outbox.end_if_killed():
+            with outbox.claim_delivery() as claimed:
+                if not claimed or not outbox.end_if_killed():
                     continue
                 try:
                     self.deliver(outbox)
-                    with outbox.claim_run() as ended:
-                        if ended:
+                    with outbox.claim_run() as run_claimed:
+                        if run_claimed:
                             outbox.trim()
                 except Exception as error:
                     errors.append(error)
@@ -253,7 +256,7 @@ class Delivery:
             raise errors[0]
 
     def find_run_id(self, outbox: Outbox) -> str:
-        """The MLflow run's id."""
+        """Returns the id of the outbox's MLflow run, which is created if missing."""
         if outbox.run not in self._runs:
             start = outbox.read_start()
             self._runs[outbox.run] = find_or_create_run(
@@ -285,7 +288,7 @@ class Delivery:
             self._client.set_terminated(run_id, entry["status"], int(entry["time"] * 1000))
 
     def _log_batches(self, run_id: str, kind: str, values: list[Any], at_once: int) -> None:
-        """Logs them in batches; one that is refused does not take the others of its batch along."""
+        """Logs the values in batches. If MLflow refuses a batch, its values are logged one by one."""
         from mlflow.exceptions import MlflowException
 
         for first in range(0, len(values), at_once):
@@ -302,7 +305,7 @@ class Delivery:
 
 
 def deliver_earlier_runs() -> str | None:
-    """Delivers what earlier runs left. Gives why that failed; None where all is well."""
+    """Delivers the remaining entries of earlier runs. Returns the error in one line; None if there is none."""
     if find_undelivered():
         try:
             Delivery().deliver_killed_runs()
@@ -324,17 +327,18 @@ def _build_dataset(entry: Mapping[str, Any]) -> Any:
     return DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])
 
 
-def _flatten_numbers(figures: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float]]:
+def _flatten_numbers(figures: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     for name, value in figures.items():
         if isinstance(value, Mapping):
-            yield from _flatten_numbers(value, f"{above}{name}/")
+            yield from _flatten_numbers(value, f"{prefix}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield above + name, float(value)
+            yield prefix + name, float(value)
 
 
 def sample_system_metrics(on_sample: Callable[[dict[str, float]], None], ended: threading.Event) -> None:
-    """Passes on the machine's load (processor, memory, disk, network, GPU) every ten seconds until `ended` is set."""
-    # MLflow's own monitor calls the server at each sample, and ends for good if the server does not answer.
+    """Calls `on_sample` with the machine's load (processor, memory, disk, network, GPU) every ten seconds until `ended`
+    is set."""
+    # MLflow's own monitor sends each sample to the server, and stops for good if the server does not answer.
     monitors: list[Any] = []
     while not ended.wait(SAMPLE_S):
         monitors = monitors or _create_monitors()
@@ -353,6 +357,6 @@ def _create_monitors() -> list[Any]:
     from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 
     monitors = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
-    with contextlib.suppress(Exception):  # of any type, on a machine without an NVIDIA GPU or its library
+    with contextlib.suppress(Exception):  # any type of error on a machine without an NVIDIA GPU or its library
         monitors.append(GPUMonitor())
     return monitors

@@ -5,12 +5,11 @@
     <home>/runs/<flow run>/lock            held by the process of the run, from its start to its end
     <home>/runs/<flow run>/delivery.lock   held by the process that delivers
 
-A tracker that is down costs a run nothing: entries keep their times and wait for the next delivery, which may be the
-next run's. An entry may be delivered twice without harm: MLflow drops a point that it has, and all else is set, not
-added.
+A run does not need MLflow to answer: entries keep their times until a later delivery, perhaps by the next run. An entry
+may be delivered twice: MLflow ignores a point that it has, and every other entry sets a value.
 
-Only the first lock tells whether a run is running. Delivering the entries of a killed run may take minutes, during
-which the run may be resumed.
+A run is running while `lock` is held. `delivery.lock` is separate because delivering the entries of a killed run may
+take minutes, and the run may be resumed meanwhile.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from training.jobs.protocol import write_atomically
 OUTBOX = "outbox.jsonl"
 DELIVERED = "delivered"
 PENDING_STATE = "pending_state"
-"""Beside them: see tasks/prefect/pending_states.py."""
+"""A file in the same folder: see tasks/prefect/pending_states.py."""
 FIGURES = b'{"entry": "metrics"'
-"""The beginning of a line of figures."""
+"""The first bytes of an entry with figures."""
 
 
 class Outbox:
@@ -49,26 +48,26 @@ class Outbox:
         self._lock = threading.Lock()
 
     def put(self, kind: str, **fields: Any) -> None:
-        """Adds an entry. An entry that the disk does not take stays in memory and is no error.
+        """Adds an entry. If the disk is full, the entry stays in memory until the next one is added.
 
-        After the end, until the run starts again, entries are dropped.
+        After an end, entries are dropped until the run starts again.
         """
         line = json.dumps({"entry": kind, "time": time.time(), **fields}) + "\n"
         with self._lock:
             if self._ended and kind != "start":
-                return  # from a late thread: behind the end, it would make the run look unfinished
+                return  # from a late thread: an entry after the end would make the run look unfinished
             self._ended = kind == "end"
             self.unwritten += line.encode()
             with contextlib.suppress(OSError):
                 descriptor = os.open(self.folder / OUTBOX, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
                 try:
-                    # A disk that is almost full takes a part.
+                    # An almost full disk takes only some of the bytes.
                     self.unwritten = self.unwritten[os.write(descriptor, self.unwritten) :]
                 finally:
                     os.close(descriptor)
 
     def read_undelivered(self) -> list[tuple[dict[str, Any], int]]:
-        """Entries not delivered yet, each with the offset behind it."""
+        """Reads the entries that are not delivered yet, each with the offset of its end in the file."""
         path = self.folder / OUTBOX
         if not path.is_file():
             return []
@@ -78,13 +77,13 @@ class Outbox:
             file.seek(offset)
             for line in file:
                 offset += len(line)
-                # A line torn by a kill is passed over; one still being written has no newline yet.
+                # Skips a line that was cut off by a kill or is still being written.
                 with contextlib.suppress(ValueError):
                     entries.append((json.loads(line), offset))
         return entries
 
     def read_entries(self) -> Iterator[dict[str, Any]]:
-        """All entries except figures, which are most of the file; delivered or not."""
+        """Reads all entries, delivered or not, except figures, which are most of the file."""
         path = self.folder / OUTBOX
         if path.is_file():
             with path.open("rb") as file:
@@ -94,7 +93,7 @@ class Outbox:
                             yield json.loads(line)
 
     def read_start(self) -> dict[str, Any]:
-        """The run's first entry, with its experiment. Raises LookupError if there is none yet."""
+        """Reads the run's first entry, which names its experiment. Raises LookupError if there is none yet."""
         with (self.folder / OUTBOX).open("rb") as file:
             for line in file:
                 with contextlib.suppress(ValueError):
@@ -108,10 +107,10 @@ class Outbox:
         write_atomically(self.folder / DELIVERED, str(offset).encode())
 
     def trim(self) -> None:
-        """Drops the figures, which are most of the file, of a run that ended and that MLflow has completely.
+        """Drops the figures, which are most of the file, if the run has ended and all entries are delivered.
 
-        Call it while this process has claimed the outbox and delivers it. After a kill half-way, MLflow only gets the
-        same entries again.
+        Call it while this process holds both claims. If it is killed half-way, the remaining entries are delivered
+        again.
         """
         path = self.folder / OUTBOX
         if not path.is_file() or self.is_open() or self.read_undelivered():
@@ -119,7 +118,7 @@ class Outbox:
         with path.open("rb") as file:
             kept = b"".join(line for line in file if not line.startswith(FIGURES))
         if len(kept) < path.stat().st_size:
-            self.mark_delivered(0)
+            self.mark_delivered(0)  # first: an old offset would skip entries of the shorter file
             write_atomically(path, kept)
             self.mark_delivered(len(kept))
 
@@ -130,28 +129,28 @@ class Outbox:
 
     @contextlib.contextmanager
     def claim_run(self, wait_s: float = 0.0, on_wait: Callable[[], None] = lambda: None) -> Iterator[bool]:
-        """Claims the run for this process; yields False if another process still holds it after `wait_s`. `on_wait` is
-        called once if that takes longer than some seconds."""
-        with exclusive_lock(self.folder / "lock", wait_s, on_wait) as mine:
-            if mine:
+        """Claims the run for this process; yields False if another process still holds it after `wait_s`. Calls
+        `on_wait` once after some seconds of waiting."""
+        with exclusive_lock(self.folder / "lock", wait_s, on_wait) as claimed:
+            if claimed:
                 self._close_torn_line()
-            yield mine
+            yield claimed
 
     @contextlib.contextmanager
     def claim_delivery(self) -> Iterator[bool]:
-        """Claims the delivery for this process; yields False while another process delivers."""
-        with exclusive_lock(self.folder / "delivery.lock") as mine:
-            yield mine
+        """Claims the delivery for this process; yields False if another process delivers."""
+        with exclusive_lock(self.folder / "delivery.lock") as claimed:
+            yield claimed
 
     def end_if_killed(self) -> bool:
-        """Whether no process runs the run. If it has no end yet, an end as KILLED is added."""
-        with self.claim_run() as mine:
-            if mine and self.is_open():
+        """Ends the run as KILLED if it is open and no process runs it. Returns whether no process runs it."""
+        with self.claim_run() as claimed:
+            if claimed and self.is_open():
                 self.put("end", status="KILLED")
-        return mine
+        return claimed
 
     def _read_last(self) -> dict[str, Any] | None:
-        """The last whole entry. Read from the file's end: there may be many runs, most of which ended long ago."""
+        """The last complete entry. It is read from the file's end: there may be many runs with long files."""
         path = self.folder / OUTBOX
         size = path.stat().st_size if path.is_file() else 0
         read = 4096
@@ -159,7 +158,7 @@ class Outbox:
             with path.open("rb") as file:
                 file.seek(max(0, size - read))
                 lines = file.read().splitlines()
-            # The first line is whole only at the beginning of the file.
+            # The first line that was read is complete only if the whole file was read.
             for line in reversed(lines if read >= size else lines[1:]):
                 with contextlib.suppress(ValueError):
                     return dict(json.loads(line))
@@ -169,7 +168,7 @@ class Outbox:
         return None
 
     def _close_torn_line(self) -> None:
-        """Ends the line that a killed process left; otherwise the next entry would be lost with it."""
+        """Ends a line that a killed process left unfinished; the next entry would be lost with it."""
         path = self.folder / OUTBOX
         if path.is_file() and path.stat().st_size:
             with path.open("rb+", buffering=0) as file:
@@ -185,19 +184,18 @@ class Outbox:
 
 
 def find_undelivered(except_run: str = "") -> list[Outbox]:
-    """Outboxes of this home, except that of one run, with entries to deliver or without an end."""
+    """Finds the outboxes of this home that have undelivered entries or no end, except that of one run."""
     runs = settings.home() / "runs"
     # Unlike iterdir, glob finds nothing if the folder was removed.
-    others = [path.name for path in sorted(runs.glob("*")) if path.is_dir() and path.name != except_run]
-    boxes = [Outbox(name) for name in others]
-    return [box for box in boxes if box.read_undelivered() or box.is_open()]
+    names = [path.name for path in sorted(runs.glob("*")) if path.is_dir() and path.name != except_run]
+    return [box for box in map(Outbox, names) if box.read_undelivered() or box.is_open()]
 
 
 def is_running_here(run: str) -> bool:
-    """Whether a process of this home runs the flow run, whatever its state at the Prefect server."""
+    """Whether a process of this home runs the flow run. The Prefect server may report another state."""
     return is_held(settings.home() / "runs" / run / "lock")
 
 
 def was_killed_here(run: str) -> bool:
-    """Whether the flow run, which has no final state, began in this home and no process here runs it any more."""
+    """Whether a flow run without a final state was killed: it began in this home, and no process here runs it."""
     return (settings.home() / "runs" / run).is_dir() and not is_running_here(run)

@@ -25,32 +25,32 @@ def list_runs(recipe: str | None, limit: int) -> list[dict[str, Any]]:
     """
     with mlflow_errors():
         client = connect()
-        names = {one.experiment_id: one.name for one in search_all(client.search_experiments)}
+        names = {experiment.experiment_id: experiment.name for experiment in search_all(client.search_experiments)}
         chosen = [id for id, name in names.items() if recipe in (None, name)]
         if recipe is not None and not chosen:
-            has = ", ".join(sorted({*names.values()} - {"Default"})) or "nothing has run yet"
-            message = f"no recipe {recipe!r} has run: {has}.{nearest(recipe, list(names.values()))}"
+            recipes = ", ".join(sorted({*names.values()} - {"Default"})) or "nothing has run yet"
+            message = f"no recipe {recipe!r} has run: {recipes}.{nearest(recipe, list(names.values()))}"
             raise UserError([Problem(kind="registry", where="RECIPE", message=message)])
-        # Runs that other programs track in the same place have no flow run.
-        found = client.search_runs(
+        # Runs that other programs track on the same server have no such tag.
+        runs = client.search_runs(
             chosen, f"tags.`{FLOW_RUN_TAG}` LIKE '%'", max_results=limit, order_by=["attributes.start_time DESC"]
         )
-        return [_build_row(run, names[run.info.experiment_id]) for run in found]
+        return [_build_row(run, names[run.info.experiment_id]) for run in runs]
 
 
 def _build_row(run: Run, recipe: str) -> dict[str, Any]:
-    tags, began = run.data.tags, run.info.start_time
+    tags, started_ms = run.data.tags, run.info.start_time
     state = STATES.get(run.info.status, run.info.status.lower())
     if state == "running" and was_killed_here(tags[FLOW_RUN_TAG]):
         state = "killed"
-    ended = run.info.end_time or (int(time.time() * 1000) if state == "running" else None)
+    ended_ms = run.info.end_time or (int(time.time() * 1000) if state == "running" else None)
     return {
         "flow_run_id": tags[FLOW_RUN_TAG],
         "mlflow_run_id": run.info.run_id,
         "recipe": recipe,
         "state": state,
-        "started_ms": began,
-        "seconds": None if ended is None else (ended - began) / 1000,
+        "started_ms": started_ms,
+        "seconds": None if ended_ms is None else (ended_ms - started_ms) / 1000,
         "judged": _read_judged_figure(tags, run.data.metrics),
         "verdict": tags.get("gate.decision"),
         "reason": tags.get("gate.reason"),
@@ -59,7 +59,7 @@ def _build_row(run: Run, recipe: str) -> dict[str, Any]:
 
 
 def _read_judged_figure(tags: Mapping[str, str], metrics: Mapping[str, float]) -> dict[str, Any] | None:
-    """The figure by which models of the recipe are compared; None before it is known."""
+    """The figure by which models of the recipe are compared; None if the run has not computed it yet."""
     name = tags.get(JUDGED_TAG, "")
     if f"score/{name}/value" not in metrics:
         return None

@@ -139,11 +139,11 @@ def test_a_cached_training_brings_its_curve_into_the_new_run(tracked: Path) -> N
 
 def test_a_retried_flow_run_goes_on_in_its_mlflow_run(tracked: Path) -> None:
     first = Tracker("recipe", "flow-1")
-    first.params({"name": "recipe"})
+    first.log_params({"name": "recipe"})
     first.end("FAILED")
     assert the_run().info.status == "FAILED"
     second = Tracker("recipe", "flow-1")
-    second.params({"name": "recipe"})
+    second.log_params({"name": "recipe"})
     wait_until(lambda: second.mlflow_run_id is not None)
     assert the_run().info.status == "RUNNING"
     second.end("FINISHED")
@@ -160,12 +160,12 @@ def wait_until(happened: Any, timeout_s: float = 20.0) -> None:
 
 def test_what_mlflow_refuses_takes_nothing_else_along(tracked: Path) -> None:
     first = Tracker("recipe", "flow-1")
-    first.params({"name": "recipe", "kind": "a"})
+    first.log_params({"name": "recipe", "kind": "a"})
     first.end("FAILED")
     second = Tracker("recipe", "flow-1")
     # A parameter that changed, and a name that MLflow does not take, among good ones.
-    second.params({"name": "recipe", "kind": "b", "odd*name": "x", "more": "y"})
-    second.tags({"fit.key": "k"})
+    second.log_params({"name": "recipe", "kind": "b", "odd*name": "x", "more": "y"})
+    second.set_tags({"fit.key": "k"})
     second.end("FINISHED")
     run = the_run()
     assert second.trouble is None and run.info.status == "FINISHED"
