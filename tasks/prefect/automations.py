@@ -1,6 +1,7 @@
-"""Prefect automations of this project: one crashes the runs of workers that died, others send notifications.
+"""Prefect automations of this project: one crashes the runs of dead workers, the others send notifications.
 
-They are found by their names. A notification is sent through a block of the server, which holds address and secrets.
+Automations are found by their names. A notification is sent through a block of the server, which holds its address and
+secrets.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ AT_REST = (
     *("Completed", "Unchanged", "HubUnreachable", "Failed", "TimedOut", "Crashed", "Cancelled"),
     *("AwaitingRetry", "Scheduled", "Pending", "Paused", "Suspended"),
 )
-"""States in which a run sends no heartbeats. A run that ended in a state of another name keeps it: the server crashes
-no run in a final state."""
+"""States in which a run sends no heartbeats. Final states of other names need no entry: the server crashes no run in a
+final state."""
 NAME = re.compile(r"finetune: (?P<kind>verdict|failure) to (?P<block>.+)")
 PAGE = 200
 Labels = dict[str, str | list[str]]
@@ -45,30 +46,30 @@ Continue it: finetune resume {{ flow_run.id }}"""
 
 
 class Notification(NamedTuple):
-    """One automation that sends notifications."""
+    """An automation that sends notifications."""
 
     kind: str
     """verdict or failure."""
     block: str
-    """`slack-webhook/team`."""
+    """Such as `slack-webhook/team`."""
     enabled: bool
 
     @property
     def name(self) -> str:
-        """Of the automation."""
+        """The name of the automation."""
         return f"finetune: {self.kind} to {self.block}"
 
 
 def create_crash_automation(client: SyncPrefectClient) -> None:
-    """Creates the automation that crashes runs without heartbeats. If a person disabled it, it stays disabled."""
+    """Creates the automation that crashes runs without heartbeats. It stays disabled if a user has disabled it."""
     from datetime import timedelta
 
     from prefect.client.schemas.objects import StateType
     from prefect.events.actions import ChangeFlowRunState
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
-    # Only runs of this project emit ALIVE, so no other run is affected. The states are named because Prefect's own
-    # heartbeat must not count as a sign of life.
+    # Only runs of this project emit ALIVE, so no other run is affected. The states are listed one by one: a pattern
+    # would match Prefect's own heartbeat, which must not count as a sign of life.
     silence = EventTrigger(
         after={ALIVE},
         expect={ALIVE, *(f"prefect.flow-run.{state}" for state in AT_REST)},
@@ -84,44 +85,50 @@ def create_crash_automation(client: SyncPrefectClient) -> None:
 
 
 def notify(client: SyncPrefectClient, name: str, kinds: Collection[str]) -> None:
-    """Creates the notifications of these kinds through the block and deletes its others. Raises UserError for an
-    unknown block."""
+    """Creates the notifications of these kinds through the block, and deletes the block's others.
+
+    Raises UserError for an unknown block.
+    """
     block = _find_block(client, name)
     for kind in KINDS:
         notification = Notification(kind, name, enabled=True)
         if kind in kinds:
             _create_or_update(client, _build_automation(notification, block))
         else:
-            for known in client.read_automations_by_name(notification.name):
-                client.delete_automation(known.id)
+            for automation in client.read_automations_by_name(notification.name):
+                client.delete_automation(automation.id)
 
 
 def _create_or_update(client: SyncPrefectClient, automation: AutomationCore) -> None:
-    """Creates the automation, or updates the one with its name, which stays enabled or disabled."""
-    if known := client.read_automations_by_name(automation.name):
-        # The client sends only fields that are set, so all are set; the server refuses the owner.
-        fields = {**automation.model_dump(exclude={"owner_resource"}), "enabled": known[0].enabled}
-        client.update_automation(known[0].id, type(automation).model_validate(fields))
+    """Creates the automation, or updates an existing one of its name, which stays enabled or disabled."""
+    if existing := client.read_automations_by_name(automation.name):
+        # The client sends only fields that are set explicitly; the server refuses the owner.
+        fields = {**automation.model_dump(exclude={"owner_resource"}), "enabled": existing[0].enabled}
+        client.update_automation(existing[0].id, type(automation).model_validate(fields))
     else:
         client.create_automation(automation)
 
 
 def read_notifications(client: SyncPrefectClient) -> dict[UUID, Notification]:
-    """All notifications, by the automation's id."""
-    found = {}
-    for automation in client.read_automations():
-        if match := NAME.fullmatch(automation.name):
-            found[automation.id] = Notification(match["kind"], match["block"], automation.enabled)
-    return found
+    """Reads all notifications, by the automation's id."""
+    return {
+        automation.id: Notification(match["kind"], match["block"], automation.enabled)
+        for automation in client.read_automations()
+        if (match := NAME.fullmatch(automation.name))
+    }
 
 
 def remove(client: SyncPrefectClient, block: str | None, kinds: Collection[str]) -> list[Notification]:
-    """Deletes the notifications of these kinds through this block, or through all, and returns them. Raises UserError
-    for a block without notifications."""
-    found = read_notifications(client)
-    removed = {id: one for id, one in found.items() if block in (None, one.block) and one.kind in kinds}
+    """Deletes the notifications of these kinds through this block, by default through all, and returns them. Raises
+    UserError for a block without notifications."""
+    existing = read_notifications(client)
+    removed = {
+        id: notification
+        for id, notification in existing.items()
+        if block in (None, notification.block) and notification.kind in kinds
+    }
     if not removed and block is not None:
-        blocks = sorted({one.block for one in found.values()})
+        blocks = sorted({notification.block for notification in existing.values()})
         message = f"no notification is sent through {block!r}; blocks in use: {', '.join(blocks) or 'none'}."
         raise _build_error(message + nearest(block, blocks))
     for id in removed:
@@ -132,9 +139,9 @@ def remove(client: SyncPrefectClient, block: str | None, kinds: Collection[str])
 def _build_verdict_trigger() -> EventTrigger:
     from prefect.events.schemas.automations import EventTrigger
 
-    # A run that failed emits a verdict too; the other trigger handles it.
-    decided: Labels = {RESOURCE: f"{MODEL}*", DECISION: ["promote", "keep", "reject"]}
-    return EventTrigger(expect={VERDICT}, match=decided, for_each={RESOURCE})
+    # The events of failed runs have another decision: the trigger for failures handles those runs.
+    labels: Labels = {RESOURCE: f"{MODEL}*", DECISION: ["promote", "keep", "reject"]}
+    return EventTrigger(expect={VERDICT}, match=labels, for_each={RESOURCE})
 
 
 def _build_failure_trigger() -> EventTrigger:
@@ -167,25 +174,29 @@ def _build_automation(notification: Notification, block: BlockDocument) -> Autom
     from prefect.settings import PREFECT_UI_URL
 
     trigger, subject, body, description = KINDS[notification.kind]
-    # The address as seen from here: Prefect's filter for links returns None on a server without a configured address.
-    linked = body.replace("UI_URL", str(PREFECT_UI_URL.value()))
-    send = SendNotification(block_document_id=block.id, subject=subject, body=linked)
+    # The UI's address in this process's settings: Prefect's own filter for links returns None if the server has none.
+    body = body.replace("UI_URL", str(PREFECT_UI_URL.value()))
+    send = SendNotification(block_document_id=block.id, subject=subject, body=body)
     return AutomationCore(name=notification.name, description=description, trigger=trigger(), actions=[send])
 
 
 def _find_block(client: SyncPrefectClient, name: str) -> BlockDocument:
-    found: dict[str, BlockDocument] = {}
-    while page := client.read_block_documents(offset=len(found), limit=PAGE, include_secrets=False):
-        found |= {f"{one.block_type.slug}/{one.name}": one for one in page if one.block_type and one.name}
+    blocks: dict[str, BlockDocument] = {}
+    while page := client.read_block_documents(offset=len(blocks), limit=PAGE, include_secrets=False):
+        blocks |= {f"{block.block_type.slug}/{block.name}": block for block in page if block.block_type and block.name}
         if len(page) < PAGE:
             break
-    able = {key: one for key, one in found.items() if one.block_schema and "notify" in one.block_schema.capabilities}
-    if name in able:
-        return able[name]
-    choice = f"choose from {', '.join(sorted(able))}, or create one" if able else "create one"
-    fault = "is not a block that sends notifications" if name in found else "is not a block of the server"
+    senders = {
+        key: block
+        for key, block in blocks.items()
+        if block.block_schema and "notify" in block.block_schema.capabilities
+    }
+    if name in senders:
+        return senders[name]
+    choice = f"choose from {', '.join(sorted(senders))}, or create one" if senders else "create one"
+    fault = "is not a block that sends notifications" if name in blocks else "is not a block of the server"
     message = f"{name!r} {fault}: {choice} in the UI under Blocks, or begin with `prefect block create slack-webhook`."
-    raise _build_error(message + nearest(name, able))
+    raise _build_error(message + nearest(name, senders))
 
 
 def _build_error(message: str) -> UserError:

@@ -1,4 +1,4 @@
-"""Deployment files: validated completely, then deployed to the Prefect server."""
+"""Deployment files: complete validation, then deployment to the Prefect server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tasks.prefect.servers import PREFECT, VARIABLES, ServicesFailed
 from training.problems import Problem, UserError, nearest
 from training.recipe import parse, read_entries
 
-# The flows that are deployed, by their entrypoints.
+# Names of the flows that can be deployed, by entrypoint.
 FLOWS = {"flows.finetune:finetune": "finetune", "flows.retrain:retrain": "retrain"}
 
 
@@ -29,26 +29,28 @@ class Deployment:
 
 
 def read_deployments(files: Sequence[Path]) -> list[Deployment]:
-    """The deployments of the files. Raises UserError with the problems of all files."""
-    found: list[Deployment] = []
+    """Reads the deployments of the files. Raises UserError with the problems of all files."""
+    deployments: list[Deployment] = []
     problems: list[Problem] = []
     for file in files:
         try:
-            found += _read_file(file)
+            deployments += _read_file(file)
         except UserError as error:
             problems += error.problems
-    names = [(one.flow, one.name) for one in found]
+    names = [(deployment.flow, deployment.name) for deployment in deployments]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        where = ", ".join(str(one.file) for one in found if (one.flow, one.name) == name)
+        where = ", ".join(
+            str(deployment.file) for deployment in deployments if (deployment.flow, deployment.name) == name
+        )
         message = f"{'/'.join(name)} is deployed more than once: the last would replace the others."
         problems.append(_build_problem(where, message))
     if problems:
         raise UserError(problems)
-    return found
+    return deployments
 
 
 def require_server() -> str:
-    """The API of the Prefect server. Raises UserError without one."""
+    """Returns the API URL of the Prefect server. Raises UserError if there is no server."""
     from prefect.settings import PREFECT_API_URL
 
     if not (url := PREFECT_API_URL.value()):
@@ -63,7 +65,7 @@ def require_server() -> str:
 
 
 def ensure_pools(names: Iterable[str]) -> None:
-    """Creates the work pool of `finetune up` if it is missing. Raises UserError for any other missing work pool."""
+    """Creates the work pool of `finetune up` if it is missing. Raises UserError if another work pool is missing."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import ObjectNotFound
@@ -96,7 +98,7 @@ def deploy(file: Path) -> None:
 def _read_file(file: Path) -> list[Deployment]:
     entries = read_entries(file)
     problems = _find_ignored(file, entries)
-    found = []
+    deployments = []
     for number, entry in enumerate(entries):
         name, pool = entry.get("name"), entry.get("work_pool")
         where = f"{file}: {name or f'deployments[{number}]'}"
@@ -107,7 +109,7 @@ def _read_file(file: Path) -> list[Deployment]:
             message = f"a deployment needs a work pool, whose workers run it: {{name: {servers.POOL}}}."
             problems.append(_build_problem(f"{where}.work_pool", message))
         else:
-            found.append(Deployment(file, str(name), str(flow), str(pool["name"])))
+            deployments.append(Deployment(file, str(name), str(flow), str(pool["name"])))
         if flow is None:
             message = f"{entry.get('entrypoint')!r} is not {' or '.join(FLOWS)}."
             problems.append(
@@ -118,29 +120,31 @@ def _read_file(file: Path) -> list[Deployment]:
         try:
             parse(parameters.get("recipe", {}), parameters.get("overrides"))
         except UserError as error:
-            problems += [one.model_copy(update={"where": f"{where}: {one.where}"}) for one in error.problems]
+            problems += [
+                problem.model_copy(update={"where": f"{where}: {problem.where}"}) for problem in error.problems
+            ]
     if problems:
         raise UserError(problems)
-    return found
+    return deployments
 
 
 def _find_ignored(file: Path, entries: Sequence[dict[str, Any]]) -> list[Problem]:
-    """Problems that Prefect ignores silently: unknown fields, and values that it cannot read."""
+    """Finds problems that Prefect ignores silently: unknown fields, and values that it cannot read."""
     from prefect.cli.deploy._models import DeploymentConfig, PrefectYamlModel
     from pydantic import ValidationError
 
     problems = []
-    known = DeploymentConfig.model_fields
+    fields = DeploymentConfig.model_fields
     for entry in entries:
         for number, schedule in enumerate(entry.get("schedules") or ()):
             where = f"{file}: {entry.get('name')}.schedules[{number}]"
             problems += [_build_problem(where, message) for message in _check_schedule(schedule)]
-        for field in entry.keys() - known.keys():
+        for field in entry.keys() - fields.keys():
             where = f"{file}: {entry.get('name')}.{field}"
-            problems.append(_build_problem(where, f"Prefect has no such field.{nearest(field, known)}"))
+            problems.append(_build_problem(where, f"Prefect has no such field.{nearest(field, fields)}"))
     try:
-        others = [{field: value for field, value in entry.items() if field != "schedules"} for entry in entries]
-        PrefectYamlModel.model_validate({"deployments": others})
+        without_schedules = [{name: value for name, value in entry.items() if name != "schedules"} for entry in entries]
+        PrefectYamlModel.model_validate({"deployments": without_schedules})
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             place = ".".join(map(str, detail["loc"]))

@@ -1,6 +1,6 @@
-"""The Prefect server of a run that has no other: it is started for the run, and ends with it.
+"""The Prefect server of a single run, started if the run has no other server; it ends with the run.
 
-Such servers and that of `finetune up` share one database in the home, unless the user names another.
+It shares one database in the home with the server of `finetune up`, unless the user names another database.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from training.problems import Problem, UserError
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 5.0
 
-# Closed when the process ends: the server must outlive Prefect's own clean-up, which sends it the last log lines.
+# Closed when the process ends: Prefect's clean-up still sends the last log lines to the server.
 _for_this_process = contextlib.ExitStack()
 
 
 def ensure_prefect_server() -> str:
-    """The URL of the server that the settings name, of `finetune up`, or of one that lives as long as this process.
+    """Returns the URL of a Prefect server: the one that the settings name, that of `finetune up`, or a new one, which
+    ends with this process.
 
-    Prefect would start one itself, but in this process's group: Ctrl-C would end it before the run could report its
-    state, and SIGKILL of this process would leave it running. This one has a session of its own and dies with this
-    process. Its history is kept in the database of the home, and it requires the password of the home.
-    Call it from the main thread: the server is tied to the thread that starts it.
+    Prefect would start a server in this process's group: Ctrl-C would end it before the run could report its state, and
+    SIGKILL of this process would leave it running. The server started here has its own session and ends with this
+    process. It keeps its history in the database of the home, and requires the password of the home.
+    Call this from the main thread: the server ends with the thread that starts it.
     Raises RuntimeError if the server does not start, and UserError if another machine runs this home's server.
     """
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_UI_ENABLED, temporary_settings
 
-    named = PREFECT_API_URL.value()
-    if named:
-        return str(named)
+    if url := PREFECT_API_URL.value():
+        return str(url)
     if other := servers.read_on_other_machine():
         message = f"`finetune up` over this home runs {other.place}: run there, or name a server that both reach."
         raise UserError([Problem(kind="option", where="PREFECT_API_URL", message=message)])
@@ -49,7 +49,7 @@ def ensure_prefect_server() -> str:
     with servers.prefect_start_lock():
         state = servers.read_running()
         if state is not None and state.prefect and servers.PREFECT in state.answering:
-            # `finetune up` was still starting when this process began.
+            # `finetune up` was still starting its server when this process started.
             url = f"{state.prefect}/api"
         else:
             url = _start_and_wait()
@@ -59,8 +59,8 @@ def ensure_prefect_server() -> str:
 
 
 def database_url() -> str:
-    """The database of this home's Prefect servers: the one that the user's environment or Prefect profile names, else a
-    file in the home, so that no two homes see each other's runs."""
+    """The URL of the database of this home's Prefect servers: the one that the user's environment or Prefect profile
+    names, otherwise a file in the home, so that no home sees another's runs."""
     from prefect.settings import get_current_settings
 
     database = get_current_settings().server.database
@@ -71,7 +71,7 @@ def database_url() -> str:
 
 
 def _start_and_wait() -> str:
-    """The URL of a new server, once it answers."""
+    """Starts a server, waits until it answers, and returns its URL."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = int(listening.getsockname()[1])
         server = _start_server(port, listening.fileno())
@@ -82,7 +82,7 @@ def _start_and_wait() -> str:
 
 
 def _start_server(port: int, descriptor: int) -> subprocess.Popen[bytes]:
-    # A checkout comes first in the search path, and no working directory: a `tasks` folder of the user's is not found.
+    # The working directory is not searched: the user may have a folder named `tasks`.
     path = {"PYTHONSAFEPATH": "1", "PYTHONPATH": python_path()}
     return subprocess.Popen(
         [sys.executable, "-m", "tasks.prefect.prefect_server", str(port), f"--fd={descriptor}", "--for-one-run"],

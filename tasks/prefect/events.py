@@ -1,4 +1,4 @@
-"""Prefect events that this project emits, and the runs that deployments start on them.
+"""Prefect events of this project, and the deployment runs that they start.
 
 | event | resource | emitted |
 |---|---|---|
@@ -38,10 +38,10 @@ ENDED_WAIT_S = 2.0
 
 @contextlib.contextmanager
 def emit_heartbeats(run: str) -> Iterator[None]:
-    """Emits heartbeats of this flow run during the block, from a thread: a run without them counts as dead.
+    """Emits heartbeats of this flow run from a thread during the block. A run without heartbeats counts as dead.
 
-    The starter of a run sets the interval of Prefect's own heartbeat, by default three minutes: too long for a run that
-    is to be crashed within two.
+    Prefect's own heartbeat is too slow to crash a dead run within two minutes: by default it comes every three minutes,
+    and the program that starts the run sets its interval.
     """
     from prefect.events import emit_event
 
@@ -52,27 +52,27 @@ def emit_heartbeats(run: str) -> Iterator[None]:
             emit_event(ALIVE, {RESOURCE: f"prefect.flow-run.{run}"})
             ended.wait(ALIVE_EVERY_S)
 
-    # In this context, which has the server's address.
+    # The thread gets a copy of this context, which has the server's address.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(emit,), name="alive", daemon=True)
     thread.start()
     try:
         yield
     finally:
         ended.set()
-        thread.join(ENDED_WAIT_S)  # a heartbeat after the run's end would look like a run that is running
+        thread.join(ENDED_WAIT_S)  # after a heartbeat that follows the run's end, the run would seem to be running
 
 
 def emit_verdict(model: str, payload: dict[str, Any]) -> None:
-    """Emits the verdict of a run for this model; `payload["decision"]` is a label of the event too, for triggers to
-    match. A thread of Prefect's sends it: a server that is down delays nothing."""
+    """Emits the verdict of a run for this model. `payload["decision"]` is also a label of the event, which triggers can
+    match. A thread of Prefect sends the event, so a server that is down causes no delay."""
     from prefect.events import emit_event
 
     emit_event(VERDICT, {RESOURCE: MODEL + model, DECISION: payload["decision"]}, payload=payload)
 
 
 def emit_data_updated(name: str) -> list[tuple[str, FlowRun]]:
-    """Emits that the data of this name were updated, and waits until the server has started a run of each deployment
-    with such a trigger. Returns the runs with the names of their deployments, such as `retrain/sst2`.
+    """Emits the event that the data of this name were updated, and waits until the server has started a run of each
+    deployment that this event triggers. Returns the runs with the names of their deployments, such as `retrain/sst2`.
 
     Raises UserError, and emits nothing, without a server or such a deployment. Raises ServicesFailed if the server does
     not answer, or does not start the runs.
@@ -93,35 +93,36 @@ def emit_data_updated(name: str) -> list[tuple[str, FlowRun]]:
 async def _send(event: Event) -> None:
     from prefect.events.clients import get_events_client
 
-    # With a checkpoint at each event the client raises errors of sending, which it would only log otherwise.
+    # With a checkpoint at each event, the client raises errors that it otherwise only logs.
     async with get_events_client(checkpoint_every=1) as client:
         await client.emit(event)
 
 
 def _find_deployments(client: SyncPrefectClient, event: Event, name: str) -> set[uuid.UUID]:
-    """The deployments that the event starts. Raises UserError if there is none."""
+    """Finds the deployments that the event starts. Raises UserError if there is none."""
     from prefect.events.actions import RunDeployment
     from prefect.events.schemas.automations import EventTrigger
     from prefect.events.schemas.events import ResourceSpecification
 
-    found, known = set(), set()
+    deployments, names = set(), set()
     for automation in client.read_automations():
         trigger = automation.trigger
         if not automation.enabled or not isinstance(trigger, EventTrigger) or DATA_UPDATED not in trigger.expect:
             continue
-        ids = {one.deployment_id for one in automation.actions if isinstance(one, RunDeployment) and one.deployment_id}
         match = ResourceSpecification.model_validate(trigger.match)
-        known |= {value.removeprefix(DATA) for _, values in match.items() for value in values}
-        found |= ids if match.matches(event.resource) else set()
-    if not found:
+        names |= {value.removeprefix(DATA) for _, values in match.items() for value in values}
+        if match.matches(event.resource):
+            actions = [action for action in automation.actions if isinstance(action, RunDeployment)]
+            deployments |= {action.deployment_id for action in actions if action.deployment_id}
+    if not deployments:
         message = f"no deployment is started by {DATA_UPDATED} of {name!r}"
-        message += f", only of {', '.join(sorted(known))}." if known else ": `finetune deploy`, with a trigger for it."
-        raise UserError([Problem(kind="option", where="NAME", message=message + nearest(name, known))])
-    return found
+        message += f", only of {', '.join(sorted(names))}." if names else ": `finetune deploy`, with a trigger for it."
+        raise UserError([Problem(kind="option", where="NAME", message=message + nearest(name, names))])
+    return deployments
 
 
 def _wait_for_runs(client: SyncPrefectClient, event: Event, deployments: set[uuid.UUID]) -> list[tuple[str, FlowRun]]:
-    """The deployments' runs that the server has created since the event, by flow and deployment."""
+    """Waits until the server has started a run of each deployment after the event, and returns them by name."""
     from prefect.client.schemas.filters import (
         DeploymentFilter,
         DeploymentFilterId,
@@ -130,15 +131,15 @@ def _wait_for_runs(client: SyncPrefectClient, event: Event, deployments: set[uui
     )
 
     since = FlowRunFilter(expected_start_time=FlowRunFilterExpectedStartTime(after_=event.occurred))
-    those = DeploymentFilter(id=DeploymentFilterId(any_=sorted(deployments)))
+    of_deployments = DeploymentFilter(id=DeploymentFilterId(any_=sorted(deployments)))
     deadline = time.monotonic() + STARTED_WAIT_S
     while True:
-        listed = client.read_flow_runs(flow_run_filter=since, deployment_filter=those)
-        made = {run.deployment_id: run for run in listed if run.created_by and run.created_by.type == "AUTOMATION"}
-        if made.keys() == deployments:
-            return [(_deployment_name(client, run), run) for run in made.values()]
+        runs = client.read_flow_runs(flow_run_filter=since, deployment_filter=of_deployments)
+        started = {run.deployment_id: run for run in runs if run.created_by and run.created_by.type == "AUTOMATION"}
+        if started.keys() == deployments:
+            return [(_deployment_name(client, run), run) for run in started.values()]
         if time.monotonic() > deadline:
-            message = f"the server has the event, but has not started all within {STARTED_WAIT_S:g} s"
+            message = f"the server has the event, but has not started all runs within {STARTED_WAIT_S:g} s"
             raise ServicesFailed(f"{message}: see {require_server().removesuffix('/api')}/events")
         time.sleep(0.2)
 

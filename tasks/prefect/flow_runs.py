@@ -1,4 +1,4 @@
-"""Flow runs at the Prefect server: found by id or name, scheduled for a retry, and reported as killed."""
+"""Flow runs at the Prefect server: look-up by id or name, scheduling of a retry, and reports of killed runs."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
 
 RECENT = 200
-"""Flow runs that are searched for the beginning of an id, or a name."""
+"""Number of flow runs that are searched for a name or the beginning of an id."""
 
 
 def find(name: str | None) -> FlowRun:
-    """The flow run with this id, beginning of an id, or name; by default the last that did not complete.
+    """Finds the flow run with this id, beginning of an id, or name; by default the last that did not complete.
 
     Raises UserError if there is none, if there are several, or if it completed or still runs.
     """
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
-        found = _read_recent(client) if name is None else _find_by_name(client, name)
+        runs = _read_recent(client) if name is None else _find_by_name(client, name)
     if name is None:
-        found = [run for run in found if _is_unfinished(run)][:1]
-    if not found:
+        runs = [run for run in runs if _is_unfinished(run)][:1]
+    if not runs:
         missing = "no run that did not complete" if name is None else f"no flow run {name!r}"
         raise _build_error(f"the server has {missing}; `prefect flow-run ls` lists them.")
-    if len(found) > 1:
-        several = ", ".join(f"{run.id} ({_state_name(run)})" for run in found[:5])
+    if len(runs) > 1:
+        several = ", ".join(f"{run.id} ({_state_name(run)})" for run in runs[:5])
         raise _build_error(f"{name!r} may be any of {several}: name one by its id.")
-    (run,) = found
+    (run,) = runs
     if run.state is not None and run.state.is_completed():
         raise _build_error(f"{run.id} is {_state_name(run)}: a new run is `finetune run`.")
     if is_running_here(str(run.id)):
@@ -51,7 +51,7 @@ def find(name: str | None) -> FlowRun:
 
 
 def schedule(run: FlowRun) -> FlowRun:
-    """Sets the run's state to AwaitingRetry; a worker picks up a deployment's run."""
+    """Sets the run's state to AwaitingRetry, and returns the run. A worker starts the run of a deployment again."""
     from prefect.client.orchestration import get_client
     from prefect.states import AwaitingRetry
 
@@ -61,8 +61,8 @@ def schedule(run: FlowRun) -> FlowRun:
 
 
 def report_killed() -> None:
-    """Sets the state of runs that were killed in this home and are still Running at the server: Crashed, or Cancelled
-    for a run that was being cancelled. The server may have been killed with them."""
+    """Sets the state of runs that were killed in this home, perhaps with their server, and are still Running there:
+    Crashed, or Cancelled for a run that was being cancelled."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
     from prefect.client.schemas.objects import State, StateType
@@ -71,10 +71,10 @@ def report_killed() -> None:
     with get_client(sync_client=True) as client:
         for run in _read_recent(client, FlowRunFilter(state=FlowRunFilterState(type=unfinished))):
             if run.state is not None and was_killed_here(str(run.id)):
-                kind = StateType.CANCELLED if run.state.is_cancelling() else StateType.CRASHED
+                final = StateType.CANCELLED if run.state.is_cancelling() else StateType.CRASHED
                 message = "It was killed with its worker. Continue it with `finetune resume`."
-                with contextlib.suppress(Exception):  # one error must not keep the others from being reported
-                    client.set_flow_run_state(run.id, State(type=kind, message=message), force=True)
+                with contextlib.suppress(Exception):  # after an error, the next runs are still reported
+                    client.set_flow_run_state(run.id, State(type=final, message=message), force=True)
 
 
 def flow_name(run: FlowRun) -> str:
@@ -85,13 +85,13 @@ def flow_name(run: FlowRun) -> str:
         return client.read_flow(run.flow_id).name
 
 
-def _read_recent(client: SyncPrefectClient, those: FlowRunFilter | None = None) -> list[FlowRun]:
+def _read_recent(client: SyncPrefectClient, run_filter: FlowRunFilter | None = None) -> list[FlowRun]:
     from prefect.client.schemas.filters import FlowFilter, FlowFilterName
     from prefect.client.schemas.sorting import FlowRunSort
 
     return client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=[*FLOWS.values()])),
-        flow_run_filter=those,
+        flow_run_filter=run_filter,
         sort=FlowRunSort.START_TIME_DESC,
         limit=RECENT,
     )
@@ -110,14 +110,14 @@ def _find_by_name(client: SyncPrefectClient, name: str) -> list[FlowRun]:
 
 
 def _is_unfinished(run: FlowRun) -> bool:
-    """Whether the run ended without completing, or was killed here and would stay Running for ever."""
+    """Whether the run ended without completing, or was killed here and is still Running at the server."""
     if run.state is not None and run.state.is_final():
         return not run.state.is_completed() and not is_running_here(str(run.id))
     return run.deployment_id is None and was_killed_here(str(run.id))
 
 
 def page_url(run: str) -> str | None:
-    """The address of a flow run's page in Prefect's UI; None for a server without UI, such as that of a single run."""
+    """The address of a flow run's page in Prefect's UI; None if the server has no UI, as that of a single run."""
     from prefect.settings import PREFECT_UI_ENABLED, PREFECT_UI_URL
 
     return f"{PREFECT_UI_URL.value()}/runs/flow-run/{run}" if PREFECT_UI_ENABLED.value() else None

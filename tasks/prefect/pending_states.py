@@ -1,4 +1,4 @@
-"""Final states of runs that ended while their Prefect server was away: kept, and delivered when it is back.
+"""Final states of runs that ended while their Prefect server was down: kept in the home, and delivered later.
 
 <home>/runs/<flow run>/pending_state    the type of the state that the server does not have yet
 """
@@ -16,7 +16,7 @@ from tasks.cache import settings
 from tasks.tracking.outbox import PENDING_STATE, Outbox
 from training.jobs.protocol import write_atomically
 
-# A restart of the server takes some three seconds.
+# A restart of the server takes about three seconds.
 AWAY_WAIT_S = 5.0
 PROBE_S = 3.0
 
@@ -34,34 +34,34 @@ def server_answers() -> bool:
 
 
 def save(run: str, state: StateType) -> None:
-    """Keeps the final state of the flow run for the server."""
+    """Saves the final state of the flow run, to be delivered later."""
     write_atomically(Outbox(run).folder / PENDING_STATE, state.value.encode())
 
 
 def is_pending(run: str | None) -> bool:
-    """Whether the server has still to receive the final state of this flow run."""
+    """Whether the final state of this flow run has yet to be delivered."""
     return run is not None and (Outbox(run).folder / PENDING_STATE).is_file()
 
 
 def pending_runs() -> list[str]:
-    """The flow runs of this home whose final state the server has still to receive."""
+    """The flow runs of this home whose final state has yet to be delivered."""
     return sorted(path.parent.name for path in settings.home().glob(f"runs/*/{PENDING_STATE}"))
 
 
 def deliver() -> None:
-    """Sends the server the final states of earlier runs. A state that cannot be sent now stays pending."""
+    """Sends the saved final states to the server. A state that cannot be sent stays pending."""
     for path in settings.home().glob(f"runs/*/{PENDING_STATE}"):
-        # Claimed: a run that is being retried will report its own state.
-        with contextlib.suppress(Exception), Outbox(path.parent.name).claim_run() as mine:
-            if mine:
+        # The claim fails for a run that is being retried, which will report its state itself.
+        with contextlib.suppress(Exception), Outbox(path.parent.name).claim_run() as claimed:
+            if claimed:
                 _deliver(path.parent.name, StateType(path.read_text()))
                 path.unlink()
 
 
 def _deliver(run: str, state: StateType) -> None:
-    message = "Reported afterwards: the Prefect server was away when the run ended."
+    message = "Reported later: the Prefect server was down when the run ended."
     with get_client(sync_client=True) as client:
-        known = client.read_flow_run(run).state  # type: ignore[arg-type]
-        # The automation crashes a run whose heartbeats stopped together with the server.
-        if known is None or not known.is_final() or known.is_crashed():
+        current = client.read_flow_run(run).state  # type: ignore[arg-type]
+        # The server's automation may have crashed the run, as heartbeats stopped while the server was down.
+        if current is None or not current.is_final() or current.is_crashed():
             client.set_flow_run_state(run, State(type=state, message=message), force=True)

@@ -1,8 +1,8 @@
 """The Prefect server of one home, on loopback: `python -m tasks.prefect.prefect_server PORT --fd N [--for-one-run]`.
 
 Every request needs the password of the home (tasks/prefect/servers.py). Requests for a host other than 127.0.0.1 and
-localhost are refused, and in a browser only the server's own pages may read its responses. The pages themselves hold
-no data and are open. The starter binds the port and hands the socket on.
+localhost are refused, and in a browser only the server's own pages may read its responses. The pages themselves need no
+password, as they hold no data. The parent process binds the port and passes the socket as a descriptor.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 HOSTS = ["127.0.0.1", "localhost"]
 IN_PROCESS_HOST = "prefect-in-memory"
-"""The host of calls that Prefect's services make to the API inside the server, such as actions of automations."""
+"""The host name in requests that Prefect's services send to the API within the server, such as automations' actions."""
 
 
 def main() -> None:
-    """The command line."""
+    """Parses the command line and runs the server until it is stopped."""
     parser = argparse.ArgumentParser(prog="python -m tasks.prefect.prefect_server")
     parser.add_argument("port", type=int)
     parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket that is bound to the port")
@@ -37,23 +37,23 @@ def main() -> None:
     import uvicorn
     from prefect.settings import get_current_settings
 
-    chosen = get_current_settings().server
+    server_settings = get_current_settings().server
     config = uvicorn.Config(
         _create_app(),
-        timeout_keep_alive=chosen.api.keepalive_timeout,
-        ws_ping_interval=chosen.api.websocket_ping_interval,
-        ws_ping_timeout=chosen.api.websocket_ping_timeout,
-        log_level="critical" if options.for_one_run else chosen.logging_level.lower(),
+        timeout_keep_alive=server_settings.api.keepalive_timeout,
+        ws_ping_interval=server_settings.api.websocket_ping_interval,
+        ws_ping_timeout=server_settings.api.websocket_ping_timeout,
+        log_level="critical" if options.for_one_run else server_settings.logging_level.lower(),
     )
     server = uvicorn.Server(config)
-    # Not uvicorn's own `fd`: it takes the socket for one of Unix, and asyncio then leaves TCP's delays on.
+    # Not uvicorn's `fd`: it opens the descriptor as a Unix socket, for which asyncio does not turn off TCP's delays.
     server.run(sockets=[socket.socket(fileno=options.fd)])
     if not server.started:
         sys.exit(1)
 
 
 def _configure_prefect(port: int, for_one_run: bool) -> None:
-    """Configures Prefect by the variables of this process alone, so that no list of processes shows a password."""
+    """Configures Prefect by environment variables of this process, so that no list of processes shows the password."""
     os.environ |= {
         "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
         "PREFECT_API_AUTH_STRING": auth_string(),
@@ -69,7 +69,7 @@ def _configure_prefect(port: int, for_one_run: bool) -> None:
     url = database_url()
     if url != PREFECT_API_DATABASE_CONNECTION_URL.value():
         os.environ["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = url
-        # Prefect caches there which blocks are in its database.
+        # Prefect's cache of the blocks in its database: each database needs its own.
         os.environ["PREFECT_SERVER_MEMO_STORE_PATH"] = str(settings.home() / "prefect" / "memo_store.toml")
         (settings.home() / "prefect").mkdir(mode=0o700, exist_ok=True)
         refresh_global_settings_context()

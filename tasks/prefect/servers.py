@@ -1,4 +1,4 @@
-"""Addresses and login of the servers of `finetune up`: Prefect's, MLflow's, and the worker, on loopback.
+"""Addresses and login of the services of `finetune up`: the servers of Prefect and MLflow, and the worker, on loopback.
 
 The process manager (tasks/services/process_manager.py) runs them; tasks/services/lifecycle.py starts and stops it.
 
@@ -7,8 +7,8 @@ The process manager (tasks/services/process_manager.py) runs them; tasks/service
     <home>/services/password                the password of the servers of this home, mode 0600
 
 Every request to a server of this home needs the password: any local user, and any web page in a browser of this
-machine, can connect to a port on loopback. A server that PREFECT_API_URL or MLFLOW_TRACKING_URI names belongs to
-somebody else: it is used, and none is started.
+machine, can connect to a port on loopback. If PREFECT_API_URL or MLFLOW_TRACKING_URI names another server, that server
+is used, and none is started.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ class ServicesFailed(Exception):
 
 
 class State(BaseModel):
-    """The services that a process manager runs. An address is None if somebody else's server is used."""
+    """The services that a process manager runs. An address is None if another server is used."""
 
     model_config = ConfigDict(frozen=True)
 
     pid: int
-    """The process manager's."""
+    """Process id of the process manager."""
     host: str = Field(default_factory=socket.gethostname)
-    """The machine that the process manager runs on: several machines may share a home."""
+    """Machine of the process manager: several machines may share a home."""
     started: datetime = Field(default_factory=lambda: datetime.now(UTC))
     ticks: int = 0
-    """The start of the process, in clock ticks since boot: Linux uses a process id again."""
+    """Start of the process, in clock ticks since boot: Linux reuses process ids."""
     prefect: str | None
     """http://127.0.0.1:4200"""
     mlflow: str | None
     answering: tuple[str, ...] = ()
-    """The services that have answered: prefect, mlflow, worker."""
+    """The services that have answered so far: prefect, mlflow, worker."""
 
     @property
     def services(self) -> list[str]:
@@ -81,13 +81,11 @@ class State(BaseModel):
     @property
     def environment(self) -> dict[str, str]:
         """The variables that point a shell at the servers and log it in."""
-        found = {"FINETUNE_HOME": str(settings.home())}
-        for name in (PREFECT, MLFLOW):
-            found |= self.variables(name)
-        return found
+        home = {"FINETUNE_HOME": str(settings.home())}
+        return home | self.variables(PREFECT) | self.variables(MLFLOW)
 
     def variables(self, name: str) -> dict[str, str]:
-        """The address and the login of one server; empty for somebody else's."""
+        """The address and the login of one server; empty if another server is used."""
         if name == PREFECT and self.prefect:
             return {VARIABLES[PREFECT]: f"{self.prefect}/api", "PREFECT_API_AUTH_STRING": auth_string()}
         if name == MLFLOW and self.mlflow:
@@ -98,18 +96,18 @@ class State(BaseModel):
 
 def services_folder() -> Path:
     """<home>/services, created with mode 0700 if missing."""
-    found = settings.home() / "services"
-    found.mkdir(mode=0o700, exist_ok=True)
-    return found
+    folder = settings.home() / "services"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 def read_running() -> State | None:
-    """The state of the services of this home; None if no process manager runs."""
+    """Reads the state of the services of this home; None if no process manager runs."""
     return read_last_state() if is_held(settings.home_path() / "services" / f"{LOCK}.lock") else None
 
 
 def read_last_state() -> State | None:
-    """The state that a process manager of this home wrote last, whether it still runs or not."""
+    """Reads the state that a process manager of this home wrote last, whether it still runs or not."""
     try:
         return State.model_validate_json((settings.home_path() / "services" / "state.json").read_bytes())
     except (OSError, ValidationError):
@@ -117,40 +115,40 @@ def read_last_state() -> State | None:
 
 
 def write_state(state: State) -> None:
-    """Publishes the state to other processes of this home."""
+    """Writes the state for other processes of this home."""
     write_atomically(services_folder() / "state.json", state.model_dump_json(indent=1).encode())
 
 
 @contextlib.contextmanager
 def process_manager_lock() -> Iterator[bool]:
     """Holds the process manager's lock in the block; yields False if another process holds it."""
-    with _exclusive(LOCK, timeout_s=0) as alone:
-        yield alone
+    with _lock(LOCK, timeout_s=0) as locked:
+        yield locked
 
 
 @contextlib.contextmanager
 def prefect_start_lock() -> Iterator[None]:
     """Keeps two Prefect servers from setting up the database of this home at once."""
-    with _exclusive("prefect-start", START_TIMEOUT_S):
+    with _lock("prefect-start", START_TIMEOUT_S):
         yield
 
 
 @contextlib.contextmanager
-def _exclusive(name: str, timeout_s: float) -> Iterator[bool]:
+def _lock(name: str, timeout_s: float) -> Iterator[bool]:
     locks, holder = FlockManager(services_folder()), str(os.getpid())
-    alone = locks.acquire_lock(name, holder, acquire_timeout=timeout_s)
+    locked = locks.acquire_lock(name, holder, acquire_timeout=timeout_s)
     try:
-        yield alone
+        yield locked
     finally:
-        if alone:
+        if locked:
             locks.release_lock(name, holder)
 
 
 def use_home_servers() -> None:
     """Points this process at the servers of this home and logs it in. Call it before prefect or mlflow is imported.
 
-    A server that the environment names already is left alone, and never gets the password of this home. Servers that
-    run on another machine, or do not answer yet, are not used.
+    If the environment already names a server, that server is used, and never gets the password of this home. Servers
+    that run on another machine, or do not answer yet, are not used.
     """
     state = read_running()
     if state is None or not state.here:
@@ -164,24 +162,24 @@ def use_home_servers() -> None:
 
 
 def read_on_other_machine() -> State | None:
-    """The services of this home, if they run on another machine."""
+    """Reads the state of the services of this home if they run on another machine; otherwise None."""
     state = read_running()
     return None if state is None or state.here else state
 
 
 def ensure_password() -> str:
-    """The password of the servers of this home, made at the first call. Delete its file for a new one."""
+    """Returns the password of the servers of this home, which the first call creates. Delete its file for a new one."""
     return create_secret(services_folder() / "password", secrets.token_urlsafe(24).encode()).read_text()
 
 
 def auth_string() -> str:
-    """User and password as Prefect takes them, in its settings and in the form of its UI."""
+    """User and password in the format of Prefect's settings and of the login form of its UI."""
     return f"{USER}:{ensure_password()}"
 
 
 def is_healthy(url: str) -> bool:
-    """Whether an HTTP server of ours reports at the URL that it is healthy. A listener of another user never counts:
-    it would be sent the password."""
+    """Whether the HTTP server at the URL reports that it is healthy. False if another user's process listens there,
+    which must not receive the password."""
     if another_user_listens(url):
         return False
     with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
@@ -216,8 +214,8 @@ def worker_is_online(since: datetime) -> bool:
 
     with get_client(sync_client=True) as client:
         try:
-            found = client.read_workers_for_work_pool(POOL)
+            workers = client.read_workers_for_work_pool(POOL)
         except (ObjectNotFound, httpx.HTTPError):
             return False
-    beats = [one.last_heartbeat_time for one in found if one.name == worker_name()]
-    return any(beat is not None and beat > since for beat in beats)
+    heartbeats = [worker.last_heartbeat_time for worker in workers if worker.name == worker_name()]
+    return any(time is not None and time > since for time in heartbeats)

@@ -30,7 +30,7 @@ from pathlib import Path
 from tasks.cache import garbage_collection
 from tasks.registry import retention
 retention.mlflow_errors, retention.connect = contextlib.nullcontext, lambda: None
-retention._aliased = retention._unfinished = lambda *given: []
+retention._list_aliased = retention._list_unfinished = lambda *given: []
 calls, at = [], int(sys.argv[2])
 owner = {"rename": (Path, "rename"), "rmtree": (garbage_collection.shutil, "rmtree")}[sys.argv[1]]
 original = getattr(*owner)

@@ -185,7 +185,7 @@ def test_mlflow_server_of_a_home_that_was_moved_serves_the_files_where_they_are_
     shutil.copytree(home, moved)
     shutil.rmtree(home)
     monkeypatch.setenv("FINETUNE_HOME", str(moved))
-    (server,) = [service for service in process_manager._services({}) if service.name == MLFLOW]
+    (server,) = [service for service in process_manager._build_services({}) if service.name == MLFLOW]
     server.environment()
     with contextlib.closing(sqlite3.connect(moved / "mlflow.db")) as database:
         (location,) = database.execute("SELECT artifact_location FROM experiments WHERE name = 'small'").fetchone()
