@@ -20,8 +20,9 @@ from training.problems import Problem, UserError
 from training.recipe import Recipe
 
 PARTS = ("model", "tokenizer")
-# The folders in which mlflow.transformers keeps them; one that is served by code has both in the last.
+# Folders of a model that mlflow.transformers has logged.
 _LAYOUT = {"model": "model", "tokenizer": "components/tokenizer"}
+# Folder of both parts, if the model was logged with code that serves it.
 _SERVED_BY_CODE = "artifacts/model"
 # Fields of a recipe's data that do not change the rows.
 _NOT_IN_DIGEST = {"revision", "max_file_gb", "checks"}
@@ -35,7 +36,7 @@ class CurrentChampion(NamedTuple):
 
 
 def find_current(recipe: Recipe) -> CurrentChampion | None:
-    """The version that the champion's alias points to now; None if there is none. Raises MlflowFailed."""
+    """Finds the version that has the champion's alias now; None if there is none. Raises MlflowFailed."""
     name = recipe.release.registry
     if name is None or not has_database():  # a plan creates no database
         return None
@@ -47,12 +48,12 @@ def find_current(recipe: Recipe) -> CurrentChampion | None:
             return None
         version = client.get_model_version(name, number)
     task = json.loads(version.tags.get(TASK_TAG, "{}"))
-    # Without a digest, the time of registration identifies a version: a new server counts from 1 again.
-    unnamed = f"{settings.registry_place()}: {name}/{number}, {version.creation_timestamp}"
+    # A version without a digest is identified by its time of registration too: a new server counts from 1 again.
+    identity = f"{settings.registry_place()}: {name}/{number}, {version.creation_timestamp}"
     champion = Champion(
         name=name,
         version=str(number),
-        model=version.tags.get(MODEL_TAG) or unnamed,
+        model=version.tags.get(MODEL_TAG) or identity,
         key=version.tags.get("finetune.fit.key"),
         max_length=int(version.tags.get(MAX_LENGTH_TAG, 512)),
         options=task["options"] if task.get("task") == recipe.task else None,
@@ -61,33 +62,35 @@ def find_current(recipe: Recipe) -> CurrentChampion | None:
 
 
 def digest_rows(recipe: Recipe, lock: Lock) -> str:
-    """Digest of the training rows: the content of the training split, and how it is read; neither paths of files nor
-    other splits."""
-    data, elsewhere = recipe.data, {"path", "config", "splits"} if lock.data_files else set()
-    own, _ = users_code({"data.path": data.path} if data.source == "python" else {})
+    """Returns the digest of the training rows: the content of the training split, and how it is read. It covers neither
+    the paths of files nor other splits."""
+    data = recipe.data
+    replaced_by_files = {"path", "config", "splits"} if lock.data_files else set()
+    code, _ = users_code({"data.path": data.path} if data.source == "python" else {})
     return digest_of(
         {
-            "data": data.model_dump(mode="json", exclude=_NOT_IN_DIGEST | elsewhere),
+            "data": data.model_dump(mode="json", exclude=_NOT_IN_DIGEST | replaced_by_files),
             "files": [pin.sha256 for pin in lock.data_files.get("train", ())],
             "commit": lock.data_hub.commit if lock.data_hub else None,
             "fingerprint": lock.data_fingerprint,
-            "code": code_digests(own),
+            "code": code_digests(code),
         }
     )
 
 
 def find_start(recipe: Recipe, lock: Lock) -> tuple[Champion | None, str]:
-    """The version that a training on these rows starts from, None for the base model; and a sentence on why.
+    """Finds the version that a training on these rows starts from, None for the base model. Also returns a sentence
+    that explains the choice.
 
-    A training starts from the champion, unless the champion was trained on exactly these rows: then it starts where
-    that training started. So no model is trained twice on the same rows, and its promotion is no reason to train. When
-    data grow, each champion learns the earlier rows again. A new commit on the Hub counts as new rows, and so do the
-    rows of a version without a digest. Raises MlflowFailed.
+    A training starts from the champion. If the champion was trained on exactly these rows, the training starts from the
+    same version as the champion's training: so no model is trained twice on the same rows, and a promotion alone causes
+    no training. If rows are added to the data, the new training learns the earlier rows again. A new commit on the Hub
+    counts as new rows, and so do the rows of a version without a digest. Raises MlflowFailed.
     """
-    found = find_current(recipe)
-    if found is None:
+    current = find_current(recipe)
+    if current is None:
         return None, f"{recipe.release.registry} has no {recipe.release.champion} yet: training starts from the base"
-    champion, tags = found
+    champion, tags = current
     if tags.get(ROWS_TAG) != lock.rows:
         return champion, f"training starts from {champion}, the {recipe.release.champion}"
     start = tags.get(STARTED_FROM_TAG)
@@ -96,15 +99,15 @@ def find_start(recipe: Recipe, lock: Lock) -> tuple[Champion | None, str]:
 
 
 def find_folders(work: Work, champion: Champion, where: str) -> dict[str, Path]:
-    """The folders of the champion's model and tokenizer, by part: one folder in the store if it has them intact, else
-    those of `fetch_folders`. Raises UserError for the recipe's field `where`, and MlflowFailed."""
+    """Finds the folders of the champion's model and tokenizer, by part: one folder in the store if it is there and
+    intact, otherwise the downloaded ones. Raises UserError for the recipe's field `where`, and MlflowFailed."""
     return _find_in_store(champion) or fetch_folders(work, champion, where)
 
 
 def _find_in_store(champion: Champion) -> dict[str, Path] | None:
     try:
         trained = store.find("fit", champion.key) if champion.key else None
-    except store.Damaged:  # the next run that needs it creates it again
+    except store.Damaged:  # the next run that needs the artifact creates it again
         return None
     if trained is None or trained.parts["model"] != champion.model:
         return None
@@ -112,29 +115,29 @@ def _find_in_store(champion: Champion) -> dict[str, Path] | None:
 
 
 def fetch_folders(work: Work, champion: Champion, where: str) -> dict[str, Path]:
-    """The champion's folders, downloaded from MLflow: only known files, none of which is executed."""
-    place, aside = work.job / "champion", work.job / ".champion"
-    folders = {part: place / part for part in PARTS}
-    if place.is_dir():  # of an earlier try
+    """Downloads the champion's folders from MLflow: only files of known names, none of which is executed."""
+    destination, incomplete = work.job / "champion", work.job / ".champion"
+    folders = {part: destination / part for part in PARTS}
+    if destination.is_dir():  # of an earlier try
         return folders
     work.on_events([{"kind": "note", "message": f"{champion} is fetched from MLflow"}])
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(incomplete, ignore_errors=True)
     with mlflow_errors():
         from mlflow.artifacts import download_artifacts, list_artifacts
 
-        uri, tracking_uri, found = _find_uri(champion, where), settings.tracking_uri(), {}
-        by_code = bool(list_artifacts(artifact_uri=f"{uri}/{_SERVED_BY_CODE}", tracking_uri=tracking_uri))
+        uri, tracking_uri, files = _find_uri(champion, where), settings.tracking_uri(), {}
+        served_by_code = bool(list_artifacts(artifact_uri=f"{uri}/{_SERVED_BY_CODE}", tracking_uri=tracking_uri))
         for part in PARTS:
-            folder = _SERVED_BY_CODE if by_code else _LAYOUT[part]
+            folder = _SERVED_BY_CODE if served_by_code else _LAYOUT[part]
             listed = list_artifacts(artifact_uri=f"{uri}/{folder}", tracking_uri=tracking_uri)
-            found[part] = [file for entry in listed if part_of(file := Path(entry.path).name) == part]
-            (aside / part).mkdir(parents=True)
-            for file in found[part]:
+            files[part] = [file for entry in listed if part_of(file := Path(entry.path).name) == part]
+            (incomplete / part).mkdir(parents=True)
+            for file in files[part]:
                 source = f"{uri}/{folder}/{file}"
-                download_artifacts(artifact_uri=source, dst_path=str(aside / part), tracking_uri=tracking_uri)
-    if not all(found.values()) or not any(file.endswith(".safetensors") for file in found["model"]):
+                download_artifacts(artifact_uri=source, dst_path=str(incomplete / part), tracking_uri=tracking_uri)
+    if not all(files.values()) or not any(file.endswith(".safetensors") for file in files["model"]):
         raise _build_error(champion, where, "has no model in safetensors with its tokenizer in MLflow")
-    aside.rename(place)
+    incomplete.rename(destination)
     return folders
 
 

@@ -2,8 +2,8 @@
 
     <home>/runs/<flow run>/code.json    the code that the run named when it began here
 
-The home is trusted: only its user may write there. A recipe from a registry or a Prefect server is not: anybody who may
-write to the server could name any importable function in it.
+The home is trusted, as only its user may write there. A recipe from a registry or a Prefect server is not trusted:
+everybody who may write to the server could name any importable function in it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ OPTION_HELP = "run the code that the recipe names (module:name, metrics of the H
 
 
 def record_code(run: str, recipe: Recipe) -> None:
-    """Records the code that a flow run names as it starts here: resuming it needs no consent to the same code."""
-    if found := list(named_code(Recipe, recipe.model_dump(mode="json"))):
-        with contextlib.suppress(OSError):  # with a full disk, `finetune resume` lists the code again
-            write_atomically(settings.home() / "runs" / run / "code.json", json.dumps(found).encode())
+    """Records the code that a flow run names when it starts in this home. A resume needs no consent to the same
+    code."""
+    if code := list(named_code(Recipe, recipe.model_dump(mode="json"))):
+        with contextlib.suppress(OSError):  # if the disk is full, `finetune resume` asks for consent
+            write_atomically(settings.home() / "runs" / run / "code.json", json.dumps(code).encode())
 
 
 def require_consent(
@@ -37,16 +38,17 @@ def require_consent(
     overrides: Mapping[str, Any] | None = None,
     run: str | None = None,
 ) -> None:
-    """Raises UserError with every field that names code. Call it before the recipe is parsed: that imports its kind.
+    """Raises UserError with every field that names code. Call it before the recipe is parsed, as parsing imports the
+    task type.
 
     Args:
-        source: where the recipes come from, in words.
+        source: origin of the recipes, in words.
         recipes: the values of the fields, valid or not.
         overrides: fields by dotted name.
-        run: the flow run whose code, if it began in this home, needs no consent.
+        run: the flow run; the code that was recorded when it started in this home needs no consent.
     """
-    remembered = _read_recorded(run)
-    found = dict.fromkeys(
+    recorded = _read_recorded(run)
+    code = dict.fromkeys(
         entry
         for values in recipes
         if isinstance(values, Mapping)
@@ -58,8 +60,8 @@ def require_consent(
             where=field,
             message=f"{value!r} is code, and {source} named it: read it, then run the same command with {OPTION}.",
         )
-        for field, value in found
-        if (field, value) not in remembered
+        for field, value in code
+        if (field, value) not in recorded
     ]
     if problems:
         raise UserError(problems)

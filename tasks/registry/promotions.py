@@ -1,12 +1,12 @@
 """History of the champion's alias: every move is recorded, with its reason, and can be rolled back.
 
-Moves are numbered tags of the registered model. The tag is written before the alias moves; a move that a kill prevented
-is recognized by the moves after it.
+Each move is a numbered tag of the registered model, written before the alias moves. If a kill prevents the move, the
+next moves show it: they start from the earlier version.
 
-Homes that share a registry share no lock, and MLflow has no compare-and-set for aliases. So a move is announced by a
-tag with a unique name, and then the model is read again: if another move was announced, or the alias has moved, this
-move is withdrawn. Of two moves that overlap, at least one sees the other. After the alias has moved, the model is read
-once more, because this process may have been suspended for so long that others took it for dead.
+Homes that share a registry share no lock, and MLflow has no compare-and-set for aliases. So a process announces a move
+by a tag with a unique name, and then reads the model again: if another move was announced, or the alias has moved, the
+process withdraws its move. Of two moves that overlap, at least one process sees the other's tag. After the alias has
+moved, the model is read once more: this process may have been suspended for so long that others considered it dead.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 MOVE_TAG = "finetune.move."
 TRIES = 5
 PENDING_WAIT_S = 15.0
-"""Time after which the process of an announced move is taken for dead."""
+"""Waiting time after which the process of an announced move is considered dead."""
 PENDING_S = 600.0
-"""Seconds after which an announced move is dead without waiting; the clocks of two machines may differ by less."""
+"""Age at which an announced move is considered dead without waiting; clocks of machines differ by less."""
 # MLflow's databases hold 5000 characters of a registered model's tag.
 LONGEST_WHY = 4000
 
@@ -59,70 +59,77 @@ class Move(BaseModel):
 
     alias: str
     before: str | None
-    """The version that had the alias."""
+    """The version that had the alias before."""
     to: str
-    """The version that got the alias."""
+    """The version that has the alias after the move."""
     by: Literal["run", "promote", "rollback"]
     """A run whose model passed the gate, or a person's command."""
     flow_run: str | None = None
     user: str
     host: str
     home: str = ""
-    """Digest of the home: a home makes one move at a time, so an earlier move of its own is not pending."""
+    """Digest of the home. A home makes one move at a time, so its earlier moves are not pending."""
     time: str
-    """When, in UTC: 2026-01-31T12:00:00+00:00."""
+    """Time of the move in UTC, such as 2026-01-31T12:00:00+00:00."""
     why: str = ""
 
 
 def read_moves(model: RegisteredModel) -> list[Move]:
-    """The recorded moves of a registered model, oldest first."""
+    """Reads the recorded moves of a registered model, oldest first."""
     return [move for _, move in _read_numbered_moves(model)]
 
 
 def _read_numbered_moves(model: RegisteredModel) -> list[tuple[int, Move]]:
-    """The moves with their numbers, in order. Two of one number were announced at once; at most one happened."""
-    found = []
+    """The moves with their numbers, in order. Two moves with one number were announced at the same time, and at most
+    one of them happened."""
+    moves = []
     for tag, text in model.tags.items():
-        if named := _TAG.fullmatch(tag):
+        if match := _TAG.fullmatch(tag):
             try:
-                found.append((int(named[1]), tag, Move.model_validate_json(text)))
+                move = Move.model_validate_json(text)
             except ValidationError:  # edited by hand, or of a later version of the project
                 continue
-    return [(number, move) for number, _, move in sorted(found, key=lambda one: (one[0], one[2].time, one[1]))]
+            moves.append((int(match[1]), move.time, tag, move))
+    return [(number, move) for number, _, _, move in sorted(moves, key=lambda entry: entry[:3])]
 
 
 _TAG = re.compile(re.escape(MOVE_TAG) + r"(\d+)-[0-9a-f]{8}")
 
 
 def list_champions(moves: Sequence[Move], now: str | None) -> list[str]:
-    """The versions that a rollback goes through, first to last; the last one is the champion `now`.
+    """Lists the champions that rollbacks go back through, oldest first; the last is the present champion, `now`.
 
-    A move that never happened is skipped. A move that was made in MLflow's UI is inferred: each recorded move has the
-    version that was champion before it.
+    A recorded move that never happened is skipped. A move in MLflow's UI has no record, and is inferred: each recorded
+    move names the champion before it.
     """
-    line: list[str] = []
-    earlier: list[str] = []
+    champions: list[str] = []
+    previous: list[str] = []
     for move in moves:
-        earlier = _end_with(line, earlier, move.before)
-        line = _roll_line_back(earlier, move.to) if move.by == "rollback" else [*earlier, move.to]
-    return _end_with(line, earlier, now)
+        previous = _end_with(champions, previous, move.before)
+        champions = _roll_list_back(previous, move.to) if move.by == "rollback" else [*previous, move.to]
+    return _end_with(champions, previous, now)
 
 
-def _end_with(line: list[str], earlier: list[str], champion: str | None) -> list[str]:
-    """The line that ends with the champion as it was: the last move may not have happened, or others may have."""
-    if champion is None or line[-1:] == [champion]:
-        return line
-    return earlier if earlier[-1:] == [champion] else [*line, champion]
+def _end_with(champions: list[str], previous: list[str], champion: str | None) -> list[str]:
+    """Corrects the list so that it ends with the version that was champion in fact.
+
+    If the last move never happened, that is the list `previous` before the move. If the alias was moved in MLflow's UI,
+    the champion is appended.
+    """
+    if champion is None or champions[-1:] == [champion]:
+        return champions
+    return previous if previous[-1:] == [champion] else [*champions, champion]
 
 
-def _roll_line_back(line: list[str], version: str) -> list[str]:
-    places = [place for place, one in enumerate(line[:-1]) if one == version]
-    return line[: places[-1] + 1] if places else [*line, version]
+def _roll_list_back(champions: list[str], version: str) -> list[str]:
+    """The list up to the version's last place before the present champion."""
+    places = [place for place, earlier in enumerate(champions[:-1]) if earlier == version]
+    return champions[: places[-1] + 1] if places else [*champions, version]
 
 
 def explain_lost_alias(model: RegisteredModel, alias: str, version: str) -> str | None:
-    """The words for how a person took the champion's alias from this version; None where that is not so, or not any
-    more."""
+    """Explains how a user moved the champion's alias away from this version, and how to move it back; None if no user
+    did, or if a later move changed it."""
     moves = [move for move in read_moves(model) if move.alias == alias and version in (move.before, move.to)]
     if not moves or moves[-1].before != version or moves[-1].by == "run":
         return None
@@ -137,10 +144,10 @@ def explain_lost_alias(model: RegisteredModel, alias: str, version: str) -> str 
 
 
 def store_alias_names(client: MlflowClient, model: RegisteredModel, names: Aliases) -> None:
-    """Has the registered model know what its recipe calls the aliases."""
-    for usual, name in names._asdict().items():
-        if model.tags.get(ALIAS_TAGS[usual], usual) != name:
-            client.set_registered_model_tag(model.name, ALIAS_TAGS[usual], name)
+    """Stores the recipe's names of the aliases in the registered model's tags."""
+    for default, name in names._asdict().items():
+        if model.tags.get(ALIAS_TAGS[default], default) != name:
+            client.set_registered_model_tag(model.name, ALIAS_TAGS[default], name)
 
 
 def set_champion_alias(
@@ -178,10 +185,10 @@ def set_champion_alias(
         client.delete_registered_model_alias(model.name, names.challenger)
     # Last, and in one call: a reader of the alias finds the old champion or the new one.
     client.set_registered_model_alias(model.name, names.champion, version)
-    now = need_model(client, model.name)
-    later = [other for n, other in _read_numbered_moves(now) if n > number and other.alias == move.alias]
-    if later and later[0].before != version:  # by a process that took this one for dead
-        if _is_at(now, move.alias, version):
+    current = need_model(client, model.name)
+    later = [other for n, other in _read_numbered_moves(current) if n > number and other.alias == move.alias]
+    if later and later[0].before != version:  # by a process that considered this one dead
+        if _is_at(current, move.alias, version):
             client.set_registered_model_alias(model.name, move.alias, later[-1].to)
         client.delete_registered_model_tag(model.name, tag)
         raise _build_conflict(model.name, move, later[-1].to)
@@ -189,7 +196,7 @@ def set_champion_alias(
 
 
 def _announce(client: MlflowClient, name: str, move: Move) -> tuple[int, str]:
-    """Writes the move's tag once no other move of the alias is pending. Returns the tag's number and name.
+    """Writes the move's tag when no other move of the alias is pending. Returns the tag's number and name.
 
     Raises UserError if the alias is no longer at the version that the move starts from.
     """
@@ -200,27 +207,27 @@ def _announce(client: MlflowClient, name: str, move: Move) -> tuple[int, str]:
         number = 1 + max((n for n, _ in _read_numbered_moves(model)), default=0)
         tag = f"{MOVE_TAG}{number}-{secrets.token_hex(4)}"
         client.set_registered_model_tag(name, tag, move.model_dump_json())
-        now = need_model(client, name)
-        others = {one for one in now.tags.keys() - model.tags.keys() - {tag} if _TAG.fullmatch(one)}
-        if not others and _is_at(now, move.alias, move.before):
+        current = need_model(client, name)
+        new_moves = [other for other in current.tags.keys() - model.tags.keys() - {tag} if _TAG.fullmatch(other)]
+        if not new_moves and _is_at(current, move.alias, move.before):
             return number, tag
         client.delete_registered_model_tag(name, tag)
-        time.sleep(random.uniform(0, 1))  # the other process has backed off, too
+        time.sleep(random.uniform(0, 1))  # the other process backs off, too
     raise _build_conflict(name, move, need_model(client, name).aliases.get(move.alias))
 
 
 def _wait_for_pending_moves(client: MlflowClient, name: str, alias: str) -> RegisteredModel:
-    """The registered model once no announced move of the alias is pending: each has happened or is dead."""
-    ends = time.monotonic() + PENDING_WAIT_S
+    """Waits until no announced move of the alias is pending, and returns the registered model."""
+    deadline = time.monotonic() + PENDING_WAIT_S
     while True:
         model = need_model(client, name)
-        if time.monotonic() >= ends or not _is_moving(model, alias):
+        if time.monotonic() >= deadline or not _is_moving(model, alias):
             return model
         time.sleep(0.2)
 
 
 def _is_moving(model: RegisteredModel, alias: str) -> bool:
-    """Whether another home announced the last move recently, and the alias has not moved."""
+    """Whether another home has announced the last move recently, and the alias has not moved yet."""
     moves = _read_numbered_moves(model)
     last = [move for number, move in moves if number == moves[-1][0] and move.alias == alias]
     earliest = datetime.now(UTC) - timedelta(seconds=PENDING_S)
@@ -236,8 +243,8 @@ def _digest_home() -> str:
 
 
 def _is_at(model: RegisteredModel, alias: str, version: str | None) -> bool:
-    at = model.aliases.get(alias)
-    return (None if at is None else str(at)) == version
+    current = model.aliases.get(alias)
+    return (None if current is None else str(current)) == version
 
 
 def _build_conflict(name: str, move: Move, now: object) -> UserError:
@@ -277,8 +284,8 @@ _RESERVED_ALIAS = re.compile(r"latest|[vV]\d+")
 
 
 def roll_back(name: str, why: str = "") -> str:
-    """Makes the previous champion the champion again; a second call goes back one more. Returns a sentence for
-    the user.
+    """Makes the previous champion the champion again; a second call goes back by one more. Returns a sentence for the
+    user.
 
     Raises UserError if there is no previous champion, and MlflowFailed if MLflow does not answer.
     """
@@ -290,10 +297,10 @@ def roll_back(name: str, why: str = "") -> str:
         if now is None:
             message = f"{name!r} has no {names.champion}: name a version, finetune promote {name} VERSION."
             raise build_error("NAME", message)
-        there = {str(version.version) for version in list_versions(client, name)}
+        existing = {str(version.version) for version in list_versions(client, name)}
         moves = [move for move in read_moves(model) if move.alias == names.champion]
-        line = list_champions(moves, str(now))
-        earlier = [version for version in line[:-1] if version in there and version != str(now)]
+        champions = list_champions(moves, str(now))
+        earlier = [version for version in champions[:-1] if version in existing and version != str(now)]
         if not earlier:
             message = f"version {now} of {name!r} is the first {names.champion} that is known: there is none before it."
             raise build_error("NAME", f"{message} Name another: finetune promote {name} VERSION.")
@@ -302,14 +309,14 @@ def roll_back(name: str, why: str = "") -> str:
 
 
 def restore_aliases(name: str, before: Mapping[str, str | None], version: str) -> str:
-    """Moves the version's aliases back to their former versions, except those that have been moved since. Returns a
-    sentence for the user."""
+    """Moves the version's aliases back to the versions that had them `before`, except aliases that have been moved
+    since. Returns a sentence for the user."""
     with mlflow_errors(), named_lock(f"registry-{name}"):
         client = connect()
         for alias, former in before.items():
             now = need_model(client, name).aliases.get(alias)
             if str(now) != version and not (now is None and former == version):
-                continue  # this run did not move it, or it has been moved since
+                continue  # this run did not move the alias, or somebody has moved it since
             if former is None:
                 client.delete_registered_model_alias(name, alias)
             else:

@@ -1,8 +1,8 @@
-"""Retention: which artifacts, jobs and run records of the home are still needed, and by which run or version.
+"""Retention: the artifacts, jobs and run records of the home that runs or registered versions still need.
 
-Needed are the stages behind every registered version with an alias, the last run of each recipe, and the runs that can
-be resumed or have entries that MLflow lacks. All of this is read from the outboxes of the runs and from the registry;
-tasks/cache/garbage_collection.py removes the rest.
+Needed are the stages of every registered version with an alias, of the last run of each recipe, and of runs that can be
+resumed or have undelivered entries. They are read from the outboxes of the runs and from the registry;
+tasks/cache/garbage_collection.py removes all others.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A run, as its outbox records it."""
+    """A run, read from its outbox."""
 
     id: str
     recipe: str
     keys: frozenset[str]
     """Keys of the stages that the run started."""
     version: str | None
-    """`name/version`, if the run registered a version or found it registered."""
+    """`name/version` of the run's model in the registry, if it has one."""
     completed: bool
     delivered: bool
-    """Whether MLflow has everything; an entry that it lacks may be a file of an artifact."""
+    """Whether MLflow has all entries; an undelivered entry may be a file of an artifact."""
     state_is_pending: bool
-    """Whether the Prefect server has still to receive the final state."""
+    """Whether the final state has yet to be delivered to the Prefect server."""
 
     def __str__(self) -> str:
         return f"run {self.id[:8]} of {self.recipe}"
 
 
 def find_needs(given_up: Collection[str] = ()) -> Needs:
-    """Who needs which keys. The runs that are `given_up`, by the beginnings of their ids, need nothing any more.
+    """Finds the needed keys, and who needs them. Runs that are `given_up`, named by the beginnings of their ids, need
+    none.
 
     Raises UserError if a run that is given up does not exist, and MlflowFailed if MLflow does not answer.
     """
@@ -73,7 +74,7 @@ def _group_by_key(needing: Iterable[tuple[str, Collection[str]]]) -> dict[str, l
 
 
 def _list_aliased(client: MlflowClient, runs: Mapping[str, Run]) -> Iterator[tuple[str, set[str]]]:
-    """Versions with an alias: the keys in their tags, and those of the run that registered them."""
+    """Versions with an alias, with the keys in their tags and the keys of the run that registered them."""
     for model in search_all(client.search_registered_models):
         for alias, number in model.aliases.items():
             tags = client.get_model_version(model.name, str(number)).tags
@@ -83,7 +84,7 @@ def _list_aliased(client: MlflowClient, runs: Mapping[str, Run]) -> Iterator[tup
 
 
 def _list_last_runs() -> Iterator[tuple[str, set[str]]]:
-    """The last run of each recipe, with which the next one is compared."""
+    """The last run of each recipe: the next run is compared with it."""
     for recipe in history.recipes():
         yield f"last run of {recipe}", history.History(recipe).keys()
 
@@ -91,16 +92,16 @@ def _list_last_runs() -> Iterator[tuple[str, set[str]]]:
 def _list_unfinished(
     runs: Mapping[str, Run], given_up: Collection[str], client: MlflowClient
 ) -> Iterator[tuple[str, frozenset[str]]]:
-    """Runs that can be resumed, have entries that MLflow lacks, or registered a version that is not there."""
+    """Runs that can be resumed, have undelivered entries, or registered a version that the registry lacks."""
     completed = [run.keys for run in runs.values() if run.completed]
-    stored = {path.name for place in ("artifacts/*/*", "jobs/*") for path in settings.home().glob(place)}
-    registered = {f"{one.name}/{one.version}" for one in search_all(client.search_model_versions)}
+    stored = {path.name for pattern in ("artifacts/*/*", "jobs/*") for path in settings.home().glob(pattern)}
+    registered = {f"{version.name}/{version.version}" for version in search_all(client.search_model_versions)}
     for run in runs.values():
         if run.id in given_up:
             continue
-        # A run whose stored keys another run has completed needs no resume. Keys of actions change with the recipe, the
-        # gate and the time; they keep nothing.
-        if not run.completed and not any(run.keys & stored <= done for done in completed):
+        # A run needs no resume if a completed run has all of its stored keys. Actions have keys but store nothing, so
+        # their keys, which change from run to run, do not count.
+        if not run.completed and not any(run.keys & stored <= keys for keys in completed):
             yield f"{run}, to resume", run.keys
         elif not run.delivered:
             yield f"{run}, to deliver to MLflow", run.keys
@@ -112,19 +113,19 @@ def _list_unfinished(
 
 
 def _find_run_ids(runs: Mapping[str, Run], beginnings: Collection[str]) -> set[str]:
-    """The ids of the runs. Raises UserError for a beginning that fits no run, or several."""
-    found = set()
+    """Finds the ids with these beginnings. Raises UserError for a beginning that fits no run, or several."""
+    ids = set()
     for beginning in beginnings:
-        fitting = [run for run in runs if beginning and run.startswith(beginning)]
-        if len(fitting) != 1:
-            message = f"{beginning!r} begins the id of {len(fitting)} runs here: `finetune runs` lists them."
+        matches = [run for run in runs if beginning and run.startswith(beginning)]
+        if len(matches) != 1:
+            message = f"{beginning!r} begins the id of {len(matches)} runs here: `finetune runs` lists them."
             raise UserError([Problem(kind="option", where="--give-up", message=message)])
-        found |= set(fitting)
-    return found
+        ids |= set(matches)
+    return ids
 
 
 def _read_run(id: str) -> Run:
-    """The run, from its outbox. A run that is being retried has not completed."""
+    """Reads the run from its outbox. A run that is being retried is not completed."""
     tags: dict[str, str] = {}
     keys, recipe, completed, outbox = set(), "", False, Outbox(id)
     for entry in outbox.read_entries():

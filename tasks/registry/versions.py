@@ -43,62 +43,62 @@ class Aliases(NamedTuple):
 
 
 def read_alias_names(model: RegisteredModel) -> Aliases:
-    """The names that the model's recipe gives its aliases."""
-    return Aliases(*(model.tags.get(tag, usual) for usual, tag in ALIAS_TAGS.items()))
+    """Reads the recipe's names of the aliases from the model's tags."""
+    return Aliases(*(model.tags.get(tag, default) for default, tag in ALIAS_TAGS.items()))
 
 
 def find_model(client: MlflowClient, name: str) -> RegisteredModel | None:
-    """The registered model; None if nothing is registered under the name yet."""
+    """Finds the registered model; None if nothing is registered under the name yet."""
     return next((model for model in client.search_registered_models(f"name = '{name}'") if model.name == name), None)
 
 
 def list_aliases(model: RegisteredModel, version: str) -> list[str]:
-    """The aliases of a version."""
-    return sorted(alias for alias, its in model.aliases.items() if str(its) == version)
+    """Lists the aliases of a version."""
+    return sorted(alias for alias, number in model.aliases.items() if str(number) == version)
 
 
 def need_model(client: MlflowClient, name: str) -> RegisteredModel:
-    """The registered model. Raises UserError, with a list of the models, if there is none of this name."""
+    """Returns the registered model. Raises UserError, with a list of the models, if there is none of this name."""
     from mlflow.exceptions import MlflowException
 
     try:
         return client.get_registered_model(name)
     except MlflowException as error:
-        there = sorted(model.name for model in search_all(client.search_registered_models))
-        if name in there:
+        names = sorted(model.name for model in search_all(client.search_registered_models))
+        if name in names:
             raise
         where = settings.without_credentials(settings.tracking_uri())
-        has = ", ".join(there) or "nothing is registered yet: finetune run registers a model"
+        registered = ", ".join(names) or "nothing is registered yet: finetune run registers a model"
         raise build_error(
-            "NAME", f"no model {name!r} is registered in {where}: {has}.{nearest(name, there)}"
+            "NAME", f"no model {name!r} is registered in {where}: {registered}.{nearest(name, names)}"
         ) from error
 
 
 def need_version(client: MlflowClient, model: RegisteredModel, *, alias: str = "", version: str = "") -> ModelVersion:
-    """The version with this number or this alias. Raises UserError, with a list of the versions, if there is none."""
+    """Returns the version with this number or alias. Raises UserError, with the list of versions, if there is none."""
     if alias and alias not in model.aliases:
-        has = ", ".join(sorted(model.aliases)) or "none yet"
+        aliases = ", ".join(sorted(model.aliases)) or "none yet"
         raise build_error(
-            "NAME", f"{model.name!r} has no alias {alias!r}: it has {has}.{nearest(alias, model.aliases)}"
+            "NAME", f"{model.name!r} has no alias {alias!r}: it has {aliases}.{nearest(alias, model.aliases)}"
         )
     number = str(model.aliases[alias]) if alias else version
-    found = {str(one.version): one for one in list_versions(client, model.name)}
-    if number not in found:
-        shown = list(found)[:SHOWN_VERSIONS]
-        has = ", ".join(shown) + (", …" if len(found) > len(shown) else "") if found else "none"
-        raise build_error("VERSION", f"{model.name!r} has no version {number!r}: it has {has}.")
-    return found[number]
+    versions = {str(entry.version): entry for entry in list_versions(client, model.name)}
+    if number not in versions:
+        shown = list(versions)[:SHOWN_VERSIONS]
+        numbers = ", ".join(shown) + (", …" if len(versions) > len(shown) else "") if versions else "none"
+        raise build_error("VERSION", f"{model.name!r} has no version {number!r}: it has {numbers}.")
+    return versions[number]
 
 
 def list_versions(client: MlflowClient, name: str) -> list[ModelVersion]:
-    """All versions of a registered model, newest first."""
-    quote = '"' if "'" in name else "'"  # names from other programs may hold either
-    found = search_all(client.search_model_versions, filter_string=f"name = {quote}{name}{quote}")
-    return sorted(found, key=lambda version: -int(version.version))
+    """Lists all versions of a registered model, newest first."""
+    quote = '"' if "'" in name else "'"  # names from other programs may contain a quotation mark
+    versions = search_all(client.search_model_versions, filter_string=f"name = {quote}{name}{quote}")
+    return sorted(versions, key=lambda version: -int(version.version))
 
 
 def read_figures(tags: Mapping[str, str]) -> dict[str, Any]:
-    """`{"validation": {"accuracy": {"value": 0.8, …}}}` from a version's tags; empty if it has none."""
+    """Reads `{"validation": {"accuracy": {"value": 0.8, …}}}` from a version's tags; empty if they have none."""
     try:
         return dict(json.loads(tags.get(FIGURES_TAG, "{}")))
     except ValueError:
@@ -106,5 +106,5 @@ def read_figures(tags: Mapping[str, str]) -> dict[str, Any]:
 
 
 def build_error(where: str, message: str) -> UserError:
-    """A UserError about the registry."""
+    """Builds a UserError about the registry."""
     return UserError([Problem(kind="registry", where=where, message=message)])
