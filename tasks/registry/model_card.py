@@ -1,6 +1,6 @@
-"""The model card on the Hub and the description in the registry, from the facts of the run; no stage.
+"""The model card on the Hub and the description in the registry.
 
-Neither changes from one run to the next while the model, its rows and its recipe stay the same.
+Runs with the same model, rows and recipe get the same texts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _AVERAGES = ("_macro", "_micro", "_weighted")
 def build_card(
     recipe: Recipe, lock: Lock, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict
 ) -> str:
-    """The model card, Markdown with its metadata in front."""
+    """Builds the model card: metadata, then Markdown."""
     from huggingface_hub import ModelCardData
 
     hub = recipe.release.hub
@@ -58,7 +58,7 @@ def build_card(
 def build_description(
     recipe: Recipe, lock: Lock, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict
 ) -> str:
-    """The same without recipe and plot: the description of a version in the registry."""
+    """Builds the description of a version in the registry: the model card without metadata, recipe and plot."""
     return "\n\n".join(_build_sections(recipe, lock, data, trained, predictions, scores, verdict))
 
 
@@ -89,22 +89,22 @@ def _build_introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: 
 
 
 def format_figures(recipe: Recipe, scores: Ref) -> str:
-    """The metrics of each split with their intervals, as a table."""
+    """Formats the metrics of each split with their intervals as a table."""
     table = tabulate_scores(scores.figures)
-    judged: dict[str, str] = {recipe.judged_split: f"**{recipe.judged_split}** (judged)"}
-    return format_markdown([{**row, "split": judged.get(row["split"], row["split"])} for row in table])
+    titles: dict[str, str] = {recipe.judged_split: f"**{recipe.judged_split}** (judged)"}
+    return format_markdown([{**row, "split": titles.get(row["split"], row["split"])} for row in table])
 
 
 def _describe_rows(recipe: Recipe, lock: Lock, data: Ref) -> str:
     if lock.data_hub:
-        place = f"[{recipe.data.path}]({repository_url('dataset', recipe.data.path)})"
-        origin = f"{place} at commit `{lock.data_hub.commit}`" + (
+        link = f"[{recipe.data.path}]({repository_url('dataset', recipe.data.path)})"
+        origin = f"{link} at commit `{lock.data_hub.commit}`" + (
             f", configuration `{recipe.data.config}`" if recipe.data.config else ""
         )
     elif lock.data_files:
-        pinned = [f"`{pin.sha256[:12]}`" for files in lock.data_files.values() for pin in files]
-        more = f" and {len(pinned) - 10} more" if len(pinned) > 10 else ""
-        origin = f"Files ({recipe.data.source}) with SHA-256 {', '.join(pinned[:10])}{more}"
+        digests = [f"`{pin.sha256[:12]}`" for files in lock.data_files.values() for pin in files]
+        more = f" and {len(digests) - 10} more" if len(digests) > 10 else ""
+        origin = f"Files ({recipe.data.source}) with SHA-256 {', '.join(digests[:10])}{more}"
     else:
         origin = f"The Python object `{recipe.data.path}`" + (
             f", which says of itself: {lock.data_fingerprint}" if lock.data_fingerprint else ""
@@ -115,18 +115,18 @@ def _describe_rows(recipe: Recipe, lock: Lock, data: Ref) -> str:
 
 
 def _describe_limits(recipe: Recipe, predictions: Ref, scores: Ref, labels: list[str], verdict: Verdict) -> str:
-    said = [*_describe_worst_label(recipe, predictions, labels)]
+    sentences = [*_describe_worst_label(recipe, predictions, labels)]
     groups = find_worst_groups(recipe, scores.path)
-    said += [
+    sentences += [
         f"Worst by {_format_code(make_printable(name))} is {_format_code(group)}." for name, group in groups.items()
     ]
-    said.append(f"Texts are cut after {recipe.tokens.max_length} tokens.")
-    said.append("On rows unlike these, nothing was measured.")
-    return "\n\n".join([" ".join(said), *(f"Warning: {warning}" for warning in verdict.own_warnings)])
+    sentences.append(f"Texts are cut after {recipe.tokens.max_length} tokens.")
+    sentences.append("On rows unlike these, nothing was measured.")
+    return "\n\n".join([" ".join(sentences), *(f"Warning: {warning}" for warning in verdict.own_warnings)])
 
 
 def _describe_worst_label(recipe: Recipe, predictions: Ref, labels: list[str]) -> Iterator[str]:
-    """The label with the lowest recall, if each row has one label."""
+    """A sentence on the label with the lowest recall, if each row has one label."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -134,34 +134,35 @@ def _describe_worst_label(recipe: Recipe, predictions: Ref, labels: list[str]) -
     split = recipe.judged_split
     file = predictions.path / f"{split}.parquet"
     schema = pq.read_schema(file)
-    there = [schema.field(name).type for name in ("label", "prediction") if name in schema.names]
-    if len(there) < 2 or not all(map(pa.types.is_integer, there)):
+    types = [schema.field(name).type for name in ("label", "prediction") if name in schema.names]
+    if len(types) < 2 or not all(map(pa.types.is_integer, types)):
         return
     table = pq.read_table(file, columns=["label", "prediction"])
-    truth, given = table["label"].to_numpy(), table["prediction"].to_numpy()
-    rows = np.bincount(truth, minlength=len(labels))
-    right = np.bincount(truth[truth == given], minlength=len(labels))
-    shares = {i: right[i] / rows[i] for i in range(len(labels)) if rows[i]}
-    worst = min(shares, key=lambda i: (shares[i], i))
-    found = f"{right[worst]:,} of its {rows[worst]:,} rows of {split} are right ({shares[worst]:.1%})"
-    yield f"The label that it recognises worst is {_format_code(labels[worst])}: {found}."
+    references, predicted = table["label"].to_numpy(), table["prediction"].to_numpy()
+    rows = np.bincount(references, minlength=len(labels))
+    right = np.bincount(references[references == predicted], minlength=len(labels))
+    recalls = {i: right[i] / rows[i] for i in range(len(labels)) if rows[i]}
+    worst = min(recalls, key=lambda i: (recalls[i], i))
+    counts = f"{right[worst]:,} of its {rows[worst]:,} rows of {split} are right ({recalls[worst]:.1%})"
+    yield f"The label that it recognises worst is {_format_code(labels[worst])}: {counts}."
 
 
 def _format_code(text: str) -> str:
-    """The text in a fence of more backticks than it has in a row: of the user's rows, it may hold anything."""
+    """Formats the text as inline code. The fence has more backticks than any sequence in the text: labels of the user's
+    rows may contain anything."""
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}{text}{fence}" if "`" not in text else f"{fence} {text} {fence}"
 
 
 def _describe_training(trained: Ref) -> str:
     figures = trained.figures
-    said = f"{figures['steps']:,} optimizer steps, {figures['epochs']:g} epochs"
-    return f"{said}; mean loss {figures['train_loss']:.4f}."
+    duration = f"{figures['steps']:,} optimizer steps, {figures['epochs']:g} epochs"
+    return f"{duration}; mean loss {figures['train_loss']:.4f}."
 
 
 def _build_reproduction(recipe: Recipe, lock: Lock, trained: Ref) -> str:
-    made = store.inputs_of("fit", trained.key) or {}
-    versions = {name.removeprefix("library."): v for name, v in made.items() if name.startswith("library.")}
+    inputs = store.inputs_of("fit", trained.key) or {}
+    versions = {name.removeprefix("library."): v for name, v in inputs.items() if name.startswith("library.")}
     versions["finetune-flows"] = importlib.metadata.version("finetune-flows")
     entry = {
         "name": recipe.name,
@@ -177,7 +178,7 @@ def _build_reproduction(recipe: Recipe, lock: Lock, trained: Ref) -> str:
 
 
 def pin_recipe(recipe: Recipe, lock: Lock) -> dict[str, Any]:
-    """The recipe's fields that differ from their defaults, with names and `auto` resolved."""
+    """Returns the recipe's fields that differ from their defaults, with revisions and `auto` values resolved."""
     values = recipe.model_dump(mode="json", exclude_defaults=True)
     for section, pin in (("data", lock.data_hub), ("model", lock.model_hub)):
         if pin is not None:
@@ -187,7 +188,7 @@ def pin_recipe(recipe: Recipe, lock: Lock) -> dict[str, Any]:
 
 
 def _build_results(recipe: Recipe, lock: Lock, scores: Ref) -> list[Any]:
-    """The metrics for the card's metadata, with their intervals; values that are no numbers are left out."""
+    """The metrics with their intervals for the card's metadata. NaN and infinite values are left out."""
     from huggingface_hub import EvalResult
 
     data = recipe.data
@@ -211,8 +212,8 @@ def _build_results(recipe: Recipe, lock: Lock, scores: Ref) -> list[Any]:
 
 
 def _convert_metric(metric: str) -> str:
-    """The Hub's name of a metric: f1 for f1_macro."""
-    return next((metric.removesuffix(end) for end in _AVERAGES if metric.endswith(end)), metric)
+    """Returns the Hub's name of a metric: f1 for f1_macro."""
+    return next((metric.removesuffix(suffix) for suffix in _AVERAGES if metric.endswith(suffix)), metric)
 
 
 def _build_interval(figure: Mapping[str, Any]) -> dict[str, float] | None:

@@ -40,10 +40,10 @@ from training.problems import UserError
 PACKAGE = "finetune-flows"
 SHOWN = ("prefect", "mlflow", "torch", "transformers", "accelerate", "datasets")
 CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
-"""The versions that are tested together; missing in an installation without a checkout."""
+"""The versions that are tested together; only a checkout has this file."""
 NETWORK_TIMEOUT_S = 3.0
 MLFLOW_TIMEOUT_S = 10.0
-"""The request reaches a database."""
+"""MLflow answers only after a query of its database."""
 DATABASE_TIMEOUT_S = 1.0
 TOO_LITTLE_DISK_GB, LITTLE_DISK_GB = 1.0, 10.0
 LITTLE_MEMORY_GB = 2.0
@@ -68,10 +68,10 @@ class Finding(NamedTuple):
 
 
 def run_checks() -> list[Finding]:
-    """All findings, within seconds: the time-outs of the network are short."""
+    """Runs all checks, within seconds: the network's time-outs are short."""
     state = servers.read_last_state()
-    hub = _check_hub()
-    found = [
+    finish_hub_check = _check_hub()  # its request runs during the other checks
+    findings = [
         _check_python(),
         *_check_packages(),
         *_check_ports(state),
@@ -79,8 +79,8 @@ def run_checks() -> list[Finding]:
         _check_memory(),
         *_check_gpus(),
     ]
-    found += [_check_home(), *_check_servers(), *_check_leftovers(state), *_check_undelivered()]
-    return [*found, hub(), _check_token()]
+    findings += [_check_home(), *_check_servers(), *_check_leftovers(state), *_check_undelivered()]
+    return [*findings, finish_hub_check(), _check_token()]
 
 
 def _check_python() -> Finding:
@@ -93,31 +93,32 @@ def _check_python() -> Finding:
 
 
 def _check_packages() -> Iterator[Finding]:
-    """One finding for all packages that are as required, and one for each that is not."""
+    """One finding for all packages that fit their requirements, and one for each that does not."""
     try:
-        needed = [Requirement(line) for line in importlib.metadata.requires(PACKAGE) or ()]
+        requirements = [Requirement(line) for line in importlib.metadata.requires(PACKAGE) or ()]
     except importlib.metadata.PackageNotFoundError:
         yield Finding("problem", "packages", f"{PACKAGE} is not installed", "pip install -e . -c constraints.txt")
         return
-    tested, versions, others = _read_tested(), {}, []
-    for one in needed:
-        if one.marker is not None and not one.marker.evaluate({"extra": ""}):
+    tested, versions, untested = _read_tested_versions(), {}, []
+    for requirement in requirements:
+        name, do = requirement.name, f"pip install '{requirement}' -c constraints.txt"
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         try:
-            versions[one.name] = version = importlib.metadata.version(one.name)
+            versions[name] = version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            yield Finding("problem", one.name, "not installed", f"pip install '{one}' -c constraints.txt")
+            yield Finding("problem", name, "not installed", do)
             continue
-        if not one.specifier.contains(version, prereleases=True):
-            yield Finding("problem", one.name, version, f"pip install '{one}' -c constraints.txt")
-        elif Version(version).public != tested.get(one.name, Version(version).public):
-            others.append(f"{one.name} {version} (tested: {tested[one.name]})")
-    if others:
-        yield Finding("warning", "packages", ", ".join(others), "pip install -e . -c constraints.txt, if runs fail")
+        if not requirement.specifier.contains(version, prereleases=True):
+            yield Finding("problem", name, version, do)
+        elif Version(version).public != tested.get(name, Version(version).public):
+            untested.append(f"{name} {version} (tested: {tested[name]})")
+    if untested:
+        yield Finding("warning", "packages", ", ".join(untested), "pip install -e . -c constraints.txt, if runs fail")
     yield Finding("ok", "packages", ", ".join(f"{name} {versions[name]}" for name in SHOWN if name in versions))
 
 
-def _read_tested() -> dict[str, str]:
+def _read_tested_versions() -> dict[str, str]:
     with contextlib.suppress(OSError):
         lines = (line.partition("==") for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("#"))
         return {name: version.strip() for name, _, version in lines}
@@ -145,11 +146,11 @@ def _check_disks() -> Iterator[Finding]:
 
     places = {"home": settings.home_path(), "Hub cache": Path(HF_HUB_CACHE), "temporary": Path(tempfile.gettempdir())}
     for name, place in places.items():
-        there = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
-        free = shutil.disk_usage(there).free / 1e9
-        level: Level = "problem" if free < TOO_LITTLE_DISK_GB else "warning" if free < LITTLE_DISK_GB else "ok"
+        existing = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
+        free_gb = shutil.disk_usage(existing).free / 1e9
+        level: Level = "problem" if free_gb < TOO_LITTLE_DISK_GB else "warning" if free_gb < LITTLE_DISK_GB else "ok"
         do = "" if level == "ok" else "free some: checkpoints and models take gigabytes"
-        yield Finding(level, "disk", f"{name}: {free:,.1f} GB free ({place})", do)
+        yield Finding(level, "disk", f"{name}: {free_gb:,.1f} GB free ({place})", do)
 
 
 def _check_memory() -> Finding:
@@ -158,23 +159,23 @@ def _check_memory() -> Finding:
     with contextlib.suppress(OSError):  # without Linux's /proc the free memory is unknown
         available = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
         if available:
-            free = int(available[1]) * 1024 / 1e9
-            found = f"{free:,.1f} GB of {found} free"
-            if free < LITTLE_MEMORY_GB:
+            free_gb = int(available[1]) * 1024 / 1e9
+            found = f"{free_gb:,.1f} GB of {found} free"
+            if free_gb < LITTLE_MEMORY_GB:
                 return Finding("warning", "memory", found, "end what you do not need: libraries alone take a gigabyte")
     return Finding("ok", "memory", found)
 
 
 def _check_gpus() -> Iterator[Finding]:
-    found = describe_gpus()
-    if not found:
+    gpus = describe_gpus()
+    if not gpus:
         yield Finding("ok", "GPU", "no NVIDIA GPU: training runs on the CPU")
-    for gpu in found:
+    for gpu in gpus:
         memory = f"{gpu.free_bytes / 1e9:,.1f} of {gpu.total_bytes / 1e9:,.1f} GB free"
         yield Finding("ok", "GPU", f"{gpu.name}, {memory}, driver {gpu.driver_version}")
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         torch = importlib.metadata.version("torch")
-        if found and torch.endswith("+cpu"):
+        if gpus and torch.endswith("+cpu"):
             yield Finding(
                 "problem", "GPU", f"torch {torch} does not use GPUs", "install torch for CUDA: see pytorch.org"
             )
@@ -183,8 +184,8 @@ def _check_gpus() -> Iterator[Finding]:
 def _check_home() -> Finding:
     place = settings.home_path()
     if not place.exists():
-        there = next(folder for folder in place.parents if folder.exists())
-        if not os.access(there, os.W_OK | os.X_OK):
+        existing = next(folder for folder in place.parents if folder.exists())
+        if not os.access(existing, os.W_OK | os.X_OK):
             return Finding("problem", "home", f"{place} cannot be created", "name another folder in FINETUNE_HOME")
         return Finding("ok", "home", f"{place} does not exist yet: the first run creates it")
     try:
@@ -194,12 +195,13 @@ def _check_home() -> Finding:
     if not os.access(place, os.W_OK | os.X_OK):
         return Finding("problem", "home", f"{place} is not writable", f"chmod u+wx {place}, or name another folder")
     taken = [lock.stem for folder in ("locks", "services") for lock in (place / folder).glob("*.lock") if is_held(lock)]
-    works = f"; in use: {', '.join(sorted(taken))}" if taken else "; no lock is held"
-    return Finding("ok", "home", f"{place}, mode {place.stat().st_mode & 0o777:o}{works}")
+    use = f"; in use: {', '.join(sorted(taken))}" if taken else "; no lock is held"
+    return Finding("ok", "home", f"{place}, mode {place.stat().st_mode & 0o777:o}{use}")
 
 
 def _check_servers() -> list[Finding]:
-    """Prefect's and MLflow's servers if they are named, else their databases."""
+    """Checks of the servers of Prefect and MLflow that the settings name, otherwise of their databases. Both requests
+    run at the same time."""
     from prefect.settings import PREFECT_API_URL
 
     prefect = PREFECT_API_URL.value() or database_url()
@@ -216,7 +218,7 @@ def _check_server(name: str, url: str) -> Callable[[], Finding]:
     wait = _start_request(f"{shown.rstrip('/')}/health")
 
     def finding() -> Finding:
-        # /health checks neither the login nor the host name of a request.
+        # /health answers whatever the login and the host name are, so MLflow's client makes a request too.
         if trouble := wait() or (_find_mlflow_error() if name == "MLflow" else None):
             do = f"start it, or change {VARIABLES[name.lower()]}"
             return Finding("problem", name, f"{shown}: {trouble}", REFUSED.get(trouble, do) if name == "MLflow" else do)
@@ -227,7 +229,7 @@ def _check_server(name: str, url: str) -> Callable[[], Finding]:
 
 def _find_mlflow_error() -> str | None:
     """The error of MLflow's client, with its login; None if it gets an answer."""
-    from mlflow.exceptions import MlflowException  # the import takes seconds, which are not the server's
+    from mlflow.exceptions import MlflowException  # the import takes seconds, and must not count as the server's time
     from requests import RequestException
 
     def connect() -> str:
@@ -246,17 +248,17 @@ def _find_mlflow_error() -> str | None:
 def _check_database(name: str, url: str) -> Finding:
     scheme, _, path = url.partition(":///")
     if not scheme.startswith("sqlite"):
-        return Finding("ok", name, f"{settings.without_credentials(url)}: not checked: it is a database of your own")
+        return Finding("ok", name, f"{settings.without_credentials(url)}: not checked: it is your own database")
     file = Path(path).absolute()
     if not file.exists():
         return Finding("ok", name, f"{file} does not exist yet: the first run creates it")
-    ends = time.monotonic() + DATABASE_TIMEOUT_S
+    deadline = time.monotonic() + DATABASE_TIMEOUT_S
     try:
         with contextlib.closing(
             sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=DATABASE_TIMEOUT_S)
         ) as database:
             (revision,) = database.execute("SELECT version_num FROM alembic_version").fetchone()
-            database.set_progress_handler(lambda: time.monotonic() > ends, 10_000)
+            database.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
             integrity = database.execute("PRAGMA integrity_check(1)").fetchone()[0]
     except sqlite3.OperationalError as error:
         if str(error) == "interrupted":
@@ -269,7 +271,7 @@ def _check_database(name: str, url: str) -> Finding:
         return Finding("problem", name, f"{file}: {reason}", _advise_repair(file))
     if integrity != "ok":
         return Finding("problem", name, f"{file}: {integrity}", _advise_repair(file))
-    return Finding("ok", name, f"{file} is whole, schema {revision}")
+    return Finding("ok", name, f"{file} is intact, schema {revision}")
 
 
 def _advise_repair(file: Path) -> str:
@@ -277,7 +279,7 @@ def _advise_repair(file: Path) -> str:
 
 
 def _check_leftovers(state: State | None) -> Iterator[Finding]:
-    """Servers that a killed process manager has left running."""
+    """Servers that still run although their process manager was killed."""
     if state is None or servers.read_running():
         return
     for name, url in ((PREFECT, state.prefect), (MLFLOW, state.mlflow)):
@@ -288,7 +290,7 @@ def _check_leftovers(state: State | None) -> Iterator[Finding]:
 
 
 def _check_undelivered() -> Iterator[Finding]:
-    """Ended runs of this home of which MLflow or Prefect has still to receive something."""
+    """Ended runs of this home with entries for MLflow, or a final state for Prefect, that are not delivered yet."""
     from tasks.prefect import pending_states
     from tasks.tracking.outbox import find_undelivered
 
@@ -298,7 +300,7 @@ def _check_undelivered() -> Iterator[Finding]:
         waiting = [box.run for box in find_undelivered() if not is_held(box.folder / "lock")]
         ends = pending_states.pending_runs()
     except UserError:
-        return  # the home's own finding reports it
+        return  # `_check_home` reports the problem
     to_mlflow = "the next run delivers it, once MLflow answers"
     to_prefect = "`finetune up`, or the next run that runs a stage, delivers it, once the server answers"
     for runs, missing, do in (
@@ -306,8 +308,8 @@ def _check_undelivered() -> Iterator[Finding]:
         (ends, "Prefect has no final state of", to_prefect),
     ):
         if runs:
-            some = ", ".join(runs[:3]) + (" …" if len(runs) > 3 else "")
-            yield Finding("warning", "undelivered", f"{missing} {len(runs):,} run{'s' * (len(runs) > 1)}: {some}", do)
+            names = ", ".join(runs[:3]) + (" …" if len(runs) > 3 else "")
+            yield Finding("warning", "undelivered", f"{missing} {len(runs):,} run{'s' * (len(runs) > 1)}: {names}", do)
 
 
 def _check_hub() -> Callable[[], Finding]:
@@ -328,7 +330,7 @@ def _check_hub() -> Callable[[], Finding]:
 
 
 def _check_token() -> Finding:
-    """Whether there is a token. Unlike the Hub's client, this neither reads its file nor refreshes it."""
+    """Whether there is a token. Unlike the Hub's client, this neither reads the token's file nor renews the token."""
     from huggingface_hub.constants import HF_TOKEN_PATH
 
     named = [name for name in settings.ACCESS_TOKENS if os.environ.get(name)]
@@ -338,8 +340,8 @@ def _check_token() -> Finding:
 
 
 def _start_request(url: str, method: str = "GET", accepted: tuple[int, ...] = (401,)) -> Callable[[], str | None]:
-    """Sends the request; returns a function that waits for the response and returns the error, None if it is a success
-    or an `accepted` status."""
+    """Sends the request. Returns a function that waits for the response and returns the error; None for a success or an
+    `accepted` status."""
 
     def send() -> str:
         request = urllib.request.Request(url, method=method)
@@ -355,9 +357,9 @@ def _start_request(url: str, method: str = "GET", accepted: tuple[int, ...] = (4
 
 
 def _start_call(call: Callable[[], str], timeout_s: float) -> Callable[[], str | None]:
-    """Calls in a thread, as looking up a host's name has no time-out; returns a function that waits for the result,
-    None if it is empty."""
-    ends, result = time.monotonic() + timeout_s, [f"no answer within {timeout_s:g} s"]
+    """Starts the call in a thread, as the look-up of a host name has no time-out. Returns a function that waits for the
+    result; None if it is empty."""
+    deadline, result = time.monotonic() + timeout_s, [f"no answer within {timeout_s:g} s"]
 
     def run() -> None:
         result[0] = call()
@@ -366,7 +368,7 @@ def _start_call(call: Callable[[], str], timeout_s: float) -> Callable[[], str |
     thread.start()
 
     def wait() -> str | None:
-        thread.join(max(0.0, ends - time.monotonic()))
+        thread.join(max(0.0, deadline - time.monotonic()))
         return result[0] or None
 
     return wait

@@ -1,7 +1,7 @@
-"""Start, stop and status of the services of `finetune up`: Prefect's server, MLflow's, and a worker.
+"""Start, stop and status of the services of `finetune up`: the servers of Prefect and MLflow, and a worker.
 
-One program, the process manager (tasks/services/process_manager.py), owns them; `up` starts it and `down` stops it.
-tasks/prefect/servers.py has their addresses and the files under <home>/services. The process manager prints to
+The process manager (tasks/services/process_manager.py) runs the services; `up` starts it and `down` stops it. Their
+addresses and the files under <home>/services are in tasks/prefect/servers.py. The process manager prints to
 <home>/services/process_manager.log, each service to <home>/services/NAME/logs.
 """
 
@@ -40,16 +40,16 @@ from training.jobs.processes import send, start_ticks
 from training.problems import Problem, UserError
 
 STOP_TIMEOUT_S = 90.0
-"""For runs to save a checkpoint, then for the servers to end."""
+"""Time for runs to save a checkpoint and then for the servers to end."""
 HEARTBEATS_S = 100.0
-"""Three heartbeats of a worker: one may be lost."""
+"""Three intervals between heartbeats of a worker: one heartbeat may be lost."""
 
 
 def up(prefect_port: int, mlflow_port: int, detach: bool, on_answer: Callable[[str, State], None]) -> State:
-    """Starts the process manager and waits until each service answers; `on_answer` is called for each.
+    """Starts the process manager, waits until all services answer, and calls `on_answer` for each.
 
-    Unless detached, the process manager stops when this process ends, however it ends.
-    Raises UserError for ports that are taken. Raises ServicesFailed if a service does not start; all are stopped then.
+    Unless detached, the process manager stops when this process ends, even if it is killed.
+    Raises UserError for ports in use. Raises ServicesFailed, after it has stopped all, if a service does not start.
     """
     ports = {
         name: port for name, port in ((PREFECT, prefect_port), (MLFLOW, mlflow_port)) if not _names_other_server(name)
@@ -58,7 +58,7 @@ def up(prefect_port: int, mlflow_port: int, detach: bool, on_answer: Callable[[s
     log = services_folder() / f"{LOCK}.log"
     argv = [sys.executable, "-m", "tasks.services.process_manager", *(f"{name}={port}" for name, port in ports.items())]
     argv += [] if detach else ["--until-eof"]
-    # This pipe's other end stays open as long as this process lives: a closed terminal or SIGKILL closes it, too.
+    # This process holds the pipe's other end open until it ends, even if it ends by a closed terminal or SIGKILL.
     read_end, _ = os.pipe()
     with open(log, "wb") as truncated, open(log, "ab") as out:
         truncated.close()
@@ -69,7 +69,7 @@ def up(prefect_port: int, mlflow_port: int, detach: bool, on_answer: Callable[[s
     try:
         return _wait_for_services(manager, log, on_answer)
     except BaseException:
-        # By its pid: a process manager that has just started does not hold its lock yet.
+        # Not `down`: a process manager that has just started does not hold its lock yet.
         manager.terminate()
         manager.wait()
         raise
@@ -108,28 +108,28 @@ def down() -> bool:
         raise ServicesFailed(
             f"the services did not end within {STOP_TIMEOUT_S:g} s: see {services_folder() / f'{LOCK}.log'}"
         )
-    while state.ticks and start_ticks(state.pid) == state.ticks:  # it releases the lock just before it ends
+    while state.ticks and start_ticks(state.pid) == state.ticks:  # the process releases the lock just before it ends
         time.sleep(0.02)
     return True
 
 
 def status(state: State) -> list[tuple[str, str, bool]]:
-    """Name and place of each service, and whether it answers now."""
-    found = []
+    """Returns each service's name, its address or work pool, and whether it answers now."""
+    servers = []
     if state.prefect:
-        found.append((PREFECT, state.prefect, is_healthy(f"{state.prefect}/api")))
+        servers.append((PREFECT, state.prefect, is_healthy(f"{state.prefect}/api")))
     if state.mlflow:
-        found.append((MLFLOW, state.mlflow, is_healthy(state.mlflow)))
+        servers.append((MLFLOW, state.mlflow, is_healthy(state.mlflow)))
     use_home_servers()
     since = datetime.now(UTC) - timedelta(seconds=HEARTBEATS_S)
-    reachable = all(well for name, _, well in found if name == PREFECT)
-    return [*found, (WORKER, f"work pool {POOL}", reachable and worker_is_online(since))]
+    prefect_answers = all(answers for name, _, answers in servers if name == PREFECT)
+    return [*servers, (WORKER, f"work pool {POOL}", prefect_answers and worker_is_online(since))]
 
 
 def _names_other_server(name: str) -> bool:
-    """Whether the environment names somebody else's server."""
-    value, last = os.environ.get(VARIABLES[name]), read_last_state()
-    return bool(value) and not (last and value == last.environment.get(VARIABLES[name]))
+    """Whether the environment names a server that is not of this home."""
+    url, last = os.environ.get(VARIABLES[name]), read_last_state()
+    return bool(url) and not (last and url == last.environment.get(VARIABLES[name]))
 
 
 def _build_environment() -> dict[str, str]:
@@ -146,8 +146,8 @@ def _require_free(ports: dict[str, int]) -> None:
             socket.create_server(("127.0.0.1", port)).close()
         except OSError as error:
             message = (
-                f"port {port} cannot be used ({os.strerror(error.errno or 0)}): name another, or, where that is a "
-                f"server to use, its address in {VARIABLES[name]}."
+                f"port {port} cannot be used ({os.strerror(error.errno or 0)}): name another. If your {name} server "
+                f"listens there, name its address in {VARIABLES[name]} to use it."
             )
             problems.append(Problem(kind="option", where=f"--{name}-port", message=message))
     if problems:

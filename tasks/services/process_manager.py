@@ -2,14 +2,14 @@
 
     python -m tasks.services.process_manager [--until-eof] [NAME=PORT ...]
 
-It starts each service once the one before answers, and restarts a service that ends. Each runs under a supervisor
-(training/jobs/supervise.py) that lets none of its processes outlive it or this program. On SIGTERM all is stopped: the
-runs first, which save a checkpoint, then the worker, then the servers. With `--until-eof` the end of standard input,
-which a foreground `finetune up` holds open, has the same effect.
+It starts each service when the previous one answers, and restarts a service that ends. Each service runs under a
+supervisor (training/jobs/supervise.py), which ends all processes of the service when the supervisor or this program
+ends. On SIGTERM this program stops the runs first, which save a checkpoint, then the worker, then the servers. With
+`--until-eof`, the end of standard input does the same; a foreground `finetune up` holds standard input open.
 
-The socket of Prefect's server is bound here and handed on at each start. So its port is never free while the server
-restarts, and no other user's process can listen there and be sent the password. MLflow's server takes no socket: for
-the seconds of its restart its port is free.
+This program binds the port of Prefect's server and passes the socket to the server at each start. So the port is never
+free while the server restarts, and no process of another user can listen there and receive the password. MLflow's
+server accepts no socket: its port is free for the seconds of a restart.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ TRIM_EVERY_S = 60.0
 LOG_BYTES = 10_000_000
 """A longer log is cut to its last half."""
 LOGS_KEPT = 5
-"""Logs of each service, one a start."""
-# Comparing a password takes a slow hash of 50 ms: the result is cached for a minute.
+"""Number of logs that are kept for each service; each start has its own."""
+# Checking a password takes 50 ms for a slow hash, so the result is cached for a minute.
 MLFLOW_AUTH = """[mlflow]
 default_permission = NO_PERMISSIONS
 database_uri = sqlite:///{database}
@@ -71,52 +71,52 @@ auth_cache_ttl_seconds = 60
 
 @dataclass
 class Service:
-    """One program, restarted whenever it ends."""
+    """A program that is restarted when it ends."""
 
     name: str
     argv: list[str]
     environment: Callable[[], dict[str, str]]
-    """Called at each start."""
+    """Builds the variables for a start."""
     ready: Callable[[], bool]
     sockets: tuple[socket.socket, ...] = ()
-    """Handed on to the program at each start, under the same descriptors."""
+    """Passed to the program at each start, with the same descriptors."""
     supervisor: subprocess.Popen[bytes] | None = None
     starts: int = 0
     started: float = 0.0
 
     def start(self) -> None:
         """Starts the program; its output goes to services/NAME/logs."""
-        place = services_folder() / self.name
-        place.mkdir(exist_ok=True)
-        supervise = [sys.executable, "-m", "training.jobs.supervise", "--grace-s", str(SERVER_STOP_S), str(place), "--"]
+        job = services_folder() / self.name
+        job.mkdir(exist_ok=True)
+        supervise = [sys.executable, "-m", "training.jobs.supervise", "--grace-s", str(SERVER_STOP_S), str(job), "--"]
         self.supervisor = subprocess.Popen(
             [*supervise, sys.executable, "-m", *self.argv],
             env=os.environ | self.environment(),
-            stdin=subprocess.PIPE,  # this program holds the other end open: when it ends, the service ends
+            stdin=subprocess.PIPE,  # the end of this program closes the pipe, which ends the service
             pass_fds=[listening.fileno() for listening in self.sockets],
             start_new_session=True,
         )
         self.starts, self.started = self.starts + 1, time.monotonic()
 
     def restart_if_ended(self) -> None:
-        """Restarts the program if it has ended, sooner after a long life than after a short one."""
+        """Restarts the program if it has ended. The pause between starts grows while the program ends soon."""
         if self.supervisor is None or self.supervisor.poll() is None:
             return
-        lived = time.monotonic() - self.started
-        pause = 1.0 if lived > 2 * LONGEST_PAUSE_S else min(2.0**self.starts, LONGEST_PAUSE_S)
-        if lived > pause:
+        since_start_s = time.monotonic() - self.started
+        pause_s = 1.0 if since_start_s > 2 * LONGEST_PAUSE_S else min(2.0**self.starts, LONGEST_PAUSE_S)
+        if since_start_s > pause_s:
             print(f"{self.name} ended with exit code {self.supervisor.returncode}: restarting it.", flush=True)
             self.start()
 
     def stop(self) -> None:
-        """Stops the program and returns once none of its processes is left."""
+        """Stops the program, and returns when all of its processes have ended."""
         if self.supervisor is not None:
             self.supervisor.terminate()
             self.supervisor.wait()
 
 
 class ProcessManager:
-    """All services, from the first start to the last end."""
+    """All services of a home, which it starts, restarts and stops."""
 
     def __init__(self, ports: dict[str, int], until_eof: bool) -> None:
         urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
@@ -159,7 +159,7 @@ class ProcessManager:
             with contextlib.suppress(OSError):
                 trim_logs(services_folder())
             self._trim_at = time.monotonic() + TRIM_EVERY_S
-        if self._until_eof and select.select([0], [], [], TICK_S)[0]:  # readable at its end only
+        if self._until_eof and select.select([0], [], [], TICK_S)[0]:  # nothing is written to it: readable at its end
             self._stopping = True
         elif not self._until_eof:
             time.sleep(TICK_S)
@@ -169,44 +169,45 @@ class ProcessManager:
 
 
 def trim_logs(services: Path) -> None:
-    """Removes old logs of the services and cuts long ones."""
-    for logs in services.glob("*/logs"):
-        starts = sorted((log for log in logs.glob("*.log") if log.stem.isdigit()), key=lambda log: int(log.stem))
-        for old in starts[:-LOGS_KEPT]:
+    """Removes old logs of the services and shortens long ones."""
+    for folder in services.glob("*/logs"):
+        logs = sorted((log for log in folder.glob("*.log") if log.stem.isdigit()), key=lambda log: int(log.stem))
+        for old in logs[:-LOGS_KEPT]:
             old.unlink()
     for log in (*services.glob("*/logs/*.log"), services / f"{LOCK}.log"):
         if log.exists() and log.stat().st_size > LOG_BYTES:
-            with open(log, "r+b") as opened:
-                opened.seek(-LOG_BYTES // 2, os.SEEK_END)
-                last = opened.read()
-                opened.seek(0)
-                opened.write(last)
-                opened.truncate()  # the service appends: its next line follows
+            with open(log, "r+b") as file:
+                file.seek(-LOG_BYTES // 2, os.SEEK_END)
+                last_half = file.read()
+                file.seek(0)
+                file.write(last_half)
+                file.truncate()  # the service appends, so its next line follows the last half
 
 
 def _build_services(ports: dict[str, int]) -> list[Service]:
     prefect, mlflow = ports.get(PREFECT, 0), ports.get(MLFLOW, 0)
-    store = ["--host", "127.0.0.1", "--backend-store-uri", f"sqlite:///{settings.home() / 'mlflow.db'}"]
-    store += ["--artifacts-destination", str(settings.mlflow_artifacts())]
-    worker = worker_name()
-    listening = [socket.create_server(("127.0.0.1", prefect))] if prefect else []
+    mlflow_options = ["--host", "127.0.0.1", "--port", str(mlflow), "--app-name", "basic-auth", "--workers", "1"]
+    mlflow_options += ["--backend-store-uri", f"sqlite:///{settings.home() / 'mlflow.db'}"]
+    mlflow_options += ["--artifacts-destination", str(settings.mlflow_artifacts())]
+    worker_options = ["--pool", POOL, "--type", "process", "--name", worker_name()]
+    sockets = [socket.create_server(("127.0.0.1", prefect))] if prefect else []
     return [
         Service(
             PREFECT,
-            ["tasks.prefect.prefect_server", str(prefect), *(f"--fd={one.fileno()}" for one in listening)],
+            ["tasks.prefect.prefect_server", str(prefect), *(f"--fd={listening.fileno()}" for listening in sockets)],
             dict,
             partial(is_healthy, f"http://127.0.0.1:{prefect}/api"),
-            tuple(listening),
+            tuple(sockets),
         ),
         Service(
             MLFLOW,
-            ["mlflow", "server", "--app-name", "basic-auth", "--workers", "1", *store, "--port", str(mlflow)],
+            ["mlflow", "server", *mlflow_options],
             partial(_prepare_mlflow, mlflow),
             partial(is_healthy, f"http://127.0.0.1:{mlflow}"),
         ),
         Service(
             WORKER,
-            ["prefect", "--no-prompt", "worker", "start", "--pool", POOL, "--type", "process", "--name", worker],
+            ["prefect", "--no-prompt", "worker", "start", *worker_options],
             lambda: {"PREFECT_WORKER_QUERY_SECONDS": "2"},
             partial(worker_is_online, datetime.now(UTC)),
         ),
@@ -214,16 +215,17 @@ def _build_services(ports: dict[str, int]) -> list[Service]:
 
 
 def _prepare_mlflow(port: int) -> dict[str, str]:
-    """The variables that have MLflow's server require the password and refuse foreign hosts and origins."""
+    """Prepares the files of MLflow's server for a start, and returns its variables: it requires the password, and
+    refuses other host names and origins."""
     connection.update_artifact_paths()
-    place = services_folder() / MLFLOW
-    place.mkdir(exist_ok=True)
-    # MLflow stores a hash of the first password and ignores a new one: its list of users is made anew at each start.
-    for left in place.glob("users.db*"):
-        left.unlink()
-    (place / "users.db").touch(mode=0o600)
-    configuration = place / "auth.ini"
-    configuration.write_text(MLFLOW_AUTH.format(database=place / "users.db"))
+    folder = services_folder() / MLFLOW
+    folder.mkdir(exist_ok=True)
+    # MLflow stores a hash of the first password and ignores a new one: its database of users is deleted at each start.
+    for file in folder.glob("users.db*"):
+        file.unlink()
+    (folder / "users.db").touch(mode=0o600)
+    configuration = folder / "auth.ini"
+    configuration.write_text(MLFLOW_AUTH.format(database=folder / "users.db"))
     hosts = ("127.0.0.1", "localhost")
     return {
         "MLFLOW_AUTH_CONFIG_PATH": str(configuration),
@@ -238,8 +240,8 @@ def _prepare_mlflow(port: int) -> dict[str, str]:
 
 
 def _report_dead_runs(own_server: bool) -> None:
-    """Reports the runs that died with an earlier worker of this home to the Prefect server, and has a server of our own
-    crash those that die from now on. An error is printed: runs work without either."""
+    """Reports runs that were killed with an earlier worker of this home to the Prefect server. If the server is this
+    home's, also creates the automation that crashes dead runs. An error is only printed, as runs need neither."""
     from prefect.client.orchestration import get_client
 
     from tasks.prefect import automations, flow_runs, pending_states
@@ -256,23 +258,22 @@ def _report_dead_runs(own_server: bool) -> None:
 
 def _stop_runs() -> None:
     """Stops each flow run: it saves a checkpoint and reports its end to the servers, which still run."""
-    runs = {pid: variable(pid, FLOW_RUN) for pid in descendants(os.getpid())}
-    first: dict[str, int] = {}
-    for pid, run in runs.items():  # parents come before children: a run stops its own children
-        if run:
-            first.setdefault(run, pid)
-    for pid in first.values():
+    first_process: dict[str, int] = {}  # of each flow run
+    for pid in descendants(os.getpid()):  # parents come before children: a run stops its children itself
+        if run := variable(pid, FLOW_RUN):
+            first_process.setdefault(run, pid)
+    for pid in first_process.values():
         send(pid, signal.SIGTERM)
     deadline = time.monotonic() + RUNS_STOP_S
-    while set(first.values()) & set(descendants(os.getpid())) and time.monotonic() < deadline:
+    while set(first_process.values()) & set(descendants(os.getpid())) and time.monotonic() < deadline:
         time.sleep(TICK_S)
 
 
 def main() -> None:
-    """Runs the services until it is stopped. Exits with 1 if another process manager has this home."""
+    """Runs the services until it is stopped. Exits with 1 if another process manager runs in this home."""
     settings.prepare_environment()
-    with process_manager_lock() as alone:
-        if not alone:
+    with process_manager_lock() as locked:
+        if not locked:
             sys.exit("another `finetune up` runs over this home: stop it with `finetune down`.")
         parser = argparse.ArgumentParser(prog="python -m tasks.services.process_manager")
         parser.add_argument("--until-eof", action="store_true")

@@ -91,7 +91,7 @@ def test_a_database_is_whole_damaged_or_without_a_schema_and_stays_as_it_is(home
     database.close()
     before = file.read_bytes()
     (whole,) = of("MLflow")
-    assert (whole.level, whole.found) == ("ok", f"{file} is whole, schema abc123")
+    assert (whole.level, whole.found) == ("ok", f"{file} is intact, schema abc123")
     assert file.read_bytes() == before
     file.write_bytes(before[:-4096] + b"\7" * 4096)
     (damaged,) = of("MLflow")

@@ -16,7 +16,7 @@ from tasks.registry.reproduction import start_model
 from tasks.registry.versions import ROWS_TAG, STARTED_FROM_TAG, TASK_TAG
 from tasks.stages.champion import predict_champion
 from tasks.stages.load_model import load_model, require_same_labels
-from tasks.stages.register import _origin_tags
+from tasks.stages.register import _build_origin_tags
 from tasks.stages.resolve import pin
 from tasks.tracking.connection import MODEL_TAG, connect
 from tests.made import KEY, LABELS, artifact
@@ -149,7 +149,7 @@ def test_a_version_tells_the_rows_that_it_was_pinned_to_whatever_became_of_their
     lock = pin(recipe)
     reader.write_text("def rows(split):\n    yield {'text': 'b', 'label': 'good'}\n")
     fitted = Ref(stage="fit", key="f", digest="d", parts={"model": "m"})
-    assert _origin_tags(recipe, lock, "run", {"fit": fitted})[ROWS_TAG] == lock.rows != pin(recipe).rows
+    assert _build_origin_tags(recipe, lock, "run", {"fit": fitted})[ROWS_TAG] == lock.rows != pin(recipe).rows
 
 
 def test_labels_that_the_champion_has_in_another_order_are_told_before_training(home: Path) -> None:

@@ -110,7 +110,7 @@ def test_homes_that_count_in_step_settle_on_different_numbers(
     client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.create_registered_model("reviews")
-    both, rounds, read = Barrier(2, timeout=20), Counter[str](), comparisons._numbers
+    both, rounds, read = Barrier(2, timeout=20), Counter[str](), comparisons._read_numbers
 
     def in_step(*given: Any) -> Any:
         rounds[current_thread().name] += 1
@@ -121,7 +121,7 @@ def test_homes_that_count_in_step_settle_on_different_numbers(
         both.wait()
         return found
 
-    monkeypatch.setattr(comparisons, "_numbers", in_step)
+    monkeypatch.setattr(comparisons, "_read_numbers", in_step)
     monkeypatch.setattr(comparisons, "named_lock", lambda name: nullcontext())  # a lock of one home
     with ThreadPoolExecutor(2) as homes:
         found = [*homes.map(lambda home: number_comparison("reviews", "rows", home), ["ours", "theirs"])]
