@@ -88,6 +88,8 @@ def _find_problems(
 
     if not arguments.texts and file is None:
         yield problem("TEXT", "there is no input: give texts, or --file IN --out OUT.")
+    if any(not text.isascii() and text.encode(errors="replace").decode() != text for text in arguments.texts):
+        yield problem("TEXT", "is not UTF-8 text: set a terminal of UTF-8, or give the texts in a file.")
     if arguments.texts and file is not None:
         yield problem("--file", "cannot be combined with texts: give one of them.")
     if (file is None) != (out is None):
