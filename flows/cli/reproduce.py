@@ -141,6 +141,8 @@ def _fresh_home(into: Path | None, model: str) -> Iterator[Path]:
     fresh = into or Path(tempfile.mkdtemp(prefix=f"{home.name}-reproduced-", dir=home.parent))
     mark = fresh / MARK
     marked = mark.is_file() and mark.read_text() == model
+    if fresh.exists() and not fresh.is_dir():
+        raise option_error("--into", f"{fresh} is not a folder: name an empty or a new folder.")
     if fresh.is_dir() and not marked and any(file != mark for file in fresh.iterdir()):
         raise option_error("--into", f"{fresh} is not empty: name an empty or a new folder.")
     before = {name: os.environ.get(name) for name in ("FINETUNE_HOME", "MLFLOW_TRACKING_URI", "OMP_NUM_THREADS")}

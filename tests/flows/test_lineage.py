@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flows.cli.main import main
-from flows.cli.reproduce import _describe_difference
+from flows.cli.reproduce import _describe_difference, _fresh_home
 from flows.cli.show import _lines
 from tasks.cache.refs import Lock, Ref
 from tasks.cache.stage import Row
@@ -27,6 +27,7 @@ from tasks.registry.reproduction import (
 from tasks.stages.fit import batch_division
 from tests.flows.small import FinishedRun, finetune
 from training.jobs.protocol import sha256
+from training.problems import UserError
 from training.recipe import load
 
 
@@ -137,6 +138,12 @@ def test_a_file_that_has_changed_or_is_gone_is_told_before_anything_is_made(
     assert main(["reproduce", "small/1"]) == 2
     assert "gone.csv" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+def test_a_file_is_no_home_to_reproduce_in(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"^--into: .*/file is not a folder"), _fresh_home(tmp_path / "file", "m"):
+        pass
 
 
 def test_each_ingredient_that_differs_is_named_with_both_values(record: dict[str, Any]) -> None:
