@@ -71,6 +71,9 @@ def translate(given: Mapping[str, Any]) -> Iterator[Translation | Refusal]:
     """
     kind = str(given.get("distributed_type"))
     group = _GROUPS.get(kind, "")
+    for distributed_type, other in _GROUPS.items():
+        if other != group and given.get(other) and kind in _STRATEGIES:
+            yield Refusal(other, f"is for `distributed_type: {distributed_type}` only; with {kind}, leave it out.")
     inside = given.get(group)
     if inside and not isinstance(inside, Mapping):
         yield Refusal(group, f"{inside!r} is of the wrong type: it takes a mapping.")
@@ -129,7 +132,7 @@ def _deepspeed(given: Mapping[str, Any]) -> Iterator[Translation | Refusal]:
     if (stage := given.get("zero_stage", default)) is not None:
         yield Translation(f"{place}.zero_stage", stage, "compute.strategy", f"deepspeed-zero{stage}")
     optimizer, parameters = (given.get(f"offload_{name}_device") for name in ("optimizer", "param"))
-    if offload := _OFFLOAD.get((optimizer or "none", parameters or "none")):
+    if offload := _OFFLOAD.get((str(optimizer or "none"), str(parameters or "none"))):
         if optimizer or parameters:
             yield Translation(f"{place}.offload_optimizer_device", optimizer, "compute.offload", offload)
     else:

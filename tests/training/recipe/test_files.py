@@ -198,6 +198,7 @@ def test_what_is_written_twice_must_be_the_same_and_is_told_with_both_places_and
          "{'dynamo_backend': 'INDUCTOR'} is not supported: set training.extra.torch_compile in the recipe"),
         ({"gpu_ids": "0,1"}, "gpu_ids", "'0,1' is not supported: set CUDA_VISIBLE_DEVICES in the environment"),
         ({"parallelism_config": {"tp_size": 2}}, "parallelism_config", "{'tp_size': 2} is not supported"),
+        ({"deepspeed_config": {"zero_stage": 2}}, "deepspeed_config", "is for `distributed_type: DEEPSPEED` only"),
         ({"fsdp_config": {}}, "fsdp_config.fsdp_version",
          "1 is not supported: set it to 2"),
         ({"fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_foward": True}},
@@ -272,6 +273,11 @@ def test_a_file_that_cannot_be_read_is_told_with_the_field_that_names_it() -> No
 def test_sections_that_are_no_mappings_are_told() -> None:
     file = write("a.yaml", FSDP | {"fsdp_config": "yes"})
     assert told(accelerate=file)["a.yaml: fsdp_config"] == "'yes' is of the wrong type: it takes a mapping."
+    file = write("a.yaml", ZERO | {"deepspeed_config": {"zero_stage": 2, "offload_optimizer_device": ["cpu"]}})
+    assert (
+        "['cpu'] for the optimizer is not supported"
+        in told(accelerate=file)["a.yaml: deepspeed_config.offload_param_device"]
+    )
     ds = write("ds.json", {"zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}})
     file = write("a.yaml", ZERO | {"deepspeed_config": {"deepspeed_config_file": ds}})
     assert told(accelerate=file) == {
