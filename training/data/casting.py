@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from training.data.blocks import Block
 from training.data.faults import Fault, shortened
-from training.data.lists import NESTED, Wrong, from_arrow, from_json, half_character, split_at
-from training.data.mappings import NUMBERS
+from training.data.lists import NESTED, Wrong, from_arrow, from_json, half_character_fault, split_at
+from training.data.mappings import WHOLE_NUMBER
 from training.data.plain_types import is_list, plain, with_label_names
 from training.problems import Problem, UserError
 from training.recipe.column_types import Form
@@ -54,47 +54,47 @@ def cast_blocks(blocks: Iterable[Block], wanted: SourceColumns) -> Iterator[Cast
     """
     data = wanted.data
     row_filter = parse_filter(data.filter) if data.filter else None
-    left = data.limit
+    remaining = data.limit
     for block in blocks:
-        cast = _cast_block(block, wanted, row_filter, left)
-        if left is not None:
-            left -= cast.block.rows.num_rows
+        cast = _cast_block(block, wanted, row_filter, remaining)
+        if remaining is not None:
+            remaining -= cast.block.rows.num_rows
         yield cast
-        if left == 0:
+        if remaining == 0:
             return
 
 
-def _cast_block(block: Block, wanted: SourceColumns, row_filter: Filter | None, left: int | None) -> CastBlock:
+def _cast_block(block: Block, wanted: SourceColumns, row_filter: Filter | None, remaining: int | None) -> CastBlock:
     plain_columns = [plain(column) for column in block.rows.columns]
     rows = pa.RecordBatch.from_arrays(plain_columns, names=block.rows.schema.names)
     numbers, faults, remarks = block.numbers, list(block.faults), block.remarks
     _need_casts(rows.schema, wanted, block.where)
     for name in rows.schema.names:
         for convert in (_decode, _cast, _parse_nested):
-            column, wrong = convert(name, rows.column(name), wanted, block)
-            faults += [Fault(int(numbers[place]), *description) for place, description in wrong.items()]
+            column, faults_by_place = convert(name, rows.column(name), wanted, block)
+            faults += [Fault(int(numbers[place]), *description) for place, description in faults_by_place.items()]
             rows = rows.set_column(rows.schema.names.index(name), name, column)
-            if wrong:
-                good = np.ones(rows.num_rows, bool)
-                good[list(wrong)] = False
-                rows, numbers = rows.filter(pa.array(good)), numbers[good]
+            if faults_by_place:
+                is_valid = np.ones(rows.num_rows, bool)
+                is_valid[list(faults_by_place)] = False
+                rows, numbers = rows.filter(pa.array(is_valid)), numbers[is_valid]
     _need_types(rows.schema, wanted, block.where)
     mask = np.ones(rows.num_rows, bool) if row_filter is None else _mask_of(row_filter, rows, block.where)
     places = np.flatnonzero(mask)
-    if left is not None and len(places) >= left:
-        # Rows behind the last one that is kept do not count, nor do their faults.
-        mask, places = mask[: places[left - 1] + 1], places[:left]
+    if remaining is not None and len(places) >= remaining:
+        # Rows behind the last kept row are not read, so their faults do not count.
+        mask, places = mask[: places[remaining - 1] + 1], places[:remaining]
         faults = [fault for fault in faults if fault.row <= numbers[places[-1]]]
         remarks = tuple(remark for remark in remarks if remark.row <= numbers[places[-1]])
     if len(places) < rows.num_rows:
         rows, numbers = rows.take(pa.array(places)), numbers[places]
-    # A cast value is a label itself, not the index of a name.
+    # A cast value is a label, not the index of one.
     names = () if wanted.labels is None or wanted.labels.source_name in wanted.data.cast else block.label_names
     arrays = {column.name: _to_stored_type(rows.column(column.source_name), column, names) for column in wanted.columns}
     slices = block.slices
     if slices and len(numbers) < len(block.numbers):
-        there = pa.array(np.isin(block.numbers, numbers, assume_unique=True))
-        slices = {name: values.filter(there) for name, values in slices.items()}
+        is_kept = pa.array(np.isin(block.numbers, numbers, assume_unique=True))
+        slices = {name: values.filter(is_kept) for name, values in slices.items()}
     rows = pa.RecordBatch.from_pydict(arrays)
     block = replace(
         block, rows=rows, numbers=numbers, faults=tuple(faults), remarks=remarks, slices=slices, label_names=names
@@ -114,10 +114,10 @@ def _decode(name: str, column: pa.Array, wanted: SourceColumns, block: Block) ->
     """Decodes bytes."""
     if not any(check(column.type) for check in _BYTES):
         return column, {}
-    decoded, bad = decode_texts(column)
-    if block.spelt and wanted.data.source != "csv":  # these were Python texts, which are decoded already
-        return decoded, dict.fromkeys(bad, half_character(name))
-    return decoded, {place: ("encoding", "is not UTF-8 text", f" (column {name!r})") for place in bad}
+    decoded, invalid = decode_texts(column)
+    if block.spelt and wanted.data.source != "csv":  # Python texts, which were decoded before
+        return decoded, dict.fromkeys(invalid, half_character_fault(name))
+    return decoded, {place: ("encoding", "is not UTF-8 text", f" (column {name!r})") for place in invalid}
 
 
 def _cast(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> tuple[pa.Array, Wrong]:
@@ -126,20 +126,20 @@ def _cast(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> t
         return column, {}
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), to), {}
-    given = column
+    values = column
     if to != pa.string() and any(check(column.type) for check in _TEXT):
-        given = pc.if_else(pc.equal(pc.utf8_trim_whitespace(column), ""), None, column)
-        if to == pa.int64():  # the same rule as for JSON: Arrow alone takes 0x1F for a number and +5 for none
-            spelt = pc.match_substring_regex(given, f"^{NUMBERS.pattern}$")
-            given = pc.if_else(spelt, pc.utf8_ltrim(given, "+"), "no number")
-    cast, bad = _convert(given, to, _cast_fails(to))
-    if pa.types.is_temporal(given.type) and to == pa.string():  # Arrow does not raise here but writes a text about it
+        values = pc.if_else(pc.equal(pc.utf8_trim_whitespace(column), ""), None, column)
+        if to == pa.int64():  # as for JSON: Arrow itself reads 0x1F as a number, and not +5
+            is_number = pc.match_substring_regex(values, f"^{WHOLE_NUMBER.pattern}$")
+            values = pc.if_else(is_number, pc.utf8_ltrim(values, "+"), "no number")
+    cast, invalid = _convert(values, to, _cast_fails(to))
+    if pa.types.is_temporal(values.type) and to == pa.string():  # Arrow does not raise here but writes a text about it
         failed = pc.starts_with(cast, "<value out of range").fill_null(False)
-        bad = sorted({*bad, *pc.indices_nonzero(failed).to_pylist()})
+        invalid = sorted({*invalid, *pc.indices_nonzero(failed).to_pylist()})
     if wanted.form_of(name) == "number":
-        bad = sorted({*bad, *pc.indices_nonzero(pc.invert(pc.is_finite(cast))).to_pylist()})
+        invalid = sorted({*invalid, *pc.indices_nonzero(pc.invert(pc.is_finite(cast))).to_pylist()})
     description = f"holds no {wanted.cast_in_words(name)} in column {name!r}"
-    return cast, {place: ("type", description, f": {_format_value(column[place])}") for place in bad}
+    return cast, {place: ("type", description, f": {_format_value(column[place])}") for place in invalid}
 
 
 def _format_value(value: pa.Scalar) -> str:
@@ -163,19 +163,19 @@ def _parse_nested(name: str, column: pa.Array, wanted: SourceColumns, block: Blo
 
 
 def _convert(column: pa.Array, to: pa.DataType, is_bad: Callable[[Any], bool]) -> tuple[pa.Array, list[int]]:
-    """Returns the column in another type, with null for values that do not convert, and the places of these."""
+    """Returns the column in another type, null where a value does not convert, and the positions of these values."""
     try:
         return column.cast(to), []
     except pa.ArrowException:
-        bad = np.fromiter((is_bad(value) for value in column), bool, len(column))
-        good = pc.if_else(pa.array(bad), pa.scalar(None, column.type), column)
+        is_invalid = np.fromiter((is_bad(value) for value in column), bool, len(column))
+        valid = pc.if_else(pa.array(is_invalid), pa.scalar(None, column.type), column)
         # A column of an unknown time zone does not cast even if all its values are null.
-        cast = pa.nulls(len(good), to) if bad.all() else good.cast(to)
-        return cast, np.flatnonzero(bad).tolist()
+        cast = pa.nulls(len(valid), to) if is_invalid.all() else valid.cast(to)
+        return cast, np.flatnonzero(is_invalid).tolist()
 
 
 def decode_texts(column: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Returns bytes as texts, with null for bytes that are not UTF-8, and the places of these."""
+    """Returns bytes as texts, null where they are not UTF-8, and the positions of these."""
     return _convert(column, pa.string(), _decoding_fails)
 
 
@@ -187,27 +187,27 @@ def _decoding_fails(value: pa.Scalar) -> bool:
 
 
 def _cast_fails(to: pa.DataType) -> Callable[[pa.Scalar], bool]:
-    def bad(value: pa.Scalar) -> bool:
+    def fails(value: pa.Scalar) -> bool:
         try:
             return value.is_valid and value.cast(to) is None
         except pa.ArrowException:
             return True
 
-    return bad
+    return fails
 
 
-def _possible_casts(task_type: pa.DataType) -> list[str]:
+def _possible_casts(column_type: pa.DataType) -> list[str]:
     """Returns the types that columns of a type can be cast to."""
-    return [name for name, to in ARROW.items() if _is_cast(task_type, to)]
+    return [name for name, to in ARROW.items() if _is_cast(column_type, to)]
 
 
-def _is_cast(task_type: pa.DataType, to: pa.DataType) -> bool:
-    if any(check(task_type) for check in (*_TEXT, *_BYTES)):
+def _is_cast(column_type: pa.DataType, to: pa.DataType) -> bool:
+    if any(check(column_type) for check in (*_TEXT, *_BYTES)):
         return True
-    if pa.types.is_dictionary(task_type):  # those of single values are decoded by now
+    if pa.types.is_dictionary(column_type):  # dictionaries of single values were decoded before
         return False
     try:
-        pa.nulls(0, task_type).cast(to)
+        pa.nulls(0, column_type).cast(to)
     except pa.ArrowException:
         return False
     return True
@@ -218,10 +218,10 @@ def _need_casts(schema: pa.Schema, wanted: SourceColumns, where: str) -> None:
     problems = []
     for name, to in wanted.data.cast.items():
         if name in schema.names and to not in (possible := _possible_casts(schema.field(name).type)):
-            instead = f"choose {' or '.join(possible)}, or" if possible else "take another column, or"
+            advice = f"choose {' or '.join(possible)}, or" if possible else "take another column, or"
             message = (
                 f"column {name!r} of {where} is of type {schema.field(name).type}, which does not convert to {to}: "
-                f"{instead} convert it before."
+                f"{advice} convert it in the source."
             )
             problems.append(Problem(kind="data", where=f"data.cast.{name}", message=message))
     if problems:
@@ -242,15 +242,14 @@ def _need_types(schema: pa.Schema, wanted: SourceColumns, where: str) -> None:
     """Raises UserError for columns of a type that the task type does not take."""
     problems = []
     for column in wanted.columns:
-        task_type = schema.field(column.source_name).type
-        if not _fits(task_type, column.form):
-            message = (
-                f"column {column.source_name!r} of {where} is of type {task_type}: it must hold {_NEEDED[column.form]}"
-            )
-            number = pa.types.is_floating(task_type) or pa.types.is_decimal(task_type)
-            best = "int64" if column.form == "label" and number else "string"
-            if column.form in ("text", "label") and best in _possible_casts(task_type):
-                message += f"; to convert it, set data.cast.{column.source_name}: {best}"
+        column_type = schema.field(column.source_name).type
+        if not _fits(column_type, column.form):
+            name = column.source_name
+            message = f"column {name!r} of {where} is of type {column_type}: it must hold {_NEEDED[column.form]}"
+            is_number = pa.types.is_floating(column_type) or pa.types.is_decimal(column_type)
+            cast = "int64" if column.form == "label" and is_number else "string"
+            if column.form in ("text", "label") and cast in _possible_casts(column_type):
+                message += f"; to convert it, set data.cast.{name}: {cast}"
             problems.append(Problem(kind="data", where=column.field, message=f"{message}."))
     if problems:
         raise UserError(problems)
@@ -266,10 +265,10 @@ _NEEDED: Mapping[Form, str] = {
 }
 
 
-def _fits(task_type: pa.DataType, form: Form) -> bool:
+def _fits(column_type: pa.DataType, form: Form) -> bool:
     if form in ("texts", "labels"):
-        return is_list(task_type) and pa.types.is_string(task_type.value_type)
+        return is_list(column_type) and pa.types.is_string(column_type.value_type)
     if form == "number":
-        return pa.types.is_floating(task_type) or pa.types.is_integer(task_type) or pa.types.is_null(task_type)
-    whole = pa.types.is_integer(task_type) or pa.types.is_boolean(task_type)
-    return any(check(task_type) for check in _TEXT) or (form == "label" and whole)
+        return pa.types.is_floating(column_type) or pa.types.is_integer(column_type) or pa.types.is_null(column_type)
+    is_discrete = pa.types.is_integer(column_type) or pa.types.is_boolean(column_type)
+    return any(check(column_type) for check in _TEXT) or (form == "label" and is_discrete)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from training.recipe.column_types import Mask
 
 MAX_LABELS_NAMED = 5
-LONGEST_TEXT_BYTES = 1_000_000  # the works of a novelist in one row; tokenizers take hours for a word as long
+LONGEST_TEXT_BYTES = 1_000_000  # several novels in one row; tokenizers take hours for one word of this length
 
 
 Places = Mapping[str, int]
@@ -83,12 +83,12 @@ def _missing(rows: pa.RecordBatch, column: StoredColumn) -> Mask:
     """Returns the rows without a value in a column."""
     values = rows.column(column.name)
     if column.form in ("text", "label"):
-        nothing = _is_blank(values)
+        is_missing = _is_blank(values)
     elif column.form == "texts":
-        nothing = pc.equal(pc.list_value_length(values), 0).fill_null(True)
+        is_missing = pc.equal(pc.list_value_length(values), 0).fill_null(True)
     else:
-        nothing = values.is_null()
-    mask: Mask = nothing.to_numpy(zero_copy_only=False)
+        is_missing = values.is_null()
+    mask: Mask = is_missing.to_numpy(zero_copy_only=False)
     return mask
 
 
@@ -105,33 +105,35 @@ def no_rows(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) 
     """A split without rows."""
     if statistics.corrected and statistics.held_out is not None:
         return  # rows left out as faulty may have belonged here
-    known = " of a known label" if statistics.labels else ""
+    of_label = " of a known label" if statistics.labels else ""
     if not statistics.rows and statistics.held_out is not None:
         message = (
-            f"no row of train{known} fell into the {statistics.held_out:g} of them that are held out: give more "
+            f"no row of train{of_label} fell into the {statistics.held_out:g} of them that are held out: give more "
             f"rows, or raise data.{statistics.split}_size."
         )
         yield Finding(f"data.{statistics.split}_size", message)
     elif not statistics.rows:
         removed = " once it is filtered" if statistics.filtered else ""
         message = (
-            f"the {statistics.split} split has no rows{known}{removed}: choose another or, for test, leave it out."
+            f"the {statistics.split} split has no rows{of_label}{removed}: choose another or, for test, leave it out."
         )
         yield Finding(f"data.splits.{statistics.split}", message)
 
 
 def unknown_label(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
-    """Labels without an output of the model."""
+    """Labels for which the model has no output."""
     unknown = [label for label in statistics.labels if label not in places]
     for label in unknown[:MAX_LABELS_NAMED]:
         if count := statistics.labels[label]:
             rows = "1 row" if count == 1 else f"{count:,} rows"
-            known = ", ".join(list(places)[:20]) + (", …" if len(places) > 20 else "")
-            hidden = " At the Hub -1 stands for a label kept back: leave this split out." if label == "-1" else ""
-            message = f"label {label!r} ({rows} of {statistics.split}) is unknown: choose from {known}.{hidden}"
+            choices = ", ".join(list(places)[:20]) + (", …" if len(places) > 20 else "")
+            hint = (
+                " On the Hub, -1 marks rows whose labels are withheld: leave this split out." if label == "-1" else ""
+            )
+            message = f"label {label!r} ({rows} of {statistics.split}) is unknown: choose from {choices}.{hint}"
             yield Finding(statistics.first[label], message)
-    if (more := len(unknown) - MAX_LABELS_NAMED) > 0:
-        yield Finding(f"data.splits.{statistics.split}", f"{more:,} more labels of {statistics.split} are unknown.")
+    if (unnamed := len(unknown) - MAX_LABELS_NAMED) > 0:
+        yield Finding(f"data.splits.{statistics.split}", f"{unnamed:,} more labels of {statistics.split} are unknown.")
 
 
 def single_label(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
@@ -151,8 +153,8 @@ def single_label(statistics: SplitStatistics, places: Places, texts: DuplicateTe
 def absent_label(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
     """Labels of the model without a row in a split: they are not learned, or not evaluated."""
     absent = _absent_labels(statistics, places)
-    misspelt = any(label not in places for label in statistics.labels)  # they may be the absent ones
-    if statistics.rows and absent and not misspelt:
+    has_unknown = any(label not in places for label in statistics.labels)  # these may be the absent labels, misspelt
+    if statistics.rows and absent and not has_unknown:
         effect = "the model cannot learn them" if statistics.split == "train" else "its figures do not cover them"
         message = f"the {statistics.split} split has no row of {_join(absent)}: {effect}; "
         message += "add rows, or name other labels."
@@ -165,12 +167,12 @@ def mixed_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTe
     words = [label for label in statistics.labels if label not in numbers]
     if numbers and words and statistics.split == "train" and not statistics.named:
         word, number = min(words, key=statistics.labels.__getitem__), min(numbers, key=statistics.labels.__getitem__)
-        odd = min(word, number, key=statistics.labels.__getitem__)
+        rarer = min(word, number, key=statistics.labels.__getitem__)
         message = (
             f"the labels of train are numbers in some rows ({number!r}) and words in others ({word!r}), each a "
             "separate label: write them all in one way."
         )
-        yield Finding(statistics.first[odd], message)
+        yield Finding(statistics.first[rarer], message)
 
 
 def similar_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
@@ -183,9 +185,9 @@ def similar_labels(statistics: SplitStatistics, places: Places, texts: Duplicate
     for labels in groups.values():
         if len(labels) > 1:
             rarest = min(labels, key=statistics.labels.__getitem__)
-            spelt = ", ".join(f"{label!r} ({_rows(statistics.labels[label])})" for label in labels)
+            spellings = ", ".join(f"{label!r} ({_rows(statistics.labels[label])})" for label in labels)
             message = (
-                f"labels of train differ only by case or spaces: {spelt}; if they mean the same, write them alike."
+                f"labels of train differ only by case or spaces: {spellings}; if they mean the same, write them alike."
             )
             yield Finding(statistics.first[rarest], message)
 
@@ -209,47 +211,47 @@ def missing_word(statistics: SplitStatistics, places: Places, texts: DuplicateTe
 
 def duplicates(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
     """Rows that repeat the text of an earlier row of the split, which weights it more."""
-    if found := texts.within(statistics.split):
-        later, earlier = found.first
+    if equal := texts.within(statistics.split):
+        later, earlier = equal.first
         split = statistics.split
-        rows = f"1 row of {split} repeats" if found.count == 1 else f"{found.count:,} rows of {split} repeat"
+        rows = f"1 row of {split} repeats" if equal.count == 1 else f"{equal.count:,} rows of {split} repeat"
         message = (
             f"{rows} the text of an earlier row (this one {earlier.relative_to(later)}: "
-            f"{found.text}): remove what was not meant to count more than once."
+            f"{equal.text}): remove what was not meant to count more than once."
         )
         yield Finding(str(later), message)
 
 
 def conflicting_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
     """Equal texts with different labels: one label is wrong, or the text is ambiguous."""
-    if found := texts.conflicts(statistics.split):
-        later, earlier = found.first
-        subject = "1 text has" if found.count == 1 else f"{found.count:,} texts have"
+    if equal := texts.conflicts(statistics.split):
+        later, earlier = equal.first
+        subject = "1 text has" if equal.count == 1 else f"{equal.count:,} texts have"
         message = (
             f"{subject} different labels in different rows of {statistics.split} ({later.label} here, "
-            f"{earlier.label} in {earlier.relative_to(later, 'row')}: {found.text}): correct the wrong ones."
+            f"{earlier.label} in {earlier.relative_to(later, 'row')}: {equal.text}): correct the wrong ones."
         )
         yield Finding(str(later), message)
 
 
 def shared_rows(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
-    """Rows whose text is in another split too: a model that memorized them gets better figures than it deserves."""
+    """Rows whose text is in another split too: a model that memorized them scores too high."""
     for other in texts.before(statistics.split):
-        if found := texts.shared(other, statistics.split):
-            later, earlier = found.first
-            rows = "1 row of {} is" if found.count == 1 else f"{found.count:,} rows of {{}} are"
+        if equal := texts.shared(other, statistics.split):
+            later, earlier = equal.first
+            rows = "1 row of {} is" if equal.count == 1 else f"{equal.count:,} rows of {{}} are"
             message = (
                 f"{rows.format(statistics.split)} in {other}, too (this one {earlier.relative_to(later)}: "
-                f"{found.text}): figures on them flatter the model; take them out of {other}."
+                f"{equal.text}): figures on them flatter the model; take them out of {other}."
             )
             yield Finding(str(later), message)
 
 
 def _absent_labels(statistics: SplitStatistics, places: Mapping[str, int]) -> list[str]:
-    """Returns the model's labels, as rows spell them, that the split has no row of."""
-    there = {places[label] for label in statistics.labels if label in places}
-    spelt = {place: label for label, place in places.items() if place not in there}
-    return [spelt[place] for place in sorted(spelt)]
+    """Returns the model's labels without a row in the split, as rows spell them."""
+    present = {places[label] for label in statistics.labels if label in places}
+    names = {place: label for label, place in places.items() if place not in present}
+    return [names[place] for place in sorted(names)]
 
 
 def _join(labels: list[str]) -> str:
@@ -295,25 +297,27 @@ def without_faulty(block: Block, statistics: SplitStatistics, faults: Faults) ->
     statistics.left_out += len(block.faults)
     for remark in block.remarks:
         faults.add(block.where, remark.check, remark.description, [remark.row], remark.value)
-    of_all = ((check, *found) for check, find in ROW_CHECKS.items() for found in find(block.rows, statistics.wanted))
-    block = _leave_out(block, of_all, statistics, faults)
+    row_findings = (
+        (check, *finding) for check, find in ROW_CHECKS.items() for finding in find(block.rows, statistics.wanted)
+    )
+    block = _leave_out(block, row_findings, statistics, faults)
     return _leave_out(block, statistics.wanted.task_type.faults(block.rows), statistics, faults)
 
 
 def _leave_out(
     block: Block,
-    found: Iterable[tuple[str, str, Mask] | tuple[str, str, Mask, str]],
+    findings: Iterable[tuple[str, str, Mask] | tuple[str, str, Mask, str]],
     statistics: SplitStatistics,
     faults: Faults,
 ) -> Block:
-    bad = np.zeros(block.rows.num_rows, bool)
-    for check, description, wrong, *of_first in found:
-        faults.add(block.where, check, description, block.numbers[wrong].tolist(), *of_first)
-        bad |= wrong
-    if not bad.any():
+    is_faulty = np.zeros(block.rows.num_rows, bool)
+    for check, description, mask, *values in findings:
+        faults.add(block.where, check, description, block.numbers[mask].tolist(), *values)
+        is_faulty |= mask
+    if not is_faulty.any():
         return block
-    statistics.left_out += int(bad.sum())
+    statistics.left_out += int(is_faulty.sum())
     if statistics.wanted.labels:
-        labels = block.rows.column(statistics.wanted.labels.name).filter(pa.array(bad))
+        labels = block.rows.column(statistics.wanted.labels.name).filter(pa.array(is_faulty))
         statistics.labels_left_out.update(flat_values(labels).drop_null().to_pylist())
-    return block.filter(~bad)
+    return block.filter(~is_faulty)

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from training.recipe.column_types import Mask
     from training.recipe.source_columns import SourceColumns
 
-MAX_RAGGED = 10_000  # With more misfitting rows than this, the delimiter is probably wrong.
-LONGEST_NAME = 100  # characters; a longer name is probably a text
-WORDS_OF_TEXT = 3  # a name of this many words may be a text
+MAX_RAGGED = 10_000  # With this many rows that do not fit the header, the delimiter is probably wrong.
+MAX_NAME_LENGTH = 100  # characters; a longer name is probably a text
+MIN_WORDS_OF_TEXT = 3  # a name of this many words may be a text
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 _YEAR = re.compile(r"(19|20)\d\d")
 DELIMITERS = {";": "';'", "\t": '"\\t"', "|": "'|'", ",": "','"}
@@ -53,11 +53,11 @@ class CsvParser:
         self.where, self.head = display_name(file), _read_head(file, data)
         self._file, self._data = file, data
 
-    def parts(self, read: list[str], needed: list[str]) -> Iterator[CsvPart]:
+    def read_parts(self, read: list[str], needed: list[str]) -> Iterator[CsvPart]:
         """Yields the rows with the columns `read`, at most BLOCK_ROWS at once, blank ones included. A row may end early
         as `_Ragged` describes; faults of other rows are in `ragged` and `quotes`."""
         head, data = self.head, self._data
-        quoted = data.quoting == "standard"
+        is_quoted = data.quoting == "standard"
         self.ragged = ragged = _Ragged(self.where, head, data, needed)
         # Bytes, so that every row that is no valid text is found.
         convert = pyarrow.csv.ConvertOptions(
@@ -66,8 +66,8 @@ class CsvParser:
         # A blank line becomes a row of empty fields, so that rows are numbered as the file has them.
         parse = pyarrow.csv.ParseOptions(
             delimiter=head.delimiter,
-            quote_char='"' if quoted else False,
-            newlines_in_values=quoted,
+            quote_char='"' if is_quoted else False,
+            newlines_in_values=is_quoted,
             ignore_empty_lines=False,
             invalid_row_handler=ragged.leave_out,
         )
@@ -78,7 +78,7 @@ class CsvParser:
         with open_text(self._file, data) as raw:
             has_header = data.header is None
             self.quotes = QuotedFields(raw, head.delimiter, len(head.names), head.first, has_header=has_header)
-            source = pa.PythonFile(self.quotes if quoted else raw, "r")
+            source = pa.PythonFile(self.quotes if is_quoted else raw, "r")
             try:
                 with pyarrow.csv.open_csv(
                     source, read_options=options, parse_options=parse, convert_options=convert
@@ -86,12 +86,12 @@ class CsvParser:
                     for batch in batches:
                         for start in range(0, batch.num_rows, BLOCK_ROWS):
                             part = batch.slice(start, BLOCK_ROWS)
-                            rows, numbers = ragged.with_short(part, ragged.numbers(part.num_rows))
+                            rows, numbers = ragged.merge_short_rows(part, ragged.numbers(part.num_rows))
                             yield CsvPart(rows, numbers, batch, raw.share)
             except pa.ArrowInvalid as error:
                 raise source_error(self.where, _describe_error(error, ragged.last)) from error
-        none = pa.RecordBatch.from_pydict({name: pa.array([], pa.binary()) for name in read})
-        yield CsvPart(*ragged.with_short(none, ragged.numbers(0), at_end=True), none, 1.0)
+        no_rows = pa.RecordBatch.from_pydict({name: pa.array([], pa.binary()) for name in read})
+        yield CsvPart(*ragged.merge_short_rows(no_rows, ragged.numbers(0), at_end=True), no_rows, 1.0)
 
 
 class CsvPart(NamedTuple):
@@ -112,40 +112,44 @@ class _CsvFile:
         self._parser = CsvParser(file, wanted.data)
         self._where, self._wanted, self._slices = self._parser.where, wanted, slices
         self._head = self._parser.head
-        self._named = _match_header(self._head, wanted, self._where)
-        self._others = slices.of_file(self._head.names)
-        self._read = list(dict.fromkeys([*self._named.values(), *self._others.values()]))
-        self._header_read: int | None = None  # the number of a header that is read as a row, despite data.header
+        self._columns = _match_header(self._head, wanted, self._where)
+        self._slice_columns = slices.of_file(self._head.names)
+        self._read = list(dict.fromkeys([*self._columns.values(), *self._slice_columns.values()]))
+        self._header_read: int | None = None  # the number of the header, if it is read as a row because of data.header
 
     def blocks(self) -> Iterator[Block]:
         """Its rows."""
         header_checked = False
-        for part in self._parser.parts(self._read, list(self._named.values())):
+        for part in self._parser.read_parts(self._read, list(self._columns.values())):
             if part.rows.num_rows and not header_checked:
                 header_checked = True
-                yield self._remarks(self._header_remarks(part.batch, part.rows, part.numbers))
-            yield from self._in_blocks(part)
+                yield self._empty_block(self._header_remarks(part.batch, part.rows, part.numbers))
+            yield from self._split_part(part)
         quotes = self._parser.quotes
-        yield self._remarks((*quotes.take_faults(), *quotes.check_line_count()), self._parser.ragged.faults())
+        yield self._empty_block((*quotes.take_faults(), *quotes.check_line_count()), self._parser.ragged.faults())
 
-    def _in_blocks(self, rows_read: CsvPart) -> Iterator[Block]:
-        for start in range(0, rows_read.rows.num_rows, BLOCK_ROWS):  # rows that end early may have been added
-            part, at = rows_read.rows.slice(start, BLOCK_ROWS), rows_read.numbers[start : start + BLOCK_ROWS]
-            named = pa.RecordBatch.from_pydict({ours: part.column(theirs) for ours, theirs in self._named.items()})
-            others = {ours: part.column(theirs) for ours, theirs in self._others.items() if self._slices.reads(ours)}
-            block = Block(self._where, named, at, share=rows_read.share, slices=others, spelt=True)
-            empty = empty_rows(named)
-            if empty.any():
-                block = block.filter(~empty)
-            repeated = at[self._equal_the_header(part)].tolist()
+    def _split_part(self, read: CsvPart) -> Iterator[Block]:
+        for start in range(0, read.rows.num_rows, BLOCK_ROWS):  # rows that end early may have been added
+            part, numbers = read.rows.slice(start, BLOCK_ROWS), read.numbers[start : start + BLOCK_ROWS]
+            columns = pa.RecordBatch.from_pydict({name: part.column(source) for name, source in self._columns.items()})
+            slices = {
+                name: part.column(source) for name, source in self._slice_columns.items() if self._slices.reads(name)
+            }
+            block = Block(self._where, columns, numbers, share=read.share, slices=slices, spelt=True)
+            is_empty = empty_rows(columns)
+            if is_empty.any():
+                block = block.filter(~is_empty)
+            repeated = numbers[self._find_repeated_headers(part)].tolist()
             remarks = [Fault(row, "header_row", REPEATED_HEADER) for row in repeated if row != self._header_read]
-            remarks = sorted([*remarks, *self._parser.quotes.take_faults(int(at[-1]))], key=lambda fault: fault.row)
+            remarks = sorted(
+                [*remarks, *self._parser.quotes.take_faults(int(numbers[-1]))], key=lambda fault: fault.row
+            )
             yield replace(block, faults=self._parser.ragged.faults(), remarks=tuple(remarks))
 
-    def _remarks(self, remarks: tuple[Fault, ...], faults: tuple[Fault, ...] = ()) -> Block:
+    def _empty_block(self, remarks: tuple[Fault, ...], faults: tuple[Fault, ...] = ()) -> Block:
         """Returns a block without rows."""
-        none = pa.RecordBatch.from_pydict({name: pa.array([], pa.string()) for name in self._named})
-        return Block(self._where, none, np.zeros(0, np.int64), faults=faults, share=1.0, spelt=True, remarks=remarks)
+        no_rows = pa.RecordBatch.from_pydict({name: pa.array([], pa.string()) for name in self._columns})
+        return Block(self._where, no_rows, np.zeros(0, np.int64), faults=faults, share=1.0, spelt=True, remarks=remarks)
 
     def _header_remarks(self, batch: pa.RecordBatch, rows: pa.RecordBatch, numbers: Numbers) -> tuple[Fault, ...]:
         """Returns a remark about a header that looks like data or, with `data.header`, a first row that looks like a
@@ -157,10 +161,10 @@ class _CsvFile:
                 return ()
             self._header_read = int(numbers[filled[0]])
             return (Fault(self._header_read, "header_row", HEADER_READ),)
-        why = self._label_as_name(batch) or _find_value_in_names(self._named.values(), self._head.names)
-        if why is None:
+        reason = self._find_label_in_header(batch) or _find_value_in_names(self._columns.values(), self._head.names)
+        if reason is None:
             return ()
-        return (Fault(self._head.first - 1, "header_row", "looks like data, not like names", f" ({why})"),)
+        return (Fault(self._head.first - 1, "header_row", "looks like data, not like names", f" ({reason})"),)
 
     def _is_header(self, batch: pa.RecordBatch, first: pa.RecordBatch) -> bool:
         """Whether the first row holds the columns' names, or only its label equals the column's name."""
@@ -169,35 +173,35 @@ class _CsvFile:
         name = self._label_column()
         return name is not None and first.column(name)[0].as_py() == name.encode() and _count(batch, name, name) == 1
 
-    def _label_as_name(self, batch: pa.RecordBatch) -> str | None:
-        """Returns why the label column's name is probably a label; None without a second sign in another name.
+    def _find_label_in_header(self, batch: pa.RecordBatch) -> str | None:
+        """Returns why the label column's name is probably a label; None if no other name looks like a value.
 
-        A column `spam` with the labels spam and ham is common.
+        That second sign is needed because a column `spam` with the labels spam and ham is common.
         """
         name, header = self._label_column(), self._head.names
-        rows = batch.filter(pa.array(~self._equal_the_header(batch)))
+        rows = batch.filter(pa.array(~self._find_repeated_headers(batch)))
         if name is None or not _count(rows, name, name):
             return None
         others = [other for other in header if other != name]
         if not (
             _find_value_in_names(others, header)
-            or any(len(other.split()) >= WORDS_OF_TEXT for other in others)
+            or any(len(other.split()) >= MIN_WORDS_OF_TEXT for other in others)
             or any(_count(rows, other, other) for other in others if other in self._read)
         ):
             return None
         return f"{name!r}, the name of its column {header.index(name) + 1}, is a label of rows below"
 
     def _label_column(self) -> str | None:
-        """Returns the file's name of the column with one label a row."""
+        """Returns the file's name of the label column, if rows have one label each."""
         column = self._wanted.labels
-        return self._named[column.source_name] if column and column.form == "label" else None
+        return self._columns[column.source_name] if column and column.form == "label" else None
 
-    def _equal_the_header(self, rows: pa.RecordBatch) -> Mask:
+    def _find_repeated_headers(self, rows: pa.RecordBatch) -> Mask:
         """Returns the rows that repeat the header. At least two columns have to match, if there are several."""
         if len(self._read) < min(2, len(self._head.names)):
             return np.zeros(rows.num_rows, bool)
-        same = [pc.equal(rows.column(name), name.encode()).to_numpy(zero_copy_only=False) for name in self._read]
-        return np.logical_and.reduce(same)
+        equal = [pc.equal(rows.column(name), name.encode()).to_numpy(zero_copy_only=False) for name in self._read]
+        return np.logical_and.reduce(equal)
 
 
 def _count(rows: pa.RecordBatch, column: str, value: str) -> int:
@@ -205,7 +209,7 @@ def _count(rows: pa.RecordBatch, column: str, value: str) -> int:
 
 
 def empty_rows(rows: pa.RecordBatch) -> Any:
-    """Returns the rows that are empty in all columns: blank lines, and cells that spreadsheets leave below a table."""
+    """Returns the mask of rows that are empty in all columns: blank lines, and empty rows below a spreadsheet table."""
     return np.logical_and.reduce([pc.equal(pc.binary_length(column), 0).to_numpy(False) for column in rows.columns])
 
 
@@ -234,8 +238,8 @@ def _read_head(file: str, data: Data) -> _Head:
     with open_text(file, data) as raw:
         rest = lines(io.TextIOWrapper(raw, "utf-8", "replace", newline=""))
         start = next(rest, "")
-        hint = re.fullmatch(r'"?sep=([^"\r\n])"?\s*', start, re.IGNORECASE)  # which Excel writes and obeys
-        if hint and data.delimiter not in (None, hint[1]):  # the rows' key takes null for the delimiter that is usual
+        hint = re.fullmatch(r'"?sep=([^"\r\n])"?\s*', start, re.IGNORECASE)  # Excel writes and reads this line
+        if hint and data.delimiter not in (None, hint[1]):  # in the key, null is the suffix's usual delimiter
             message = f"{data.delimiter!r} contradicts the first line of {where}, {start.strip()!r}: set it to null."
             raise UserError([Problem(kind="data", where="data.delimiter", message=message)])
         delimiter = hint[1] if hint else delimiter_of(file, data)
@@ -259,16 +263,16 @@ def _parse(lines: Iterable[str], delimiter: str, data: Data) -> Iterator[list[st
 
 
 def _find_value_in_names(names: Iterable[str], header: list[str]) -> str | None:
-    """Returns why one of these names of the header is probably a value; None if none is."""
+    """Returns why one of these names of the header is probably a value; None if all look like names."""
     numbers = [name for name in header if _NUMBER.fullmatch(name)]
-    numbered = len(numbers) > 1 and numbers == list(map(str, range(len(numbers))))  # of a data frame without names
-    # Years are common names, in a table with a column for each; not if another name is a number or a text.
+    numbered = len(numbers) > 1 and numbers == list(map(str, range(len(numbers))))  # a data frame without column names
+    # A table may have a column for each year. If another name is a number or a text, the years are values too.
     others = [name for name in header if name and not _YEAR.fullmatch(name)]
-    years = bool(others) and not any(name in numbers or len(name) > LONGEST_NAME for name in others)
+    years = bool(others) and not any(name in numbers or len(name) > MAX_NAME_LENGTH for name in others)
     for name in names:
         if name in numbers and not numbered and not (years and _YEAR.fullmatch(name)):
             return f"{name!r} is a number"
-        if len(name) > LONGEST_NAME:
+        if len(name) > MAX_NAME_LENGTH:
             return f"{shortened(name)} has {len(name):,} characters"
     return None
 
@@ -276,8 +280,8 @@ def _find_value_in_names(names: Iterable[str], header: list[str]) -> str | None:
 class _Ragged:
     """The rows of a CSV file with more or fewer fields than its header, and the numbers of all others.
 
-    With `data.header`, a row that lacks only trailing fields which the recipe does not read is kept, its missing fields
-    empty.
+    With `data.header`, a row may end early if the recipe reads none of the missing fields: it is kept, with empty texts
+    for them.
     """
 
     def __init__(self, where: str, head: _Head, data: Data, read: list[str]) -> None:
@@ -285,16 +289,16 @@ class _Ragged:
         self._needed = 0 if data.header is None else 1 + max(map(head.names.index, read))
         self._numbers: set[int] = set()
         self._left_out = 0
-        self._new: list[Fault] = []
-        self._short: deque[tuple[int, list[str]]] = deque()
+        self._new_faults: list[Fault] = []
+        self._short_rows: deque[tuple[int, list[str]]] = deque()
         self._next = head.first
 
     def leave_out(self, row: pyarrow.csv.InvalidRow) -> str:
         self._numbers.add(row.number)
         if 0 < self._needed <= row.actual_columns < row.expected_columns:
-            with contextlib.suppress(csv.Error):  # of a field that is too long for it
+            with contextlib.suppress(csv.Error):  # the field is too long for the csv module
                 fields = next(_parse(io.StringIO(row.text, newline=""), self._head.delimiter, self._data))
-                self._short.append((row.number, fields))
+                self._short_rows.append((row.number, fields))
                 return "skip"
         self._left_out += 1
         if self._left_out < MAX_RAGGED:
@@ -302,24 +306,24 @@ class _Ragged:
             unclosed = " (is a quotation mark never closed? If it is text, set data.quoting: none)" if quoted else ""
             names = "the header has" if self._data.header is None else "data.header names"
             description = f"has {row.actual_columns} fields where {names} {row.expected_columns}{unclosed}"
-            self._new.append(Fault(row.number, "ragged", description))
+            self._new_faults.append(Fault(row.number, "ragged", description))
         return "skip"
 
-    def with_short(
+    def merge_short_rows(
         self, rows: pa.RecordBatch, numbers: Numbers, *, at_end: bool = False
     ) -> tuple[pa.RecordBatch, Numbers]:
-        """Merges the short rows up to the last of these rows (`at_end`: all) into them, in order."""
-        taken = []
-        while self._short and (at_end or self._short[0][0] <= self.last):
-            taken.append(self._short.popleft())
-        if not taken:
+        """Inserts the short rows up to the last of these rows (`at_end`: all), in file order."""
+        short_rows = []
+        while self._short_rows and (at_end or self._short_rows[0][0] <= self.last):
+            short_rows.append(self._short_rows.popleft())
+        if not short_rows:
             return rows, numbers
         columns = {}
         for name in rows.schema.names:
             place = self._head.names.index(name)
-            columns[name] = [fields[place].encode() if place < len(fields) else b"" for _, fields in taken]
+            columns[name] = [fields[place].encode() if place < len(fields) else b"" for _, fields in short_rows]
         short = pa.RecordBatch.from_pydict(columns, schema=rows.schema)
-        numbers = np.concatenate([numbers, np.array([number for number, _ in taken], np.int64)])
+        numbers = np.concatenate([numbers, np.array([number for number, _ in short_rows], np.int64)])
         order = np.argsort(numbers, kind="stable")
         return pa.concat_batches([rows, short]).take(pa.array(order)), numbers[order]
 
@@ -333,52 +337,53 @@ class _Ragged:
         if self._left_out >= MAX_RAGGED:
             delimiter = DELIMITERS.get(self._head.delimiter, self._head.delimiter)
             message = (
-                f"has {MAX_RAGGED:,} rows and more that do not fit its header: is {delimiter} what separates its "
+                f"has {MAX_RAGGED:,} rows and more that do not fit its header: does {delimiter} separate its "
                 "columns (data.delimiter)?"
             )
             raise source_error(self._where, message)
-        new, self._new = tuple(self._new), []
-        return new
+        faults, self._new_faults = tuple(self._new_faults), []
+        return faults
 
     def numbers(self, count: int) -> Numbers:
         """Assigns numbers to the next valid rows."""
-        found: list[Numbers] = []
+        parts: list[Numbers] = []
         while count > 0:
             numbers = np.arange(self._next, self._next + count, dtype=np.int64)
             self._next += count
             if self._numbers:
                 numbers = numbers[[number not in self._numbers for number in numbers.tolist()]]
-            found.append(numbers)
+            parts.append(numbers)
             count -= len(numbers)
-        return np.concatenate(found) if found else np.zeros(0, np.int64)
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
 def _match_header(head: _Head, wanted: SourceColumns, where: str) -> dict[str, str]:
-    """`stored_names`, with the cause where the header is one column that holds another delimiter, or a row of data."""
+    """Returns the file's name of each column, as match_columns does. Errors name the cause: a wrong delimiter, or a row
+    of data instead of a header."""
     header = head.names
     try:
         return match_columns(wanted, header, where)
     except UserError as error:
         if wanted.data.header is not None:
             raise
-        for other, spelt in DELIMITERS.items():
+        for other, yaml in DELIMITERS.items():
             if len(header) == 1 and other in header[0]:
-                message = f"the header of {where} is one column, {header[0]!r}: set data.delimiter: {spelt}."
+                message = f"the header of {where} is one column, {header[0]!r}: set data.delimiter: {yaml}."
                 raise UserError([Problem(kind="data", where="data.delimiter", message=message)]) from error
         renamed = {wanted.data.rename.get(name, name) for name in header}
         if renamed.issuperset(wanted.names):
             raise
-        twice = next((f"{name!r} is there twice" for name in header if header.count(name) > 1), None)
-        why = _find_value_in_names(header, header) or twice
-        if why or (renamed.isdisjoint(wanted.names) and "Did you mean" not in str(error)):
-            verdict = f"looks like data, not like names ({why})" if why else "names none of the recipe's columns"
+        repeated = next((f"{name!r} is listed twice" for name in header if header.count(name) > 1), None)
+        reason = _find_value_in_names(header, header) or repeated
+        if reason or (renamed.isdisjoint(wanted.names) and "Did you mean" not in str(error)):
+            verdict = f"looks like data, not like names ({reason})" if reason else "names none of the recipe's columns"
             shown, example = ", ".join(map(shortened, header[:20])), ", ".join(_example_header(wanted, len(header)))
             message = (
                 f"the first row of {where} {verdict}: {shown}. If the table has no header, name its {len(header)} "
                 f"columns, such as data.header: [{example}]."
             )
             problems = [Problem(kind="data", where="data.header", message=message)]
-            raise UserError(problems if why else [*error.problems, *problems]) from error
+            raise UserError(problems if reason else [*error.problems, *problems]) from error
         raise
 
 

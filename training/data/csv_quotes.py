@@ -12,17 +12,17 @@ from typing import IO
 
 from training.data.faults import Fault, shortened
 
-FEWEST_MERGED = 5
-"""The least number of complete lines within a field, nearly all with the delimiters of a row, that count as rows."""
+MIN_MERGED_LINES = 5
+"""The lines within one field that suggest merged rows: at least this many, and nearly all with a row's delimiters."""
 MERGED_SHARE = 0.9
 _BREAK = re.compile(rb"\r\n|\r|\n")
 
 
 class QuotedFields:
-    """A file object that passes on the bytes of a CSV file and inspects its quoted fields on the way.
+    """A file object that returns the bytes of a CSV file and inspects its quoted fields as they are read.
 
-    Quoted fields are those of pyarrow: they begin with a quotation mark, marks within them are doubled, and text behind
-    the closing mark belongs to them. Rows are numbered from 1, blank lines and the header included.
+    Quoted fields are as pyarrow reads them: they begin with a quotation mark, marks within them are doubled, and text
+    behind the closing mark belongs to them. Rows are numbered from 1, blank lines and the header included.
     """
 
     def __init__(
@@ -38,14 +38,14 @@ class QuotedFields:
         ends = rb"[" + starts + rb"\r\n]"
         plain = rb"(?<=" + ends + rb')"[^"\r\n]*+(?:""[^"\r\n]*+)*+"(?=' + ends + rb")"
         self._unsuspicious = re.compile(rb'(?:[^"]++|' + plain + rb"|(?<!" + ends + rb')")*+')
-        self._held = b"\n"  # the last byte that was inspected, and bytes that need more data
+        self._pending = b"\n"  # the last byte that was inspected, and bytes that need more data
         self._row = 1
         self._lines = 0
-        self._longest = (0, 0)
-        self._program_quotes = False  # by the header, or the first row without one
+        self._longest_field = (0, 0)
+        self._program_quotes = False  # as the header shows, or without one the first row
         self._quoted_in_first_row = 0
-        self._last: dict[str, int] = {}  # row by check: each row is reported once
-        self._found: deque[Fault] = deque()  # pyarrow reads in another thread
+        self._last_reported: dict[str, int] = {}  # row by check: each row is reported once
+        self._faults: deque[Fault] = deque()  # pyarrow reads in another thread
         self.unclear_rows: set[int] = set()
         """Rows with text behind the closing quotation mark of a field: no program writes such a row."""
 
@@ -53,7 +53,7 @@ class QuotedFields:
         """The next bytes of the file."""
         piece = self._file.read(size)
         if size:
-            self._inspect(self._held + piece, end=not piece)
+            self._inspect(self._pending + piece, end=not piece)
         return piece
 
     def close(self) -> None:
@@ -67,15 +67,15 @@ class QuotedFields:
 
     def take_faults(self, last: int | None = None) -> tuple[Fault, ...]:
         """Returns the faults found since the last call, in rows up to `last` (None: all)."""
-        taken = []
-        while self._found and (last is None or self._found[0].row <= last):
-            taken.append(self._found.popleft())
-        return tuple(taken)
+        faults = []
+        while self._faults and (last is None or self._faults[0].row <= last):
+            faults.append(self._faults.popleft())
+        return tuple(faults)
 
     def check_line_count(self) -> tuple[Fault, ...]:
         """Returns a fault if the file, read to its end, has far fewer rows than lines."""
         rows = self._row - 1
-        lines, row = self._longest
+        lines, row = self._longest_field
         if self._lines <= 2 * rows:
             return ()
         description = f"spans {lines:,} lines; the file has {self._lines:,} lines, and only {rows:,} rows"
@@ -87,29 +87,29 @@ class QuotedFields:
         while True:
             skipped = done
             if not self._quoting_is_unusual():
-                skipped = self._unsuspicious.match(data, done).end()  # type: ignore[union-attr]  # it matches nothing, too
+                skipped = self._unsuspicious.match(data, done).end()  # type: ignore[union-attr]  # it may match an empty text
             opening = self._opening.search(data, skipped)
             if opening is None:
                 break
             start = opening.start()
             self._count_rows(data, done, start)
             field = self._field.match(data, start)
-            # A field at the end of the data may continue in the next piece.
+            # A field at the end of the data may continue in the next read.
             if field is None or (field.end() == len(data) and not end):
                 if not end:
-                    self._held = data[start - 1 :]
+                    self._pending = data[start - 1 :]
                     return
                 self._report_unclosed(data[start:])
                 return
             self._check_field(field[1], field[2], field[0])
             done = field.end()
-        stop = len(data) - (data.endswith(b"\r") and not end)  # perhaps half of a line break
+        stop = len(data) - (data.endswith(b"\r") and not end)  # it may be half of a line break
         self._count_rows(data, done, max(done, stop))
-        self._held = data[max(done, stop) - 1 :]
-        if end and not self._held.endswith((b"\n", b"\r")):
+        self._pending = data[max(done, stop) - 1 :]
+        if end and not self._pending.endswith((b"\n", b"\r")):
             self._row += 1  # the last row has no line break
             self._lines += 1
-            self._held = b"\n"
+            self._pending = b"\n"
 
     def _count_rows(self, data: bytes, start: int, stop: int) -> None:
         """Counts rows outside of quoted fields."""
@@ -124,45 +124,45 @@ class QuotedFields:
             self._program_quotes |= self._has_header
             return
         if breaks:
-            self._longest = max(self._longest, (breaks + 1, self._row))
-            # A quoted letter may have a comma in each of its lines: a second sign is needed to call them rows.
+            self._longest_field = max(self._longest_field, (breaks + 1, self._row))
+            # Each line of a quoted letter may have a comma, so a second sign is needed before they count as rows.
             if (rest or self._quoting_is_unusual()) and self._holds_rows(body):
-                self._add("merged_rows", "has a quoted field that holds what look like whole rows", field, breaks)
+                self._add_fault("merged_rows", "has a quoted field with lines that look like rows", field, breaks)
                 return
-            self._add("line_breaks", "has line breaks within a quoted field", field, breaks)
-        needed = breaks or b'""' in body or self._delimiter in body
+            self._add_fault("line_breaks", "has line breaks within a quoted field", field, breaks)
+        needs_quotes = breaks or b'""' in body or self._delimiter in body
         if rest:
             self.unclear_rows.add(self._row)
-        if rest or (not needed and self._quoting_is_unusual()):
-            self._add("stray_quotes", "has a quoted field whose quotation marks may belong to the text", field)
+        if rest or (not needs_quotes and self._quoting_is_unusual()):
+            self._add_fault("stray_quotes", "has a quoted field whose quotation marks may belong to the text", field)
         if self._row == self._first_row and not self._has_header and not rest:
             self._quoted_in_first_row += 1
             if self._quoted_in_first_row == self._columns:
                 self._program_quotes = True
                 # pyarrow has not seen the whole first row yet, so its faults were not taken.
-                self._found = deque(fault for fault in self._found if fault.check != "stray_quotes")
+                self._faults = deque(fault for fault in self._faults if fault.check != "stray_quotes")
 
     def _quoting_is_unusual(self) -> bool:
         return self._delimiter == b"\t" and not self._program_quotes
 
     def _holds_rows(self, body: bytes) -> bool:
         """Whether the complete lines within a field look like rows of the file."""
-        whole = _BREAK.split(body)[1:-1]
-        like_rows = sum(line.count(self._delimiter) == self._columns - 1 for line in whole)
-        return self._columns > 1 and like_rows >= max(FEWEST_MERGED, MERGED_SHARE * len(whole))
+        lines = _BREAK.split(body)[1:-1]
+        like_rows = sum(line.count(self._delimiter) == self._columns - 1 for line in lines)
+        return self._columns > 1 and like_rows >= max(MIN_MERGED_LINES, MERGED_SHARE * len(lines))
 
     def _report_unclosed(self, field: bytes) -> None:
         """Counts the rest of the file as one row."""
-        self._add(
+        self._add_fault(
             "merged_rows", "has a quotation mark that is never closed", field, len(_BREAK.findall(field.rstrip()))
         )
         self._row += 1
-        self._held = b"\n"
+        self._pending = b"\n"
 
-    def _add(self, check: str, description: str, field: bytes, breaks: int = 0) -> None:
-        if self._last.get(check) == self._row:
+    def _add_fault(self, check: str, description: str, field: bytes, breaks: int = 0) -> None:
+        if self._last_reported.get(check) == self._row:
             return
-        self._last[check] = self._row
+        self._last_reported[check] = self._row
         lines = f"{breaks + 1:,} lines, " if breaks else ""
         value = f": {lines}{shortened(field[:200].decode(errors='replace'))}"
-        self._found.append(Fault(self._row, check, description, value))
+        self._faults.append(Fault(self._row, check, description, value))

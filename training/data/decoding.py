@@ -109,7 +109,7 @@ def open_seekable(file: str) -> Iterator[pa.NativeFile]:
         with local:
             yield local
         return
-    with contextlib.closing(_Stored(file, by_place=True)) as stored:
+    with contextlib.closing(_Stored(file, random_access=True)) as stored:
         if not stored.seekable():
             message = "is on a server that gives files from their beginning only: download it, and name the file."
             raise _problem(file, message)
@@ -120,13 +120,13 @@ def open_seekable(file: str) -> Iterator[pa.NativeFile]:
 class _Stored:
     """The stored bytes of a file, as a Python file whose errors are UserError."""
 
-    def __init__(self, file: str, *, by_place: bool = False) -> None:
+    def __init__(self, file: str, *, random_access: bool = False) -> None:
         self.file, self.done = file, 0
         self.closed = False
         self.size: int | None
         with as_user_error(file):
             if is_url(file):
-                self._bytes, self.size = open_url(file, by_place=by_place)
+                self._bytes, self.size = open_url(file, random_access=random_access)
             else:
                 self._bytes = io.FileIO(file)
                 self.size = os.fstat(self._bytes.fileno()).st_size

@@ -1,5 +1,5 @@
-"""The search for equal texts by a hash of 8 bytes a row; training/data/checks.py reports them. Memory: 20 bytes a row,
-and some 80 while they are compared.
+"""Search for equal texts by a hash of 8 bytes a row; training/data/checks.py reports them. Memory: 20 bytes a row, and
+some 80 during the comparison.
 
 Two different texts among N have the same hash with a chance of N² / 2⁶⁵: one in 37 million for a million rows.
 """
@@ -24,13 +24,13 @@ from training.recipe.source_columns import SourceColumns, StoredColumn
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
 
-def hashes_of(rows: pa.RecordBatch, inputs: Sequence[StoredColumn]) -> Hashes:
+def hash_rows(rows: pa.RecordBatch, inputs: Sequence[StoredColumn]) -> Hashes:
     """Returns a hash of each row's values in these columns, the same on every machine."""
-    *before, texts = (_spell(rows.column(column.name)) for column in inputs)
-    if before:
+    *earlier, texts = (_spell(rows.column(column.name)) for column in inputs)
+    if earlier:
         texts = [
-            "".join(f"{len(text)} {text} " for text in others) + last
-            for *others, last in zip(*before, texts, strict=True)
+            "".join(f"{len(text)} {text} " for text in leading) + final
+            for *leading, final in zip(*earlier, texts, strict=True)
         ]
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
     return np.frombuffer(digests, "<u8").astype(np.uint64)
@@ -78,15 +78,15 @@ class _Rows:
 
 
 class DuplicateTexts:
-    """The hashed texts of all splits. `kept` is the folder with the rows of each split as Arrow, for examples."""
+    """The hashed texts of all splits. Examples in messages come from `folder`, with the rows of each split as Arrow."""
 
-    def __init__(self, wanted: SourceColumns, kept: Path) -> None:
-        self._inputs, self._labels, self._kept = wanted.inputs, wanted.labels, kept
+    def __init__(self, wanted: SourceColumns, folder: Path) -> None:
+        self._inputs, self._labels, self._folder = wanted.inputs, wanted.labels, folder
         self._splits: dict[str, _Rows] = {}
         self._sorted: dict[str, tuple[Hashes, Numbers]] = {}
 
     def add(self, split: str, block: Block, hashes: Hashes) -> None:
-        """Adds the rows of a block, which misses neither texts nor labels."""
+        """Adds the rows of a block. None may miss a text or label."""
         rows = self._splits.setdefault(split, _Rows())
         if self._labels:
             rows.labels.append(_hash_labels(block.rows.column(self._labels.name)))
@@ -103,11 +103,11 @@ class DuplicateTexts:
     def within(self, split: str) -> Equal | None:
         """Returns the rows whose text is in an earlier row of the split."""
         hashes, order = self._sort_hashes(split)
-        again = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
-        if not len(again):
+        repeats = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
+        if not len(repeats):
             return None
-        later = again[np.argmin(order[again])]
-        return self._example(len(again), split, order[later], split, order[np.searchsorted(hashes, hashes[later])])
+        later = repeats[np.argmin(order[repeats])]
+        return self._example(len(repeats), split, order[later], split, order[np.searchsorted(hashes, hashes[later])])
 
     def conflicts(self, split: str) -> Equal | None:
         """Returns the texts with different labels in different rows of the split."""
@@ -117,31 +117,31 @@ class DuplicateTexts:
         labels = np.concatenate(self._splits[split].labels)[order]
         starts = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]]))
         group = np.repeat(np.arange(len(starts)), np.diff([*starts, len(hashes)]))
-        odd = np.flatnonzero(labels != labels[starts][group])
-        if not len(odd):
+        conflicting = np.flatnonzero(labels != labels[starts][group])
+        if not len(conflicting):
             return None
-        later = odd[np.argmin(order[odd])]
-        count = len(np.unique(group[odd]))
+        later = conflicting[np.argmin(order[conflicting])]
+        count = len(np.unique(group[conflicting]))
         return self._example(count, split, order[later], split, order[starts[group[later]]])
 
     def shared(self, earlier: str, later: str) -> Equal | None:
         """Returns the rows of the later split whose text is in the earlier one."""
-        theirs, their_order = self._sort_hashes(earlier)
+        earlier_hashes, earlier_order = self._sort_hashes(earlier)
         hashes, order = self._sort_hashes(later)
-        if not len(theirs) or not len(hashes):
+        if not len(earlier_hashes) or not len(hashes):
             return None
-        at = np.minimum(np.searchsorted(theirs, hashes), len(theirs) - 1)
-        same = np.flatnonzero(theirs[at] == hashes)
-        if not len(same):
+        nearest = np.minimum(np.searchsorted(earlier_hashes, hashes), len(earlier_hashes) - 1)
+        shared = np.flatnonzero(earlier_hashes[nearest] == hashes)
+        if not len(shared):
             return None
-        first = same[np.argmin(order[same])]
-        return self._example(len(same), later, order[first], earlier, their_order[at[first]])
+        first = shared[np.argmin(order[shared])]
+        return self._example(len(shared), later, order[first], earlier, earlier_order[nearest[first]])
 
     def _sort_hashes(self, split: str) -> tuple[Hashes, Numbers]:
         """Returns the split's hashes sorted, and their positions; equal ones in the order of their rows."""
         if split not in self._sorted:
-            held = self._splits.get(split, _Rows()).hashes
-            hashes = np.concatenate(held) if held else np.zeros(0, np.uint64)
+            blocks = self._splits.get(split, _Rows()).hashes
+            hashes = np.concatenate(blocks) if blocks else np.zeros(0, np.uint64)
             order = np.argsort(hashes, kind="stable")
             self._sorted[split] = hashes[order], order
         return self._sorted[split]
@@ -157,7 +157,7 @@ class DuplicateTexts:
         return Place(where, int(_item_at(rows.numbers, position)), label)
 
     def _value_at(self, split: str, position: int, column: StoredColumn) -> str:
-        with ipc_reader(self._kept / split) as reader:
+        with ipc_reader(self._folder / split) as reader:
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)
                 if position < batch.num_rows:
@@ -173,7 +173,9 @@ def _hash_labels(labels: pa.Array) -> np.ndarray[Any, np.dtype[np.int32]]:
     if pa.types.is_nested(labels.type):
         labels = pa.array(_spell(labels), pa.string())
     coded = labels.dictionary_encode()
-    digests = b"".join(hashlib.blake2b(one.encode(), digest_size=4).digest() for one in coded.dictionary.to_pylist())
+    digests = b"".join(
+        hashlib.blake2b(label.encode(), digest_size=4).digest() for label in coded.dictionary.to_pylist()
+    )
     return np.frombuffer(digests, "<i4").astype(np.int32)[coded.indices.to_numpy()]
 
 

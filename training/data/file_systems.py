@@ -28,7 +28,7 @@ _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "CredentialR
 
 
 def is_url(file: str) -> bool:
-    """Whether it is a URL for fsspec, such as `s3://bucket/rows.csv`, rather than a path."""
+    """Whether this is a URL for fsspec, such as `s3://bucket/rows.csv`, rather than a path."""
     return "://" in file
 
 
@@ -43,7 +43,7 @@ def protocol(url: str) -> str:
 
 
 def is_web(url: str) -> bool:
-    """Whether it is on a web server, which lists no folders and may take parameters."""
+    """Whether the URL is on a web server, which lists no folders and may take parameters."""
     return protocol(url) in ("http", "https")
 
 
@@ -58,34 +58,34 @@ def display_name(file: Path | str) -> str:
     if is_url(str(file)):
         return without_secrets(str(file))
     absolute = Path(os.path.abspath(file))
-    here = Path.cwd()
-    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)
+    working_directory = Path.cwd()
+    return str(absolute.relative_to(working_directory)) if absolute.is_relative_to(working_directory) else str(absolute)
 
 
 def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
     """Returns the file system of a URL, and the path there.
 
-    Raises UserError for an unknown protocol, or one whose package is missing.
+    Raises UserError if the protocol is unknown or its package is missing.
     """
     if "::" in url:
-        raise _problem(url, "names a file inside another: unpack that, and name the file itself.")
+        raise _problem(url, "names a file inside an archive: unpack the archive, and name the file itself.")
     from fsspec import available_protocols
     from fsspec.core import url_to_fs
 
     try:
         with as_user_error(url):
-            found: tuple[AbstractFileSystem, str] = url_to_fs(url, **_timeouts(url))
-        return found
+            system_and_path: tuple[AbstractFileSystem, str] = url_to_fs(url, **_timeouts(url))
+        return system_and_path
     except ImportError as error:
         cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
         package = (cause.name or "").partition(".")[0]
         install = f"install the package {package} (pip install {package})" if package else str(error)
         raise _problem(url, f"{protocol(url)}:// cannot be read here: {install}.") from error
     except ValueError as error:
-        name, known = protocol(url), available_protocols()
-        if name in known:
+        name, protocols = protocol(url), available_protocols()
+        if name in protocols:
             raise _problem(url, f"is no URL that can be read: {error}.") from error
-        choices = f"choose from s3, gs, https, ….{nearest(name, known)}"
+        choices = f"choose from s3, gs, https, ….{nearest(name, protocols)}"
         raise _problem(url, f"{name!r} is no protocol that can be read: {choices}") from error
 
 
@@ -134,14 +134,14 @@ def _describe_remote_error(url: str, error: Exception) -> UserError | None:
     )
     if status in (404, 410) or (status is None and missing):
         return _problem(url, "does not exist: check the URL in data.path or data.splits.")
-    source_error = isinstance(error, PermissionError) or status in (401, 403)
-    if source_error or type(error).__name__ in _NO_CREDENTIALS:
+    is_refused = isinstance(error, PermissionError) or status in (401, 403)
+    if is_refused or type(error).__name__ in _NO_CREDENTIALS:
         message = f"access is refused ({_describe_cause(error)}): set credentials that may read it in the environment: "
         return _problem(url, f"{message}{variables_for(url)}.")
-    mend = "check the network, then run the same command again."
+    next_step = "check the network, then run the same command again."
     if server_fault(error):
-        mend = "the fault is the server's. Run the same command again later."
-    return _problem(url, f"cannot be read ({_describe_cause(error)}): {mend}", NETWORK)
+        next_step = "the fault is the server's. Run the same command again later."
+    return _problem(url, f"cannot be read ({_describe_cause(error)}): {next_step}", NETWORK)
 
 
 def _root_cause(error: BaseException) -> BaseException:
@@ -158,14 +158,14 @@ def _describe_cause(error: BaseException) -> str:
     return without_secrets(f"{type(root).__name__}: {words}".removesuffix(": "))
 
 
-def open_url(url: str, *, by_place: bool = False) -> tuple[Any, int | None]:
-    """Opens a URL with fsspec, to be read from the beginning or (`by_place`, slower) at random; returns the file and
-    its size if that is known. Errors are those of the file system: see `as_user_error`."""
+def open_url(url: str, *, random_access: bool = False) -> tuple[Any, int | None]:
+    """Opens a URL with fsspec, for sequential reading or (slower) for random access. Returns the file, and its size or
+    None. Raises the file system's own errors: see `as_user_error`."""
     system, path = filesystem(url)
-    if not is_web(url) or by_place:
+    if not is_web(url) or random_access:
         file = system.open(path, "rb", block_size=REMOTE_BLOCK_BYTES)
         return file, getattr(file, "size", None)
-    # Not every web server gives parts of a file, and one answer is read faster than many.
+    # Some web servers do not serve parts of a file, and one response is read faster than many.
     size = system.info(path)["size"]
     return system.open(path, "rb", block_size=0, size=size), size
 

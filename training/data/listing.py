@@ -16,11 +16,11 @@ from typing import Any
 from training.data.file_systems import as_user_error, display_name, filesystem, is_url, is_web, local_path, name_of
 from training.problems import Problem, UserError, nearest
 
-# Names in file systems of a value that changes with a file's content; the first one present is used.
+# Metadata fields whose value changes with a file's content; the first one present is used.
 _CONTENT = ("ETag", "etag", "md5", "md5Hash", "Content-MD5", "Digest", "checksum", "crc32c", "generation", "blob_id")
 _TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "modified", "updated", "created")
 
-# Some file systems count in whole seconds, and clocks differ.
+# Some file systems store whole seconds, and clocks differ.
 SETTLED_S = 3.0
 
 
@@ -48,13 +48,13 @@ class Listing:
     def __init__(self) -> None:
         self._folders: dict[str, list[SourceFile]] = {}
 
-    def covered(self, path: str, suffixes: Sequence[str]) -> tuple[str, list[SourceFile]]:
+    def find_files(self, path: str, suffixes: Sequence[str]) -> tuple[str, list[SourceFile]]:
         """Returns the base folder for names, and the files of a path: a file, the files of a folder with one of the
         suffixes, or the matches of a glob. Raises UserError if there is no such file or folder.
         """
         path = local_path(path)
         if is_url(path):
-            return self._cover_url(path, suffixes)
+            return self._find_at_url(path, suffixes)
         path = os.path.abspath(os.path.expanduser(path))
         if os.path.isdir(path):
             with as_user_error(path):
@@ -68,9 +68,9 @@ class Listing:
                 near = nearest(os.path.basename(path), os.listdir(folder) if os.path.isdir(folder) else [])
             message = f"{display_name(path)!r} does not exist ({path}): name a file, a folder or a glob.{near}"
             raise UserError([Problem(kind="data", where="data.path", message=message)])
-        return _fixed_part(path), _with_suffixes(suffixes if path.endswith("*") else (), self.matching(path))
+        return _fixed_part(path), _with_suffixes(suffixes if path.endswith("*") else (), self.find_matches(path))
 
-    def matching(self, pattern: str) -> list[SourceFile]:
+    def find_matches(self, pattern: str) -> list[SourceFile]:
         """Returns the files of a path, a URL or a glob of either, sorted by name; possibly none."""
         if not is_url(pattern):
             return _sort(SourceFile(file) for file in glob.glob(pattern, recursive=True) if os.path.isfile(file))
@@ -79,34 +79,34 @@ class Listing:
         folder, _, last = pattern.rpartition("/")
         if _has_magic(folder) or "**" in last or is_web(pattern):
             return _glob_url(pattern)
-        return [found for found in self._folder(folder) if fnmatchcase(found.name, last)]
+        return [file for file in self._folder(folder) if fnmatchcase(file.name, last)]
 
-    def _cover_url(self, url: str, suffixes: Sequence[str]) -> tuple[str, list[SourceFile]]:
+    def _find_at_url(self, url: str, suffixes: Sequence[str]) -> tuple[str, list[SourceFile]]:
         parent = url.rpartition("/")[0]
         if _has_magic(url):
-            return _fixed_part(url), _with_suffixes(suffixes if url.endswith("*") else (), self.matching(url))
+            return _fixed_part(url), _with_suffixes(suffixes if url.endswith("*") else (), self.find_matches(url))
         if is_web(url):
             return parent, _as_list(stat_url(url))
         if re.search(r"\.\w+$", url):  # probably a file: one request instead of several for a folder
             file = stat_url(url)
             if file is not None:
                 return parent, [file]
-        return url.rstrip("/"), _with_suffixes(suffixes, self._folder(url.rstrip("/"), needed=True))
+        return url.rstrip("/"), _with_suffixes(suffixes, self._folder(url.rstrip("/"), required=True))
 
-    def _folder(self, url: str, *, needed: bool = False) -> list[SourceFile]:
-        """Returns the files of a folder; none if it is missing, or UserError if it is needed."""
+    def _folder(self, url: str, *, required: bool = False) -> list[SourceFile]:
+        """Returns the files of a folder. A missing folder has none, or raises UserError if it is required."""
         if url not in self._folders:
             system, path = filesystem(url)
             with as_user_error(url):
                 system.invalidate_cache()
                 try:
-                    listed = system.ls(path, detail=True)
+                    entries = system.ls(path, detail=True)
                 except FileNotFoundError:
-                    if needed:
+                    if required:
                         raise
-                    listed = []
-            files = [info for info in listed if info["type"] == "file"]
-            if [info["name"] for info in listed] == [path]:  # a file after all
+                    entries = []
+            files = [info for info in entries if info["type"] == "file"]
+            if [info["name"] for info in entries] == [path]:  # the path is a file
                 self._folders[url] = [_source_file(url, files[0])]
             else:
                 self._folders[url] = _sort(_source_file(f"{url}/{name_of(info['name'])}", info) for info in files)
@@ -114,8 +114,8 @@ class Listing:
 
 
 def stat_url(url: str) -> SourceFile | None:
-    """Returns the current state of the file at a URL; None for a folder. Raises UserError if there is neither, or no
-    answer."""
+    """Returns the file at a URL as it is now; None for a folder. Raises UserError if neither exists, or if the server
+    does not respond."""
     system, path = filesystem(url)
     with as_user_error(url):
         system.invalidate_cache()
@@ -127,29 +127,29 @@ def _source_file(url: str, info: Mapping[str, Any]) -> SourceFile:
     return SourceFile(url, state_of(info), info.get("size"))
 
 
-def _as_list(found: SourceFile | None) -> list[SourceFile]:
-    return [] if found is None else [found]
+def _as_list(file: SourceFile | None) -> list[SourceFile]:
+    return [] if file is None else [file]
 
 
 def state_of(info: Mapping[str, Any]) -> str | None:
     """Returns a value of a file's metadata that changes with its content; None if there is none.
 
-    A very recent time does not count: the file may change again within the same second.
+    A very recent time is ignored: the file may change again within the same second.
     """
     for name in _CONTENT:
         if info.get(name):
             return f"{info.get('size')}:{name}:{info[name]}"
-    changed = next((seconds for name in _TIMES if (seconds := _seconds(info.get(name))) is not None), None)
-    if changed is None or time.time() - changed < SETTLED_S:
+    changed_at = next((seconds for name in _TIMES if (seconds := _seconds(info.get(name))) is not None), None)
+    if changed_at is None or time.time() - changed_at < SETTLED_S:
         return None
-    return f"{info.get('size')}:{changed:.6f}"
+    return f"{info.get('size')}:{changed_at:.6f}"
 
 
 def _seconds(value: Any) -> float | None:
-    """Returns a time of a file system in seconds; None for other values."""
+    """Returns a file system's timestamp in seconds; None for other values."""
     if isinstance(value, str):
         try:
-            value = parsedate_to_datetime(value)  # of a web server
+            value = parsedate_to_datetime(value)  # from a web server
         except ValueError:
             return None
     if isinstance(value, datetime):
@@ -170,14 +170,14 @@ def join_pattern(folder: str, name: str) -> str:
 def _glob_url(url: str) -> list[SourceFile]:
     system, path = filesystem(url)
     start = _fixed_part(url)
-    below = len(filesystem(start)[1].rstrip("/"))
+    prefix_length = len(filesystem(start)[1].rstrip("/"))
     with as_user_error(url):
         system.invalidate_cache()
-        found = system.glob(path, detail=True)
-    infos = [info for info in found.values() if info["type"] == "file"]
+        matches = system.glob(path, detail=True)
+    infos = [info for info in matches.values() if info["type"] == "file"]
     if is_web(url):
         return _sort(_source_file(info["name"], info) for info in infos)
-    return _sort(_source_file(start + info["name"][below:], info) for info in infos)
+    return _sort(_source_file(start + info["name"][prefix_length:], info) for info in infos)
 
 
 def _fixed_part(pattern: str) -> str:
@@ -188,15 +188,15 @@ def _fixed_part(pattern: str) -> str:
 
 
 def _has_magic(pattern: str) -> bool:
-    # In a web URL, a question mark begins the parameters.
+    # In a web URL, a question mark starts the parameters.
     return "*" in pattern if is_web(pattern) else glob.has_magic(pattern)
 
 
-def _with_suffixes(suffixes: Sequence[str], found: Iterable[SourceFile]) -> list[SourceFile]:
+def _with_suffixes(suffixes: Sequence[str], files: Iterable[SourceFile]) -> list[SourceFile]:
     """Returns the files with one of the suffixes (all, if there are none), sorted, without hidden ones."""
-    visible = (file for file in found if not file.name.startswith("."))
+    visible = (file for file in files if not file.name.startswith("."))
     return _sort(file for file in visible if not suffixes or file.name.endswith(tuple(suffixes)))
 
 
-def _sort(found: Iterable[SourceFile]) -> list[SourceFile]:
-    return sorted(found, key=lambda file: file.file)
+def _sort(files: Iterable[SourceFile]) -> list[SourceFile]:
+    return sorted(files, key=lambda file: file.file)

@@ -1,6 +1,6 @@
 """Columns of more than one value a row: lists of texts or labels, and other JSON values.
 
-They are Arrow lists and objects, or JSON texts: in cells of CSV, and in rows of Python objects.
+They come as Arrow lists and objects, or as JSON texts in CSV cells and in Python objects.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENTRIES: dict[str, set[type]] = {"texts": {str, type(None)}, "labels": {str, bo
 """The Python types of list entries; None is a missing entry."""
 
 Wrong = dict[int, tuple[str, str, str]]
-"""The check, description and value of the fault of each wrong value, by its place in the block."""
+"""Faults of values by their position in the block: check, description and value."""
 
 
 class _Misfit(ValueError):
@@ -40,16 +40,16 @@ def flat_values(column: pa.Array) -> pa.Array:
 
 def rows_with_any(lists: pa.Array, mask: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Returns the rows with at least one value that is true in a mask of `flat_values`."""
-    found = np.zeros(len(lists), bool)
-    found[pc.list_parent_indices(lists).filter(mask).to_numpy()] = True
-    return found
+    rows = np.zeros(len(lists), bool)
+    rows[pc.list_parent_indices(lists).filter(mask).to_numpy()] = True
+    return rows
 
 
 def row_sums(lists: pa.Array, numbers: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Returns the sum of each row's numbers, given one for each of `flat_values`."""
-    found = np.zeros(len(lists), np.int64)
-    np.add.at(found, pc.list_parent_indices(lists).to_numpy(), numbers.to_numpy(zero_copy_only=False))
-    return found
+    sums = np.zeros(len(lists), np.int64)
+    np.add.at(sums, pc.list_parent_indices(lists).to_numpy(), numbers.to_numpy(zero_copy_only=False))
+    return sums
 
 
 def lists_like(lists: pa.Array, values: pa.Array) -> pa.Array:
@@ -66,10 +66,10 @@ def as_json(value: Any) -> str:
 
 
 def _to_json_type(value: Any) -> Any:
-    if isinstance(value, bytes):  # an Arrow text, not decoded yet
+    if isinstance(value, bytes):  # an Arrow text that is not decoded yet
         return value.decode()
     if not hasattr(value, "tolist"):  # as arrays and numbers of numpy have
-        raise TypeError(f"a {type(value).__name__} is none of its types")
+        raise TypeError(f"{type(value).__name__} is not a JSON type")
     return value.tolist()
 
 
@@ -85,7 +85,7 @@ def from_json(column: pa.Array, name: str, form: Form, separator: str | None = N
     """Parses a column of JSON texts: into lists of texts (whole numbers and truths as they are spelt), or for `value`
     into normalized JSON. With a separator, a text is split into a list. An empty cell becomes a missing value."""
 
-    def parsed(text: str) -> Any:
+    def parse(text: str) -> Any:
         try:
             value = json.loads(text) if text.strip() else None
             if separator is None or not isinstance(value, str):
@@ -95,12 +95,12 @@ def from_json(column: pa.Array, name: str, form: Form, separator: str | None = N
             description = f"holds no JSON such as {EXAMPLES[form]} in column {name!r}"
             raise _Misfit("malformed", description, f": {shortened(text)}") from error
 
-    return _convert_each(column.to_pylist(), lambda text: _check_value(parsed(text), name, form), form)
+    return _convert_each(column.to_pylist(), lambda text: _check_value(parse(text), name, form), form)
 
 
 def from_arrow(column: pa.Array, name: str, form: Form, names: Sequence[str]) -> tuple[pa.Array, Wrong]:
-    """Converts Arrow lists and objects likewise; whole numbers become the label names with these indices. Returns a
-    column of another type as it is."""
+    """Converts Arrow lists and objects in the same way; whole numbers become the label names at these indices. Returns
+    columns of other types unchanged."""
     if form == "value":
         return _convert_each(plain(column), lambda value: _check_value(value.as_py(), name, form), form)
     if types.is_null(column.type):
@@ -108,27 +108,27 @@ def from_arrow(column: pa.Array, name: str, form: Form, names: Sequence[str]) ->
     if not is_list(column.type):
         return column, {}
     values = with_label_names(plain(flat_values(column)), names if form == "labels" else ())
-    fits = [types.is_binary, types.is_large_binary, types.is_string, types.is_null]
+    type_checks = [types.is_binary, types.is_large_binary, types.is_string, types.is_null]
     if form == "labels":
-        fits += [types.is_integer, types.is_boolean]
-    if not any(check(values.type) for check in fits):
+        type_checks += [types.is_integer, types.is_boolean]
+    if not any(check(values.type) for check in type_checks):
         return column, {}
     wrong: Wrong = {}
     try:
         values = values.cast(pa.string())
     except pa.ArrowInvalid:
-        bad = pa.array([not _is_text(value) for value in values.to_pylist()], pa.bool_())
-        wrong = {place: _not_text(name) for place in np.flatnonzero(rows_with_any(column, bad)).tolist()}
-        values = pc.if_else(bad, None, values).cast(pa.string())
+        is_invalid = pa.array([not _is_text(value) for value in values.to_pylist()], pa.bool_())
+        wrong = {place: _encoding_fault(name) for place in np.flatnonzero(rows_with_any(column, is_invalid)).tolist()}
+        values = pc.if_else(is_invalid, None, values).cast(pa.string())
     return lists_like(column, values.fill_null("")), wrong
 
 
-def _convert_each(values: Any, make: Callable[[Any], Any], form: Form) -> tuple[pa.Array, Wrong]:
+def _convert_each(values: Any, convert: Callable[[Any], Any], form: Form) -> tuple[pa.Array, Wrong]:
     converted: list[Any] = []
     wrong: Wrong = {}
     for place, value in enumerate(values):
         try:
-            converted.append(None if value is None else make(value))
+            converted.append(None if value is None else convert(value))
         except _Misfit as misfit:
             converted.append(None)
             wrong[place] = misfit.args
@@ -147,13 +147,13 @@ def _check_value(value: Any, name: str, form: Form) -> Any:
             _need_utf8("".join(converted))
             return converted
     except UnicodeEncodeError as error:
-        raise _Misfit(*half_character(name)) from error
+        raise _Misfit(*half_character_fault(name)) from error
     except UnicodeDecodeError as error:
-        raise _Misfit(*_not_text(name)) from error
+        raise _Misfit(*_encoding_fault(name)) from error
     except (TypeError, ValueError, RecursionError) as error:
         raise _Misfit("type", f"holds what JSON cannot write in column {name!r}", f" ({error})") from error
-    belongs = "texts" if form == "texts" else "labels, which are texts or whole numbers,"
-    raise _Misfit("type", f"holds no list of {belongs} in column {name!r}", f": {shortened(value)}")
+    expected = "texts" if form == "texts" else "labels, which are texts or whole numbers,"
+    raise _Misfit("type", f"holds no list of {expected} in column {name!r}", f": {shortened(value)}")
 
 
 def _need_utf8(value: str) -> str:
@@ -177,10 +177,10 @@ def _is_text(value: bytes | None) -> bool:
         return False
 
 
-def half_character(name: str) -> tuple[str, str, str]:
-    """The fault of a text with half a surrogate pair, which JSON and Python can hold, and no encoding can."""
+def half_character_fault(name: str) -> tuple[str, str, str]:
+    """Returns the fault of a text with half a surrogate pair: JSON and Python can hold it, but no encoding can."""
     return "malformed", f"holds half a character (such as \\ud83d without its other half) in column {name!r}", ""
 
 
-def _not_text(name: str) -> tuple[str, str, str]:
+def _encoding_fault(name: str) -> tuple[str, str, str]:
     return "encoding", "is not UTF-8 text", f" (column {name!r})"

@@ -1,7 +1,7 @@
 """load_data: rows of any source, checked, as Arrow files whose bytes depend on the rows alone.
 
-Two passes. The first reads each source once, checks its rows, holds rows out, and keeps all on disk with labels as
-names. Then all labels are known, and the second pass replaces each by its index in the label names. Memory: some blocks
+Two passes. The first reads each source once, checks its rows, holds rows out, and stores all on disk with labels as
+names. All labels are known then, so the second pass replaces each by its index. Memory: some blocks
 of rows, the distinct labels and text lengths, and some bytes a row to find equal texts.
 """
 
@@ -24,7 +24,7 @@ from training.data.arrow_files import in_blocks, ipc_reader, ipc_writer
 from training.data.blocks import SPLITS, Block, Numbers
 from training.data.casting import UNCODED_TYPES, CastBlock, cast_blocks
 from training.data.checks import SPLIT_CHECKS, without_faulty
-from training.data.duplicates import DuplicateTexts, hashes_of
+from training.data.duplicates import DuplicateTexts, hash_rows
 from training.data.faults import Faults, level_of
 from training.data.holdout import held_out_shares, split_masks
 from training.data.hub_datasets import hub_splits
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from training.recipe import Data
     from training.recipe.column_types import RowSpecification
 
-MAX_LABELS = 10_000  # a column with more distinct values is probably not the one of labels
+MAX_LABELS = 10_000  # a column with more distinct values probably holds no labels
 MAX_PROBLEMS = 200
 
 Progress = Callable[[int, int], None]
@@ -75,15 +75,15 @@ def load(
     """
     out.mkdir(parents=True, exist_ok=True)
     wanted = SourceColumns(data, task_type, tuple(evaluated))
-    with user_code_errors(task_type), TemporaryDirectory(dir=out, prefix=".as-written-") as kept:
-        reading = _Reading(wanted, sources, Path(kept), progress)
+    with user_code_errors(task_type), TemporaryDirectory(dir=out, prefix=".as-written-") as folder:
+        reading = _Reading(wanted, sources, Path(folder), progress)
         reading.read_all()
         names, places, problems = reading.problems_and_labels()
         if any(problem.level == "error" for problem in problems):
             raise UserError(problems)
         statistics_by_split = reading.statistics_by_split
         for split in statistics_by_split:
-            removed = _place_labels(Path(kept, split), out / f"{split}.arrow", wanted, places)
+            removed = _place_labels(Path(folder, split), out / f"{split}.arrow", wanted, places)
             reading.slices.write(split, out / f"{split}.slices.arrow", removed)
     _write_json(out / "labels.json", names)
     _write_json(out / "slices.json", reading.slices.summary())
@@ -93,15 +93,15 @@ def load(
 
 
 def _split_shares(wanted: SourceColumns, sources: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the splits to read, in order, each with its share of all that is read."""
+    """Returns the splits to read, in order, each with its share of the bytes to read."""
     data = wanted.data
     if data.source == "hub":
-        named: Iterable[str] = hub_splits(wanted, sources)
+        existing: Iterable[str] = hub_splits(wanted, sources)
     else:
-        named = object_splits(data, wanted.evaluated) if data.source == "python" else sources
-    splits = [split for split in SPLITS if split in named]
+        existing = object_splits(data, wanted.evaluated) if data.source == "python" else sources
+    splits = [split for split in SPLITS if split in existing]
     if "train" not in splits:
-        message = f"there are no rows for train: {data.path} has {', '.join(named)}. Name them in data.splits.train."
+        message = f"there are no rows for train: {data.path} has {', '.join(existing)}. Name them in data.splits.train."
         raise UserError([Problem(kind="data", where="data.splits.train", message=message)])
     sizes = {split: sum(_size_of(file) for file in sources[split]) if split in sources else 1 for split in splits}
     return {split: size / (sum(sizes.values()) or 1) for split, size in sizes.items()}
@@ -109,8 +109,8 @@ def _split_shares(wanted: SourceColumns, sources: Mapping[str, Any]) -> dict[str
 
 def _load_reader(source: str) -> Reader:
     module, _, name = SOURCES[source].reader.partition(":")
-    found: Reader = getattr(import_module(module), name)
-    return found
+    reader: Reader = getattr(import_module(module), name)
+    return reader
 
 
 def _size_of(file: str) -> int:
@@ -120,29 +120,29 @@ def _size_of(file: str) -> int:
 
 @dataclass
 class _Reading:
-    """The first pass."""
+    """The first pass over all sources."""
 
     wanted: SourceColumns
     sources: Mapping[str, Any]
-    kept: Path
+    folder: Path
     """The folder with the rows of each split, labels as names."""
     progress: Progress
     statistics_by_split: dict[str, SplitStatistics] = field(default_factory=dict)
     faults: Faults = field(default_factory=Faults)
-    broken: list[Problem] = field(default_factory=list)
-    """The problems of sources that could not be read to their end."""
+    source_problems: list[Problem] = field(default_factory=list)
+    """Problems of sources that could not be read completely."""
 
     def __post_init__(self) -> None:
-        self.duplicate_texts = DuplicateTexts(self.wanted, self.kept)
-        self.slices = SliceColumns(self.wanted, self.kept)
-        self._rows, self._before = 0, 0.0
+        self.duplicate_texts = DuplicateTexts(self.wanted, self.folder)
+        self.slices = SliceColumns(self.wanted, self.folder)
+        self._rows_read, self._share_read = 0, 0.0
 
     def read_all(self) -> None:
-        """Reads every split, checks its rows, holds some out, and keeps all."""
+        """Reads every split, checks its rows, holds rows out, and stores them all."""
         try:
             splits = _split_shares(self.wanted, self.sources)
         except UserError as error:
-            self.broken += error.problems
+            self.source_problems += error.problems
             return
         for split, share in splits.items():
             self._read(split, share, held_out_shares(self.wanted.data, splits) if split == "train" else {})
@@ -150,33 +150,37 @@ class _Reading:
             split: self.statistics_by_split[split] for split in SPLITS if split in self.statistics_by_split
         }
 
-    def _read(self, split: str, share: float, cuts: Mapping[str, float]) -> None:
-        into = {split: SplitStatistics(split, self.wanted)}
-        into |= {other: SplitStatistics(other, self.wanted, size) for other, size in cuts.items()}
+    def _read(self, split: str, share: float, held_out: Mapping[str, float]) -> None:
+        statistics_of = {split: SplitStatistics(split, self.wanted)}
+        statistics_of |= {other: SplitStatistics(other, self.wanted, size) for other, size in held_out.items()}
         schema = pa.schema([(column.name, UNCODED_TYPES[column.form]) for column in self.wanted.columns])
-        self.slices.begin(split, [name for name in into if name != "train"])
+        self.slices.begin(split, [name for name in statistics_of if name != "train"])
         blocks = _load_reader(self.wanted.data.source)(self.wanted, split, self.sources, self.slices)
         try:
             with ExitStack() as stack:
-                writers = {name: stack.enter_context(ipc_writer(self.kept / name, schema)) for name in into}
+                writers = {name: stack.enter_context(ipc_writer(self.folder / name, schema)) for name in statistics_of}
                 for cast in cast_blocks(blocks, self.wanted):
-                    into[split].filtered += cast.filtered
-                    block = without_faulty(cast.block, into[split], self.faults)
-                    self._keep(block, into, cuts, writers)
+                    statistics_of[split].filtered += cast.filtered
+                    block = without_faulty(cast.block, statistics_of[split], self.faults)
+                    self._keep(block, statistics_of, held_out, writers)
                     self._report_progress(cast, share)
-            self.statistics_by_split |= into
+            self.statistics_by_split |= statistics_of
         except UserError as error:
-            self.broken += error.problems
-        self._before += share
+            self.source_problems += error.problems
+        self._share_read += share
 
     def _keep(
-        self, block: Block, into: Mapping[str, SplitStatistics], cuts: Mapping[str, float], writers: Mapping[str, Any]
+        self,
+        block: Block,
+        statistics_of: Mapping[str, SplitStatistics],
+        held_out: Mapping[str, float],
+        writers: Mapping[str, Any],
     ) -> None:
-        hashes = hashes_of(block.rows, self.wanted.inputs)
-        for name, mask in split_masks(hashes, cuts, next(iter(into))).items():
+        hashes = hash_rows(block.rows, self.wanted.inputs)
+        for name, mask in split_masks(hashes, held_out, next(iter(statistics_of))).items():
             part = block if mask is None else block.filter(mask)
-            into[name].add(part)
-            if (column := self.wanted.labels) and len(into[name].labels) > MAX_LABELS:
+            statistics_of[name].add(part)
+            if (column := self.wanted.labels) and len(statistics_of[name].labels) > MAX_LABELS:
                 message = (
                     f"column {column.source_name!r} has more than {MAX_LABELS} different values in the {name} "
                     "split: is it the column of labels?"
@@ -187,56 +191,56 @@ class _Reading:
             writers[name].write(part.rows)
 
     def _report_progress(self, cast: CastBlock, share: float) -> None:
-        self._rows += cast.block.rows.num_rows + len(cast.block.faults) + cast.filtered
-        if done := self._before + share * cast.block.share:
-            self.progress(self._rows, max(self._rows, round(self._rows / done)))
+        self._rows_read += cast.block.rows.num_rows + len(cast.block.faults) + cast.filtered
+        if done := self._share_read + share * cast.block.share:
+            self.progress(self._rows_read, max(self._rows_read, round(self._rows_read / done)))
 
     def problems_and_labels(self) -> tuple[list[str], dict[str, int], list[Problem]]:
         """Returns the label names in order; the index of each label as rows spell it; and all problems, each once,
-        without those of ignored checks."""
-        found = [*self.broken, *self.faults.problems(self.wanted)]
-        if any(problem.level == "error" for problem in found):
+        without problems of ignored checks."""
+        problems = [*self.source_problems, *self.faults.problems(self.wanted)]
+        if any(problem.level == "error" for problem in problems):
             for statistics in self.statistics_by_split.values():
                 statistics.as_if_corrected()
         train = self.statistics_by_split.get("train")
         if train is None:
-            return [], {}, _limit_problems(found)
-        parts = [
+            return [], {}, _limit_problems(problems)
+        trained = [
             statistics
             for statistics in self.statistics_by_split.values()
             if statistics is train or statistics.held_out is not None
         ]
-        seen = in_order({label for statistics in parts for label in statistics.labels})
+        seen = in_order({label for statistics in trained for label in statistics.labels})
         stored = train.named or self.wanted.task_type.label_order(seen) or ()
         try:
             names, places = label_places(self.wanted.data.label_names, stored, seen)
         except UserError as error:
-            return [], {}, _limit_problems([*found, *error.problems])
+            return [], {}, _limit_problems([*problems, *error.problems])
         if (column := self.wanted.labels) and (misfit := self.wanted.task_type.incompatible_label(names)):
-            label, why = misfit
-            first = next((statistics.first[label] for statistics in parts if label in statistics.first), column.field)
-            found.append(Problem(kind="data", where=first, message=f"label {label!r} {why}"))
+            label, reason = misfit
+            first = next((statistics.first[label] for statistics in trained if label in statistics.first), column.field)
+            problems.append(Problem(kind="data", where=first, message=f"label {label!r} {reason}"))
         if level_of("unknown_label", self.wanted) != "error":
             for split, statistics in self.statistics_by_split.items():
-                statistics.leave_out_unknown(places, _read_batches(self.kept / split))
+                statistics.leave_out_unknown(places, _read_batches(self.folder / split))
         for statistics in self.statistics_by_split.values():
             for name, check in SPLIT_CHECKS.items():
                 level = level_of(name, self.wanted)
                 if level != "ignore":
-                    found += [
-                        Problem(kind="data", where=one.where, message=one.message, check=name, level=level)
-                        for one in check(statistics, places, self.duplicate_texts)
+                    problems += [
+                        Problem(kind="data", where=finding.where, message=finding.message, check=name, level=level)
+                        for finding in check(statistics, places, self.duplicate_texts)
                     ]
-        return names, places, _limit_problems(found)
+        return names, places, _limit_problems(problems)
 
 
-def _limit_problems(found: Iterable[Problem]) -> list[Problem]:
+def _limit_problems(problems: Iterable[Problem]) -> list[Problem]:
     """Returns each problem once, errors first, at most MAX_PROBLEMS."""
-    once = sorted(dict.fromkeys(found), key=lambda problem: problem.level)
-    if more := once[MAX_PROBLEMS:]:
-        message = f"… and {len(more):,} more problems: fix these, and check again."
-        once[MAX_PROBLEMS:] = [Problem(kind="data", where="data", message=message, level=more[0].level)]
-    return once
+    distinct = sorted(dict.fromkeys(problems), key=lambda problem: problem.level)
+    if omitted := distinct[MAX_PROBLEMS:]:
+        message = f"… and {len(omitted):,} more problems: fix these, and check again."
+        distinct[MAX_PROBLEMS:] = [Problem(kind="data", where="data", message=message, level=omitted[0].level)]
+    return distinct
 
 
 def label_places(
@@ -244,9 +248,9 @@ def label_places(
 ) -> tuple[list[str], dict[str, int]]:
     """Returns the label names in order, and the index of each label as rows spell it.
 
-    The order is that of the source if it defines its labels, else `in_order` of the labels in the training rows. The
-    recipe's label names replace it: rows may spell these names, or whole numbers that count them from 0, or as many
-    other whole numbers in increasing order. Raises UserError if numbers are none of these.
+    The order is the source's own if it defines its labels, else `in_order` of the labels in the training rows. The
+    recipe's label names replace it. Rows may then spell these names, or count them by whole numbers from 0, or have as
+    many other whole numbers, which are matched in increasing order. Raises UserError for any other numbers.
     """
     natural = list(stored) or in_order(seen)
     if chosen is None:
@@ -268,8 +272,8 @@ def label_places(
 
 def in_order(labels: Iterable[str]) -> list[str]:
     """Sorts labels: by value if all are whole numbers, else by spelling."""
-    held = list(labels)
-    return sorted(held, key=int if all(map(_is_number, held)) else str)
+    distinct = list(labels)
+    return sorted(distinct, key=int if all(map(_is_number, distinct)) else str)
 
 
 def _is_number(label: str) -> bool:
@@ -286,29 +290,29 @@ def _read_batches(file: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _place_labels(as_written: Path, final: Path, wanted: SourceColumns, places: Mapping[str, int]) -> Numbers:
-    """Writes the rows with the index of each label. Returns the places of rows left out for an unknown label."""
+    """Writes the rows with labels as indices. Returns the positions of rows left out for an unknown label."""
     column = wanted.labels.name if wanted.labels else None
-    types = {one.name: _CODED_TYPES.get(one.form, UNCODED_TYPES[one.form]) for one in wanted.columns}
+    types = {stored.name: _CODED_TYPES.get(stored.form, UNCODED_TYPES[stored.form]) for stored in wanted.columns}
     schema = pa.schema(list(types.items()))
     spelt, values = pa.array(list(places), pa.string()), pa.array(list(places.values()), pa.int64())
     removed = [np.zeros(0, np.int64)]
     done = 0
 
-    def placed() -> Iterator[pa.RecordBatch]:
+    def coded_batches() -> Iterator[pa.RecordBatch]:
         nonlocal done
         for batch in _read_batches(as_written):
             rows = batch
             if column is not None:
-                bad = has_unknown(batch.column(column), spelt)
-                removed.append(done + np.flatnonzero(bad))
-                rows = batch.filter(pa.array(~bad)) if bad.any() else batch
+                is_unknown = has_unknown(batch.column(column), spelt)
+                removed.append(done + np.flatnonzero(is_unknown))
+                rows = batch.filter(pa.array(~is_unknown)) if is_unknown.any() else batch
                 labels = _label_indices(rows.column(column), spelt, values)
                 rows = rows.set_column(rows.schema.names.index(column), column, labels)
             done += batch.num_rows
             yield pa.RecordBatch.from_arrays(rows.columns, schema=schema)
 
     with ipc_writer(final, schema) as writer:
-        for block in in_blocks(placed(), schema):
+        for block in in_blocks(coded_batches(), schema):
             writer.write(block)
     return np.concatenate(removed)
 
@@ -318,9 +322,9 @@ _CODED_TYPES: Mapping[str, pa.DataType] = {"label": pa.int64(), "labels": pa.lis
 
 
 def _label_indices(labels: pa.Array, spelt: pa.Array, places: pa.Array) -> pa.Array:
-    """Returns the index of each label, all of which are known."""
-    found = places.take(pc.index_in(flat_values(labels), value_set=spelt))
-    return lists_like(labels, found) if is_list(labels.type) else found
+    """Returns the index of each label; every label has one."""
+    indices = places.take(pc.index_in(flat_values(labels), value_set=spelt))
+    return lists_like(labels, indices) if is_list(labels.type) else indices
 
 
 def _rows_by_label(statistics: SplitStatistics, places: Mapping[str, int]) -> dict[int, int]:
@@ -342,7 +346,8 @@ def _report(
     return {
         "rows": {split: statistics.rows for split, statistics in statistics_by_split.items()},
         "labels": {
-            split: {name: known.get(place, 0) for place, name in enumerate(names)} for split, known in counts.items()
+            split: {name: rows_of.get(place, 0) for place, name in enumerate(names)}
+            for split, rows_of in counts.items()
         },
         "characters": {
             split: statistics.characters.summary() | {"histogram": statistics.characters.histogram()}

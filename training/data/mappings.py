@@ -1,4 +1,4 @@
-"""Python mappings as blocks: one mapping a row, or one of columns. Each value's type is checked."""
+"""Blocks from Python mappings: one mapping a row, or one mapping of columns. Each value's type is checked."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from training.data.arrow_files import BLOCK_ROWS
 from training.data.blocks import Block, match_columns, source_error
 from training.data.faults import Fault, shortened
 from training.data.lists import NESTED, as_json
-from training.data.slice_columns import MAX_BYTES, MIXED, SliceColumns, Unfit, need_type
+from training.data.slice_columns import MAX_BYTES, MIXED, SliceColumns, UnsuitableColumn, require_grouping_type
 
 if TYPE_CHECKING:
     from training.recipe.source_columns import SourceColumns
 
-# The sorts of values. The first value of a column decides its sort.
-SORTS: dict[str, tuple[type, ...]] = {"truth": (bool,), "number": (int, float), "text": (str,)}
-NUMBERS = re.compile(r"[+-]?[0-9]{1,19}")
-LARGEST = 2**63
+# Value types by their names in messages. The first value of a column decides the column's type.
+VALUE_TYPES: dict[str, tuple[type, ...]] = {"truth": (bool,), "number": (int, float), "text": (str,)}
+WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
+MAX_INTEGER = 2**63
 CASTS = {"string": str, "int64": int, "float64": float, "bool": bool}
 
 
@@ -37,28 +37,28 @@ def from_mappings(
     """Yields numbered mappings as blocks. The columns are the keys of the first block; a missing key is a missing
     value."""
     rows = iter(rows)
-    named: dict[str, str] = {}
-    others: dict[str, str] = {}
-    sorts: dict[str, str] = {}
+    sources: dict[str, str] = {}
+    slice_sources: dict[str, str] = {}
+    types_by_column: dict[str, str] = {}
     done = 0
-    while held := list(islice(rows, BLOCK_ROWS)):
-        if not named and (there := list(dict.fromkeys(str(key) for _, row in held for key in _keys(row)))):
-            named = match_columns(wanted, there, where)
-            others = slices.of_file(there)
-        names = named or {name: name for name in wanted.names}
-        read = [_read_values(number, row, wanted, names, sorts) for number, row in held]
-        faults = tuple(found for found in read if isinstance(found, Fault))
-        good = [place for place, found in enumerate(read) if not isinstance(found, Fault)]
-        done += len(held)
-        by_column = list(zip(*(read[place] for place in good), strict=True)) or [()] * len(names)
+    while chunk := list(islice(rows, BLOCK_ROWS)):
+        if not sources and (keys := list(dict.fromkeys(str(key) for _, row in chunk for key in _keys(row)))):
+            sources = match_columns(wanted, keys, where)
+            slice_sources = slices.of_file(keys)
+        names = sources or {name: name for name in wanted.names}
+        read_rows = [_read_values(number, row, wanted, names, types_by_column) for number, row in chunk]
+        faults = tuple(values for values in read_rows if isinstance(values, Fault))
+        valid = [place for place, values in enumerate(read_rows) if not isinstance(values, Fault)]
+        done += len(chunk)
+        by_column = list(zip(*(read_rows[place] for place in valid), strict=True)) or [()] * len(names)
         arrays = {name: _array(column, name, wanted) for name, column in zip(names, by_column, strict=True)}
         slice_values: dict[str, pa.Array] = {}
-        for ours in filter(slices.reads, others):
+        for name in filter(slices.reads, slice_sources):
             try:
-                slice_values[ours] = _slice_values([held[place][1].get(others[ours]) for place in good])
-            except Unfit as unfit:
-                slices.leave_out(ours, str(unfit))
-        numbers = np.array([held[place][0] for place in good], np.int64)
+                slice_values[name] = _slice_values([chunk[place][1].get(slice_sources[name]) for place in valid])
+            except UnsuitableColumn as error:
+                slices.leave_out(name, str(error))
+        numbers = np.array([chunk[place][0] for place in valid], np.int64)
         share = done / total if total else 0.0
         yield Block(where, pa.RecordBatch.from_pydict(arrays), numbers, (), faults, share, slice_values, spelt=True)
 
@@ -80,39 +80,39 @@ def from_columns(table: Mapping[str, Any], wanted: SourceColumns, where: str, sl
 
 
 def _slice_values(values: list[Any]) -> pa.Array:
-    """Returns the values of a column for slices. Raises Unfit if they are not all texts, whole numbers or truths."""
+    """Returns the values of a column for slices. Raises UnsuitableColumn for other types."""
     try:
-        # A prefix shows that a long text is too long.
-        found = pa.array([value[: MAX_BYTES + 1] if isinstance(value, str) else value for value in values])
+        # A prefix is enough to see that a text is too long.
+        array = pa.array([value[: MAX_BYTES + 1] if isinstance(value, str) else value for value in values])
     except UnicodeEncodeError as error:
-        raise Unfit("holds what is not UTF-8 text") from error
+        raise UnsuitableColumn("holds what is not UTF-8 text") from error
     except (OverflowError, pa.ArrowException) as error:
-        raise Unfit(MIXED) from error
-    need_type(found.type)
-    return found
+        raise UnsuitableColumn(MIXED) from error
+    require_grouping_type(array.type)
+    return array
 
 
 def _read_values(
-    number: int, row: Any, wanted: SourceColumns, named: Mapping[str, str], sorts: dict[str, str]
+    number: int, row: Any, wanted: SourceColumns, sources: Mapping[str, str], types_by_column: dict[str, str]
 ) -> list[Any] | Fault:
-    """Returns the values of one row in the order of `named`, or its fault. Adds the sorts of columns to `sorts`."""
+    """Returns the values of one row in the order of `sources`, or its fault. Records the types of new columns."""
     if isinstance(row, Fault):
         return row
     if not isinstance(row, Mapping):
-        kind = type(row).__name__
+        type_name = type(row).__name__
         return Fault(
-            number, "malformed", f"is no mapping of columns to values but of type {kind}", f": {shortened(row)}"
+            number, "malformed", f"is no mapping of columns to values but of type {type_name}", f": {shortened(row)}"
         )
     values: list[Any] = []
-    for name, theirs in named.items():
-        value = row.get(theirs)
+    for name, source in sources.items():
+        value = row.get(source)
         if value is not None:
             if wanted.form_of(name) in NESTED:
                 value = _to_json(number, name, value)
             elif name in wanted.casts:
                 value = _cast(number, name, _to_python(value), wanted)
             else:
-                value = _check_sort(number, name, _to_python(value), wanted, sorts)
+                value = _check_type(number, name, _to_python(value), wanted, types_by_column)
             if isinstance(value, Fault):
                 return value
         values.append(value)
@@ -140,42 +140,46 @@ def _to_json(number: int, name: str, value: Any) -> str | Fault:
 def _cast(number: int, name: str, value: Any, wanted: SourceColumns) -> Any:
     to = wanted.casts[name]
     if isinstance(value, str) and to != "string":
-        # The same rules as Arrow's: an empty text is a missing value, and 1_000 no number.
+        # As in Arrow, an empty text is a missing value and 1_000 is no number.
         if not value.strip():
             return None
-        good = NUMBERS.fullmatch(value) if to == "int64" else "_" not in value
+        is_valid = WHOLE_NUMBER.fullmatch(value) if to == "int64" else "_" not in value
     else:
-        good = isinstance(value, bool | str | int | float)
-        good = good and (to != "int64" or not isinstance(value, float) or value.is_integer())
+        is_valid = isinstance(value, bool | str | int | float)
+        is_valid = is_valid and (to != "int64" or not isinstance(value, float) or value.is_integer())
     try:
-        if good and to == "bool" and isinstance(value, str):
+        if is_valid and to == "bool" and isinstance(value, str):
             return {"true": True, "false": False, "1": True, "0": False}[value.lower()]
-        if good and to == "string" and isinstance(value, bool):
+        if is_valid and to == "string" and isinstance(value, bool):
             return str(value).lower()
-        if good and (to != "int64" or abs(int(value)) < LARGEST):
+        if is_valid and (to != "int64" or abs(int(value)) < MAX_INTEGER):
             return CASTS[to](value)
     except (ValueError, KeyError, OverflowError):
         pass
     return Fault(number, "type", f"holds no {wanted.cast_in_words(name)} in column {name!r}", f": {shortened(value)}")
 
 
-def _check_sort(number: int, name: str, value: Any, wanted: SourceColumns, sorts: dict[str, str]) -> Any:
-    """Returns the value if it is of its column's sort, else a fault. Text columns hold texts."""
-    sort = next((sort for sort, kinds in SORTS.items() if isinstance(value, kinds)), type(value).__name__)
+def _check_type(number: int, name: str, value: Any, wanted: SourceColumns, types_by_column: dict[str, str]) -> Any:
+    """Returns the value if it is of its column's type, else a fault. Text columns hold texts."""
+    value_type = next((name for name, types in VALUE_TYPES.items() if isinstance(value, types)), type(value).__name__)
     description = f"holds {type(value).__name__} in column {name!r}"
     form = wanted.form_of(name)
     if form == "text":
-        good, belongs = sort == "text", "where a text belongs"
+        is_valid, expected = value_type == "text", "where a text belongs"
     elif form == "label":
-        held = sorts.setdefault(name, sort)
-        fits = sort in SORTS and not isinstance(value, float) and not (sort == "number" and abs(value) >= LARGEST)
-        good = fits and sort == held
-        belongs = f"where the rows before hold a {held}" if fits else "where a text or whole number belongs"
+        column_type = types_by_column.setdefault(name, value_type)
+        is_label = (
+            value_type in VALUE_TYPES
+            and not isinstance(value, float)
+            and not (value_type == "number" and abs(value) >= MAX_INTEGER)
+        )
+        is_valid = is_label and value_type == column_type
+        expected = f"where the rows before hold a {column_type}" if is_label else "where a text or whole number belongs"
     else:
-        held = sorts.setdefault(name, sort) if sort in SORTS else "text or a number"
-        good = sort == held and not (isinstance(value, int) and abs(value) >= LARGEST)
-        belongs = f"where a {held} belongs"
-    return value if good else Fault(number, "type", f"{description} {belongs}", f": {shortened(value)}")
+        column_type = types_by_column.setdefault(name, value_type) if value_type in VALUE_TYPES else "text or a number"
+        is_valid = value_type == column_type and not (isinstance(value, int) and abs(value) >= MAX_INTEGER)
+        expected = f"where a {column_type} belongs"
+    return value if is_valid else Fault(number, "type", f"{description} {expected}", f": {shortened(value)}")
 
 
 def _array(values: tuple[Any, ...], name: str, wanted: SourceColumns) -> pa.Array:

@@ -226,7 +226,7 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, Any]]:
     parser = CsvParser(str(file), Data(source="csv", path=str(file)))
     names = parser.head.names
     _need_columns(names, (), (), file)
-    for part in parser.parts(names, names):
+    for part in parser.read_parts(names, names):
         # An empty row among several columns is a blank line, or was left below a table by a spreadsheet.
         kept = pa.array(~empty_rows(part.rows) if len(names) > 1 else [True] * part.rows.num_rows, pa.bool_())
         numbers = pa.array(part.numbers).filter(kept).to_pylist()

@@ -20,7 +20,7 @@ from training.recipe.source_columns import SourceColumns, StoredColumn
 if TYPE_CHECKING:
     from training.recipe.column_types import Mask
 
-# Spellings of a missing value by programs. In a file they are texts like any other.
+# Words that programs write for a missing value. In a file they are ordinary texts.
 MISSING_WORDS = ("na", "n/a", "nan", "null", "none", "<na>")
 
 
@@ -46,7 +46,7 @@ class SplitStatistics:
     """For each column of numbers to predict: the number that all rows have; None if they differ."""
     characters: Spread = field(default_factory=Spread)
     missing_words: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
-    """By column and word: how many texts are that word, and the first row, as messages name it."""
+    """By column and word: the number of texts that are this word, and the first such row, as messages name it."""
 
     def add(self, block: Block) -> None:
         """Counts rows that will be kept."""
@@ -58,8 +58,8 @@ class SplitStatistics:
         for column in self.wanted.columns:
             if column.form == "number" and column.is_target and block.rows.num_rows:
                 least, most = pc.min_max(block.rows.column(column.name)).as_py().values()
-                same = least == most == self.only_number.get(column, least)
-                self.only_number[column] = least if same else None
+                is_constant = least == most == self.only_number.get(column, least)
+                self.only_number[column] = least if is_constant else None
         for column in self.wanted.contents:
             if column.form == "text":
                 self._count_missing_words(block, column)
@@ -74,7 +74,7 @@ class SplitStatistics:
                 self.first[value["values"]] = _row_name(block, row)
 
     def as_if_corrected(self) -> None:
-        """Counts the rows that were left out as well, so that no problem is reported that merely follows from these."""
+        """Also counts the rows that were left out, so that no consequence of their faults is reported as a problem."""
         self.corrected = True
         self.rows += self.left_out
         self.labels.update({label: count for label, count in self.labels_left_out.items() if label.strip()})
@@ -89,28 +89,28 @@ class SplitStatistics:
         removed = 0
         for batch in written:
             labels = batch.column(self.wanted.labels.name)
-            bad = has_unknown(labels, pa.array(list(places), pa.string()))
-            removed += int(bad.sum())
-            for value in pc.value_counts(flat_values(labels.filter(pa.array(bad)))).to_pylist():
+            is_unknown = has_unknown(labels, pa.array(list(places), pa.string()))
+            removed += int(is_unknown.sum())
+            for value in pc.value_counts(flat_values(labels.filter(pa.array(is_unknown)))).to_pylist():
                 self.labels[value["values"]] -= value["counts"]
-        self.labels.update(unknown)  # which are still to be reported
-        self.labels = +self.labels  # without those that only such rows had
+        self.labels.update(unknown)  # they are reported later
+        self.labels = +self.labels  # without labels that only such rows had
         self.rows -= removed
         self.left_out += removed
 
     def _count_missing_words(self, block: Block, column: StoredColumn) -> None:
         texts = block.rows.column(column.name)
-        short = pc.indices_nonzero(pc.less_equal(pc.utf8_length(texts), max(map(len, MISSING_WORDS))))
-        spelt = pc.utf8_lower(pc.utf8_trim_whitespace(texts.take(short)))
-        for place in short.filter(pc.is_in(spelt, value_set=pa.array(MISSING_WORDS))).to_pylist():
+        candidates = pc.indices_nonzero(pc.less_equal(pc.utf8_length(texts), max(map(len, MISSING_WORDS))))
+        words = pc.utf8_lower(pc.utf8_trim_whitespace(texts.take(candidates)))
+        for place in candidates.filter(pc.is_in(words, value_set=pa.array(MISSING_WORDS))).to_pylist():
             word = texts[place].as_py()
             count, first = self.missing_words.get((column.source_name, word), (0, _row_name(block, place)))
             self.missing_words[column.source_name, word] = count + 1, first
 
 
-def has_unknown(labels: pa.Array, known: pa.Array) -> Mask:
-    """Returns the rows with a label, or one of several labels, that is unknown."""
-    unknown = pc.invert(pc.is_in(flat_values(labels), value_set=known))
+def has_unknown(labels: pa.Array, names: pa.Array) -> Mask:
+    """Returns the mask of rows with an unknown label."""
+    unknown = pc.invert(pc.is_in(flat_values(labels), value_set=names))
     return rows_with_any(labels, unknown) if is_list(labels.type) else unknown.to_numpy(zero_copy_only=False)
 
 

@@ -55,7 +55,7 @@ def find_split_files(data: Data) -> dict[str, list[SourceFile]]:
     if data.splits is not None and is_web(data.path):
         search = _Search(data, listing, data.path.rstrip("/"), [])
     else:
-        search = _Search(data, listing, *listing.covered(data.path, suffixes))
+        search = _Search(data, listing, *listing.find_files(data.path, suffixes))
     if data.splits is not None:
         found = search.as_named(data.splits)
     else:
@@ -140,7 +140,7 @@ class _Search:
 
     def _matching(self, form: str, anywhere: bool) -> list[SourceFile]:
         if anywhere:
-            return self._listing.matching(join_pattern(self._folder, form))
+            return self._listing.find_matches(join_pattern(self._folder, form))
         return [file for file in self.there if fnmatchcase(file.name, form)]
 
     def _missing(self, split: str, names: list[str], anywhere: bool) -> str:

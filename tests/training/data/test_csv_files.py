@@ -97,7 +97,7 @@ def test_rows_that_a_quotation_mark_swallows_are_an_error(tmp_path: Path, end: s
     text = end.join(["text\tlabel", *lines]) + end
     found = errors(tmp_path, text, "train.tsv")
     assert len(found) == 1
-    assert found[0].startswith("train.tsv row 21: has a quoted field that holds what look like whole rows: 501 lines, ")
+    assert found[0].startswith("train.tsv row 21: has a quoted field with lines that look like rows: 501 lines, ")
     assert "set data.quoting: none" in found[0]
     assert len(run(tmp_path, text, "train.tsv", quoting="none")) == 520
     assert len(run(tmp_path, text, "train.tsv", checks={"merged_rows": "warning"})) == 20
@@ -109,7 +109,7 @@ def test_a_stray_mark_that_swallows_rows_of_a_comma_separated_file_is_an_error(t
     lines[19] = '"' + lines[19]
     lines[519] = '"' + lines[519]
     (found,) = errors(tmp_path, "\n".join(["text,label", *lines]))
-    assert found.startswith("train.csv row 21: has a quoted field that holds what look like whole rows: 501 lines, ")
+    assert found.startswith("train.csv row 21: has a quoted field with lines that look like rows: 501 lines, ")
 
 
 @pytest.mark.parametrize(("name", "mark"), [("train.csv", ""), ("train.tsv", '"')])
@@ -218,7 +218,7 @@ def test_rows_may_lack_the_last_fields_if_the_recipe_does_not_use_them(tmp_path:
     ("first", "why"),
     [
         ("A stirring film,0.8", "'0.8' is a number"),
-        ("one,one", "'one' is there twice"),
+        ("one,one", "'one' is listed twice"),
         ("word " * 30 + ",x", "has 150 characters"),
     ],
 )

@@ -407,7 +407,7 @@ def test_labels_the_hub_keeps_back_are_explained(tmp_path: Path) -> None:
     rows = {"train": [("a", 0), ("b", 1)], "validation": [("c", 0)], "test": [("d", -1)]}
     data = recipe("parquet", write_parquet(tmp_path, rows, names=["no", "yes"]))
     (problem,) = problems(data, tmp_path / "out")
-    assert problem.message.endswith("stands for a label kept back: leave this split out.")
+    assert problem.message.endswith("marks rows whose labels are withheld: leave this split out.")
 
 
 def test_a_column_of_texts_is_not_taken_for_labels(tmp_path: Path) -> None:

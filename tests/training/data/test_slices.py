@@ -280,7 +280,7 @@ def test_csv_whose_other_columns_are_no_text_or_badly_named_is_read(tmp_path: Pa
     assert texts(out) == ["one", "two"]
     assert slices(out) == {"good": ["x", None]}
     nameless = "has no name that is text"
-    told = {"name": "holds what is not UTF-8 text", "twice": "is there more than once", "": nameless}
+    told = {"name": "holds what is not UTF-8 text", "twice": "occurs more than once", "": nameless}
     assert summary(out)["left_out"] == {"caf\ufffd": nameless, **told}
 
 

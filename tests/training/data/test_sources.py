@@ -258,7 +258,7 @@ def test_a_split_that_is_missing_elsewhere_is_told_with_what_is_there(folder: st
 
 
 def test_a_file_inside_another_is_refused(folder: str) -> None:
-    with pytest.raises(UserError, match="names a file inside another: unpack that"):
+    with pytest.raises(UserError, match="names a file inside an archive: unpack the archive"):
         find_files(data(f"zip://a.csv::{folder}/a.zip"))
 
 
