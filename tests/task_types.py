@@ -183,7 +183,7 @@ def fit_job(task: str, world: Path, job_dir: Path, compute: dict[str, Any], **tr
         "labels": json.loads((world / "data/labels.json").read_text()),
         "max_length": recipe.tokens.max_length,
         "training": recipe.training.model_dump(mode="json"),
-        "compute": recipe.compute.learnt_by() | resolved,
+        "compute": recipe.compute.weight_settings() | resolved,
         "metrics": recipe.evaluation.metrics,
         "micro_batch_divisor": 1,
     }

@@ -141,7 +141,7 @@ def _compute(recipe: Recipe, lock: Lock) -> dict[str, Any]:
     resolved: dict[str, Any] = {"num_processes": lock.num_processes, "mixed_precision": lock.mixed_precision}
     if lock.num_machines > 1:
         resolved["num_machines"] = lock.num_machines
-    return {**recipe.compute.learnt_by(), **resolved}
+    return {**recipe.compute.weight_settings(), **resolved}
 
 
 def _resolved_compute(recipe: Recipe, lock: Lock) -> ResolvedCompute:
@@ -242,7 +242,7 @@ def batch_division(recipe: Recipe, lock: Lock, model: Ref) -> BatchDivision:
         training=recipe.training.model_dump(mode="json", include=MEMORY_SETTINGS),
         mixed_precision=lock.mixed_precision,
         num_processes=lock.num_processes,
-        sharing=recipe.compute.learnt_by(),
+        sharing=recipe.compute.weight_settings(),
     )
 
 

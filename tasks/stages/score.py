@@ -18,10 +18,10 @@ from training.recipe import Recipe
 from training.recipe.program_settings import ScoreSettings
 from training.recipe.rules.release_rules import absent_splits, unfitting_metrics
 from training.recipe.rules.slice_rules import (
+    BUILT_IN_SLICES,
     FEWEST_ROWS,
     LABEL,
     LENGTH,
-    MADE,
     MOST_GROUPS,
     named_groups,
     slice_of,
@@ -68,7 +68,7 @@ def _slices(recipe: Recipe) -> dict[str, Any]:
 
 
 def _slice_columns(recipe: Recipe) -> list[str]:
-    return [name for name in recipe.evaluation.slices if name not in MADE]
+    return [name for name in recipe.evaluation.slices if name not in BUILT_IN_SLICES]
 
 
 def require_fitting(recipe: Recipe, data: object) -> None:

@@ -102,7 +102,7 @@ class Subject:
             "max_length": MAX_TOKENS,
             "training": Training(**chosen).model_dump(mode="json"),
             "compute": {
-                **Compute().learnt_by(),
+                **Compute().weight_settings(),
                 "num_processes": num_processes,
                 "mixed_precision": mixed_precision(),
             },

@@ -191,5 +191,5 @@ def test_what_a_model_started_from_is_linked_to_while_it_is_made_again(home: Pat
 
 
 def test_only_a_recipe_with_a_registry_can_start_from_a_champion(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"model.start_from: 'champion' is one of a registry: set release.registry"):
+    with pytest.raises(UserError, match=r"model.start_from: 'champion' needs a registry: set release.registry"):
         parse(written(tmp_path, release={}))

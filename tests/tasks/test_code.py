@@ -44,7 +44,7 @@ ALLOWED = {
         *("CompareSettings", "PredictChampionSettings", "PredictSettings", "ScoreSettings"),
     },
     # Names of secrets.
-    "training.recipe.credentials": {"variables_for", "without_secrets"},
+    "training.recipe.credentials": {"variables_for", "remove_secrets"},
     # Words of the recipe, whose values are inputs of the stage.
     "training.recipe.rules.slice_rules": {"LABEL", "LENGTH"},
 }
@@ -60,7 +60,7 @@ ALLOWED_IN_TASKS = {
     "training.recipe.overrides": {"merge"},
     "training.recipe.rules.release_rules": {"absent_splits", "unfitting_metrics"},
     "training.recipe.rules.slice_rules": {
-        *("FEWEST_ROWS", "LABEL", "LENGTH", "MADE", "MOST_GROUPS", "named_groups", "slice_of"),
+        *("FEWEST_ROWS", "LABEL", "LENGTH", "BUILT_IN_SLICES", "MOST_GROUPS", "named_groups", "slice_of"),
         *("unfitting_floor", "unknown_slices"),
     },
 }

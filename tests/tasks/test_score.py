@@ -135,7 +135,9 @@ def tokens(folder: Path, lengths: list[int]) -> Path:
 def test_a_floor_of_a_column_that_only_another_split_has_is_told(rows: Path) -> None:
     write_kept(rows, "test", {"late": ["a"]})
     floors = {"late": {"accuracy": 0.5}, "late=a": {"accuracy": 0.5}}
-    message = "validation is judged, and has no column 'late': set release.gate.split to another, or leave it out."
+    message = (
+        "validation is the gate's split and has no column 'late': set release.gate.split to another, or leave it out."
+    )
     assert told(recipe("late", floors=floors), rows) == dict.fromkeys(
         ("release.gate.floors.late", "release.gate.floors.late=a"), message
     )

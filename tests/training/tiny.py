@@ -122,7 +122,11 @@ def fit_job(
         "labels": LABELS,
         "max_length": 64,
         "training": Training(**{**chosen, **training}).model_dump(),
-        "compute": {**Compute(**compute or {}).learnt_by(), "num_processes": processes, "mixed_precision": precision},
+        "compute": {
+            **Compute(**compute or {}).weight_settings(),
+            "num_processes": processes,
+            "mixed_precision": precision,
+        },
         "micro_batch_divisor": division,
         "metrics": ["accuracy", "f1", "calibration_error"],
         **(settings or {}),

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from training.data.faults import Fault
 from training.problems import Problem, UserError, nearest
-from training.recipe.source_columns import OWN_FIELDS
+from training.recipe.source_columns import ROLE_FIELDS
 
 if TYPE_CHECKING:
     from training.recipe import Data
@@ -93,7 +93,7 @@ def match_columns(wanted: SourceColumns, there: Sequence[str], where: str) -> di
 
 def _other_way(wanted: SourceColumns, there: Collection[str]) -> str:
     """Returns the setting for another of the task type's column sets, if the source has all its columns; else ''."""
-    has = {*there} - OWN_FIELDS.keys()
+    has = {*there} - ROLE_FIELDS.keys()
     for one in wanted.task_type.column_sets():
         way = [name for name, column in one.items() if not column.optional]
         if has.issuperset(way):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.problems import NETWORK, Problem, UserError, nearest, server_fault
-from training.recipe.credentials import variables_for, without_secrets
+from training.recipe.credentials import remove_secrets, variables_for
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -56,7 +56,7 @@ def display_name(file: Path | str) -> str:
     """Returns a file's name in messages: a URL without its secrets; a path relative to the working directory if it is
     below it, else in full."""
     if is_url(str(file)):
-        return without_secrets(str(file))
+        return remove_secrets(str(file))
     absolute = Path(os.path.abspath(file))
     working_directory = Path.cwd()
     return str(absolute.relative_to(working_directory)) if absolute.is_relative_to(working_directory) else str(absolute)
@@ -155,7 +155,7 @@ def _describe_cause(error: BaseException) -> str:
     """Returns the first line of the root cause."""
     root = _root_cause(error)
     words = str(root).strip().partition("\n")[0].rstrip(".")
-    return without_secrets(f"{type(root).__name__}: {words}".removesuffix(": "))
+    return remove_secrets(f"{type(root).__name__}: {words}".removesuffix(": "))
 
 
 def open_url(url: str, *, random_access: bool = False) -> tuple[Any, int | None]:

@@ -1,4 +1,4 @@
-"""Credentials in URLs: found by the names of parameters and by the form of values, and removed before display.
+"""Credentials in URLs, detected by parameter names and by the form of values, and removed before display.
 
 A recipe is stored by MLflow, Prefect and the run's record, so a URL in it must not hold a secret.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from urllib.parse import unquote
 
-_PASSWORD = re.compile(r"(?<=://)[^@/]*:(?!\d+/)[^@]*@")  # the secret may hold slashes; a port is none
+_PASSWORD = re.compile(r"(?<=://)[^@/]*:(?!\d+/)[^@]*@")  # a secret may contain slashes; a port is no secret
 _SECRET_NAME = re.compile(
     r"signature|token|secret|passw|credential|access.?key|api.?key|bearer|session|jwt|private.?key"
     r"|^(sig|pwd|pass|auth.*|key|rlkey|code|access|sas|sid|otp|ticket|hmac|cookie|login)$",
@@ -27,8 +27,8 @@ _ISSUED = re.compile(
     r"|eyJ[\w-]{5,}\.[\w-]{5,}\.[\w-]*)"
 )
 _HEX = re.compile(r"[0-9a-f]+|[0-9A-F]+")  # digests, commits, UUIDs
-_FEWEST_MIXED, _FEWEST_LOWER = 20, 32
-"""Shortest tokens, in characters: random text of both cases and digits, and of one case and digits."""
+_MIN_MIXED_LENGTH, _MIN_LOWER_LENGTH = 20, 32
+"""Minimum length of a token, in characters: of random text with both cases and digits, or with one case and digits."""
 
 
 # Variables from which the clients of file systems read credentials.
@@ -42,7 +42,7 @@ _VARIABLES |= {"s3a": _VARIABLES["s3"], "gcs": _VARIABLES["gs"], "abfs": _VARIAB
 
 
 def variables_for(url: str) -> str:
-    """The environment variables from which the client for this URL reads credentials, in words."""
+    """Describes the environment variables from which the client for this URL reads credentials."""
     protocol = url.partition("://")[0].lower()
     if protocol in ("http", "https"):
         name = f"FSSPEC_{protocol.upper()}"
@@ -50,8 +50,8 @@ def variables_for(url: str) -> str:
     return _VARIABLES.get(protocol, f"FSSPEC_{protocol.upper()}, as fsspec reads it")
 
 
-def secret_in(url: str) -> str | None:
-    """The part of a URL that is a credential, without its value; None if no part is."""
+def find_secret(url: str) -> str | None:
+    """Returns a description of the part of a URL that is a credential, without its value; None if no part is."""
     if "://" not in url:
         return None
     host, path, parameters = _split_url(url)
@@ -67,49 +67,50 @@ def secret_in(url: str) -> str | None:
     return "a token in its path" if any(map(_is_token, path.split("/"))) else None
 
 
-def without_secrets(url: str) -> str:
-    """The URL without credentials."""
-    if not secret_in(url):
+def remove_secrets(url: str) -> str:
+    """Returns the URL without credentials."""
+    if not find_secret(url):
         return url
     plain = re.split(r"[?#;]", re.sub(r"://[^@/]*@", "://", _PASSWORD.sub("", url)), maxsplit=1)[0]
     return "/".join("…" if _is_token(part) else part for part in plain.split("/"))
 
 
 def _split_url(url: str) -> tuple[str, str, list[tuple[str, str]]]:
-    """The host, the path, and the parameters behind `?`, `;` and `#` with their values; a value alone has no name."""
-    below = url.partition("://")[2]
-    host, _, rest = below.partition("/")
+    """Returns the host, the path, and the parameters behind `?`, `;` and `#` as names and values; a bare value has the
+    empty name."""
+    address = url.partition("://")[2]
+    host, _, rest = address.partition("/")
     if "?" in host or "#" in host:  # no path
-        host, rest = re.split(r"(?=[?#])", below, maxsplit=1)
-    path, *behind = re.split(r"[?#;&]", rest)
-    pairs = [one.partition("=") for one in behind if one]
-    return host, unquote(path), [(unquote(a) if eq else "", unquote(b if eq else a)) for a, eq, b in pairs]
+        host, rest = re.split(r"(?=[?#])", address, maxsplit=1)
+    path, *parameters = re.split(r"[?#;&]", rest)
+    pairs = [parameter.partition("=") for parameter in parameters if parameter]
+    return host, unquote(path), [(unquote(a) if equals else "", unquote(b if equals else a)) for a, equals, b in pairs]
 
 
 def _is_token(text: str) -> bool:
-    """Whether a text looks like a token: of a known issuer, or long and random, and no digest."""
+    """Whether a text looks like a token: of a known issuer, or long and random but not a digest."""
     if _ISSUED.search(text):
         return True
     return any(map(_is_random, _split_parts(text)))
 
 
 def _split_parts(text: str) -> Iterator[str]:
-    """The parts between punctuation, and the parts joined, because base64 tokens may contain - and _."""
+    """Yields the parts between punctuation, then these parts joined, because base64 tokens may contain - and _."""
     parts = re.split(r"[^A-Za-z0-9]+", text)
     yield from parts
-    for whole in re.split(r"[^A-Za-z0-9_+=-]+", text):
-        yield "".join(part for part in re.split(r"[_+=-]", whole) if not _HEX.fullmatch(part))
+    for token in re.split(r"[^A-Za-z0-9_+=-]+", text):
+        yield "".join(part for part in re.split(r"[_+=-]", token) if not _HEX.fullmatch(part))
 
 
 def _is_random(text: str) -> bool:
-    # Words and numbers change between upper case, lower case and digits now and then; random characters all the time.
+    # Words and numbers rarely change between upper case, lower case and digits; random characters often do.
     changes = sum(_class(a) != _class(b) for a, b in pairwise(text)) / max(1, len(text) - 1)
     classes = set(map(_class, text))
     if _HEX.fullmatch(text):
         return False
     if len(classes) == 3:
-        return len(text) >= _FEWEST_MIXED and changes >= 0.4
-    return len(classes) == 2 and "0" in classes and len(text) >= _FEWEST_LOWER and changes >= 0.25
+        return len(text) >= _MIN_MIXED_LENGTH and changes >= 0.4
+    return len(classes) == 2 and "0" in classes and len(text) >= _MIN_LOWER_LENGTH and changes >= 0.25
 
 
 def _class(character: str) -> str:

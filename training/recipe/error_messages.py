@@ -15,7 +15,7 @@ from training.problems import Problem, nearest
 from training.recipe.extra_arguments import arguments, out_of_scope, set_by_project
 from training.recipe.tables.optimizers import REFUSED
 
-# Tags of the alternatives of a field that takes one or the other, so that only one of them is reported.
+# Tags of the types that a field accepts, so that only the mistakes of one type are reported.
 WORD, NUMBER, LIST, MAPPING = "[word]", "[number]", "[list]", "[mapping]"
 
 _TYPES = {
@@ -45,18 +45,18 @@ _NAMES = {
     "release.hub.repo": "owner/name, of letters, digits, '.', '_' and '-'",
 }
 
-# Text after the length that a field takes.
+# Examples, which follow the length that a field takes.
 _EXAMPLES = {"data.delimiter": ", such as ; or | (null: a comma, and in .tsv files a tab)"}
 _SPREADSHEETS = ("excel", "spreadsheet", "xlsx", "xls", "ods")
 # The alternative to a word, by field.
-_OTHER_SIDE = {
+_ALTERNATIVES = {
     "training.class_weights": "weights by the labels' names",
     "training.lora.target_modules": "a list of names such as [q_proj, v_proj]",
 }
 
 
 def field_name(loc: Sequence[int | str]) -> str:
-    """The field at a location as the user writes it: `("data", "text", 0)` is `data.text[0]`."""
+    """Returns the field at a location as the user writes it: `("data", "text", 0)` is `data.text[0]`."""
     name = ""
     for part in loc:
         if isinstance(part, int):
@@ -67,30 +67,30 @@ def field_name(loc: Sequence[int | str]) -> str:
 
 
 def section_fields(recipe: type[BaseModel], section: str) -> dict[str, FieldInfo] | None:
-    """The fields of a section of the recipe, such as `release.gate`; None if the name is not a section."""
-    inside: type[BaseModel] | None = recipe
+    """Returns the fields of a section of the recipe, such as `release.gate`; None if the name is not a section."""
+    model: type[BaseModel] | None = recipe
     for name in section.split("."):
-        field = inside.model_fields.get(name) if inside else None
-        inside = section_of(field) if field else None
-    return inside.model_fields if inside else None
+        field = model.model_fields.get(name) if model else None
+        model = section_of(field) if field else None
+    return model.model_fields if model else None
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The section that the field is, or may be; None for a plain value."""
+    """Returns the model of a field that is a section, or may be one; None for a plain value."""
     kinds = [field.annotation, *get_args(field.annotation)]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
-def sections(recipe: type[BaseModel], above: str = "") -> Iterator[str]:
-    """The names of all sections, each before the sections inside it."""
+def sections(recipe: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yields the names of all sections, each before its subsections."""
     for name, field in recipe.model_fields.items():
-        if inside := section_of(field):
-            yield above + name
-            yield from sections(inside, f"{above}{name}.")
+        if model := section_of(field):
+            yield prefix + name
+            yield from sections(model, f"{prefix}{name}.")
 
 
-def templated(values: Any, where: str = "") -> list[Problem]:
-    """A problem for each text that holds `{{`: `prefect deploy` would replace it, often by nothing."""
+def find_templates(values: Any, where: str = "") -> list[Problem]:
+    """Returns a problem for each text with `{{`: `prefect deploy` would replace it, often by an empty text."""
     return [
         Problem(
             kind="recipe",
@@ -116,7 +116,7 @@ def _texts(values: Any, where: str) -> Iterator[tuple[str, str]]:
 
 
 def describe(error: ErrorDetails, recipe: type[BaseModel]) -> Problem:
-    """The problem for one of pydantic's errors."""
+    """Converts one of pydantic's errors to a problem."""
     where = field_name(error["loc"])
     compose: Callable[[ErrorDetails, str, type[BaseModel]], str] = _MESSAGES.get(error["type"], _other)
     return Problem(kind="recipe", where=where, message=compose(error, where, recipe))
@@ -151,7 +151,7 @@ def _unknown_value(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> 
     if where == "data.source" and str(value).lower() in _SPREADSHEETS:
         return f"{value!r} is not read: save the spreadsheet as CSV, and set data.source: csv."
     allowed = [a or b for a, b in re.findall(r"'([^']*)'|(-?\d+)", error["ctx"]["expected"])]
-    allowed += [_OTHER_SIDE.get(where, "a whole number")] if error["loc"][-1] == WORD else []
+    allowed += [_ALTERNATIVES.get(where, "a whole number")] if error["loc"][-1] == WORD else []
     return f"{_format_value(value)} is unknown: choose from {', '.join(allowed)}.{nearest(str(value), allowed)}"
 
 
@@ -186,9 +186,9 @@ def _wrong_length(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> s
     if error["type"] == "string_too_long":
         most = f"at most {context['max_length']}{_EXAMPLES.get(where, '')}"
         return f"{_format_value(error['input'])} has {len(error['input'])} characters: it takes {most}."
-    words = "at least" if error["type"] == "too_short" else "at most"
+    bound = "at least" if error["type"] == "too_short" else "at most"
     count = context.get("min_length", context.get("max_length"))
-    return f"{_format_value(error['input'])} has {context['actual_length']} entries: it takes {words} {count}."
+    return f"{_format_value(error['input'])} has {context['actual_length']} entries: it takes {bound} {count}."
 
 
 def _wrong_name(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:

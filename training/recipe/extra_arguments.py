@@ -8,7 +8,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-# Fields of TrainingArguments that a recipe cannot set, by the reason.
+# Fields of TrainingArguments that a recipe cannot set, by reason.
 _SET_BY_PROJECT = {
     "the project chooses the folder and the name of a run": "output_dir run_name",
     "metrics go to MLflow (MLFLOW_TRACKING_URI) and to the trackers in training.report_to": (
@@ -53,7 +53,7 @@ _SET_BY_PROJECT = {
 
 ACCEPTED = {
     "lr_scheduler_kwargs": "settings of the scheduler by their names",
-    "optim_args": "settings of the optimizer, such as `momentum=0.9`; only those that it reads",
+    "optim_args": "settings of the optimizer, such as `momentum=0.9`; settings that it does not read are refused",
     "adam_beta1": "for optimizers that have it",
     "adam_beta2": "for optimizers that have it",
     "adam_epsilon": "for optimizers that have it",
@@ -88,7 +88,7 @@ ACCEPTED = {
 }
 """The fields that training.extra accepts, with a note each. Fields of a later transformers are accepted too."""
 
-# Stacks that are out of scope: the words that identify them, and the modern equivalent.
+# Out-of-scope frameworks: the supported alternative, and the words that identify them.
 _OUT_OF_SCOPE = {
     "TPUs are not supported; train on an NVIDIA GPU or a CPU": "tpu xla tpu_num_cores tpu_metrics_debug",
     "TensorFlow is not supported; name a PyTorch model with safetensors weights": "tensorflow tf keras",
@@ -101,8 +101,8 @@ _OUT_OF_SCOPE = {
 
 @functools.cache
 def arguments() -> dict[str, str]:
-    """The fields of the installed TrainingArguments, with their annotations, read from source: no import."""
-    # Only the package itself can be looked up without importing it.
+    """Returns the annotations of the installed TrainingArguments by field, parsed from source without an import."""
+    # find_spec of a submodule would import the package.
     spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.submodule_search_locations, "transformers is not installed"
     source = Path(next(iter(spec.submodule_search_locations)), "training_args.py").read_text(encoding="utf-8")
@@ -123,14 +123,14 @@ def set_by_project(name: str) -> str | None:
 def out_of_scope(name: str) -> str | None:
     """Returns the supported alternative to an out-of-scope field or value; None if it is in scope."""
     words = {name.lower(), *name.lower().replace("-", "_").split("_")}
-    return next((f"is out of scope: {why}." for why, given in _OUT_OF_SCOPE.items() if words & {*given.split()}), None)
+    return next((f"is out of scope: {why}." for why, names in _OUT_OF_SCOPE.items() if words & {*names.split()}), None)
 
 
 def fits(value: Any, annotation: str) -> bool:
-    """Whether a YAML value fits a field with this annotation; types that YAML lacks are left to transformers."""
+    """Whether a YAML value fits a field with this annotation; transformers itself checks types that YAML lacks."""
     kinds = {"None": type(None), "bool": bool, "int": int, "str": str, "dict": dict, "list": list}
-    named = [kind.split("[")[0].strip() for kind in annotation.split("|")]
-    if type(value) is int and "float" in named:
+    names = [kind.split("[")[0].strip() for kind in annotation.split("|")]
+    if type(value) is int and "float" in names:
         return True
     known = {**kinds, "float": float}
-    return any(kind not in known or type(value) is known[kind] for kind in named)
+    return any(kind not in known or type(value) is known[kind] for kind in names)

@@ -27,8 +27,8 @@ from training.recipe.tables.formats import SOURCES
 from training.recipe.tables.optimizers import OPTIMIZERS
 from training.recipe.tables.strategies import STRATEGIES
 
-MOST = 1_000_000_000
-"""The limit of steps and of seconds: far above any use, and below what libraries can count."""
+MAX_COUNT = 1_000_000_000
+"""The limit of steps and of seconds: far above any use, and small enough for all libraries."""
 
 
 class Data(Section):
@@ -69,7 +69,7 @@ class Data(Section):
     cast: dict[Text, ColumnType] = Field(default_factory=dict)
     """Types to convert columns to, by column: string, int64, float64 or bool."""
     filter: Text | None = None
-    """The condition for rows to be used, such as `stars >= 4 and language in ("en", "de") and not text == ""`."""
+    """The condition that rows must meet, such as `stars >= 4 and language in ("en", "de") and not text == ""`."""
     limit: int | None = Field(default=None, ge=1, le=10**15)
     """The largest number of rows of each split; the first ones are used. For trials."""
     text: list[Text] | None = Field(default=None, min_length=1, max_length=2)
@@ -79,7 +79,7 @@ class Data(Section):
     """The column of labels: names or whole numbers; lists of them or any numbers for some task types (null: for task
     types without labels)."""
     columns: dict[Text, Text] = Field(default_factory=dict)
-    """The columns of task types that need others than text and label, by their role: `{source: en, target: de}`. A
+    """The columns of task types that need more than text and label, by their role: `{source: en, target: de}`. A
     required column that is left out is the one with the role's name."""
     label_separator: Text | None = None
     """The separator of several labels in one cell, such as the comma of `4,27` (null: such a cell is a JSON list)."""
@@ -88,7 +88,7 @@ class Data(Section):
     (null: the names in the dataset, else the labels found, sorted). Labels that are whole numbers are positions in this
     list, from 0."""
     max_file_gb: float = Field(default=20.0, gt=0)
-    """Gigabytes that one file may hold when unpacked. A small packed file may unpack without end."""
+    """The largest unpacked size of one file in gigabytes. A small packed file may unpack to any size."""
     checks: dict[str, Level] = Field(default_factory=dict)
     """The level of each check of the rows by its name: error (nothing is stored), warning or ignore. Rows that cannot
     be used are left out unless their check is an error. docs/reference/checks.md lists the checks."""
@@ -110,8 +110,8 @@ class Model(Section):
     seed: int = Field(default=0, ge=0, lt=2**32)
     """The seed of a scratch model's weights."""
     chat_template: Text | None = None
-    """A Jinja file that turns conversations into texts; it replaces the tokenizer's own chat template (null: keeps
-    that). Relative paths start from the working directory."""
+    """A Jinja file that turns conversations into texts; it replaces the tokenizer's own chat template (null: keeps the
+    tokenizer's). Relative paths start from the working directory."""
     start_from: Literal["base", "champion"] = "base"
     """base: the model above. champion: the champion of release.registry with its tokenizer, if there is one; if the
     champion was trained on exactly these rows, training starts from the model that the champion started from. When rows
@@ -131,7 +131,7 @@ class Training(Section):
 
     num_train_epochs: float = Field(default=3.0, gt=0, le=1_000_000)
     """Passes over the training rows."""
-    max_steps: int = Field(default=-1, ge=-1, le=MOST)
+    max_steps: int = Field(default=-1, ge=-1, le=MAX_COUNT)
     """Optimizer steps, which replace num_train_epochs; -1: as many as the epochs take."""
     learning_rate: float = Field(default=5e-5, gt=0)
     """The optimizer's highest learning rate."""
@@ -143,7 +143,7 @@ class Training(Section):
     """Passes whose gradients make one optimizer step."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decay of the weights at each step; biases and norms have none."""
-    warmup_steps: float = Field(default=0, ge=0, le=MOST)
+    warmup_steps: float = Field(default=0, ge=0, le=MAX_COUNT)
     """Steps over which the learning rate rises from zero; below 1, a share of all steps."""
     lr_scheduler_type: Literal[
         "linear",
@@ -168,11 +168,11 @@ class Training(Section):
     """Share of each target's weight that is spread over all labels."""
     seed: int = Field(default=42, ge=0, lt=2**32)
     """The seed of the new head's weights, the order of rows, and dropout."""
-    logging_steps: int = Field(default=50, ge=1, le=MOST)
+    logging_steps: int = Field(default=50, ge=1, le=MAX_COUNT)
     """Optimizer steps between two recorded training losses."""
     eval_strategy: Annotated[Literal["epoch", "steps", "no"], Word] = "epoch"
     """When the validation split is evaluated during training: after each epoch, every eval_steps, or never."""
-    eval_steps: int | None = Field(default=None, ge=1, le=MOST)
+    eval_steps: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     """Optimizer steps between two evaluations, for `eval_strategy: steps`."""
     metric_for_best_model: str | None = None
     """The metric that chooses the best checkpoint, one of evaluation.metrics (null: the loss on the validation
@@ -193,7 +193,7 @@ class Training(Section):
     """The loss of task sequence-classification: cross_entropy (the model's own), focal, or your function as
     `module:function`, called with logits (B, L) and labels (B,)."""
     focal_gamma: float | None = Field(default=None, ge=0)
-    """For `loss: focal`: how strongly rows that are already right are weighted down (null: 2; 0: cross entropy)."""
+    """For `loss: focal`: how much less confidently right rows weigh (null: 2; 0: as in cross entropy)."""
     class_weights: BalancedOrWeights | None = None
     """The weight of each label's rows in the loss: balanced (all labels count the same), or weights by label name, 1
     for labels that are left out. Only the ratios matter (null: all rows count the same)."""
@@ -207,17 +207,17 @@ class Training(Section):
     """Your collator as `module:name`: a function or class that is called with the tokenizer and the multiple to pad to,
     and returns a function from the features of a batch to tensors (null: the task type's collator)."""
     callbacks: list[CodeName] = Field(default_factory=list)
-    """Your TrainerCallbacks as `module:Class`. Each is created without arguments, once in every process."""
+    """Your TrainerCallbacks as `module:Class`. Each process creates one of each, without arguments."""
     trainer: CodeName | None = None
     """Your subclass of ExactTrainer (training/engine/trainer.py) as `module:Class` (null: ExactTrainer)."""
     inexact_resume: bool = False
     """Whether a run may resume from a checkpoint of another machine, of other library versions, or with ddp of another
     number of processes. Its weights then differ from those of an uninterrupted run."""
-    early_stopping_patience: int | None = Field(default=None, ge=1, le=MOST)
+    early_stopping_patience: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     """Evaluations without a better metric after which training stops (null: training never stops early)."""
     early_stopping_threshold: float = Field(default=0.0, ge=0)
     """The smallest gain that counts as better, in the metric's own unit."""
-    checkpoint_interval_s: float = Field(default=600.0, gt=0, le=MOST)
+    checkpoint_interval_s: float = Field(default=600.0, gt=0, le=MAX_COUNT)
     """Seconds between two checkpoints. Each evaluation writes one too."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """Other fields of TrainingArguments that the project does not set itself."""
@@ -240,7 +240,7 @@ class Compute(Section):
     more traffic. true is also known as FULL_SHARD, false as SHARD_GRAD_OP."""
     fsdp_wrap: list[Text] | None = Field(default=None, min_length=1)
     """For fsdp: the layer classes that are gathered one at a time, such as `BertLayer` (null: the classes that the
-    model lists as never to be split)."""
+    model lists in `_no_split_modules`)."""
     deepspeed: PathOrMapping = Field(default_factory=dict)
     """For DeepSpeed: more of its configuration under its own names, such as `{zero_optimization: {overlap_comm:
     false}}`, or the path of its JSON file. Values that follow from other fields of the recipe are set there."""
@@ -261,14 +261,14 @@ class Compute(Section):
     MASTER_ADDR and MASTER_PORT)."""
     mixed_precision: Annotated[Literal["auto", "no", "bf16", "fp16"], Word] = "auto"
     """Number format of the forward and backward pass (auto: bf16 on hardware that computes in it, else no)."""
-    stall_timeout_s: float = Field(default=1800.0, gt=0, le=MOST)
+    stall_timeout_s: float = Field(default=1800.0, gt=0, le=MAX_COUNT)
     """Seconds without progress after which training is stopped and started again."""
 
-    def learnt_by(self) -> dict[str, Any]:
-        """The fields of this section that can change the weights, without those that may be `auto`."""
-        auto = {"num_processes", "num_machines", "mixed_precision"}
-        where = {"accelerate", "machine_rank", "rendezvous", "stall_timeout_s"}
-        return self.model_dump(mode="json", exclude=auto | where)
+    def weight_settings(self) -> dict[str, Any]:
+        """Returns the fields that can change the weights, without fields that may be `auto`."""
+        may_be_auto = {"num_processes", "num_machines", "mixed_precision"}
+        machine_fields = {"accelerate", "machine_rank", "rendezvous", "stall_timeout_s"}
+        return self.model_dump(mode="json", exclude=may_be_auto | machine_fields)
 
 
 class ResolvedCompute(Compute):
@@ -320,7 +320,7 @@ class Gate(Section):
     evaluation.metrics). For a metric of your own higher is better, unless it has a maximum or its name ends with
     `loss`."""
     margin: float = 0.0
-    """The least gain over the champion, in the metric's own unit; a negative value accepts a loss of that size.
+    """The smallest gain over the champion, in the metric's own unit; a negative value accepts a loss of that size.
     Accuracy without a margin is compared by McNemar's exact test, everything else by a permutation test and a bootstrap
     interval."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)

@@ -5,9 +5,9 @@
 The syntax is a part of Python's. Names are columns; texts, numbers, True and False are values. Comparisons: ==, !=, <,
 <=, >, >= (also chained, `1 <= stars <= 3`), `in` and `not in` with a list of values or, for text, with a column
 (`"good" in review`), `is None` and `is not None`. They are joined by `and`, `or`, `not` and parentheses. A boolean
-column may stand alone, and `len(review)` is the number of characters. Nothing is ever called.
+column may stand alone, and `len(review)` is the number of characters. No other function can be called.
 
-As in SQL, a missing value is neither equal nor unequal to anything: only `is None` selects such rows.
+As in SQL, a missing value is neither equal nor unequal to any value: only `is None` selects its rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.Gt: "greater",
     ast.GtE: "greater_equal",
 }
-# Spellings of other languages, and Python's.
+# Spellings in other languages, and the Python equivalents.
 _FOREIGN = {
     "=": "==",
     "<>": "!=",
@@ -68,8 +68,8 @@ class Filter:
         """
         import pyarrow as pa
 
-        found = _evaluate(self._tree, rows).fill_null(False)
-        return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+        mask = _evaluate(self._tree, rows).fill_null(False)
+        return mask.combine_chunks() if isinstance(mask, pa.ChunkedArray) else mask
 
 
 def parse_filter(text: str) -> Filter:
@@ -98,36 +98,36 @@ def _columns_of_condition(text: str, node: ast.expr) -> Iterator[str]:
         case ast.UnaryOp(op=ast.Not(), operand=part):
             yield from _columns_of_condition(text, part)
         case ast.Compare(left=left, ops=ops, comparators=others):
-            for one, op, other in zip([left, *others], ops, others, strict=False):
-                yield from _columns_of_comparison(text, one, op, other)
+            for first, op, second in zip([left, *others], ops, others, strict=False):
+                yield from _columns_of_comparison(text, first, op, second)
         case ast.Name():
             yield _column(text, node)
         case _:
             raise _not_understood(text, node)
 
 
-def _columns_of_comparison(text: str, one: ast.expr, op: ast.cmpop, other: ast.expr) -> Iterator[str]:
+def _columns_of_comparison(text: str, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Iterator[str]:
     if isinstance(op, ast.Is | ast.IsNot):
-        if not (isinstance(other, ast.Constant) and other.value is None and isinstance(one, ast.Name)):
-            raise _not_understood(text, other, "`is` and `is not` are for None: compare values by == and !=")
-        yield _column(text, one)
-    elif isinstance(op, ast.In | ast.NotIn) and isinstance(other, ast.Tuple | ast.List):
-        for entry in other.elts:
+        if not (isinstance(right, ast.Constant) and right.value is None and isinstance(left, ast.Name)):
+            raise _not_understood(text, right, "`is` and `is not` are for None: compare values by == and !=")
+        yield _column(text, left)
+    elif isinstance(op, ast.In | ast.NotIn) and isinstance(right, ast.Tuple | ast.List):
+        for entry in right.elts:
             _need_value(text, entry)
-        if not other.elts:
-            raise _not_understood(text, other, "list values, such as ('a', 'b')")
-        yield _column(text, one)
+        if not right.elts:
+            raise _not_understood(text, right, "list values, such as ('a', 'b')")
+        yield _column(text, left)
     elif isinstance(op, ast.In | ast.NotIn):
-        if not (isinstance(one, ast.Constant) and isinstance(one.value, str) and isinstance(other, ast.Name)):
-            raise _not_understood(text, other, "after `in` write a list of values, such as ('a', 'b')")
-        yield _column(text, other)
+        if not (isinstance(left, ast.Constant) and isinstance(left.value, str) and isinstance(right, ast.Name)):
+            raise _not_understood(text, right, "after `in` write a list of values, such as ('a', 'b')")
+        yield _column(text, right)
     else:
-        columns = [side for side in (one, other) if not _is_value(side)]
-        for side in (one, other):
+        columns = [side for side in (left, right) if not _is_value(side)]
+        for side in (left, right):
             if side not in columns:
                 _need_value(text, side)
         if not columns:
-            raise _not_understood(text, one, "one side of a comparison must be a column, whose name has no quotes")
+            raise _not_understood(text, left, "one side of a comparison must be a column, whose name has no quotes")
         for side in columns:
             yield _column(text, side)
 
@@ -137,10 +137,12 @@ def _column(text: str, node: ast.expr) -> str:
     match node:
         case ast.Name(id=name) if name not in _FOREIGN:
             return name
-        case ast.Call(func=ast.Name(id="len"), args=[ast.Name() as inner], keywords=[]):
-            return _column(text, inner)
+        case ast.Call(func=ast.Name(id="len"), args=[ast.Name() as argument], keywords=[]):
+            return _column(text, argument)
         case ast.Attribute() | ast.BinOp() | ast.Subscript():
-            raise _not_understood(text, node, "a column whose name is no plain word is given one by data.rename")
+            raise _not_understood(
+                text, node, "a column whose name is no plain word needs another name: set data.rename"
+            )
         case _:
             raise _not_understood(text, node)
 
@@ -170,10 +172,10 @@ def _not_understood(text: str, node: ast.expr, instead: str = ALLOWED) -> ValueE
 
 def _syntax_error(text: str, error: SyntaxError) -> ValueError:
     place = len(text) + 1 if error.offset == 0 else error.offset or 1  # 0: at the end
-    found = re.match(r"\w+|<>|\S", text[place - 1 :])
-    if found is None:
+    match = re.match(r"\w+|<>|\S", text[place - 1 :])
+    if match is None:
         return ValueError(f"{text!r} breaks off: {ALLOWED}.")
-    word = found.group()
+    word = match.group()
     instead = f"write {_FOREIGN[word]}" if word in _FOREIGN else f"{error.msg}; {ALLOWED}"
     return ValueError(f"{word!r} at character {place} of {text!r} is not understood: {instead}.")
 
@@ -194,37 +196,37 @@ def _evaluate(node: ast.expr, rows: Any) -> Any:
             return pc.invert(_evaluate(part, rows))
         case ast.Compare(left=left, ops=ops, comparators=others):
             pairs = zip([left, *others], ops, others, strict=False)
-            return reduce(pc.and_kleene, (_compare(one, op, other, rows) for one, op, other in pairs))
+            return reduce(pc.and_kleene, (_compare(first, op, second, rows) for first, op, second in pairs))
     column = _operand(node, rows)
     if not (pa.types.is_boolean(column.type) or pa.types.is_null(column.type)):
         name = ast.unparse(node)
-        mend = f"set data.cast.{name}: bool, or compare it with a value"
-        raise ValueError(f"column {name!r} is {column.type} and is no condition: {mend}.")
+        next_step = f"set data.cast.{name}: bool, or compare it with a value"
+        raise ValueError(f"column {name!r} is {column.type} and is no condition: {next_step}.")
     return column.cast("bool")
 
 
-def _compare(one: ast.expr, op: ast.cmpop, other: ast.expr, rows: Any) -> Any:
+def _compare(left: ast.expr, op: ast.cmpop, right: ast.expr, rows: Any) -> Any:
     import pyarrow.compute as pc
 
     if isinstance(op, ast.Is):
-        return pc.is_null(_operand(one, rows))
+        return pc.is_null(_operand(left, rows))
     if isinstance(op, ast.IsNot):
-        return pc.is_valid(_operand(one, rows))
+        return pc.is_valid(_operand(left, rows))
     if not isinstance(op, ast.In | ast.NotIn):
-        return _apply(_COMPARISONS[type(op)], one, other, rows)
-    if isinstance(other, ast.Tuple | ast.List):
-        found = reduce(pc.or_kleene, (_apply("equal", one, entry, rows) for entry in other.elts))
+        return _apply(_COMPARISONS[type(op)], left, right, rows)
+    if isinstance(right, ast.Tuple | ast.List):
+        matches = reduce(pc.or_kleene, (_apply("equal", left, entry, rows) for entry in right.elts))
     else:
-        found = _apply("match_substring", other, one, rows)
-    return pc.invert(found) if isinstance(op, ast.NotIn) else found
+        matches = _apply("match_substring", right, left, rows)
+    return pc.invert(matches) if isinstance(op, ast.NotIn) else matches
 
 
-def _apply(function: str, one: ast.expr, other: ast.expr, rows: Any) -> Any:
+def _apply(function: str, left_node: ast.expr, right_node: ast.expr, rows: Any) -> Any:
     """Calls a function of Arrow with two columns or values. Raises ValueError if their types do not fit."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    left, right = _operand(one, rows), _operand(other, rows)
+    left, right = _operand(left_node, rows), _operand(right_node, rows)
     if pa.types.is_null(left.type) or pa.types.is_null(right.type):
         return pa.nulls(rows.num_rows, pa.bool_())
     try:
@@ -236,16 +238,16 @@ def _apply(function: str, one: ast.expr, other: ast.expr, rows: Any) -> Any:
             left = left.cast(right.type)
         return pc.call_function(function, [left, right])
     except (pa.ArrowException, TypeError) as error:
-        column, value = (other, one) if _is_value(one) else (one, other)
-        name, kind = ast.unparse(column), (right if column is other else left).type
+        column, value = (right_node, left_node) if _is_value(left_node) else (left_node, right_node)
+        name, kind = ast.unparse(column), (right if column is right_node else left).type
         if isinstance(column, ast.Call):
-            mend = "it is a number, so write a number"
+            next_step = "it is a number, so write a number"
         elif _is_value(value):
-            mend = f"set data.cast.{name}: {_CASTS[type(ast.literal_eval(value))]}, or write a value of its type"
+            next_step = f"set data.cast.{name}: {_CASTS[type(ast.literal_eval(value))]}, or write a value of its type"
         else:
-            mend = "set data.cast of one of them to the type of the other"
+            next_step = "set data.cast of one of them to the type of the other"
         raise ValueError(
-            f"column {name!r} is {kind} and does not compare with {ast.unparse(value)}: {mend} ({error})."
+            f"column {name!r} is {kind} and does not compare with {ast.unparse(value)}: {next_step} ({error})."
         ) from error
 
 
@@ -267,9 +269,9 @@ def _operand(node: ast.expr, rows: Any) -> Any:
             name = ast.unparse(node.args[0])
             message = f"column {name!r} is {texts.type}, and len() is of text: set data.cast.{name}: string."
             raise ValueError(message) from error
-    name, there = ast.unparse(node), rows.schema.names
-    if name not in there:
-        raise ValueError(f"there is no column {name!r}: there is {', '.join(there)}.{nearest(name, there)}")
+    name, names = ast.unparse(node), rows.schema.names
+    if name not in names:
+        raise ValueError(f"there is no column {name!r}: there is {', '.join(names)}.{nearest(name, names)}")
     column = rows.column(name)
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    return column.cast(pa.large_string() if pa.types.is_string_view(kind) else kind)
+    value_type = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    return column.cast(pa.large_string() if pa.types.is_string_view(value_type) else value_type)

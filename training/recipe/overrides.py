@@ -41,9 +41,9 @@ def _problem(where: str, message: str) -> UserError:
 
 
 def parse_set(settings: Iterable[str]) -> dict[str, Any]:
-    """The overrides in `--set a.b=value` arguments. Values are read as YAML; the last one of a name wins.
+    """Returns the overrides in `--set a.b=value` arguments. Values are YAML; the last value of a name wins.
 
-    Raises UserError naming every argument without a name, a `=` or a readable value.
+    Raises UserError for all arguments without a name, a `=` or a readable value together.
     """
     overrides: dict[str, Any] = {}
     problems: list[Problem] = []
@@ -66,7 +66,7 @@ def parse_set(settings: Iterable[str]) -> dict[str, Any]:
 def merge(
     values: Mapping[str, Any], overrides: Mapping[str, Any], recipe: type[BaseModel]
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """A copy of `values` with the overrides applied, and problems of overrides that point inside a plain value.
+    """Returns a copy of `values` with the overrides applied, and problems of overrides that point inside a plain value.
 
     An unknown name is merged too, so that validation reports it like one in the file.
     """
@@ -78,11 +78,11 @@ def merge(
             message = f"cannot be set: {parent!r} has no fields."
             problems.append(Problem(kind="recipe", where=name, message=message))
         elif (
-            isinstance(there := merged.get(path[0], {}), Mapping)
+            isinstance(section := merged.get(path[0], {}), Mapping)
             and len(path) > 2
-            and isinstance(word := there.get(path[1]), str)
+            and isinstance(text := section.get(path[1]), str)
         ):
-            message = f"cannot be set: {path[0]}.{path[1]} is {word!r}, which has no fields."
+            message = f"cannot be set: {path[0]}.{path[1]} is {text!r}, which has no fields."
             problems.append(Problem(kind="recipe", where=name, message=message))
         else:
             merged = _set_value(merged, path, value)
@@ -90,23 +90,24 @@ def merge(
 
 
 def _path(name: str, recipe: type[BaseModel]) -> list[str] | None:
-    """The keys of a dotted name; `training.class_weights.a.b` ends in one key with a dot in it."""
+    """Returns the keys of a dotted name; None if it points inside a plain value. A key may contain dots:
+    `training.class_weights.a.b` ends in `a.b`."""
     first, _, rest = name.partition(".")
     field = recipe.model_fields.get(first)
     if field is None or not rest:
         return [first, *rest.split(".", 1)] if rest else [first]
-    if inside := section_of(field):
-        below = _path(rest, inside)
-        return None if below is None else [first, *below]
-    for kind in _alternatives(field.annotation):
-        if get_origin(kind) is dict:
-            nested = get_args(kind)[1] is Any or get_origin(get_args(kind)[1]) is dict
-            return [first, *(rest.split(".") if nested else [rest])]
+    if section := section_of(field):
+        rest_of_path = _path(rest, section)
+        return None if rest_of_path is None else [first, *rest_of_path]
+    for alternative in _alternatives(field.annotation):
+        if get_origin(alternative) is dict:
+            is_nested = get_args(alternative)[1] is Any or get_origin(get_args(alternative)[1]) is dict
+            return [first, *(rest.split(".") if is_nested else [rest])]
     return None
 
 
 def _alternatives(annotation: Any) -> Iterator[Any]:
-    """The annotation and the parts that it combines by `|` or Annotated."""
+    """Yields an annotation and the parts that it combines by `|` or Annotated."""
     yield annotation
     if get_origin(annotation) in (Annotated, Union, UnionType):
         for side in get_args(annotation):
@@ -117,31 +118,31 @@ def _set_value(values: Mapping[str, Any], path: Sequence[str], value: Any) -> di
     name, *rest = path
     if not rest:
         return {**values, name: value}
-    below = values.get(name)
-    if below is not None and not isinstance(below, Mapping):
+    inner = values.get(name)
+    if inner is not None and not isinstance(inner, Mapping):
         return dict(values)  # validation reports a section that is no mapping
-    return {**values, name: _set_value(below or {}, rest, value)}
+    return {**values, name: _set_value(inner or {}, rest, value)}
 
 
 def finetune_entry(file: Path, name: str | None = None) -> dict[str, Any]:
-    """`parameters` of the file's entry for the finetune flow, `recipe` among them.
+    """Returns the `parameters` of the file's entry for the finetune flow, which include `recipe`.
 
-    Raises UserError if the file cannot be read, has no such entry, or has several and none is named.
+    Raises UserError if the file cannot be read, has no such entry, or has several and `name` is None.
     """
     entries = read_entries(file)
-    fitting = {e.get("name"): e for e in entries if e.get("entrypoint") == ENTRYPOINT}
-    listed = ", ".join(f"{e.get('name')} ({e.get('entrypoint')})" for e in entries) or "none"
-    if not fitting:
-        raise _problem(str(file), f"no entry with `entrypoint: {ENTRYPOINT}`; entries: {listed}.")
-    if name is None and len(fitting) > 1:
-        choices = ", ".join(map(str, fitting))
+    candidates = {entry.get("name"): entry for entry in entries if entry.get("entrypoint") == ENTRYPOINT}
+    all_entries = ", ".join(f"{entry.get('name')} ({entry.get('entrypoint')})" for entry in entries) or "none"
+    if not candidates:
+        raise _problem(str(file), f"no entry with `entrypoint: {ENTRYPOINT}`; entries: {all_entries}.")
+    if name is None and len(candidates) > 1:
+        choices = ", ".join(map(str, candidates))
         raise _problem(str(file), f"several entries deploy {ENTRYPOINT}: choose one by --entry, of {choices}.")
-    if name is not None and name not in fitting:
+    if name is not None and name not in candidates:
         raise _problem(
             str(file),
-            f"no entry {name!r} for {ENTRYPOINT}; entries: {listed}.{nearest(name, map(str, fitting))}",
+            f"no entry {name!r} for {ENTRYPOINT}; entries: {all_entries}.{nearest(name, map(str, candidates))}",
         )
-    chosen = fitting[name] if name is not None else next(iter(fitting.values()))
+    chosen = candidates[name] if name is not None else next(iter(candidates.values()))
     parameters = chosen.get("parameters")
     if not isinstance(parameters, dict) or not isinstance(parameters.get("recipe"), dict):
         raise _problem(
@@ -153,7 +154,7 @@ def finetune_entry(file: Path, name: str | None = None) -> dict[str, Any]:
 
 
 def read_entries(file: Path) -> list[dict[str, Any]]:
-    """The entries of a deployment file. Raises UserError if it cannot be read or is no deployment file."""
+    """Returns the entries of a deployment file. Raises UserError if it cannot be read or is no deployment file."""
     document = read_yaml(file)
     entries = document.get("deployments") if isinstance(document, dict) else None
     if entries is None and isinstance(document, dict) and len({"task", "data", "model"} & document.keys()) > 1:
@@ -166,7 +167,7 @@ def read_entries(file: Path) -> list[dict[str, Any]]:
 
 
 def read_yaml(file: Path) -> Any:
-    """The content of a YAML file. Raises UserError if it cannot be read, with the line of a syntax error."""
+    """Returns the content of a YAML file. Raises UserError if it cannot be read; for a syntax error with its line."""
     try:
         return yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:

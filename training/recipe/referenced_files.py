@@ -1,7 +1,7 @@
-"""Files that a recipe names in place of values, replaced by fields of the recipe: label names, and in the compute
-section the files of `accelerate config` and DeepSpeed.
+"""Replaces the files that a recipe names by fields of the recipe: files of label names, and in the compute section
+the files of `accelerate config` and DeepSpeed.
 
-The recipe that is shown, stored and run has no such file in it. Relative paths count from the working directory.
+The recipe that is shown, stored and run names no such file. Relative paths start from the working directory.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from training.recipe.overrides import read_yaml
 class ExpandedRecipe:
     """A recipe's values with its referenced files replaced by fields.
 
-    `problems` has the mistakes in the files, and the fields in which a file contradicts the recipe.
+    `problems` lists mistakes in the files, and fields in which a file contradicts the recipe.
     """
 
     def __init__(self, written: Mapping[str, Any]) -> None:
         self.values = dict(written)
         self.problems: list[Problem] = []
-        self._places: dict[str, str] = {}  # fields set by a file, and their places in the file
+        self._places: dict[str, str] = {}  # the place in the file, by the recipe field that it sets
         self._read_label_names()
         self._expand("accelerate", self._translate_accelerate)
         self._expand("deepspeed", self._read_deepspeed)
@@ -63,42 +63,44 @@ class ExpandedRecipe:
 
     def _translate_accelerate(self, file: str, where: str) -> None:
         try:
-            given = read_yaml(Path(file).expanduser())
+            content = read_yaml(Path(file).expanduser())
         except UserError as error:
             raise UserError(
                 problem.model_copy(update={"where": f"{where}: {problem.where}"}) for problem in error.problems
             ) from None
-        if not isinstance(given, Mapping):
+        if not isinstance(content, Mapping):
             raise _problem(where, f"{file!r} is not a mapping of fields: name a file that `accelerate config` wrote.")
-        for found in translate(given):
-            if isinstance(found, Refusal):
-                self._add(f"{file}: {found.field}", found.message)
+        for translation in translate(content):
+            if isinstance(translation, Refusal):
+                self._add(f"{file}: {translation.field}", translation.message)
             else:
-                self._set(f"{file}: {found.field}", found.written, found.recipe_field, found.value)
+                self._set(
+                    f"{file}: {translation.field}", translation.written, translation.recipe_field, translation.value
+                )
 
     def _read_deepspeed(self, file: str, where: str) -> None:
-        given = _read_json(Path(file).expanduser(), where)
-        self._set(file, given, "compute.deepspeed", given)
+        content = _read_json(Path(file).expanduser(), where)
+        self._set(file, content, "compute.deepspeed", content)
         self._places["compute.deepspeed"] = f"{file}: "
         if where == "compute.deepspeed":
             return
-        # Named by accelerate's file, it also decides how the model is shared out.
-        for place, written, name, value in _find_sharing(given):
+        # Named in accelerate's file, it also sets the strategy and the offloading.
+        for place, written, name, value in _find_sharing(content):
             self._set(f"{file}: {place}", written, f"compute.{name}", value)
 
     def _set(self, where: str, written: Any, recipe_field: str, value: Any) -> None:
         """Sets a field of the recipe, unless the recipe has another value there."""
         section, _, name = recipe_field.partition(".")
-        there = self.values.get(section, {})
-        if not isinstance(there, Mapping):
+        fields = self.values.get(section, {})
+        if not isinstance(fields, Mapping):
             return
         before = self._value(section, name)
-        if name in there and before != value:
+        if name in fields and before != value:
             place = self._places.get(recipe_field)
             other = f"{place} makes it {before!r}" if place else f"the recipe has it as {before!r}"
             self._add(where, f"{written!r} makes {recipe_field} {value!r}, and {other}: leave one of them out.")
             return
-        self.values[section] = {**there, name: value}
+        self.values[section] = {**fields, name: value}
         self._places.setdefault(recipe_field, where)
 
     def _value(self, section: str, name: str) -> Any:
@@ -110,7 +112,7 @@ class ExpandedRecipe:
 
 
 def read_names(file: str, where: str) -> list[str]:
-    """The names that a file lists: one a line, or a JSON list of texts in a .json file. Raises UserError."""
+    """Reads a list of names: one a line, or a JSON list of texts in a .json file. Raises UserError."""
     path = Path(file).expanduser()
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -132,10 +134,9 @@ def read_names(file: str, where: str) -> list[str]:
     return names
 
 
-def _find_sharing(given: Mapping[str, Any]) -> Iterator[tuple[str, Any, str, Any]]:
-    """The strategy and the offloading in a DeepSpeed configuration: its field, the value, the recipe's field and the
-    value there."""
-    zero = given.get("zero_optimization")
+def _find_sharing(content: Mapping[str, Any]) -> Iterator[tuple[str, Any, str, Any]]:
+    """Yields the strategy and the offloading of a DeepSpeed configuration: its field and value, then the recipe's."""
+    zero = content.get("zero_optimization")
     if not isinstance(zero, Mapping):
         return
     if (stage := zero.get("stage")) in (2, 3):
@@ -148,16 +149,16 @@ def _find_sharing(given: Mapping[str, Any]) -> Iterator[tuple[str, Any, str, Any
 
 def _read_json(file: Path, where: str) -> dict[str, Any]:
     try:
-        given = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise _problem(where, f"{str(file)!r} cannot be read: {error.strerror}.") from None
     except json.JSONDecodeError as error:
         raise _problem(where, f"{str(file)!r} is not JSON: line {error.lineno}: {error.msg}.") from None
     except UnicodeDecodeError:
         raise _problem(where, f"{str(file)!r} is not UTF-8 text: save it as UTF-8.") from None
-    if not isinstance(given, dict):
-        raise _problem(where, f"{str(file)!r} is not a mapping of fields: name a configuration of DeepSpeed's.")
-    return given
+    if not isinstance(content, dict):
+        raise _problem(where, f"{str(file)!r} is not a mapping of fields: name a DeepSpeed configuration.")
+    return content
 
 
 def _problem(where: str, message: str) -> UserError:

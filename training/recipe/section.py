@@ -22,7 +22,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class NameIn:
-    """Marks a text that is one of a table's names; pydantic treats it as a Literal of these names."""
+    """Restricts a text to a table's names; pydantic validates it like a Literal of these names."""
 
     def __init__(self, table: Iterable[str]) -> None:
         self.names = list(table)
@@ -43,7 +43,7 @@ NameOrNames = Annotated[
     Discriminator(lambda value: LIST if isinstance(value, list) else WORD),
 ]
 _NAMES = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 2}
-# A file is replaced by the names in it (referenced_files.py) before this is validated.
+# referenced_files.py replaces a file by its names before validation.
 NamesOrFile = Annotated[
     list[Text],
     Field(min_length=2),
@@ -62,7 +62,7 @@ ColumnType = Literal["string", "int64", "float64", "bool"]
 
 
 class ClosedModel(BaseModel):
-    """Frozen and closed; strict, so that `true` is no number and `"3"` no whole number."""
+    """A frozen model without other fields. Strict, so `true` is no number and `"3"` no whole number."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -71,13 +71,15 @@ class ClosedModel(BaseModel):
 
 def _any_of(schema: Any) -> None:
     """Replaces `oneOf` by a flat `anyOf`: Prefect's form shows the choices of one level of `anyOf`, and no `oneOf`."""
-    for inside in schema.values() if isinstance(schema, dict) else schema:
-        if isinstance(inside, dict | list):
-            _any_of(inside)
+    for child in schema.values() if isinstance(schema, dict) else schema:
+        if isinstance(child, dict | list):
+            _any_of(child)
     if isinstance(schema, dict) and "oneOf" in schema:
         schema["anyOf"] = schema.pop("oneOf")
     if isinstance(schema, dict) and "anyOf" in schema:
-        schema["anyOf"] = [deeper for one in schema["anyOf"] for deeper in one.get("anyOf", [one])]
+        schema["anyOf"] = [
+            choice for alternative in schema["anyOf"] for choice in alternative.get("anyOf", [alternative])
+        ]
 
 
 class Section(ClosedModel):

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 TEXTS = ("text", "text_pair")
 """The roles of the columns in data.text, in order."""
-OWN_FIELDS = {"text": "data.text", "text_pair": "data.text", "label": "data.label"}
-"""The roles with a recipe field of their own; data.columns names the columns of the others."""
+ROLE_FIELDS = {"text": "data.text", "text_pair": "data.text", "label": "data.label"}
+"""The roles whose columns have their own recipe field; data.columns names the columns of all other roles."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class StoredColumn:
     may_be_empty: bool = False
     """Whether rows may have no value in it."""
     target: bool = False
-    """Whether it is a target that is no label, such as a text to generate."""
+    """Whether it is a target other than a label, such as a text to generate."""
 
     @property
     def is_label(self) -> bool:
-        """Whether it holds labels, or numbers under that name."""
+        """Whether it holds labels, or numbers to predict in their place."""
         return self.name == "label" or self.form in ("label", "labels")
 
     @property
@@ -67,7 +67,7 @@ class SourceColumns:
 
     @property
     def contents(self) -> tuple[StoredColumn, ...]:
-        """All columns but labels."""
+        """All columns except labels."""
         return tuple(column for column in self.columns if column.target or not column.is_label)
 
     @property
@@ -88,19 +88,19 @@ class SourceColumns:
     @cached_property
     def names(self) -> list[str]:
         """The columns to read, by their names in the source: the stored ones and those of data.filter."""
-        of_filter = parse_filter(self.data.filter).columns if self.data.filter else ()
-        return list(dict.fromkeys([*self.by_source, *of_filter]))
+        filtered = parse_filter(self.data.filter).columns if self.data.filter else ()
+        return list(dict.fromkeys([*self.by_source, *filtered]))
 
     @cached_property
     def casts(self) -> dict[str, str]:
         """The types to cast columns to, by their names in the source."""
         return {column.source_name: "float64" for column in self.columns if column.form == "number"} | self.data.cast
 
-    def unnamed(self, there: Collection[str]) -> list[str]:
-        """The optional roles that are column names of the source although the recipe names no column for them."""
-        given = columns_by_role(self.data.text, self.data.label, self.data.columns)
-        roles = matching_set(self.task_type, given) or {}
-        return [name for name in roles if name in there and name not in (*given, *OWN_FIELDS, *self.by_source)]
+    def unnamed(self, available: Collection[str]) -> list[str]:
+        """The optional roles for which the recipe names no column although the source has one of that name."""
+        named = columns_by_role(self.data.text, self.data.label, self.data.columns)
+        roles = matching_set(self.task_type, named) or {}
+        return [name for name in roles if name in available and name not in (*named, *ROLE_FIELDS, *self.by_source)]
 
     def cast_in_words(self, source_name: str) -> str:
         """The type that a column is cast to, for messages."""
@@ -112,24 +112,24 @@ class SourceColumns:
 
 
 def columns_by_role(text: Sequence[str] | None, label: str | None, columns: Mapping[str, str]) -> dict[str, str]:
-    """The source's column of each role that a recipe names."""
-    found = dict(zip(TEXTS, text or (), strict=False))
-    return found | ({} if label is None else {"label": label}) | dict(columns)
+    """Returns the source's column of each role that a recipe names."""
+    roles = dict(zip(TEXTS, text or (), strict=False))
+    return roles | ({} if label is None else {"label": label}) | dict(columns)
 
 
 def matching_set(task_type: RowSpecification, roles: Collection[str]) -> Mapping[str, Column] | None:
-    """The first of the task type's column sets that has all these roles; None if no set has."""
-    return next((one for one in task_type.column_sets() if one.keys() >= set(roles)), None)
+    """Returns the first of the task type's column sets with all these roles; None if there is none."""
+    return next((columns for columns in task_type.column_sets() if columns.keys() >= set(roles)), None)
 
 
 def stored_columns(task_type: RowSpecification, given: Mapping[str, str]) -> tuple[StoredColumn, ...]:
-    """The stored columns of a recipe that names the columns `given` by role."""
+    """Returns the stored columns of a recipe that names the columns `given`, by role."""
     return tuple(
         StoredColumn(
             name,
             given.get(name, name),
             column.form,
-            OWN_FIELDS.get(name, f"data.columns.{name}"),
+            ROLE_FIELDS.get(name, f"data.columns.{name}"),
             column.may_be_empty,
             column.target,
         )

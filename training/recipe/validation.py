@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from training.problems import Problem, UserError
-from training.recipe.error_messages import describe, field_name, templated
+from training.recipe.error_messages import describe, field_name, find_templates
 from training.recipe.fields import Recipe
 from training.recipe.overrides import finetune_entry, merge
 from training.recipe.referenced_files import ExpandedRecipe
@@ -33,7 +33,7 @@ def parse(values: Mapping[str, Any], overrides: Mapping[str, Any] | None = None)
         raise UserError([Problem(kind="recipe", where="recipe", message=f"{values!r} is not a mapping of fields.")])
     merged, problems = merge(values, overrides or {}, Recipe)
     expanded = ExpandedRecipe(with_usual_metric(merged))
-    problems += [*expanded.problems, *templated(merged)]
+    problems += [*expanded.problems, *find_templates(merged)]
     merged, before = expanded.values, len(problems)
     recipe, wrong = None, {problem.where for problem in problems}
     # The values in a broken file are unknown, so nothing is checked that may depend on them.

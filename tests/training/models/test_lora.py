@@ -186,8 +186,8 @@ def test_what_adapters_cannot_go_with_is_refused_before_anything_runs() -> None:
     with pytest.raises(UserError) as refused:
         parse(recipe)
     told = {problem.where: problem.message for problem in refused.value.problems}
-    assert "fsdp does not share out" in told["training.lora.quantization"]
-    assert "checkpoints hold only what is trained" in told["release.hub.checkpoints"]
+    assert "that fsdp cannot shard" in told["training.lora.quantization"]
+    assert "checkpoints hold only the trained weights" in told["release.hub.checkpoints"]
 
 
 def test_a_layer_whose_name_ends_like_the_heads_stays_as_it_came_and_the_export_says_no_more_than_the_base(

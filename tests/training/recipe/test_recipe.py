@@ -268,7 +268,7 @@ def test_columns_are_slices_of_the_splits_that_keep_them() -> None:
     asked = {"evaluation.splits": ["train", "validation"], "evaluation.slices": ["length_bucket", "genre"]}
     assert problems(overrides=asked) == {
         "evaluation.slices[1]": (
-            "'genre' is not kept of train: leave that out of evaluation.splits, or slice by label."
+            "'genre' is not stored for train: leave train out of evaluation.splits, or slice by label."
         )
     }
 
@@ -293,7 +293,7 @@ def test_a_floor_is_of_a_slice_that_is_evaluated_and_of_a_metric_of_which_more_i
         "genre": {"f1": 0.5, "log_loss": 0.5, "accuracy": 2},
         "genre=war": {},
     }
-    choices = "is of no slice: choose from genre, a=b (or genre=GROUP), or add it to evaluation.slices."
+    choices = "names no slice: choose from genre, a=b (or genre=GROUP), or add it to evaluation.slices."
     assert problems(overrides={**asked, "release.gate.floors": floors}) == {
         "release.gate.floors.gnre": f"{choices} Did you mean 'genre'?",
         "release.gate.floors.label=pos": choices,
@@ -301,7 +301,7 @@ def test_a_floor_is_of_a_slice_that_is_evaluated_and_of_a_metric_of_which_more_i
             "is not evaluated: choose from accuracy, log_loss, or add it to evaluation.metrics."
         ),
         "release.gate.floors.genre.log_loss": (
-            "less of log_loss is better, and a floor is a least value: choose another metric."
+            "less of log_loss is better, and a floor is a minimum: choose another metric."
         ),
         "release.gate.floors.genre.accuracy": "2 is out of range: it must be at most 1.",
         "release.gate.floors.genre=war": "names no metric: write such as {accuracy: 0.6}.",
@@ -323,7 +323,7 @@ def test_a_floor_is_of_a_slice_that_is_evaluated_and_of_a_metric_of_which_more_i
     recipe = parse(PLAIN, {**asked, "release.gate.floors": named})
     assert named_groups(recipe.release.gate.floors, recipe.evaluation.slices) == {"genre": ["war"], "a=b": ["c"]}
     assert problems(overrides={"release.gate.floors": {"genre": {"accuracy": 0.5}}}) == {
-        "release.gate.floors.genre": "is of no slice: add it to evaluation.slices."
+        "release.gate.floors.genre": "names no slice: add it to evaluation.slices."
     }
 
 
@@ -384,7 +384,7 @@ def test_what_is_out_of_scope_is_refused_by_name_with_todays_equivalent(where: s
     ("where", "strategy", "values", "message"),
     [
         ("compute.strategy", "fsdp", {"compute.num_processes": 1},
-         "'fsdp' shares a model among processes, and compute.num_processes is 1: give more, or use ddp."),
+         "'fsdp' shares a model among processes, and compute.num_processes is 1: raise it, or use ddp."),
         ("compute.offload", "ddp", {"compute.offload": "all"}, "'all' is not for ddp: choose from no."),
         ("compute.offload", "fsdp", {"compute.offload": "optimizer"},
          "'optimizer' is not for fsdp: choose from no, all."),
@@ -416,7 +416,7 @@ def test_what_is_out_of_scope_is_refused_by_name_with_todays_equivalent(where: s
          "'10.0.0.1' is not a name for it: use host:port of machine 0, such as 10.0.0.1:29500."),
         ("training.optim", "deepspeed-zero2", {"training.optim": "adafactor"},
          "'adafactor' takes means over rows and columns of whole weights, which DeepSpeed cuts up: choose another, or "
-         "of compute.strategy one of ddp, fsdp."),
+         "set compute.strategy to ddp or fsdp."),
     ],
 )  # fmt: skip
 def test_what_a_strategy_cannot_do_is_told(where: str, strategy: str, values: dict[str, Any], message: str) -> None:

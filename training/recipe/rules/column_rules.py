@@ -9,7 +9,7 @@ from training.problems import nearest
 from training.recipe.column_types import RowSpecification
 from training.recipe.rules.rule import WrittenRecipe
 from training.recipe.source_columns import (
-    OWN_FIELDS,
+    ROLE_FIELDS,
     TEXTS,
     SourceColumns,
     StoredColumn,
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 def source_columns(recipe: Recipe) -> SourceColumns:
-    """The columns that the recipe takes from the source of its rows."""
+    """Returns the columns that the recipe takes from the source of its rows."""
     return SourceColumns(recipe.data, specification(**recipe.task_and_options), tuple(recipe.evaluation.splits))
 
 
 def code_for_rows(recipe: Recipe) -> tuple[list[str], dict[str, str], dict[str, Any]]:
-    """The module of the task type's own code for rows, or the field that names it where it is its author's; and the
-    options that matter to it. None for most task types: what else they learn to do changes no rows."""
+    """Returns the modules of the task type's own code for rows, the recipe field of user code, and the options that the
+    code reads. All are empty for most task types, which change no rows."""
     task_type = specification(**recipe.task_and_options)
     if all(
         getattr(type(task_type), name) is getattr(RowSpecification, name)
@@ -41,12 +41,12 @@ def code_for_rows(recipe: Recipe) -> tuple[list[str], dict[str, str], dict[str, 
 
 
 def task_type_of(written: WrittenRecipe) -> TaskSpecification:
-    """The recipe's task type. Raises InvalidFieldError if it is invalid."""
+    """Returns the recipe's task type. Raises InvalidFieldError if it is invalid."""
     return specification(written["task"], written["options"])
 
 
 def columns_of(written: WrittenRecipe) -> tuple[StoredColumn, ...]:
-    """The columns that are stored. Raises InvalidFieldError if a field that decides them is invalid."""
+    """Returns the stored columns. Raises InvalidFieldError if a field that names them is invalid."""
     return stored_columns(task_type_of(written), _column_names(written))
 
 
@@ -54,43 +54,43 @@ def _column_names(written: WrittenRecipe) -> dict[str, str]:
     return columns_by_role(written["data.text"], written["data.label"], written["data.columns"])
 
 
-def named_columns(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
-    """The recipe names the columns that the task type needs, and no others."""
+def required_columns(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    """A recipe names all columns that the task type needs, and no other columns."""
     task_type, given = task_type_of(written), _column_names(written)
-    for name, field in OWN_FIELDS.items():
+    for name, field in ROLE_FIELDS.items():
         if name in written["data.columns"]:
             yield f"data.columns.{name}", f"has its own field: set {field}."
             return
-    unknown = [name for name in given if not any(name in one for one in task_type.column_sets())]
+    unknown = [name for name in given if not any(name in columns for columns in task_type.column_sets())]
     for name in unknown:
         yield _field_of(name), _describe_unknown(name, given[name], written)
     if unknown:
         return
-    if (wanted := matching_set(task_type, given)) is None:
+    if (needed := matching_set(task_type, given)) is None:
         yield "data.columns", f"{_join_names(given)} cannot be combined: {_needs(written)}."
         return
-    for name, column in wanted.items():
-        if name in OWN_FIELDS and name not in given and not column.optional:
+    for name, column in needed.items():
+        if name in ROLE_FIELDS and name not in given and not column.optional:
             if name == TEXTS[1]:
                 yield "data.text", f"{written['data.text']} is one column: {_needs(written)}."
             else:
                 about = " ".join((written.fields("data")[name].description or "").split())
-                yield OWN_FIELDS[name], f"is missing: {about.partition(' (null')[0]}."
+                yield ROLE_FIELDS[name], f"is missing: {about.partition(' (null')[0]}."
 
 
-def one_use_each(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+def one_role_each(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     """Each column has one role for the task type."""
     text = written["data.text"] or []
     if len(set(text)) < len(text):
         yield "data.text", f"{text} names a column twice; name one text column, or two different ones."
     if written["data.label"] in text:
         yield "data.label", f"{written['data.label']!r} is also a text column; the label needs another column."
-    before: dict[str, str] = {}
+    field_of_column: dict[str, str] = {}
     for column in columns_of(written):
         name = column.source_name
-        if name in before:
-            yield column.field, f"{name!r} is also {before[name]}: each column has one role."
-        before[name] = column.field
+        if name in field_of_column:
+            yield column.field, f"{name!r} is also {field_of_column[name]}: each column has one role."
+        field_of_column[name] = column.field
 
 
 def labels_are_named(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -98,14 +98,17 @@ def labels_are_named(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if written["data.label_names"] is not None and not any(
         column.form in ("label", "labels") for column in columns_of(written)
     ):
-        yield "data.label_names", f"have no effect: {_needs(written)}, and its labels have no names. Leave them out."
+        yield (
+            "data.label_names",
+            f"have no effect: {_needs(written)}, and its labels have no names. Leave this field out.",
+        )
 
 
-def _describe_unknown(name: str, of: str, written: WrittenRecipe) -> str:
-    if name in OWN_FIELDS:
+def _describe_unknown(name: str, source_name: str, written: WrittenRecipe) -> str:
+    if name in ROLE_FIELDS:
         role = "a second text" if name == TEXTS[1] else name
-        return f"{of!r} has no effect as {role}: {_needs(written)}. Leave it out."
-    known = [other for one in task_type_of(written).column_sets() for other in one]
+        return f"{source_name!r} has no effect as {role}: {_needs(written)}. Leave it out."
+    known = [role_name for columns in task_type_of(written).column_sets() for role_name in columns]
     return f"no such column: {_needs(written)}.{nearest(name, known)}"
 
 
@@ -126,4 +129,4 @@ def _join_names(given: Mapping[str, str]) -> str:
 
 
 def _field_of(name: str) -> str:
-    return OWN_FIELDS.get(name, f"data.columns.{name}")
+    return ROLE_FIELDS.get(name, f"data.columns.{name}")

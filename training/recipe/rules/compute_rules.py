@@ -1,4 +1,4 @@
-"""Rules of a recipe about sharing the work: limits of the strategies, and contradictions."""
+"""Rules of a recipe about training with several processes: limits of the strategies, and contradictions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from training.problems import nearest
 from training.recipe.rules.rule import Rule, WrittenRecipe
 from training.recipe.tables.strategies import STRATEGIES
 
-_FOLLOWS = {
+_RECIPE_FIELDS = {
     "zero_optimization.stage": "compute.strategy",
     "zero_optimization.offload_optimizer.device": "compute.offload",
     "zero_optimization.offload_param.device": "compute.offload",
@@ -30,23 +30,23 @@ _FOLLOWS = {
 }
 """Fields of DeepSpeed's configuration that follow from fields of the recipe."""
 _DEEPSPEED_NAME = re.compile(r"""(?m)(?:^    (?=\w+: )|["'])([a-z]\w*)(?=: |["'])""")
-"""A field of one of its models, or a text such as "wall_clock_breakdown"."""
+"""A field of a DeepSpeed model in its source, or a text such as "wall_clock_breakdown"."""
 
 
 def _strategy(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     strategy, processes = written["compute.strategy"], written["compute.num_processes"]
     if not STRATEGIES[strategy].replicates and processes == 1:
-        message = f"{strategy!r} shares a model among processes, and compute.num_processes is 1: give more, or use"
+        message = f"{strategy!r} shares a model among processes, and compute.num_processes is 1: raise it, or use"
         yield "compute.strategy", f"{message} {_list_replicating()}."
     if reason := STRATEGIES[strategy].refused_optimizers.get(optimizer := written["training.optim"]):
-        able = [name for name, other in STRATEGIES.items() if optimizer not in other.refused_optimizers]
-        message = f"{optimizer!r} {reason}: choose another, or of compute.strategy one of {', '.join(able)}."
+        alternatives = [name for name, other in STRATEGIES.items() if optimizer not in other.refused_optimizers]
+        message = f"{optimizer!r} {reason}: choose another, or set compute.strategy to {' or '.join(alternatives)}."
         yield "training.optim", message
     for field in sorted({field for other in STRATEGIES.values() for field in other.fields}):
         default = written.fields("compute")[field].get_default(call_default_factory=True)
         if field not in STRATEGIES[strategy].fields and written[f"compute.{field}"] != default:
-            names = "` or `".join(name for name, other in STRATEGIES.items() if field in other.fields)
-            yield f"compute.{field}", f"is for `strategy: {names}` only; with {strategy}, leave it out."
+            strategies = "` or `".join(name for name, other in STRATEGIES.items() if field in other.fields)
+            yield f"compute.{field}", f"is for `strategy: {strategies}` only; with {strategy}, leave it out."
 
 
 def _machines(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -67,34 +67,32 @@ def _offload(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 
 def _deepspeed(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
-    given = written["compute.deepspeed"]
-    known = _deepspeed_names() if given else frozenset()
-    for name in _dotted_names(given) if known else ():
-        if (last := name.rpartition(".")[2]) not in known:
+    configuration = written["compute.deepspeed"]
+    known_names = _deepspeed_names() if configuration else frozenset()
+    for name in _dotted_names(configuration) if known_names else ():
+        if (last := name.rpartition(".")[2]) not in known_names:
             where = f"compute.deepspeed.{name}"
-            yield where, f"no such field of DeepSpeed's configuration.{nearest(last, known)}"
+            yield where, f"no such field of DeepSpeed's configuration.{nearest(last, known_names)}"
     for name in ("zero_optimization", "bf16", "fp16"):
-        if not isinstance(given.get(name, {}), Mapping):
-            yield f"compute.deepspeed.{name}", f"{given[name]!r} is of the wrong type: it takes a mapping."
-    zero = given.get("zero_optimization")
+        if not isinstance(configuration.get(name, {}), Mapping):
+            yield f"compute.deepspeed.{name}", f"{configuration[name]!r} is of the wrong type: it takes a mapping."
+    zero = configuration.get("zero_optimization")
     for name in ("offload_optimizer", "offload_param") if isinstance(zero, Mapping) else ():
         if not isinstance(zero.get(name) or {}, Mapping):
             where = f"compute.deepspeed.zero_optimization.{name}"
             yield where, f"{zero[name]!r} is of the wrong type: it takes a mapping, such as {{device: cpu}}."
-    for name, value in _flatten(given):
-        for field, follows in _FOLLOWS.items():
+    for name, value in _flatten(configuration):
+        for field, recipe_field in _RECIPE_FIELDS.items():
             if f"{name}.".startswith(f"{field}.") and value not in ("auto", _expected_value(written, field)):
-                message = (
-                    f"{value!r} contradicts {follows}, which is {written[follows]!r}: set that, and leave this out."
-                )
-                yield f"compute.deepspeed.{name}", message
+                message = f"{value!r} contradicts {recipe_field}, which is {written[recipe_field]!r}"
+                yield f"compute.deepspeed.{name}", f"{message}: set that, and leave this out."
 
 
 @functools.cache
 def _deepspeed_names() -> frozenset[str]:
-    """Every name that the installed DeepSpeed may read in its configuration; none if it is not installed.
+    """Returns all names that the installed DeepSpeed may read in its configuration; none if it is not installed.
 
-    DeepSpeed ignores most unknown names. They are read from its source, since importing it takes seconds.
+    DeepSpeed ignores most unknown names. The names come from its source, because importing it takes seconds.
     """
     spec = importlib.util.find_spec("deepspeed")
     folders = spec.submodule_search_locations if spec else None
@@ -103,34 +101,34 @@ def _deepspeed_names() -> frozenset[str]:
     return frozenset(name for text in texts for name in _DEEPSPEED_NAME.findall(text))
 
 
-def _dotted_names(given: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """The dotted names of a DeepSpeed configuration, without the free settings of optimizer and scheduler."""
-    for name, value in given.items():
-        yield f"{above}{name}"
+def _dotted_names(configuration: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yields the dotted names of a DeepSpeed configuration, without the parameters of optimizer and scheduler."""
+    for name, value in configuration.items():
+        yield f"{prefix}{name}"
         if isinstance(value, Mapping) and name != "params":
-            yield from _dotted_names(value, f"{above}{name}.")
+            yield from _dotted_names(value, f"{prefix}{name}.")
 
 
 def _expected_value(written: WrittenRecipe, field: str) -> Any:
-    """The one value besides `auto` that a field of DeepSpeed's configuration may have, by the recipe."""
+    """Returns the only value besides `auto` that the recipe allows for a field of DeepSpeed's configuration."""
     if field == "zero_optimization.stage":
         return int(written["compute.strategy"][-1])
     if field.startswith("zero_optimization.offload_"):
-        waits = (
+        is_offloaded = (
             written["compute.offload"]
             in {"optimizer": ("optimizer", "all"), "param": ("all",)}[field.split(".")[1][8:]]
         )
-        return "cpu" if waits else "none"
+        return "cpu" if is_offloaded else "none"
     if field in ("bf16.enabled", "fp16.enabled") and written["compute.mixed_precision"] != "auto":
         return written["compute.mixed_precision"] == field[:4]
     if field in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"):
-        return written[_FOLLOWS[field]]
+        return written[_RECIPE_FIELDS[field]]
     return "auto"
 
 
-def _flatten(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The plain values by their dotted names."""
-    for name, value in given.items():
+def _flatten(configuration: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the plain values by their dotted names."""
+    for name, value in configuration.items():
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{name}.")
         else:
@@ -142,10 +140,12 @@ def _lora(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         return
     quantization, strategy = written["training.lora.quantization"], written["compute.strategy"]
     if quantization is not None and not STRATEGIES[strategy].replicates:
-        message = f"{quantization!r} holds weights in a format that {strategy} does not share out: use"
+        message = f"{quantization!r} holds weights in a format that {strategy} cannot shard: use"
         yield "training.lora.quantization", f"{message} {_list_replicating()}, or set it to null."
     if written["release.hub"] is not None and written["release.hub.checkpoints"] == "every_save":
-        message = "'every_save' publishes whole weights, and with training.lora checkpoints hold only what is trained:"
+        message = (
+            "'every_save' publishes whole weights, and with training.lora checkpoints hold only the trained weights:"
+        )
         yield "release.hub.checkpoints", f"{message} choose checkpoint, all_checkpoints or no."
 
 

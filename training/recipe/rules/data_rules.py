@@ -7,9 +7,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from training.problems import nearest
-from training.recipe.credentials import secret_in, variables_for
+from training.recipe.credentials import find_secret, variables_for
 from training.recipe.filters import parse_filter
-from training.recipe.rules.column_rules import columns_of, labels_are_named, named_columns, one_use_each, task_type_of
+from training.recipe.rules.column_rules import (
+    columns_of,
+    labels_are_named,
+    one_role_each,
+    required_columns,
+    task_type_of,
+)
 from training.recipe.rules.rule import MODULE_AND_NAME, Rule, WrittenRecipe
 from training.recipe.tables.checks import ALWAYS_ERRORS, LEVELS
 from training.recipe.tables.formats import FORMATS
@@ -18,14 +24,14 @@ if TYPE_CHECKING:
     from training.recipe.column_types import Form
 
 _SPLITS = ("train", "validation", "test")
-# Common encodings, for "Did you mean"; any encoding of Python may be used.
+# Common encodings, for "Did you mean"; Python's other encodings are accepted too.
 _ENCODINGS = (
     *("utf-8", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "ascii", "latin-1", "iso-8859-15"),
     *("cp1250", "cp1251", "cp1252", "mac-roman", "koi8-r"),
     *("shift-jis", "euc-jp", "euc-kr", "gbk", "gb18030", "big5"),
 )
-# Codecs of Python that are not file encodings.
-_NOT_OF_FILES = ("idna", "punycode", "raw-unicode-escape", "unicode-escape", "undefined", "utf-7")
+# Python codecs that are not file encodings.
+_NOT_FILE_ENCODINGS = ("idna", "punycode", "raw-unicode-escape", "unicode-escape", "undefined", "utf-7")
 
 
 def _data_source(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -40,7 +46,7 @@ def _data_source(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 
 def revision(written: WrittenRecipe, section: str) -> Iterator[tuple[str, str]]:
-    """A section whose source is not the Hub has no revision."""
+    """A section has a revision only if its source is the Hub."""
     # "main" is the default, so a Hub recipe that names it can be pointed at a folder by one override.
     if written[f"{section}.revision"] not in (None, "main"):
         source, revision = written[f"{section}.source"], written[f"{section}.revision"]
@@ -70,10 +76,10 @@ def _label_names(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 def _secrets(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     places = [("data.path", written["data.path"])]
-    for name, given in (written["data.splits"] or {}).items():
-        places += [(f"data.splits.{name}", value) for value in (given if isinstance(given, list) else [given])]
+    for name, paths in (written["data.splits"] or {}).items():
+        places += [(f"data.splits.{name}", value) for value in (paths if isinstance(paths, list) else [paths])]
     for where, value in places:
-        if secret := secret_in(value):  # reported without its value: problems end up in logs
+        if secret := find_secret(value):  # the message omits the value, because problems are logged
             message = f"holds {secret}, and recipes are stored and shown: set credentials in the environment instead: "
             yield where, f"{message}{variables_for(value)}."
 
@@ -101,8 +107,10 @@ def _held_out(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 def _text_files(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     source, delimiter, encoding = written["data.source"], written["data.delimiter"], written["data.encoding"]
-    read = FORMATS[source].fields if source in FORMATS else ()
-    for name in dict.fromkeys(field for other in FORMATS.values() for field in other.fields if field not in read):
+    read_fields = FORMATS[source].fields if source in FORMATS else ()
+    for name in dict.fromkeys(
+        field for other in FORMATS.values() for field in other.fields if field not in read_fields
+    ):
         default = written.fields("data")[name].get_default()
         if name != "encoding" and (value := written[f"data.{name}"]) != default:
             shown = "null" if default is None else default
@@ -114,21 +122,21 @@ def _text_files(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         yield "data.delimiter", f"{delimiter!r} cannot separate columns: use one ASCII character, such as ; or |."
     try:
         codec = " ".encode(encoding) and codecs.lookup(encoding).name
-        if codec in _NOT_OF_FILES:
+        if codec in _NOT_FILE_ENCODINGS:
             raise LookupError(codec)
     except (LookupError, ValueError):  # unknown, or not an encoding of text as bytes
         example = "utf-8, utf-16, latin-1, cp1252"
         message = f"{encoding!r} is not a text encoding: use one such as {example}.{nearest(encoding, _ENCODINGS)}"
         yield "data.encoding", message
         return
-    if codec != "utf-8" and "encoding" not in read:
+    if codec != "utf-8" and "encoding" not in read_fields:
         message = f"{encoding!r} is for {_list_formats('encoding')} only; with {source}, leave it out."
         yield "data.encoding", message
 
 
 def _list_formats(field: str) -> str:
-    """`source: csv` and `json`"""
-    first, *others = (f"`{name}`" for name, form in FORMATS.items() if field in form.fields)
+    """Returns `source: csv` and `json`, for example."""
+    first, *others = (f"`{name}`" for name, file_format in FORMATS.items() if field in file_format.fields)
     return " and ".join([f"`source: {first[1:]}", *others])
 
 
@@ -175,7 +183,7 @@ def _checks(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     known = [*LEVELS, *task_type_of(written).checks] if checks else []
     for name in checks:
         if name in ALWAYS_ERRORS:
-            yield f"data.checks.{name}", "is always an error: there would be nothing to train on or to judge by."
+            yield f"data.checks.{name}", "is always an error: without these rows nothing could be trained or evaluated."
         elif name not in known:
             yield f"data.checks.{name}", f"no such check: choose from {', '.join(known)}.{nearest(name, known)}"
 
@@ -184,8 +192,8 @@ DATA_RULES: tuple[Rule, ...] = (
     _secrets,
     _data_source,
     _text_files,
-    named_columns,
-    one_use_each,
+    required_columns,
+    one_role_each,
     _filter,
     _renamed,
     _cast,

@@ -23,23 +23,23 @@ def _task(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         return
     try:
         specification_class(task_type)
-    except UserError as error:  # of a module of the recipe's author
+    except UserError as error:  # from the user's module
         yield "task", error.problems[0].message
 
 
 def _options(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
-    known, given = specification_class(written["task"]).Options, written["options"]
-    if given and not known.model_fields:
-        yield "options", f"task {written['task']} has no options: leave {', '.join(given)} out."
+    options_class, options = specification_class(written["task"]).Options, written["options"]
+    if options and not options_class.model_fields:
+        yield "options", f"task {written['task']} has no options: leave {', '.join(options)} out."
         return
     try:
-        known.model_validate(given)
-        specification(written["task"], given)
+        options_class.model_validate(options)
+        specification(written["task"], options)
     except ValidationError as error:
         for detail in error.errors(include_url=False):
-            problem = describe(detail, known)
+            problem = describe(detail, options_class)
             yield f"options.{problem.where}", problem.message
-    except UserError as error:  # of an author's own task type
+    except UserError as error:  # from the user's task type
         yield "task", error.problems[0].message
 
 
@@ -58,17 +58,17 @@ def _model_source(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 def _start(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if written["model.start_from"] == "champion" and written["release.registry"] is None:
-        yield "model.start_from", "'champion' is one of a registry: set release.registry, or this to base."
+        yield "model.start_from", "'champion' needs a registry: set release.registry, or set this to base."
 
 
 def _scratch_config(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if written["model.source"] != "scratch":
         return
     config = written["model.config"] or {}
-    for name, task_type, example in (("model_type", str, "bert"), ("vocab_size", int, "8000")):
+    for name, type_, example in (("model_type", str, "bert"), ("vocab_size", int, "8000")):
         if name not in config:
             yield f"model.config.{name}", f"is missing: `source: scratch` needs it, such as {name}: {example}."
-        elif type(config[name]) is not task_type:
+        elif type(config[name]) is not type_:
             message = f"{config[name]!r} is of the wrong type: write it such as {name}: {example}."
             yield f"model.config.{name}", message
     positions = config.get("max_position_embeddings")
@@ -80,12 +80,12 @@ def _scratch_config(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 def _template_of_scratch(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if written["model.source"] != "scratch" or written["model.chat_template"] is not None:
         return
-    if wanted := [
+    if needed := [
         column.name for column in columns_of(written) if column.name in task_type_of(written).chat_template_columns
     ]:
         yield (
             "model.chat_template",
-            f"is missing: a model from scratch has none, and rows with {wanted[0]} become texts by one. "
+            f"is missing: a model from scratch has none, and rows with {needed[0]} need one. "
             "Name a file, such as deployments/examples/chat.jinja.",
         )
 

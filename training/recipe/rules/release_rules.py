@@ -18,28 +18,28 @@ from training.recipe.task_specification import specification_class
 if TYPE_CHECKING:
     from training.recipe.fields import Data
 
-_OF_THE_HUB = re.compile(r"hub:[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")
+_HUB_METRIC = re.compile(r"hub:[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")
 
 
 def _evaluated_splits(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     splits, evaluated = written["data.splits"], written["evaluation.splits"]
-    # Rows are held out for validation wherever there is no such split.
-    there = splits is None or {"validation", *splits, *(["test"] if written["data.test_size"] else [])}
+    # Without a validation split, rows are held out for it.
+    existing = splits is None or {"validation", *splits, *(["test"] if written["data.test_size"] else [])}
     for index, name in enumerate(evaluated):
-        if there is not True and name not in there:
+        if existing is not True and name not in existing:
             advice = "add it there, set data.test_size, or choose another"
             yield f"evaluation.splits[{index}]", f"{name!r} is not in data.splits: {advice}."
         elif name in evaluated[:index]:
             yield f"evaluation.splits[{index}]", f"{name!r} is listed twice."
 
 
-def absent_splits(evaluated: Iterable[str], there: Iterable[str], data: Data) -> Iterator[tuple[str, str]]:
-    """The evaluated splits without rows, by field, with the reason, given the splits of the source."""
+def absent_splits(evaluated: Iterable[str], source_splits: Iterable[str], data: Data) -> Iterator[tuple[str, str]]:
+    """Yields the recipe field of each evaluated split without rows, with the reason, given the source's splits."""
     held_out = {"validation"} | ({"test"} if data.test_size else set())
-    known = [split for split in ("train", "validation", "test") if split in {*there} | held_out]
+    existing = [split for split in ("train", "validation", "test") if split in {*source_splits} | held_out]
     for index, name in enumerate(evaluated):
-        if name not in known:
-            message = f"{name!r} has no rows: {data.path!r} has {' and '.join(known)}. Name its rows in "
+        if name not in existing:
+            message = f"{name!r} has no rows: {data.path!r} has {' and '.join(existing)}. Name its rows in "
             message += f"data.splits.{name}, hold rows of train out by data.{name}_size, or leave it out."
             yield f"evaluation.splits[{index}]", message
 
@@ -47,8 +47,8 @@ def absent_splits(evaluated: Iterable[str], there: Iterable[str], data: Data) ->
 def _splits_to_predict(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     task_type = task_type_of(written)
     for index, name in enumerate(written["evaluation.splits"]):
-        if why := task_type.train_only_reason(name):
-            yield f"evaluation.splits[{index}]", f"{name!r} {why}."
+        if reason := task_type.train_only_reason(name):
+            yield f"evaluation.splits[{index}]", f"{name!r} {reason}."
 
 
 def _metrics(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -64,7 +64,7 @@ def _metrics(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         if name in metrics[:index]:
             yield where, f"{name!r} is listed twice."
         elif name.startswith("hub:"):
-            if not _OF_THE_HUB.fullmatch(name):
+            if not _HUB_METRIC.fullmatch(name):
                 yield where, f"{name!r} is not pinned: write hub:owner/name@COMMIT, with all 40 digits of the commit."
             elif not written["evaluation.allow_remote_code"]:
                 yield where, f"{name!r} is code from the Hub: read it, then set evaluation.allow_remote_code: true."
@@ -74,7 +74,7 @@ def _metrics(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 
 def with_usual_metric(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The recipe's values, with the first metric of its task type if it names none and accuracy does not fit."""
+    """Returns the recipe's values. The task type's first metric is added if none is named and accuracy does not fit."""
     task_type, evaluation = values.get("task"), values.get("evaluation") or {}
     if task_type not in TASK_TYPES or not isinstance(evaluation, Mapping) or "metrics" in evaluation:
         return values
@@ -83,12 +83,12 @@ def with_usual_metric(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def fits_slice(figure: str, name: str) -> bool:
-    """Whether the figure has a meaning on the groups of that slice. User metrics are taken to have one."""
+    """Whether the figure is meaningful on the groups of that slice. User metrics are assumed to be."""
     return name != LABEL or figure not in METRICS or METRICS[figure].within_label
 
 
 def unfitting_metrics(metrics: Iterable[str], labels: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The fields that name a metric which cannot be computed with these labels, with the reason."""
+    """Yields the fields of metrics that cannot be computed with these labels, with the reason."""
     for index, name in enumerate(metrics):
         if name in METRICS and METRICS[name].numeric_labels and (message := non_numeric_label(name, labels)):
             yield f"evaluation.metrics[{index}]", message
@@ -99,7 +99,7 @@ def _fitting_metrics(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 
 def figures_of(written: WrittenRecipe) -> list[str] | None:
-    """Returns the names of the computed values; None if a metric of the user is among them, which names its own."""
+    """Returns the names of the computed figures; None if one is a user's metric, which chooses its own names."""
     metrics = written["evaluation.metrics"]
     return list(metrics) if set(metrics) <= set(METRICS) else None
 
@@ -113,47 +113,47 @@ def _gate_split(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 def _gate_figures(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     figures, gate = figures_of(written), "release.gate"
     bounds = {f"{gate}.minimum": written[f"{gate}.minimum"], f"{gate}.maximum": written[f"{gate}.maximum"]}
-    for place, limits in bounds.items():
+    for field, limits in bounds.items():
         for metric, limit in limits.items():
-            where, most = f"{place}.{metric}", place.endswith("maximum")
+            where, is_maximum = f"{field}.{metric}", field.endswith("maximum")
             if message := _describe_missing(metric, figures):
                 yield where, message
-            elif (known := METRICS.get(metric)) is None:
+            elif (known_metric := METRICS.get(metric)) is None:
                 continue
-            elif not known.more_is_better and not most:
+            elif not known_metric.more_is_better and not is_maximum:
                 yield where, f"less of {metric} is better: set {gate}.maximum.{metric}."
-            elif known.more_is_better and most:
+            elif known_metric.more_is_better and is_maximum:
                 yield where, f"more of {metric} is better: set {gate}.minimum.{metric}."
-            elif known.more_is_better and known.most is not None and limit > known.most:
-                yield where, f"{limit:g} is out of range: it must be at most {known.most:g}."
+            elif known_metric.more_is_better and known_metric.most is not None and limit > known_metric.most:
+                yield where, f"{limit:g} is out of range: it must be at most {known_metric.most:g}."
 
 
 def _floors(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     figures, slices = figures_of(written), written["evaluation.slices"]
     for key, limits in written["release.gate.floors"].items():
-        place, found = f"release.gate.floors.{key}", slice_of(key, slices)
-        if found is None:
+        place, slice_and_group = f"release.gate.floors.{key}", slice_of(key, slices)
+        if slice_and_group is None:
             choices = f"choose from {', '.join(slices)} (or {slices[0]}=GROUP), or " if slices else ""
-            yield place, f"is of no slice: {choices}add it to evaluation.slices.{nearest(key, slices)}"
+            yield place, f"names no slice: {choices}add it to evaluation.slices.{nearest(key, slices)}"
         elif not limits:
             yield place, "names no metric: write such as {accuracy: 0.6}."
         for metric, limit in limits.items():
             if message := _describe_missing(metric, figures):
                 yield f"{place}.{metric}", message
-            elif (known := METRICS.get(metric)) is None:
+            elif (known_metric := METRICS.get(metric)) is None:
                 continue
-            elif not known.more_is_better:
-                message = f"less of {metric} is better, and a floor is a least value: choose another metric."
+            elif not known_metric.more_is_better:
+                message = f"less of {metric} is better, and a floor is a minimum: choose another metric."
                 yield f"{place}.{metric}", message
-            elif found and not fits_slice(metric, found[0]):
+            elif slice_and_group and not fits_slice(metric, slice_and_group[0]):
                 message = "has no meaning if all rows have one label: choose accuracy, the share of right predictions."
                 yield f"{place}.{metric}", f"{metric} {message}"
-            elif known.most is not None and limit > known.most:
-                yield f"{place}.{metric}", f"{limit:g} is out of range: it must be at most {known.most:g}."
+            elif known_metric.most is not None and limit > known_metric.most:
+                yield f"{place}.{metric}", f"{limit:g} is out of range: it must be at most {known_metric.most:g}."
 
 
 def _describe_missing(metric: str, figures: list[str] | None) -> str | None:
-    """The message that the metric is not evaluated; None if it is, or may be."""
+    """Returns the message that the metric is not evaluated; None if it is, or may be."""
     if figures is None or metric in figures:
         return None
     choices = f"choose from {', '.join(figures)}, or add it to evaluation.metrics"
@@ -176,17 +176,17 @@ def _aliases(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
             yield f"release.{field}", f"{alias!r} is the alias of the {other} too: choose another."
 
 
-def _hub(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
-    if written["release.hub"] is None or (which := written["release.hub.checkpoints"]) in ("no", False):
+def _hub_checkpoints(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    if written["release.hub"] is None or (uploads := written["release.hub.checkpoints"]) in ("no", False):
         return  # YAML reads a bare `no` as false
     if written["release.hub.pull_request"]:
         message = "is for the model alone: checkpoints would be committed to the branch. Set release.hub.revision to a"
         yield "release.hub.pull_request", f"{message} separate branch, or release.hub.checkpoints to no."
     engine, strategy = written["training.engine"], written["compute.strategy"]
-    if which == "every_save" and engine != "trainer":
+    if uploads == "every_save" and engine != "trainer":
         message = f"'every_save' needs weights that transformers can load, and checkpoints of {engine!r} are its own"
         yield "release.hub.checkpoints", f"{message}: choose checkpoint or all_checkpoints, or `engine: trainer`."
-    elif which == "every_save" and not STRATEGIES[strategy].replicates:
+    elif uploads == "every_save" and not STRATEGIES[strategy].replicates:
         message = f"'every_save' needs whole weights, and with {strategy} each process saves its share of them"
         yield "release.hub.checkpoints", f"{message}: choose checkpoint or all_checkpoints, or `strategy: ddp`."
 
@@ -202,5 +202,5 @@ RELEASE_RULES: tuple[Rule, ...] = (
     _floors,
     _gate_comparison,
     _aliases,
-    _hub,
+    _hub_checkpoints,
 )

@@ -1,4 +1,4 @@
-"""Rules that span several fields of a recipe: their form, and the recipe that they look at."""
+"""The form of rules that span several fields of a recipe, and the recipe as rules read it."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class InvalidFieldError(LookupError):
 class WrittenRecipe:
     """The recipe as written: `written["training.seed"]` is the field's value, or its default where it is left out.
 
-    Reading a field that is known to be wrong raises InvalidFieldError.
+    Reading a field that is known to be invalid raises InvalidFieldError.
     """
 
-    def __init__(self, recipe: type[BaseModel], values: Mapping[str, Any], wrong: Iterable[str]) -> None:
-        self._recipe, self._values, self.wrong = recipe, values, set(wrong)
+    def __init__(self, recipe: type[BaseModel], values: Mapping[str, Any], invalid: Iterable[str]) -> None:
+        self._recipe, self._values, self.invalid = recipe, values, set(invalid)
 
     def fields(self, section: str) -> dict[str, FieldInfo]:
-        """The section's fields and their definitions; "" is the recipe itself."""
+        """Returns a section's fields and their definitions; "" is the recipe itself."""
         return (section_fields(self._recipe, section) if section else self._recipe.model_fields) or {}
 
     def __getitem__(self, name: str) -> Any:
         section, _, field = name.rpartition(".")
-        above = [section[:end] for end in range(len(section) + 1) if section[end : end + 1] in (".", "")]
-        if any(place in above or re.match(rf"{re.escape(name)}($|[.\[])", place) for place in self.wrong):
+        sections = [section[:end] for end in range(len(section) + 1) if section[end : end + 1] in (".", "")]
+        if any(place in sections or re.match(rf"{re.escape(name)}($|[.\[])", place) for place in self.invalid):
             raise InvalidFieldError(name)
         values: Any = self._values
         for part in filter(None, section.split(".")):
@@ -51,16 +51,16 @@ Rule: TypeAlias = Callable[[WrittenRecipe], Iterator[tuple[str, str]]]
 
 
 def broken_rules(rules: Iterable[Rule], written: WrittenRecipe) -> list[Problem]:
-    """The problems of all rules, in turn.
+    """Returns the problems of all rules, in order.
 
-    A rule ends at the first field that is known to be wrong, so a mistake is reported once.
+    A rule ends when it reads a field that is known to be invalid, so each mistake is reported once.
     """
     problems: list[Problem] = []
     for rule in rules:
         try:
             for where, message in rule(written):
                 problems.append(Problem(kind="recipe", where=where, message=message))
-                written.wrong.add(where)
+                written.invalid.add(where)
         except InvalidFieldError:
             continue
     return problems

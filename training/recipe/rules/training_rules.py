@@ -33,23 +33,23 @@ def _evaluation_while_training(written: WrittenRecipe) -> Iterator[tuple[str, st
         yield "training.eval_steps", "is missing: `eval_strategy: steps` needs the number of steps between evaluations."
     if strategy not in ("no", False):  # YAML reads a bare `no` as false
         return
-    fix = "needs evaluations, but training.eval_strategy is no: set that to epoch or steps"
+    message = "needs evaluations, but training.eval_strategy is no: set that to epoch or steps"
     if written["training.load_best_model_at_end"]:
-        yield "training.load_best_model_at_end", f"{fix}, or this to false."
+        yield "training.load_best_model_at_end", f"{message}, or this to false."
     if written["training.early_stopping_patience"] is not None:
-        yield "training.early_stopping_patience", f"{fix}, or this to null."
+        yield "training.early_stopping_patience", f"{message}, or this to null."
     if written["training.lr_scheduler_type"] in ("reduce_lr_on_plateau", "greedy"):
-        yield "training.lr_scheduler_type", f"{written['training.lr_scheduler_type']} {fix}, or choose another."
+        yield "training.lr_scheduler_type", f"{written['training.lr_scheduler_type']} {message}, or choose another."
 
 
 def _best_metric(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     metric, figures = written["training.metric_for_best_model"], figures_of(written)
-    known = [*(figures or ()), "loss"]
-    if metric is not None and figures is not None and metric not in known:
+    choices = [*(figures or ()), "loss"]
+    if metric is not None and figures is not None and metric not in choices:
         yield (
             "training.metric_for_best_model",
-            f"{metric!r} is not evaluated: choose from {', '.join(known)}, or add it to evaluation.metrics."
-            f"{nearest(metric, known)}",
+            f"{metric!r} is not evaluated: choose from {', '.join(choices)}, or add it to evaluation.metrics."
+            f"{nearest(metric, choices)}",
         )
 
 
@@ -59,11 +59,13 @@ def _metric_while_training(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         return
     reason = task_type.while_training(written["compute.strategy"]).loss_only_reason
     if reason is not None:
-        is_off = ("generate_while_training", False) in list(task_type.options)
-        why = reason or ("options.generate_while_training is false" if is_off else "by the options of the task type")
-        message = f"{metric!r} is not computed while training ({why.rstrip('.')}): "
-        change = "set that to true, or " if is_off else ""
-        yield "training.metric_for_best_model", f"{message}{change}set this to null, for the loss."
+        is_switched_off = ("generate_while_training", False) in list(task_type.options)
+        cause = reason or (
+            "options.generate_while_training is false" if is_switched_off else "by the options of the task type"
+        )
+        message = f"{metric!r} is not computed while training ({cause.rstrip('.')}): "
+        switch = "set that to true, or " if is_switched_off else ""
+        yield "training.metric_for_best_model", f"{message}{switch}set this to null, for the loss."
 
 
 def _loss_of_the_task_type(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -72,8 +74,8 @@ def _loss_of_the_task_type(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     for name in _LOSS_FIELDS:
         value = written[f"training.{name}"]
         if name not in task_type.loss_fields and value != fields[name].get_default():
-            usual = json.dumps(fields[name].get_default()).strip('"')
-            yield f"training.{name}", f"does nothing with task {written['task']}: leave it out, or set it to {usual}."
+            default = json.dumps(fields[name].get_default()).strip('"')
+            yield f"training.{name}", f"does nothing with task {written['task']}: leave it out, or set it to {default}."
 
 
 def _loss(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -97,11 +99,11 @@ def _class_weights(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
             yield f"training.class_weights.{name}", message
 
 
-def _own_classes(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+def _user_classes(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     callbacks = written["training.callbacks"]
-    named = [(f"training.{field}", written[f"training.{field}"]) for field in ("collator", "trainer")]
-    named += [(f"training.callbacks[{index}]", name) for index, name in enumerate(callbacks)]
-    for where, name in named:
+    names = [(f"training.{field}", written[f"training.{field}"]) for field in ("collator", "trainer")]
+    names += [(f"training.callbacks[{index}]", name) for index, name in enumerate(callbacks)]
+    for where, name in names:
         if name is not None and not MODULE_AND_NAME.fullmatch(name):
             yield where, f"{name!r} is not the name of Python code: write it as module:name."
     for index, name in enumerate(callbacks):
@@ -116,23 +118,26 @@ def _engine(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         yield "training.engine", f"{engine!r} is unknown: {choices}.{nearest(engine, ENGINES)}"
 
 
-def _settings_of_engine(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
-    """The settings that the engine does not read. A user's own engine may read any of them."""
+def _settings_that_the_engine_reads(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    """Settings apply only to engines that read them. A user's engine may read all of them."""
     name = written["training.engine"]
     if name not in ENGINES or (limits := ENGINES[name].limits) is None:
         return
-    able = " or ".join(f"`engine: {other}`" for other, engine in ENGINES.items() if engine.limits is None)
-    unread = f"`engine: {name}` does not read it: leave it out, or use {able}."
+    alternatives = " or ".join(f"`engine: {other}`" for other, engine in ENGINES.items() if engine.limits is None)
+    message = f"`engine: {name}` does not read this field: leave it out, or use {alternatives}."
     for field, info in written.fields("training").items():
         default = info.get_default(call_default_factory=True)
         if field not in limits.training and written[f"training.{field}"] != default:
-            yield f"training.{field}", unread
+            yield f"training.{field}", message
     for where, choices in (("training.optim", limits.optimizers), ("compute.strategy", limits.strategies)):
         if (value := written[where]) not in choices:
-            yield where, f"{value!r} is not for `engine: {name}`: choose from {', '.join(choices)}, or use {able}."
+            yield (
+                where,
+                f"{value!r} is not for `engine: {name}`: choose from {', '.join(choices)}, or use {alternatives}.",
+            )
     for field in written["training.extra"]:
         if field in arguments() and field not in limits.extra:
-            yield f"training.extra.{field}", unread
+            yield f"training.extra.{field}", message
 
 
 def _scheduler_settings(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -141,8 +146,8 @@ def _scheduler_settings(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         "cosine_warmup_with_min_lr": ("min_lr", "min_lr_rate"),
         "warmup_stable_decay": ("num_decay_steps",),
     }.get(written["training.lr_scheduler_type"], ())
-    given = written["training.extra"].get("lr_scheduler_kwargs") or {}
-    if needed and not any(name in given for name in needed):
+    settings = written["training.extra"].get("lr_scheduler_kwargs") or {}
+    if needed and not any(name in settings for name in needed):
         yield (
             "training.lr_scheduler_type",
             f"{written['training.lr_scheduler_type']} needs {' or '.join(needed)}: "
@@ -169,7 +174,7 @@ def _extra(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 
 def _extra_without_effect(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
-    """Fields that transformers accepts and ignores."""
+    """Fields that transformers would accept and ignore have the fields that they depend on."""
     extra = written["training.extra"]
     for names, needed in (
         (("activation_checkpointing_kwargs",), ("activation_checkpointing", "gradient_checkpointing")),
@@ -203,10 +208,10 @@ def _optimizer_args(name: str, optimizer: Optimizer, text: Any) -> Iterator[tupl
     where = "training.extra.optim_args"
     if not isinstance(text, str) or not text:
         return
-    if (given := optim_args(text)) is None:
+    if (names := optim_args(text)) is None:
         yield where, f"{text!r} is not written as name=value,name=value."
         return
-    for field in given:
+    for field in names:
         if field == "weight_decay":
             yield where, "weight_decay has its own field: set training.weight_decay."
         elif field not in optimizer.args:
@@ -233,10 +238,10 @@ TRAINING_RULES: tuple[Rule, ...] = (
     _loss,
     _engine,
     _class_weights,
-    _own_classes,
+    _user_classes,
     _scheduler_settings,
     _extra,
-    _settings_of_engine,
+    _settings_that_the_engine_reads,
     _extra_without_effect,
     _optimizer,
     _reporters,
