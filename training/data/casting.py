@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from training.data.blocks import Block
-from training.data.faults import Fault, shortened
+from training.data.faults import Fault, shorten
 from training.data.lists import NESTED, Wrong, from_arrow, from_json, half_character_fault, split_at
 from training.data.mappings import WHOLE_NUMBER
 from training.data.plain_types import is_list, plain, with_label_names
@@ -144,7 +144,7 @@ def _cast(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> t
 
 def _format_value(value: pa.Scalar) -> str:
     try:
-        return shortened(value.as_py())
+        return shorten(value.as_py())
     except (ValueError, OverflowError, LookupError):  # Python has no object for the time or its zone
         return f"a {value.type} out of range"
 

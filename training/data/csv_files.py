@@ -21,7 +21,7 @@ from training.data.arrow_files import BLOCK_ROWS
 from training.data.blocks import Block, Numbers, match_columns, source_error
 from training.data.csv_quotes import QuotedFields
 from training.data.decoding import LONGEST_ROW_BYTES, open_text
-from training.data.faults import HEADER_READ, REPEATED_HEADER, Fault, shortened
+from training.data.faults import HEADER_READ, REPEATED_HEADER, Fault, shorten
 from training.data.file_systems import display_name
 from training.data.sources import delimiter_of
 from training.problems import Problem, UserError
@@ -273,7 +273,7 @@ def _find_value_in_names(names: Iterable[str], header: list[str]) -> str | None:
         if name in numbers and not numbered and not (years and _YEAR.fullmatch(name)):
             return f"{name!r} is a number"
         if len(name) > MAX_NAME_LENGTH:
-            return f"{shortened(name)} has {len(name):,} characters"
+            return f"{shorten(name)} has {len(name):,} characters"
     return None
 
 
@@ -377,7 +377,7 @@ def _match_header(head: _Head, wanted: SourceColumns, where: str) -> dict[str, s
         reason = _find_value_in_names(header, header) or repeated
         if reason or (renamed.isdisjoint(wanted.names) and "Did you mean" not in str(error)):
             verdict = f"looks like data, not like names ({reason})" if reason else "names none of the recipe's columns"
-            shown, example = ", ".join(map(shortened, header[:20])), ", ".join(_example_header(wanted, len(header)))
+            shown, example = ", ".join(map(shorten, header[:20])), ", ".join(_example_header(wanted, len(header)))
             message = (
                 f"the first row of {where} {verdict}: {shown}. If the table has no header, name its {len(header)} "
                 f"columns, such as data.header: [{example}]."

@@ -10,7 +10,7 @@ import re
 from collections import deque
 from typing import IO
 
-from training.data.faults import Fault, shortened
+from training.data.faults import Fault, shorten
 
 MIN_MERGED_LINES = 5
 """The lines within one field that suggest merged rows: at least this many, and nearly all with a row's delimiters."""
@@ -164,5 +164,5 @@ class QuotedFields:
             return
         self._last_reported[check] = self._row
         lines = f"{breaks + 1:,} lines, " if breaks else ""
-        value = f": {lines}{shortened(field[:200].decode(errors='replace'))}"
+        value = f": {lines}{shorten(field[:200].decode(errors='replace'))}"
         self._faults.append(Fault(self._row, check, description, value))

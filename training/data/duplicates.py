@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from training.data.arrow_files import ipc_reader
 from training.data.blocks import Block, Numbers
-from training.data.faults import shortened
+from training.data.faults import shorten
 from training.data.lists import as_json
 from training.recipe.source_columns import SourceColumns, StoredColumn
 
@@ -162,7 +162,7 @@ class DuplicateTexts:
                 batch = reader.get_batch(number)
                 if position < batch.num_rows:
                     value = batch.column(column.name)[position].as_py()
-                    return repr(value) if column.form == "label" else shortened(value)
+                    return repr(value) if column.form == "label" else shorten(value)
                 position -= batch.num_rows
         raise IndexError(position)
 

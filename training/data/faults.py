@@ -117,7 +117,7 @@ def level_of(check: str, wanted: SourceColumns) -> Level:
     return wanted.data.checks.get(check) or known[check]
 
 
-def shortened(value: object) -> str:
+def shorten(value: object) -> str:
     """Returns a value as messages show it: its repr, at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…{text[0] if text[0] in chr(34) + chr(39) else ''}"

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from training.data.faults import shortened
+from training.data.faults import shorten
 from training.data.plain_types import is_list, plain, with_label_names
 from training.recipe.column_types import EXAMPLES, Form
 
@@ -93,7 +93,7 @@ def from_json(column: pa.Array, name: str, form: Form, separator: str | None = N
             return split_at(separator, pa.array([value]))[0].as_py()
         except (ValueError, RecursionError) as error:
             description = f"holds no JSON such as {EXAMPLES[form]} in column {name!r}"
-            raise _Misfit("malformed", description, f": {shortened(text)}") from error
+            raise _Misfit("malformed", description, f": {shorten(text)}") from error
 
     return _convert_each(column.to_pylist(), lambda text: _check_value(parse(text), name, form), form)
 
@@ -153,7 +153,7 @@ def _check_value(value: Any, name: str, form: Form) -> Any:
     except (TypeError, ValueError, RecursionError) as error:
         raise _Misfit("type", f"holds what JSON cannot write in column {name!r}", f" ({error})") from error
     expected = "texts" if form == "texts" else "labels, which are texts or whole numbers,"
-    raise _Misfit("type", f"holds no list of {expected} in column {name!r}", f": {shortened(value)}")
+    raise _Misfit("type", f"holds no list of {expected} in column {name!r}", f": {shorten(value)}")
 
 
 def _need_utf8(value: str) -> str:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from training.data.arrow_files import BLOCK_ROWS
 from training.data.blocks import Block, match_columns, source_error
-from training.data.faults import Fault, shortened
+from training.data.faults import Fault, shorten
 from training.data.lists import NESTED, as_json
 from training.data.slice_columns import MAX_BYTES, MIXED, SliceColumns, UnsuitableColumn, require_grouping_type
 
@@ -101,7 +101,7 @@ def _read_values(
     if not isinstance(row, Mapping):
         type_name = type(row).__name__
         return Fault(
-            number, "malformed", f"is no mapping of columns to values but of type {type_name}", f": {shortened(row)}"
+            number, "malformed", f"is no mapping of columns to values but of type {type_name}", f": {shorten(row)}"
         )
     values: list[Any] = []
     for name, source in sources.items():
@@ -156,7 +156,7 @@ def _cast(number: int, name: str, value: Any, wanted: SourceColumns) -> Any:
             return CASTS[to](value)
     except (ValueError, KeyError, OverflowError):
         pass
-    return Fault(number, "type", f"holds no {wanted.cast_in_words(name)} in column {name!r}", f": {shortened(value)}")
+    return Fault(number, "type", f"holds no {wanted.cast_in_words(name)} in column {name!r}", f": {shorten(value)}")
 
 
 def _check_type(number: int, name: str, value: Any, wanted: SourceColumns, types_by_column: dict[str, str]) -> Any:
@@ -179,7 +179,7 @@ def _check_type(number: int, name: str, value: Any, wanted: SourceColumns, types
         column_type = types_by_column.setdefault(name, value_type) if value_type in VALUE_TYPES else "text or a number"
         is_valid = value_type == column_type and not (isinstance(value, int) and abs(value) >= MAX_INTEGER)
         expected = f"where a {column_type} belongs"
-    return value if is_valid else Fault(number, "type", f"{description} {expected}", f": {shortened(value)}")
+    return value if is_valid else Fault(number, "type", f"{description} {expected}", f": {shorten(value)}")
 
 
 def _array(values: tuple[Any, ...], name: str, wanted: SourceColumns) -> pa.Array:

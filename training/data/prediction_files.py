@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from training.data.casting import decode_texts
 from training.data.csv_files import CsvParser, empty_rows
 from training.data.decoding import open_seekable, open_text
-from training.data.faults import Fault, Faults, shortened
+from training.data.faults import Fault, Faults, shorten
 from training.data.file_systems import display_name
 from training.data.json_files import json_values
 from training.data.lists import as_json, from_json
@@ -253,7 +253,7 @@ def _json_rows(file: Path) -> Iterator[tuple[int, Any]]:
             if isinstance(row, dict | Fault):
                 yield number, row
             else:
-                yield number, Fault(number, "malformed", "is no object", f": {shortened(row)}")
+                yield number, Fault(number, "malformed", "is no object", f": {shorten(row)}")
 
 
 class Writer:

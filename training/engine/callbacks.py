@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def recipe_callbacks(training: Training) -> list[TrainerCallback]:
-    """The recipe's callbacks, and early stopping if it has a patience. Raises UserError if a name is not found or is no
-    callback."""
+    """Returns the recipe's callbacks, and early stopping if a patience is set. Raises UserError if a name is not found
+    or not a callback."""
     callbacks: list[TrainerCallback] = []
     for index, name in enumerate(training.callbacks):
         field = CodeField(
@@ -31,7 +31,7 @@ def recipe_callbacks(training: Training) -> list[TrainerCallback]:
             where=f"training.callbacks[{index}]",
             example="my_callbacks:Mine",
             accepted="a subclass of transformers.TrainerCallback",
-            accepts=lambda found: isinstance(found, type) and issubclass(found, TrainerCallback),
+            accepts=lambda value: isinstance(value, type) and issubclass(value, TrainerCallback),
         )
         try:
             callbacks.append(field.load(name)())
@@ -42,16 +42,16 @@ def recipe_callbacks(training: Training) -> list[TrainerCallback]:
     return callbacks
 
 
-class Saves(TrainerCallback):
+class SaveCallback(TrainerCallback):
     """Requests checkpoints between evaluations, and ends training on a request to stop.
 
-    After the last step of an epoch, it saves only after all work of the epoch's end, such as an evaluation: a resumed
-    run would begin the next epoch without that work.
+    At the end of an epoch, it saves after all other work, such as an evaluation: a resumed run begins with the next
+    epoch and would skip that work.
 
     Args:
         interval_s: seconds between two checkpoints.
         ends_epoch: whether an epoch, or all of training, ends with an optimizer step.
-        restore: called when training begins, to restore the state that the Trainer does not.
+        restore: called when training begins, to restore state that the Trainer does not restore.
     """
 
     def __init__(self, interval_s: float, *, ends_epoch: Callable[[int], bool], restore: Callable[[], None]) -> None:
@@ -87,7 +87,7 @@ class Saves(TrainerCallback):
         return any(ranks.any_rank(late or stop_requested())) and state.global_step != self._saved_step
 
 
-class Reports(TrainerCallback):
+class ReportCallback(TrainerCallback):
     """Passes the Trainer's events to the reporter."""
 
     def __init__(self, make_reporter: Callable[[], Reporter], set_rate: Callable[[float], None]) -> None:
@@ -97,21 +97,21 @@ class Reports(TrainerCallback):
         self._reporter = self._make_reporter()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._reporter.stepped(state.global_step, state.epoch or 0.0)
+        self._reporter.report_step(state.global_step, state.epoch or 0.0)
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        self._reporter.evaluating(state.global_step, state.epoch or 0.0)
+        self._reporter.report_evaluation(state.global_step, state.epoch or 0.0)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._reporter.paused()
+        self._reporter.exclude_pause()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._reporter.paused()
+        self._reporter.exclude_pause()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._set_rate(self._reporter.ended(state.global_step))
+        self._set_rate(self._reporter.finish(state.global_step))
 
     def on_log(
         self,
@@ -125,10 +125,10 @@ class Reports(TrainerCallback):
         if "loss" in logs:
             names = ("learning_rate", "grad_norm", "num_input_tokens_seen")
             values = {name: logs[name] for name in names if name in logs}
-            self._reporter.trained(step, epoch, {"train_loss": logs["loss"], **values})
-        evaluated = {name: value for name, value in logs.items() if name.startswith("eval_") and not is_timing(name)}
-        if evaluated:
-            self._reporter.figures(step, epoch, evaluated)
+            self._reporter.report_training(step, epoch, {"train_loss": logs["loss"], **values})
+        metrics = {name: value for name, value in logs.items() if name.startswith("eval_") and not is_timing(name)}
+        if metrics:
+            self._reporter.report_metrics(step, epoch, metrics)
 
 
 def is_timing(name: str) -> bool:

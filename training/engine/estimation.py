@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from training.engine.training_task import Task
 
 KEPT_CHECKPOINTS = 3
-"""The newest two, and one that is being written. The best one is counted separately."""
+"""The newest two, and the one that is being written. The best one is counted separately."""
 BYTES_PER_WEIGHT = 4
 """Weights are loaded in float32."""
 LATER_IMPORTS, KERNELS = 80_000_000, 100_000_000
@@ -45,7 +45,7 @@ _SMALLER = "lower tokens.max_length, or choose a smaller model"
 
 @dataclass(frozen=True)
 class Estimate:
-    """Needs of a training; plain JSON values."""
+    """The resources that a training needs, as plain JSON values."""
 
     parameters: int
     trainable: int
@@ -58,19 +58,19 @@ class Estimate:
     """Peak memory of the largest process, in 10^6 bytes: its GPU's, else the machine's. None if not even one row fits
     together with the whole model."""
     memory_per_row_mb: float
-    """The part of it for each row of a micro-batch."""
+    """The part of memory_mb for each row of a micro-batch."""
     disk_mb: int
     """For checkpoints and the model."""
 
 
 def report_estimate(task: Task, job_dir: Path) -> None:
-    """Writes the estimate to the job's events before the first step; nothing if the job has begun before.
+    """Writes the estimate to the job's events before the first step. Does nothing if the job has begun before.
 
-    Every rank calls it. Warns if memory is short. Raises UserError on all ranks if the disk is too small, because a
-    rank that waits for another does not notice that the other has failed.
+    Every rank calls it. Warns if memory is short. Raises UserError on all ranks if the disk is too small: ranks that
+    wait for a failed one would not notice.
     """
-    earlier = latest_estimate(read_events(job_dir / EVENTS, 0, ["estimate"])[0])
-    same_batches = earlier.get("micro_batch_size") == task.training.per_device_train_batch_size
+    previous = latest_estimate(read_events(job_dir / EVENTS, 0, ["estimate"])[0])
+    same_batches = previous.get("micro_batch_size") == task.training.per_device_train_batch_size
     if same_batches or any(task.checkpoints.glob("checkpoint-*")):
         return
     require_disk(task.training.engine, task.checkpoints, _disk(task, sizes(task)))
@@ -92,12 +92,12 @@ def require_disk(engine: str, folder: Path, needed: float) -> None:
 
 
 def latest_estimate(events: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The newest estimate in a job's events; empty if there is none."""
+    """Returns the newest estimate in a job's events; empty if there is none."""
     return next(reversed([event for event in events if event["kind"] == "estimate"]), {})
 
 
 def summary(estimate: Mapping[str, Any], memory: int | None) -> str:
-    """An estimate in one line; `memory` is the number of bytes that a process may take, if known."""
+    """Formats an estimate in one line; `memory` is the number of bytes that a process may take, if known."""
     trained = "all" if estimate["trainable"] == estimate["parameters"] else f"{estimate['trainable']:,} of them"
     needs = "?" if estimate["memory_mb"] is None else f"about {resources.as_text(estimate['memory_mb'] * 1e6)}"
     available = "" if memory is None else f" (of {resources.as_text(memory)})"
@@ -109,7 +109,7 @@ def summary(estimate: Mapping[str, Any], memory: int | None) -> str:
 
 
 def memory_warning(estimate: Mapping[str, Any], memory: int | None) -> str | None:
-    """A warning if a process may take fewer bytes than it needs; None if it fits, or if either is unknown."""
+    """Returns a warning if a process needs more bytes than it may take; None if it fits, or if either is unknown."""
     needs, rows, per_row = (estimate[name] for name in ("memory_mb", "micro_batch_size", "memory_per_row_mb"))
     if needs is None:
         return f"memory ran out when a single row was tried: {_SMALLER}."
@@ -128,8 +128,8 @@ def memory_warning(estimate: Mapping[str, Any], memory: int | None) -> str | Non
 
 
 def memory_of_a_process(processes: int) -> int | None:
-    """The bytes that this process, one of `processes` on this machine, may use in total: of its GPU's memory, else of
-    the machine's."""
+    """Returns the bytes that this process, one of `processes` on this machine, may use in total: of its GPU's memory,
+    else of the machine's."""
     import torch
 
     if torch.cuda.is_available():
@@ -139,14 +139,14 @@ def memory_of_a_process(processes: int) -> int | None:
 
 
 def peak_bytes() -> int:
-    """The peak memory of this process since the model was loaded."""
+    """Returns the peak memory of this process since the model was loaded."""
     import torch
 
     return torch.cuda.max_memory_reserved() if torch.cuda.is_available() else resources.used_bytes("VmHWM")
 
 
 def estimate(task: Task) -> Estimate:
-    """The estimate, with a trial pass."""
+    """Computes the estimate, with a trial pass."""
     from training.batching.batches import LengthGroupedBatches
 
     training, rows = task.training, task.training.per_device_train_batch_size
@@ -159,7 +159,7 @@ def estimate(task: Task) -> Estimate:
     )
     size = sizes(task)
     at_start = _memory_at_start(task, size)
-    trial = _trial(task, next(iter(batches)))
+    trial = _run_trial(task, next(iter(batches)))
     memory, per_row = None, 0.0
     if trial is not None:
         per_row = FRAGMENTATION * trial.forward / trial.rows
@@ -190,12 +190,12 @@ class Sizes:
 
 
 def sizes(task: Task) -> Sizes:
-    """The sizes of the task's model, before it is sharded."""
-    held = sum(weight.numel() * weight.element_size() for weight in task.model.parameters())
+    """Returns the sizes of the task's model before sharding."""
+    weights_bytes = sum(weight.numel() * weight.element_size() for weight in task.model.parameters())
     count = task.model.num_parameters()  # counts each weight of a 4-bit layer
     trainable = sum(weight.numel() for weight in task.model.parameters() if weight.requires_grad)
     state = OPTIMIZERS[task.training.optim].state_bytes * trainable
-    return Sizes(held, BYTES_PER_WEIGHT * count, BYTES_PER_WEIGHT * trainable, round(state))
+    return Sizes(weights_bytes, BYTES_PER_WEIGHT * count, BYTES_PER_WEIGHT * trainable, round(state))
 
 
 def _memory_at_start(task: Task, sizes: Sizes) -> int:
@@ -213,12 +213,12 @@ def _other_memory(task: Task, sizes: Sizes) -> float:
 
     from training.distributed.zero import BUCKET
 
-    compute, best = task.compute, _checkpoint_weights(task, sizes) * task.training.load_best_model_at_end
+    compute, best_weights = task.compute, _checkpoint_weights(task, sizes) * task.training.load_best_model_at_end
     if task.training.lora and not torch.cuda.is_available():
-        best += sizes.exported  # the base model once more, which the adapters are added to
+        best_weights += sizes.exported  # a copy of the base model, to which the adapters are added
     processes, strategy, offload = compute.num_processes, compute.strategy, compute.offload
     if strategy == "ddp":
-        return best + sizes.optimizer_state + (processes > 1) * sizes.gradients  # DDP's buckets
+        return best_weights + sizes.optimizer_state + (processes > 1) * sizes.gradients  # DDP's buckets
     is_offloaded = offload != "no" and torch.cuda.is_available()
     # A share of the weights in full precision and of the optimizer state; gradients in flight; and the gathered weights
     # of the other ranks, at most all.
@@ -226,11 +226,11 @@ def _other_memory(task: Task, sizes: Sizes) -> float:
     gathered = (strategy != "deepspeed-zero2") * sizes.weights
     bucket = min(BUCKET, sizes.weights // BYTES_PER_WEIGHT)
     buffers = ZERO3_BUFFERS * BYTES_PER_WEIGHT * bucket if strategy == "deepspeed-zero3" else 0
-    return best + share + sizes.gradients + gathered + buffers
+    return best_weights + share + sizes.gradients + gathered + buffers
 
 
 def _disk(task: Task, sizes: Sizes) -> float:
-    """The checkpoints that exist at once, and the exported model."""
+    """Returns the bytes of all checkpoints that exist at once and of the exported model."""
     checkpoint: float = _checkpoint_weights(task, sizes) + sizes.optimizer_state
     if task.compute.strategy.startswith("deepspeed"):  # the weights once more, in the precision of the model's passes
         checkpoint += sizes.weights if task.compute.mixed_precision == "no" else sizes.weights / 2
@@ -239,7 +239,7 @@ def _disk(task: Task, sizes: Sizes) -> float:
 
 
 def _checkpoint_weights(task: Task, sizes: Sizes) -> int:
-    """The weights in a checkpoint: those of adapters alone, unless the model is sharded."""
+    """Returns the bytes of the weights in a checkpoint: of the adapters only, unless the model is sharded."""
     return sizes.gradients if task.training.lora and task.compute.strategy == "ddp" else sizes.weights
 
 
@@ -253,17 +253,17 @@ class Trial:
     peak: int
 
 
-def _trial(task: Task, first: list[int]) -> Trial | None:
-    """A trial on a batch; if that does not fit into memory, on half of it, and so on."""
+def _run_trial(task: Task, first: list[int]) -> Trial | None:
+    """Tries a batch; if it does not fit into memory, half of it, and so on. Returns None if not even one row fits."""
     from training.batching.random_states import SeededBatch
 
     assert isinstance(first, SeededBatch)
     rows = len(first)
     while rows:
-        part = SeededBatch(first[:rows], first.seeds)
+        batch = SeededBatch(first[:rows], first.seeds)
         try:
-            with _restored_afterwards(task):
-                return _run_passes(task, task.collate(task.train.__getitems__(part)))
+            with _preserve_state(task):
+                return _run_passes(task, task.collate(task.train.__getitems__(batch)))
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -310,7 +310,7 @@ class _MemoryGauge:
 
 
 @contextmanager
-def _restored_afterwards(task: Task) -> Iterator[None]:
+def _preserve_state(task: Task) -> Iterator[None]:
     """Puts the model into training mode on its training device; on leaving, restores it and the random states."""
     import torch
 

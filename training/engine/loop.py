@@ -63,7 +63,7 @@ class Progress:
     """The sum of the losses of the steps up to that one."""
     best_step: int | None = None
     best_metric: float | None = None
-    no_better: int = 0
+    evaluations_without_gain: int = 0
     """Evaluations in a row without enough gain."""
     stopped_early: bool = False
 
@@ -74,7 +74,7 @@ class Loop:
     def __init__(self, task: Task) -> None:
         self.task, self.training, self.progress = task, task.training, Progress()
         args = arguments(task)
-        ddp = DistributedDataParallelKwargs(find_unused_parameters=True)  # some models have layers that a task skips
+        ddp = DistributedDataParallelKwargs(find_unused_parameters=True)  # a task may skip layers of a model
         self.accelerator = Accelerator(mixed_precision=args.mixed_precision, kwargs_handlers=[ddp])
         require_requested_processes(self.accelerator.state, task.compute)
         self.device, self.rank = self.accelerator.device, self.accelerator.process_index
@@ -92,43 +92,43 @@ class Loop:
             targets=task.train.targets,
         )
         self.state_check = state_check.StateCheck(task.checkpoints.parent, self.batches, self.get_state)
-        self.collate = state_check.marked(task.collate)
+        self.collate = state_check.add_row_numbers(task.collate)
         self.operations = flops(task.model)
         steps, epochs = self.training.max_steps, self.training.num_train_epochs
-        self.last = steps if steps > 0 else math.ceil(epochs * self.batches.steps)
+        self.total_steps = steps if steps > 0 else math.ceil(epochs * self.batches.steps)
         self.model, self.optimizer = self.accelerator.prepare(task.model, make_optimizer(task.model, args))
         if wrong := distributed.load(task.compute.strategy).check_wrapper(self.model, task.compute):
             raise RuntimeError(f"requested {task.compute.strategy}, but the model is not wrapped for it: {wrong}")
-        self.scheduler = make_scheduler(self.optimizer, args, self.last)
-        self.by_metric = self.training.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
-        self.loss_of = loss_function(task)
-        self.loss = torch.zeros((), device=self.device)  # of this rank's steps since one was recorded
+        self.scheduler = make_scheduler(self.optimizer, args, self.total_steps)
+        self.schedules_by_metric = self.training.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
+        self.task_loss = loss_function(task)
+        self.loss = torch.zeros((), device=self.device)  # the sum over this rank's steps since the last record
         self.saved_at = 0.0
 
     def run(self) -> Trained:
         """Trains to the end, from a checkpoint if there is one, and leaves the weights to export in the model."""
-        if start := self.task.begin():
-            self.restore(start)
+        if checkpoint := self.task.begin():
+            self.restore(checkpoint)
         progress, self.saved_at = self.progress, time.monotonic()
         if self.rank == 0:
             self.reporter = self.make_reporter()
         self.model.train()
-        while progress.step < self.last and not progress.stopped_early:
-            epoch, done = divmod(progress.step, self.batches.steps)
-            batches = self.load_batches(epoch, done)
-            for _ in range(done, min(self.batches.steps, self.last - epoch * self.batches.steps)):
+        while progress.step < self.total_steps and not progress.stopped_early:
+            epoch, steps_done = divmod(progress.step, self.batches.steps)
+            batches = self.load_batches(epoch, steps_done)
+            for _ in range(steps_done, min(self.batches.steps, self.total_steps - epoch * self.batches.steps)):
                 gradient_norm, learning_rate = self.step(batches)
                 progress.step += 1
                 if self.rank == 0:
-                    self.reporter.stepped(progress.step, self.epoch)
+                    self.reporter.report_step(progress.step, self.epoch)
                 if progress.step % self.training.logging_steps == 0:
                     self.record(gradient_norm, learning_rate)
                 if evaluated := self.is_evaluation_due():
-                    self.judge(self.evaluate())
+                    self.record_evaluation(self.evaluate())
                 self.save_if_due(evaluated)
                 if progress.stopped_early:
                     break
-        rate = self.reporter.ended(progress.step) if self.rank == 0 else 0.0
+        rate = self.reporter.finish(progress.step) if self.rank == 0 else 0.0
         self.load_best()
         return Trained(
             steps=progress.step,
@@ -141,37 +141,37 @@ class Loop:
 
     @property
     def epoch(self) -> float:
-        """The number of passes over the training rows so far."""
+        """The passes over the training rows so far."""
         epochs, steps = divmod(self.progress.step, self.batches.steps)
         return epochs + steps * self.accumulation / len(self.batches)
 
     # Training
 
-    def load_batches(self, epoch: int, done: int) -> Iterator[Batch]:
-        """This rank's micro-batches of an epoch, without those of its first `done` steps."""
+    def load_batches(self, epoch: int, steps_done: int) -> Iterator[Batch]:
+        """Returns this rank's micro-batches of an epoch, without those of its first `steps_done` steps."""
         self.batches.set_epoch(epoch)
-        loader = self.loader(self.task.train, islice(self.batches, done * self.accumulation, None))
-        # An iterator draws a seed. For an epoch that began before a kill, it was drawn then.
-        with torch.random.fork_rng(devices=[], enabled=done > 0):
-            batches = iter(loader)
+        make_loader = self.make_loader(self.task.train, islice(self.batches, steps_done * self.accumulation, None))
+        # An iterator draws a seed. A resumed epoch drew it before the kill.
+        with torch.random.fork_rng(devices=[], enabled=steps_done > 0):
+            batches = iter(make_loader)
         # A user's collator sets the process's generators, from which dropout draws, so it must not run in a thread.
         return batches if isinstance(self.task.collate, collation.TrainingCollator) else prefetch(batches)
 
-    def loader(self, rows: TokenRows, batches: Iterable[list[int]]) -> DataLoader[Any]:
+    def make_loader(self, rows: TokenRows, batches: Iterable[list[int]]) -> DataLoader[Any]:
         on_gpu = self.device.type == "cuda"
         return DataLoader(rows, batch_sampler=batches, collate_fn=self.collate, pin_memory=on_gpu)
 
     def step(self, batches: Iterator[Batch]) -> tuple[torch.Tensor, float]:
         """Runs one optimizer step. Returns the norm of its gradient, on the device, and its learning rate.
 
-        Backward and DDP take means over micro-batches and ranks. Weights by the share of the step's targets make every
-        target count alike.
+        Backward and DDP take means over micro-batches and ranks. Weighting by each micro-batch's share of the
+        step's targets makes every target count the same.
         """
         step = self.progress.step
         micro_batches = min(self.accumulation, len(self.batches) - step % self.batches.steps * self.accumulation)
         for number in range(1, micro_batches + 1):
             batch = next(batches)
-            self.state_check.trains(step, batch)
+            self.state_check.record_batch(step, batch)
             weight = (
                 self.task.task_type.target_count(batch)
                 * micro_batches
@@ -187,32 +187,34 @@ class Loop:
         )
         self.optimizer.step()
         learning_rate = float(self.optimizer.param_groups[0]["lr"])
-        if not self.by_metric and not self.optimizer.step_was_skipped:  # skipped: the gradient overflowed in fp16
+        if (
+            not self.schedules_by_metric and not self.optimizer.step_was_skipped
+        ):  # skipped: the gradient overflowed in fp16
             self.scheduler.step()
         self.optimizer.zero_grad()
         return gradient_norm, learning_rate
 
     def loss_and_outputs(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, Any]:
-        """The mean loss of a batch, (), and the model's outputs."""
+        """Returns the mean loss of a batch, (), and the model's outputs."""
         batch = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
-        if self.loss_of is None:
+        if self.task_loss is None:
             outputs = model(**batch)
             return outputs["loss"], outputs
         outputs = self.task.task_type.forward(model, batch)
-        return self.loss_of(outputs["logits"], batch["labels"]), outputs
+        return self.task_loss(outputs["logits"], batch["labels"]), outputs
 
     # Evaluation
 
     def is_evaluation_due(self) -> bool:
         """Whether the validation split is evaluated after this step; always after the last one."""
         every = {"epoch": self.batches.steps, "steps": self.training.eval_steps}.get(self.training.eval_strategy)
-        return every is not None and (self.progress.step % every == 0 or self.progress.step == self.last)
+        return every is not None and (self.progress.step % every == 0 or self.progress.step == self.total_steps)
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """The loss and the metrics of the validation split, each of its rows counted once over all ranks."""
+        """Returns the loss and the metrics of the validation split; each row counts once over all ranks."""
         split, size = self.task.validation, self.training.per_device_eval_batch_size
-        plan = EvaluationBatches(split.lengths, size, world=self.ranks, rank=self.rank)
+        batches = EvaluationBatches(split.lengths, size, world=self.ranks, rank=self.rank)
 
         def predict_batch(batch: Batch) -> tuple[torch.Tensor, int, pa.RecordBatch]:
             batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
@@ -225,35 +227,37 @@ class Loop:
 
         def report(done: int) -> None:
             if self.rank == 0:
-                self.reporter.evaluating(self.progress.step, self.epoch)
+                self.reporter.report_evaluation(self.progress.step, self.epoch)
 
         self.model.eval()
-        found = evaluate(self.loader(split, plan), plan, predict_batch, report)
+        result = evaluate(self.make_loader(split, batches), batches, predict_batch, report)
         self.model.train()
-        values = {"loss": found.loss}
+        values = {"loss": result.loss}
         if self.rank == 0:
-            values |= self.task.metrics(found.predictions)
+            values |= self.task.metrics(result.predictions)
         values = {f"eval_{name.removeprefix('eval_')}": value for name, value in ranks.broadcast(values).items()}
         if self.rank == 0:
-            self.reporter.figures(self.progress.step, self.epoch, values)
-            self.reporter.paused()
+            self.reporter.report_metrics(self.progress.step, self.epoch, values)
+            self.reporter.exclude_pause()
         return values
 
-    def judge(self, values: dict[str, float]) -> None:
+    def record_evaluation(self, values: dict[str, float]) -> None:
         """Records the best evaluation, and ends training after too many without a gain."""
         name = (self.training.metric_for_best_model or "loss").removeprefix("eval_")
         value, progress, greater = values[f"eval_{name}"], self.progress, self.training.greater_is_better
         sign = 1 if (more_is_better(name) if greater is None else greater) else -1
         gain = sign * (value - (-sign * math.inf if progress.best_metric is None else progress.best_metric))
-        progress.no_better = 0 if gain > self.training.early_stopping_threshold else progress.no_better + 1
+        progress.evaluations_without_gain = (
+            0 if gain > self.training.early_stopping_threshold else progress.evaluations_without_gain + 1
+        )
         if gain > 0:
             progress.best_metric, progress.best_step = value, progress.step
-        progress.stopped_early = 0 < (self.training.early_stopping_patience or 0) <= progress.no_better
-        if self.by_metric:
+        progress.stopped_early = 0 < (self.training.early_stopping_patience or 0) <= progress.evaluations_without_gain
+        if self.schedules_by_metric:
             self.scheduler.step(value)
 
     def load_best(self) -> None:
-        """Loads the weights of the best evaluation, if these are to be exported."""
+        """Loads the weights of the best evaluation if they are to be exported."""
         if self.best_to_load not in (None, self.progress.step):
             best = self.task.checkpoints / checkpoints.name(self.best_to_load)
             if damage := checkpoints.find_damage(best):
@@ -268,11 +272,11 @@ class Loop:
     # Checkpoints
 
     def save_if_due(self, evaluated: bool) -> None:
-        """Saves after an evaluation, after the interval, and on a request to stop; then raises Interrupted."""
-        late = time.monotonic() - self.saved_at >= self.training.checkpoint_interval_s
+        """Saves after an evaluation, after the interval, and on a request to stop, which also raises Interrupted."""
+        is_due = time.monotonic() - self.saved_at >= self.training.checkpoint_interval_s
         # Clocks and signals differ between ranks, and all must save at the same step.
-        late, stop = ranks.any_rank(late, stop_requested())
-        if evaluated or late or stop:
+        is_due, stop = ranks.any_rank(is_due, stop_requested())
+        if evaluated or is_due or stop:
             self.save()
         if stop:
             raise Interrupted(f"stopped after step {self.progress.step}; the next run resumes from there")
@@ -287,13 +291,13 @@ class Loop:
                 state = {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
                 torch.save(state | ({"scaler": scaler.state_dict()} if scaler else {}), folder / OPTIMIZER)
                 (folder / PROGRESS).write_text(json.dumps(asdict(self.progress)))
-            self.state_check.saves(folder, step)
+            self.state_check.save_state(folder, step)
             torch.save(
                 {"loss": self.loss, "random": random_states.random_states()}, folder / RANK_STATE.format(self.rank)
             )
         self.saved_at = time.monotonic()
         if self.rank == 0:
-            self.reporter.paused()
+            self.reporter.exclude_pause()
 
     def save_weights(self, file: Path) -> None:
         if self.training.lora:
@@ -304,19 +308,19 @@ class Loop:
     def load_weights(self, file: Path) -> None:
         (adapters.load_trained if self.training.lora else load_model)(self.task.model, file)
 
-    def restore(self, start: Path) -> None:
+    def restore(self, checkpoint: Path) -> None:
         """Restores the state of a checkpoint."""
-        self.progress = Progress(**json.loads((start / PROGRESS).read_text()))
-        self.load_weights(start / MODEL)
-        state = torch.load(start / OPTIMIZER, map_location="cpu", weights_only=True)
+        self.progress = Progress(**json.loads((checkpoint / PROGRESS).read_text()))
+        self.load_weights(checkpoint / MODEL)
+        state = torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True)
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         if self.accelerator.scaler:
             self.accelerator.scaler.load_state_dict(state["scaler"])
-        rank_state = torch.load(start / RANK_STATE.format(self.rank), map_location="cpu", weights_only=True)
+        rank_state = torch.load(checkpoint / RANK_STATE.format(self.rank), map_location="cpu", weights_only=True)
         self.loss.copy_(rank_state["loss"])
         random_states.set_random_states(rank_state["random"])
-        self.state_check.restored(start)
+        self.state_check.compare_restored(checkpoint)
 
     def get_state(self) -> state_check.State:
         """Digests of the live state, which the state check compares with the saved one."""
@@ -332,7 +336,9 @@ class Loop:
 
     def make_reporter(self) -> Reporter:
         limit = self.ranks * hardware_limit(self.device, DTYPES[self.task.compute.mixed_precision])
-        return Reporter(self.task.events, Speed(self.task.events, self.batches, self.operations, limit), self.last)
+        return Reporter(
+            self.task.events, Speed(self.task.events, self.batches, self.operations, limit), self.total_steps
+        )
 
     def record(self, gradient_norm: torch.Tensor, learning_rate: float) -> None:
         """Reports the mean loss since the last call. Between evaluations, the host waits for a GPU only here."""
@@ -342,23 +348,23 @@ class Loop:
         self.loss.zero_()
         if self.rank == 0:
             values = {"train_loss": mean, "learning_rate": learning_rate, "grad_norm": norm}
-            self.reporter.trained(progress.step, self.epoch, values)
+            self.reporter.report_training(progress.step, self.epoch, values)
 
     def mean_over_ranks(self) -> float:
         return float(self.accelerator.reduce(self.loss, "mean").item())
 
 
 def prefetch(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The same batches, each prepared in a thread while the previous one is trained on."""
+    """Yields the same batches. A thread prepares each one during training on the previous one."""
     with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(next, batches, None)
-        while (batch := coming.result()) is not None:
-            coming = thread.submit(next, batches, None)
+        next_batch = thread.submit(next, batches, None)
+        while (batch := next_batch.result()) is not None:
+            next_batch = thread.submit(next, batches, None)
             yield batch
 
 
 def arguments(task: Task) -> TrainingArguments:
-    """The arguments from which transformers makes an optimizer and a schedule. Making them connects the processes.
+    """Returns the arguments from which transformers makes an optimizer and a schedule. Also connects the processes.
 
     Raises UserError if TrainingArguments refuses a value.
     """
@@ -378,12 +384,12 @@ def arguments(task: Task) -> TrainingArguments:
 
 
 def make_optimizer(model: torch.nn.Module, args: TrainingArguments) -> torch.optim.Optimizer:
-    """The Trainer's optimizer, with decay for the same weights."""
-    decayed = set(Trainer.get_decay_parameter_names(None, model))
+    """Makes the Trainer's optimizer, with decay for the same weights."""
+    decayed_names = set(Trainer.get_decay_parameter_names(None, model))
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     groups = [
-        {"params": [weights[name] for name in weights if name in decayed], "weight_decay": args.weight_decay},
-        {"params": [weights[name] for name in weights if name not in decayed], "weight_decay": 0.0},
+        {"params": [weights[name] for name in weights if name in decayed_names], "weight_decay": args.weight_decay},
+        {"params": [weights[name] for name in weights if name not in decayed_names], "weight_decay": 0.0},
     ]
     with blame_field("training.optim"):
         optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
@@ -397,7 +403,7 @@ def make_scheduler(optimizer: torch.optim.Optimizer, args: TrainingArguments, st
 
 
 def loss_function(task: Task) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
-    """The mean loss of logits (B, L) and labels (B,); None for the model's own."""
+    """Returns the mean loss of logits (B, L) and labels (B,); None for the model's own loss."""
     smoothing = task.training.label_smoothing_factor
     if task.loss is not None or not smoothing:
         return task.loss

@@ -1,6 +1,6 @@
 """State check: a debug mode that compares the restored state with the saved one, on with FINETUNE_STATE_CHECK=1.
 
-Equal weights at the end can be a coincidence: two sums that are equal by chance, a generator that is not used again.
+Equal weights at the end can be a coincidence, for example if a wrong random state is not used again.
 In this mode every rank writes a digest of each part of its live state into each checkpoint:
 
     checkpoint-40/state.rank0.json    {"model": {tensor: digest}, "optimizer": …, "rng": …, "sampler": …, …}
@@ -55,7 +55,7 @@ def state_of(
     all_parts = {
         "model": {**dict(model.named_parameters()), **dict(model.named_buffers())},
         "optimizer": _optimizer_state(optimizer),
-        # Without the schedule's rule, which may change after a checkpoint that the recipe names.
+        # Without the schedule's function, which may differ from that of a checkpoint named in the recipe.
         "scheduler": {name: value for name, value in scheduler.state_dict().items() if name != "lr_lambdas"},
         "scaler": scaler.state_dict() if scaler else {},
         "rng": _generators(),
@@ -64,13 +64,13 @@ def state_of(
     return {part: _digests(values) for part, values in all_parts.items()}
 
 
-def marked(collate: Collate) -> Collate:
-    """A collator that adds the row numbers, (B,) int64, to training batches until `StateCheck.trains` removes them; the
-    same collator if the mode is off."""
-    return _Marked(collate) if is_on() else collate
+def add_row_numbers(collate: Collate) -> Collate:
+    """Returns a collator that adds the row numbers, (B,) int64, to training batches; `StateCheck.record_batch` removes
+    them. Returns the same collator if the mode is off."""
+    return _NumberedRows(collate) if is_on() else collate
 
 
-class _Marked:
+class _NumberedRows:
     def __init__(self, collate: Collate) -> None:
         self._collate = collate
 
@@ -96,7 +96,7 @@ class StateCheck:
             file = job_dir / LOGS / BATCHES.format(rank())
             self._file = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
-    def saves(self, checkpoint: Path, step: int) -> None:
+    def save_state(self, checkpoint: Path, step: int) -> None:
         """Writes the state after `step` optimizer steps into a checkpoint that is being written."""
         if self._on:
             epoch, within = divmod(step, self._batches.steps)
@@ -106,16 +106,16 @@ class StateCheck:
             state = self._live() | {"sampler": self._sampler(epoch, rows)}
             (checkpoint / STATE.format(rank())).write_text(json.dumps(state, indent=1))
 
-    def restored(self, checkpoint: Path) -> None:
-        """Raises RuntimeError, naming the parts, if the live state differs from the one that was saved."""
+    def compare_restored(self, checkpoint: Path) -> None:
+        """Raises RuntimeError with the differing parts if the live state is not the saved one."""
         if self._on:
             _require_same(checkpoint, self._live())
             self._restored = checkpoint
 
-    def trains(self, step: int, batch: dict[str, Any]) -> None:
-        """Removes the row numbers from a micro-batch that is trained after `step` steps, and lists it.
+    def record_batch(self, step: int, batch: dict[str, Any]) -> None:
+        """Removes the row numbers from a micro-batch of the step after `step` steps, and lists it.
 
-        Raises RuntimeError if the first one after a resume is not the one that the checkpoint predicts.
+        Raises RuntimeError if the first micro-batch after a resume differs from the one in the checkpoint.
         """
         if not self._on:
             return
@@ -133,7 +133,7 @@ class StateCheck:
 
 
 def _require_same(checkpoint: Path, live: State) -> None:
-    """Compares the parts in `live`; nothing if the mode was off when the checkpoint was saved."""
+    """Compares the parts in `live` with the saved ones. Does nothing if the mode was off at the time of saving."""
     file = checkpoint / STATE.format(rank())
     if not file.exists():
         return
@@ -147,26 +147,26 @@ def _require_same(checkpoint: Path, live: State) -> None:
         raise RuntimeError(f"{where}: {', '.join(differing)}")
 
 
-def _optimizer_state(wrapped: Any) -> dict[str, Any]:
-    """The settings of each group and the state of each weight; with ZeRO, also the flat weights themselves."""
-    base, flat = wrapped, None
+def _optimizer_state(wrapper: Any) -> dict[str, Any]:
+    """Returns the settings of each group and the state of each weight; with ZeRO, also the flat weights."""
+    base, flat = wrapper, None
     while True:  # accelerate's and DeepSpeed's wrappers around torch's optimizer
         flat = flat or getattr(base, "fp32_partitioned_groups_flat", None)
         if not hasattr(base, "optimizer"):
             break
         base = base.optimizer
-    found: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     for number, group in enumerate(base.param_groups):
-        found |= {f"group {number} {name}": value for name, value in group.items() if name != "params"}
+        state |= {f"group {number} {name}": value for name, value in group.items() if name != "params"}
     for number, weight in enumerate(flat or [weight for group in base.param_groups for weight in group["params"]]):
-        found[f"weight {number}"] = weight
-        found |= {f"weight {number} {name}": value for name, value in base.state.get(weight, {}).items()}
-    return found
+        state[f"weight {number}"] = weight
+        state |= {f"weight {number} {name}": value for name, value in base.state.get(weight, {}).items()}
+    return state
 
 
 def _generators() -> dict[str, Any]:
-    found = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
-    return found | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
+    states = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
+    return states | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
 
 
 def _digests(values: Mapping[str, Any]) -> dict[str, str]:
@@ -176,16 +176,16 @@ def _digests(values: Mapping[str, Any]) -> dict[str, str]:
 def _digest(value: Any) -> str:
     """16 hexadecimal digits of a value's content; it may be made of plain values, arrays and tensors."""
     sha = hashlib.sha256()
-    _feed(sha, value)
+    _update(sha, value)
     return sha.hexdigest()[:16]
 
 
-def _feed(sha: hashlib._Hash, value: Any) -> None:
+def _update(sha: hashlib._Hash, value: Any) -> None:
     if isinstance(value, torch.Tensor):
         value = getattr(value, "ds_tensor", value)  # ZeRO's shard
-        if hasattr(value, "__tensor_flatten__"):  # made of other tensors: a DTensor holds this rank's shard
+        if hasattr(value, "__tensor_flatten__"):  # a tensor of tensors: a DTensor holds this rank's shard
             for name in value.__tensor_flatten__()[0]:
-                _feed(sha, getattr(value, name))
+                _update(sha, getattr(value, name))
             return
         value = value.detach().cpu().contiguous()
         sha.update(f"{value.dtype} {tuple(value.shape)} ".encode())
@@ -193,10 +193,10 @@ def _feed(sha: hashlib._Hash, value: Any) -> None:
     elif isinstance(value, np.ndarray):
         sha.update(f"{value.dtype} {value.shape} ".encode() + value.tobytes())
     elif isinstance(value, Mapping):
-        _feed(sha, sorted(((str(name), inner) for name, inner in value.items()), key=lambda item: item[0]))
+        _update(sha, sorted(((str(name), inner) for name, inner in value.items()), key=lambda item: item[0]))
     elif isinstance(value, list | tuple):
         sha.update(f"[{len(value)} ".encode())
         for inner in value:
-            _feed(sha, inner)
+            _update(sha, inner)
     else:
         sha.update(f"{type(value).__name__} {value!r} ".encode())

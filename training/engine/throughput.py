@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from training.batching.batches import LengthGroupedBatches
 
 PROGRESS_EVERY_S = 1.0
-LIMIT_S = 0.05
+MEASURED_S = 0.05
 FIRST_STEPS_S, SOON_S = 10.0, 60.0
-"""The expected end is reported after the first steps, unless it is soon."""
+"""The expected end is reported after FIRST_STEPS_S, unless it is less than SOON_S away."""
 _SIDE = {"cpu": 768, "cuda": 4096}
 _AMOUNTS = ("seconds", "rows", "tokens", "flops")
 
 
 class Reporter:
-    """Writes to a job's events, on rank 0.
+    """Writes the progress of training to a job's events, on rank 0.
 
     Args:
-        speed: the throughput of this try.
+        speed: the throughput of this attempt.
         total: optimizer steps of the whole training.
     """
 
@@ -43,43 +43,45 @@ class Reporter:
         self._loss: float | None = None
         self._diverged = False
         self._reported_at = time.monotonic()
-        self._first: tuple[float, int] | None = None  # time and number of the first step, which initializes
+        self._first: tuple[float, int] | None = (
+            None  # time and number of the first step, which is slow: it initializes libraries
+        )
         self._end_reported = False
 
-    def stepped(self, step: int, epoch: float) -> None:
+    def report_step(self, step: int, epoch: float) -> None:
         """Reports the end of an optimizer step, counted from 1: about once a second, and after the last one."""
-        self._speed.stepped(step)
+        self._speed.count_step(step)
         if self._is_due() or step == self._total:
             rate = round(self._speed.recent_rows_per_second(), 2)
             self._progress(step, epoch, phase="train", loss=self._loss, samples_per_second=rate)
         if not self._end_reported:
-            self._report_end(step)
+            self._report_expected_end(step)
 
-    def evaluating(self, step: int, epoch: float) -> None:
+    def report_evaluation(self, step: int, epoch: float) -> None:
         """Reports that an evaluation is running, about once a second."""
         if self._is_due():
             self._progress(step, epoch, phase="evaluate")
 
-    def paused(self) -> None:
+    def exclude_pause(self) -> None:
         """Excludes the time since the last step from the throughput: an evaluation, or a checkpoint."""
-        self._speed.paused()
+        self._speed.exclude_pause()
         self._reported_at = time.monotonic()
 
-    def trained(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
-        """Reports figures of the steps since the last call, `train_loss` among them."""
+    def report_training(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
+        """Reports figures of the steps since the last call; `train_loss` is one of them."""
         self._loss = values["train_loss"]
         if not self._diverged and not math.isfinite(self._loss):
             self._diverged = True
             self._events.warning(f"The training loss is {self._loss} at step {step}: lower training.learning_rate.")
         self._speed.report(step)
-        self.figures(step, epoch, values)
+        self.report_metrics(step, epoch, values)
 
-    def figures(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
+    def report_metrics(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
         """Reports points of the curves."""
         self._events.metrics(step, {**values, "epoch": epoch})
 
-    def ended(self, step: int) -> float:
-        """Reports the throughput of the last steps. Returns the rows per second of the whole try."""
+    def finish(self, step: int) -> float:
+        """Reports the throughput of the last steps. Returns the rows per second of this attempt."""
         self._speed.report(step)
         return self._speed.rows_per_second()
 
@@ -90,7 +92,7 @@ class Reporter:
         self._events.progress(done=step, total=self._total, epoch=round(epoch, 4), **fields)
         self._reported_at = time.monotonic()
 
-    def _report_end(self, step: int) -> None:
+    def _report_expected_end(self, step: int) -> None:
         now = time.monotonic()
         began, first = self._first = self._first or (now, step)
         if step == first or now - began < FIRST_STEPS_S:
@@ -104,12 +106,12 @@ class Reporter:
 
 
 class Speed:
-    """The throughput of one try, measured on rank 0, without evaluations and checkpoints.
+    """The throughput of one attempt, measured on rank 0, without evaluations and checkpoints.
 
     Args:
         batches: the batches of the training.
         operations: the result of `flops` for the model before it is sharded.
-        limit: floating-point operations per second that all processes together can do.
+        limit: the floating-point operations per second of all processes together.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class Speed:
         self._began = self._mark = self._recent_mark = time.monotonic()
         self._rows = self._recent_rows = 0
 
-    def stepped(self, step: int) -> None:
+    def count_step(self, step: int) -> None:
         """Counts an optimizer step that has ended; the first is step 1."""
         epoch, within = divmod(step - 1, self._batches.steps)
         if epoch != self._epoch:
@@ -136,7 +138,7 @@ class Speed:
             self._sums[name] += amount
         self._rows += rows
 
-    def paused(self) -> None:
+    def exclude_pause(self) -> None:
         """Excludes the time since the last step."""
         self._mark = time.monotonic()
         self._recent_mark, self._recent_rows = self._mark, self._rows
@@ -156,13 +158,13 @@ class Speed:
         return rate
 
     def rows_per_second(self) -> float:
-        """Rows per second since this try began, evaluations and checkpoints included."""
+        """Rows per second since this attempt began, evaluations and checkpoints included."""
         return self._rows / (time.monotonic() - self._began)
 
 
 def overall_rates(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """train_tokens_per_second and hardware_share over all steps of a job, repeated ones included; empty if its engine
-    reports none."""
+    """Returns train_tokens_per_second and hardware_share over all steps of a job, including repeated steps; empty if
+    the engine reports none."""
     speeds = [event for event in events if event["kind"] == "speed"]
     if not speeds:
         return {}
@@ -181,7 +183,7 @@ def _rates(amounts: list[Any]) -> dict[str, float]:
 
 
 def flops(network: PreTrainedModel) -> tuple[float, float]:
-    """The floating-point operations of a training step per token, and per pair of tokens in a row."""
+    """Returns the floating-point operations of a training step per token, and per pair of tokens in a row."""
     embeddings = {
         id(weight)
         for module in network.modules()
@@ -189,7 +191,7 @@ def flops(network: PreTrainedModel) -> tuple[float, float]:
         for weight in module.parameters()
     }
     computing = [weight for weight in network.parameters() if id(weight) not in embeddings]
-    # Forward, and backward to the layers before; backward for the weight itself only if it is trained.
+    # 2 operations forward, 2 backward to earlier layers, and 2 for the gradient of a trained weight.
     # A byte holds two weights of 4 bits.
     weights = sum(
         weight.numel() * (2 if weight.dtype == torch.uint8 else 1) * (6.0 if weight.requires_grad else 4.0)
@@ -203,7 +205,7 @@ def hardware_limit(device: torch.device, dtype: torch.dtype) -> float:
     """Floating-point operations per second: the fastest of the matrix products that fit into LIMIT_S."""
     side = _SIDE[device.type]
     matrix = torch.ones(side, side, dtype=dtype, device=device)
-    ends, best = time.monotonic() + LIMIT_S, float("inf")
+    ends, best = time.monotonic() + MEASURED_S, float("inf")
     torch.mm(matrix, matrix)  # the first one initializes libraries
     while best == float("inf") or time.monotonic() < ends:
         _wait(device)

@@ -1,8 +1,8 @@
 """The engine `trainer`: transformers' Trainer with exact resume after a kill at any instant.
 
-It adds to transformers 5.23: checkpoints that are never half written, the best model's path after the folder has moved,
-early stopping and the running sum of the loss across a resume, length groups that are the same in each run, and
-stopping on request.
+It adds to transformers 5.23: checkpoints that are never half written; the path of the best model after its folder has
+moved; early stopping and the running sum of the loss across a resume; the same length groups in each run; and stopping
+on request.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def train(task: Task) -> Trained:
 
 
 def make_trainer(task: Task) -> ExactTrainer:
-    """The task's Trainer, of the class that the recipe names. Raises UserError if something that the recipe names is
-    not found or not accepted."""
+    """Creates the task's Trainer, of the class that the recipe names. Raises UserError if a name in the recipe is not
+    found or not accepted."""
     training = task.training
     trainer_class = ExactTrainer if training.trainer is None else _FIELD.load(training.trainer)
     arguments = {
@@ -85,12 +85,12 @@ def make_trainer(task: Task) -> ExactTrainer:
 
 
 def training_arguments(task: Task) -> TrainingArguments:
-    """The recipe's training section as TrainingArguments, with the fields that the project or the strategy sets. Raises
+    """Returns the training section as TrainingArguments, with the fields that the project or the strategy sets. Raises
     UserError if TrainingArguments refuses a value."""
     training, compute = task.training, task.compute
-    known = {field.name for field in dataclasses.fields(TrainingArguments)}
-    fields = training.model_dump(mode="json", include=known, exclude_none=True)
-    fixed = {
+    names = {field.name for field in dataclasses.fields(TrainingArguments)}
+    fields = training.model_dump(mode="json", include=names, exclude_none=True)
+    project_settings = {
         "output_dir": str(task.checkpoints),
         "save_strategy": training.eval_strategy,
         "bf16": compute.mixed_precision == "bf16",
@@ -107,13 +107,15 @@ def training_arguments(task: Task) -> TrainingArguments:
     if metric := fields.get("metric_for_best_model"):
         fields.setdefault("greater_is_better", more_is_better(metric.removeprefix("eval_")))
     if training.eval_strategy == "steps":
-        fixed["save_steps"] = training.eval_steps
+        project_settings["save_steps"] = training.eval_steps
     strategy = distributed.load(compute.strategy)
-    shared = strategy.build_arguments(compute, task.model)
-    if shared and rank() == 0:
-        task.events.write("strategy", arguments=shared)  # `finetune plan --show-launch` could not know them yet
+    strategy_settings = strategy.build_arguments(compute, task.model)
+    if strategy_settings and rank() == 0:
+        task.events.write(
+            "strategy", arguments=strategy_settings
+        )  # `finetune plan --show-launch` runs without the model, so it cannot show them
     with blame_field("training"):
-        arguments = TrainingArguments(**{**fields, **training.extra, **fixed, **shared})
+        arguments = TrainingArguments(**{**fields, **training.extra, **project_settings, **strategy_settings})
     strategy.adjust_arguments(arguments, compute)
     return arguments
 
@@ -126,11 +128,11 @@ class ExactTrainer(Trainer):
     `train` writes one and raises Interrupted. Every rank makes a Trainer; rank 0 alone writes events.
 
     A recipe may name a subclass, `training.trainer: module:Class`. A method that it overrides calls super():
-    compute_loss weights the rows, _save_checkpoint keeps checkpoints whole.
+    compute_loss weights the rows, and _save_checkpoint writes complete checkpoints.
     """
 
     def __init__(self, *, task: Task, **trainer: Any) -> None:
-        super().__init__(**trainer | {"data_collator": state_check.marked(trainer["data_collator"])})
+        super().__init__(**trainer | {"data_collator": state_check.add_row_numbers(trainer["data_collator"])})
         self._task, self._events = task, task.events
         self._strategy = distributed.load(task.compute.strategy)
         # Each rank draws its own dropout masks; rank 0 draws as one process would.
@@ -140,19 +142,19 @@ class ExactTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
         if self.is_world_process_zero():
-            self.add_callback(callbacks.Reports(self._make_reporter, self._set_rate))
+            self.add_callback(callbacks.ReportCallback(self._make_reporter, self._set_rate))
             self._operations = flops(self.model)
         self.add_callback(
-            callbacks.Saves(
+            callbacks.SaveCallback(
                 task.training.checkpoint_interval_s, ends_epoch=self._ends_epoch, restore=self._restore_loss_sum
             )
         )
         self._resumed_from: Path | None = None
         self._is_resized = False
         """Whether another number of processes wrote the checkpoint."""
-        self._is_finished = False
+        self._was_finished = False
         self.rows_per_second = 0.0
-        """Of this try, on rank 0."""
+        """Of this attempt, on rank 0."""
 
     @property
     def has_adapters(self) -> bool:
@@ -179,8 +181,10 @@ class ExactTrainer(Trainer):
 
     def _get_eval_sampler(self, eval_dataset: TokenRows) -> Sampler[list[int]]:
         world, rank = self.args.world_size, self.args.process_index
-        self._plan = EvaluationBatches(eval_dataset.lengths, self.args.eval_batch_size, world=world, rank=rank)
-        return self._plan
+        self._evaluation_batches = EvaluationBatches(
+            eval_dataset.lengths, self.args.eval_batch_size, world=world, rank=rank
+        )
+        return self._evaluation_batches
 
     def evaluation_loop(
         self, dataloader: DataLoader[Any], *args: Any, metric_key_prefix: str = "eval", **named: Any
@@ -204,12 +208,12 @@ class ExactTrainer(Trainer):
         model.eval()
         if hasattr(self.optimizer, "eval"):
             self.optimizer.eval()
-        found = evaluate(dataloader, self._plan, predict_batch, report)
-        values = {"loss": found.loss}
+        result = evaluate(dataloader, self._evaluation_batches, predict_batch, report)
+        values = {"loss": result.loss}
         if self.is_world_process_zero():
-            values |= self._task.metrics(found.predictions)
+            values |= self._task.metrics(result.predictions)
         figures = {f"{metric_key_prefix}_{name.removeprefix('eval_')}": value for name, value in values.items()}
-        return EvalLoopOutput(None, None, ranks.broadcast(figures), sum(self._plan.sizes))
+        return EvalLoopOutput(None, None, ranks.broadcast(figures), sum(self._evaluation_batches.sizes))
 
     def _ends_epoch(self, step: int) -> bool:
         """Whether an epoch, or all of training, ends with this optimizer step."""
@@ -249,16 +253,16 @@ class ExactTrainer(Trainer):
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any) -> torch.Tensor:
         """Lists the micro-batch for the state check, then trains on it as super does."""
-        self._state_check.trains(self.state.global_step, inputs)
+        self._state_check.record_batch(self.state.global_step, inputs)
         return super().training_step(model, inputs, *args)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        # Restored last, and before any callback can change something.
+        # The last state to be restored; no callback has run yet.
         super()._load_rng_state(checkpoint)
-        if self._is_resized:  # no rank has a state of its own
+        if self._is_resized:  # the checkpoint has no random state for this number of ranks
             torch.manual_seed(self.args.seed + self.state.global_step * self.args.world_size + self.args.process_index)
         elif checkpoint is not None:
-            self._state_check.restored(Path(checkpoint))
+            self._state_check.compare_restored(Path(checkpoint))
 
     def _get_state(self) -> state_check.State:
         progress = {name: getattr(self.state, name) for name in _PROGRESS}
@@ -285,15 +289,15 @@ class ExactTrainer(Trainer):
         loss = self._task.loss(outputs["logits"].float(), inputs["labels"])
         return (loss, outputs) if return_outputs else loss
 
-    def _best(self) -> Path | None:
+    def _find_best(self) -> Path | None:
         step = self.state.best_global_step
         best = Path(self.args.output_dir) / checkpoints.name(step or 0)
         return best if step and self.args.load_best_model_at_end else None
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        # Not super's: it writes in place, and records the place that it writes to.
+        # Not super's method: it writes in place, and records this place as the best model's path.
         self.store_flos()
-        step, best = self.state.global_step, self._best()
+        step, best = self.state.global_step, self._find_best()
         self.state.best_model_checkpoint = str(best) if best else None
         needs = [best.name] if best and best.name != checkpoints.name(step) else []
         with self._task.write_checkpoint(step, needs) as folder:
@@ -305,7 +309,7 @@ class ExactTrainer(Trainer):
             self._save_rng_state(str(folder))
             (folder / self._loss_file()).write_text(json.dumps(self._loss_sum()))
             self.state.stateful_callbacks = self._callback_states()
-            self._state_check.saves(folder, step)
+            self._state_check.save_state(folder, step)
             if self.is_world_process_zero():
                 self.state.save_to_json(str(folder / TRAINER_STATE_NAME))
 
@@ -320,19 +324,19 @@ class ExactTrainer(Trainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_adapters(self, checkpoint: str) -> bool:
-        """Restores adapters if the checkpoint has only these: super's would not notice missing weights."""
+        """Restores adapters if the checkpoint has only these: super's method would not notice missing weights."""
         if adapters_only := self.has_adapters and self._strategy.ONE_FILE:
             adapters.load_trained(self.model, Path(checkpoint, SAFE_WEIGHTS_NAME))
         return adapters_only
 
     def _load_callback_state(self) -> None:
-        # super's moves the callbacks that it restores behind all others.
-        places = [type(callback) for callback in self.callback_handler.callbacks]
+        # super's method moves restored callbacks to the end.
+        order = [type(callback) for callback in self.callback_handler.callbacks]
         super()._load_callback_state()
         by_class: dict[type[TrainerCallback], list[TrainerCallback]] = {}
         for callback in self.callback_handler.callbacks:
             by_class.setdefault(type(callback), []).append(callback)
-        self.callback_handler.callbacks = [by_class[place].pop(0) for place in places]
+        self.callback_handler.callbacks = [by_class[callback_class].pop(0) for callback_class in order]
 
     def _callback_states(self) -> dict[str, list[dict[str, Any]]]:
         states: dict[str, list[dict[str, Any]]] = {}
@@ -363,22 +367,22 @@ class ExactTrainer(Trainer):
     def _init_training_state(
         self, max_steps: int, steps_per_epoch: int, epochs: int, resume_from_checkpoint: str | None, trial: Any
     ) -> tuple[int, int]:
-        had_ended = False
+        was_complete = False
         if resume_from_checkpoint is not None:
             saved = json.loads(Path(resume_from_checkpoint, TRAINER_STATE_NAME).read_text())
-            had_ended = saved["global_step"] >= saved["max_steps"]
-        place = super()._init_training_state(max_steps, steps_per_epoch, epochs, resume_from_checkpoint, trial)
+            was_complete = saved["global_step"] >= saved["max_steps"]
+        position = super()._init_training_state(max_steps, steps_per_epoch, epochs, resume_from_checkpoint, trial)
         if resume_from_checkpoint is not None:
             self._resumed_from = Path(resume_from_checkpoint)
             processes = checkpoints.read_environment(self._resumed_from).get("processes")
             self._is_resized = processes not in (None, self.args.world_size)
             # on_train_begin resets a stop by early stopping, and an epoch continues past the last step.
-            self._is_finished = self.state.global_step >= max_steps
-            if not had_ended:  # not a shorter training that this one begins with
-                self._is_finished |= self.control.should_training_stop
-            best = self._best()  # the recorded path is that of the folder at that time
+            self._was_finished = self.state.global_step >= max_steps
+            if not was_complete:  # the checkpoint is not the end of a shorter training
+                self._was_finished |= self.control.should_training_stop
+            best = self._find_best()  # the recorded path may be outdated: the folder may have moved
             self.state.best_model_checkpoint = str(best) if best else None
-        return place
+        return position
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         with blame_field("training.optim"):
@@ -394,23 +398,23 @@ class ExactTrainer(Trainer):
         return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
 
     def _finalize_training(self, *args: Any) -> Any:
-        # super counts this rank's own loss for the steps since the last log.
+        # super's method counts only this rank's loss for the steps since the last log.
         self._tr_loss.fill_(self.accelerator.gather(self._tr_loss).mean())
-        # Schedule-free optimizers train with other weights than those for inference. The best weights, if loaded, were
-        # saved after an evaluation, which uses the right ones.
+        # Schedule-free optimizers have separate weights for training and inference. The best weights, if loaded, were
+        # saved after an evaluation, so they are already those for inference.
         if hasattr(self.optimizer, "eval"):
             self.optimizer.eval()
         return super()._finalize_training(*args)
 
     def _prepare_for_training(self, *args: Any) -> tuple[torch.nn.Module, Any]:
         model, batches = super()._prepare_for_training(*args)
-        wrapped = getattr(model, "_orig_mod", model)  # torch_compile's own wrapper is around it
+        wrapped = getattr(model, "_orig_mod", model)  # inside torch_compile's wrapper
         if wrong := self._strategy.check_wrapper(wrapped, self._task.compute):
             raise RuntimeError(f"requested {self._task.compute.strategy}, but the model is not wrapped for it: {wrong}")
         return model, batches
 
     def _run_epoch(self, *, epoch: int, **rest: Any) -> None:
-        if self._is_finished:
+        if self._was_finished:
             self.control.should_training_stop = True
             return
         # The Trainer's set_epoch does not reach the sampler after a resume with several processes.

@@ -46,35 +46,36 @@ class Baseline:
 
 
 def column(file: Path, name: str) -> pa.ChunkedArray:
-    """A column of an Arrow file, memory-mapped."""
+    """Returns a column of an Arrow file, memory-mapped."""
     return pa.ipc.open_file(pa.memory_map(str(file))).read_all()[name]
 
 
-def evenly(number: int, most: int) -> npt.NDArray[np.int64]:
-    """At most `most` of the places 0 … number - 1, evenly spaced."""
+def sample_evenly(number: int, most: int) -> npt.NDArray[np.int64]:
+    """Returns at most `most` of the positions 0 … number - 1, evenly spaced."""
     return np.linspace(0, number - 1, min(most, number)).astype(np.int64)
 
 
 def most_frequent(counts: npt.NDArray[np.int64]) -> list[int]:
-    """The places with the largest counts, largest first, then the lowest place; place 0 if all counts are 0."""
+    """Returns the indices of the largest counts, in descending order; of equal counts the lower index first. Index 0 if
+    all counts are 0."""
     order = np.argsort(-counts, kind="stable")[:MOST_CONSTANTS]
     return [int(place) for place in order if counts[place]] or [0]
 
 
-def smoothed(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Counts as probabilities, with one added to each count (Laplace): an outcome that does not occur in training is
-    unlikely, not impossible."""
+def smooth_counts(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Returns counts as probabilities, with one added to each count (Laplace): an outcome that does not occur in
+    training is unlikely, not impossible."""
     return np.asarray((counts + 1.0) / (counts.sum() + len(counts)))
 
 
-def quoted(names: Sequence[str], most: int = 5) -> str:
-    """`'war', 'horror' and 3 more`."""
+def quote_names(names: Sequence[str], most: int = 5) -> str:
+    """Returns `'war', 'horror' and 3 more`, for example."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(repr, names[:most])) + more
 
 
-def shortened(text: str, most: int = 60) -> str:
-    """The text as a Python literal, shortened for a table."""
+def shorten(text: str, most: int = 60) -> str:
+    """Returns the text as a Python literal, shortened for a table."""
     return repr(text if len(text) <= most else f"{text[: most - 1]}…")
 
 

@@ -21,7 +21,7 @@ from training.recipe.tables.metrics import TEXTS
 class Generated(Predictions):
     """A text for each row.
 
-    Rows are compared by chrF, not by whether they are right: few texts equal their reference exactly.
+    Rows are compared by chrF, not by equality: few texts equal their reference exactly.
     """
 
     references: npt.NDArray[np.object_]  # (N,) str

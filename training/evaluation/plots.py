@@ -22,13 +22,13 @@ from training.evaluation.tags import count_matches, types_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_LABELS = 30  # bars, for the most frequent labels; the others share a bar
-LONGEST_NAME = 28  # characters of a name
-MOST_COUNTED = 20  # labels up to which a confusion matrix shows numbers
-MOST_NAMED = 40  # labels up to which a confusion matrix grows
-MOST_PANELS = 4  # metrics of groups
-MOST_CURVES = 10  # curves, for the most frequent labels
-NOT_DRAWN = ("_runtime", "_per_second", "_loss", "epoch")  # ends of names of evaluated figures
+MAX_BARS = 30  # of the most frequent labels; the others share one more
+MAX_NAME_LENGTH = 28  # characters of a name
+MAX_LABELS_WITH_COUNTS = 20  # with more labels, a confusion matrix shows no numbers
+MAX_MATRIX_LABELS = 40  # with more labels, a confusion matrix grows no further
+MAX_PANELS = 4  # metrics of groups
+MAX_CURVES = 10  # curves, for the most frequent labels
+HIDDEN_SUFFIXES = ("_runtime", "_per_second", "_loss", "epoch")  # ends of names of evaluated figures
 LOSSES = {"train_loss": "training", "eval_loss": "validation"}
 COLORS = {"train": "C0", "validation": "C1", "test": "C2"}
 
@@ -40,11 +40,11 @@ def draw_rows(report: Mapping[str, Any], folder: Path) -> None:
         split: entry for split, entry in report["characters"].items() if entry.get("histogram", {}).get("counts")
     }
     if lengths:
-        _save(_lengths(lengths, "characters"), folder / "lengths.png")
+        _save(_plot_lengths(lengths, "characters"), folder / "lengths.png")
     if any(any(counts.values()) for counts in report["labels"].values()):
         label_counts = {split: sum(counts.values()) for split, counts in report["labels"].items()}
         unit = "rows" if report.get("rows", label_counts) == label_counts else "labels"
-        _save(_labels(report["labels"], unit), folder / "labels.png")
+        _save(_plot_labels(report["labels"], unit), folder / "labels.png")
 
 
 def draw_tokens(report: Mapping[str, Any], max_length: int, folder: Path) -> None:
@@ -52,10 +52,14 @@ def draw_tokens(report: Mapping[str, Any], max_length: int, folder: Path) -> Non
     lengths = {split: entry for split, entry in report["length"].items() if entry["histogram"]["counts"]}
     if not lengths:
         return
-    figure = _lengths(lengths, "tokens")
+    figure = _plot_lengths(lengths, "tokens")
     for axes, split in zip(figure.axes, lengths, strict=True):
-        cut, rows = report["truncated"][split], report["rows"][split]
-        title = f"{cut:,} rows ({cut / rows:.1%}) cut at {max_length}" if cut else f"none cut at {max_length}"
+        truncated, rows = report["truncated"][split], report["rows"][split]
+        title = (
+            f"{truncated:,} rows ({truncated / rows:.1%}) cut at {max_length}"
+            if truncated
+            else f"none cut at {max_length}"
+        )
         axes.axvline(max_length, color="C3", linewidth=1)
         axes.set_title(title, loc="right", fontsize=9, color="C3")
     _save(figure, folder / "lengths.png")
@@ -68,7 +72,11 @@ def draw_curves(events: Iterable[Mapping[str, Any]], file: Path) -> None:
         for name, value in event["values"].items() if event["kind"] == "metrics" else ():
             curves.setdefault(name, []).append((event["step"], value))
     losses = {name: curves[name] for name in LOSSES if name in curves}
-    metrics = {n: c for n, c in curves.items() if n.startswith("eval_") and not n.endswith(NOT_DRAWN)}
+    metrics = {
+        name: points
+        for name, points in curves.items()
+        if name.startswith("eval_") and not name.endswith(HIDDEN_SUFFIXES)
+    }
     figure = Figure(figsize=(10, 4), layout="constrained")
     for axes, title, panel in zip(figure.subplots(1, 2), ("loss", "evaluation"), (losses, metrics), strict=True):
         for name, points in panel.items():
@@ -93,36 +101,35 @@ def draw_scores(predicted: Predictions, split: str, folder: Path) -> None:
     """
     match predicted:
         case OneLabel():
-            _save(_confusion(predicted), folder / f"confusion_{split}.png")
+            _save(_plot_confusion(predicted), folder / f"confusion_{split}.png")
             if np.isfinite(predicted.probabilities).all():
-                _save(_calibration(predicted), folder / f"calibration_{split}.png")
-                _save(_precision_recall(predicted), folder / f"precision_recall_{split}.png")
+                _save(_plot_calibration(predicted), folder / f"calibration_{split}.png")
+                _save(_plot_precision_recall(predicted), folder / f"precision_recall_{split}.png")
         case ManyLabels():
-            _save(_label_scores(predicted), folder / f"labels_{split}.png")
+            _save(_plot_label_scores(predicted), folder / f"labels_{split}.png")
         case Numbers():
-            _save(_numbers(predicted), folder / f"numbers_{split}.png")
+            _save(_plot_numbers(predicted), folder / f"numbers_{split}.png")
         case Tagged():
-            _save(_span_scores(predicted), folder / f"spans_{split}.png")
+            _save(_plot_span_scores(predicted), folder / f"spans_{split}.png")
 
 
 def draw_slice(
-    name: str, split: str, groups: Sequence[Mapping[str, Any]], whole: Mapping[str, Mapping[str, Any]], folder: Path
+    name: str, split: str, groups: Sequence[Mapping[str, Any]], overall: Mapping[str, Mapping[str, Any]], folder: Path
 ) -> None:
     """Writes `slices_SPLIT_SLICE.png`: the first metrics of each group with their intervals, and those of all rows.
 
-    `groups` and `whole` are as training.programs.score writes them. A name with other characters than letters, digits,
-    - and _ becomes its plain part and a digest in the file's name.
-    """
-    plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:LONGEST_NAME]
+    `groups` and `overall` are as training.programs.score writes them. In the file's name, characters other than
+    letters, digits, - and _ become _, followed by a digest of the slice's name."""
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:MAX_NAME_LENGTH]
     if plain != name:
         plain = f"{plain}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    _save(_slice(name, split, groups, whole), folder / f"slices_{split}_{plain}.png")
+    _save(_plot_slice(name, split, groups, overall), folder / f"slices_{split}_{plain}.png")
 
 
-def _slice(
-    name: str, split: str, groups: Sequence[Mapping[str, Any]], whole: Mapping[str, Mapping[str, Any]]
+def _plot_slice(
+    name: str, split: str, groups: Sequence[Mapping[str, Any]], overall: Mapping[str, Mapping[str, Any]]
 ) -> Figure:
-    metrics = list(whole)[:MOST_PANELS]
+    metrics = list(overall)[:MAX_PANELS]
     figure = Figure(figsize=(3 + 2.6 * len(metrics), 1.3 + 0.28 * len(groups)), layout="constrained")
     panels = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
     for axes, metric in zip(panels, metrics, strict=True):
@@ -131,18 +138,18 @@ def _slice(
         ends = [(place, score["low"], score["high"]) for place, score in enumerate(scores) if score["low"] is not None]
         if ends:
             axes.hlines(*zip(*ends, strict=True), color="black", linewidth=1.5)
-        if whole[metric]["value"] is not None:
-            axes.axvline(whole[metric]["value"], color="C3", linewidth=1, linestyle="--")
-        axes.set_title(_shown(metric), loc="left", fontsize=9, parse_math=False)
+        if overall[metric]["value"] is not None:
+            axes.axvline(overall[metric]["value"], color="C3", linewidth=1, linestyle="--")
+        axes.set_title(_shorten_name(metric), loc="left", fontsize=9, parse_math=False)
         _style(axes)
-    names = [f"{_shown(group['group'])} ({group['rows']:,})" for group in groups]
+    names = [f"{_shorten_name(group['group'])} ({group['rows']:,})" for group in groups]
     _name_bars(panels[0], names)
-    title = f"{split} by {_shown(name)}: rows in brackets, lines are 95% intervals, dashed is all rows"
+    title = f"{split} by {_shorten_name(name)}: rows in brackets, lines are 95% intervals, dashed is all rows"
     figure.suptitle(title, fontsize=9, parse_math=False)
     return figure
 
 
-def _lengths(lengths: Mapping[str, Mapping[str, Any]], unit: str) -> Figure:
+def _plot_lengths(lengths: Mapping[str, Mapping[str, Any]], unit: str) -> Figure:
     figure = Figure(figsize=(8, 0.8 + 1.7 * len(lengths)), layout="constrained")
     panels = figure.subplots(len(lengths), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (split, entry) in zip(panels, lengths.items(), strict=True):
@@ -156,7 +163,7 @@ def _lengths(lengths: Mapping[str, Mapping[str, Any]], unit: str) -> Figure:
         axes.set_title(title, loc="left", fontsize=9)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
         _style(axes)
-    end = _end(lengths)
+    end = _find_axis_end(lengths)
     panels[-1].set_xlim(0, end)
     panels[-1].set_xlabel(f"{unit} (dashed: the median{'; the longest lie outside' if end else ''})")
     panels[-1].xaxis.set_major_formatter("{x:,.0f}")
@@ -164,8 +171,9 @@ def _lengths(lengths: Mapping[str, Mapping[str, Any]], unit: str) -> Figure:
     return figure
 
 
-def _end(lengths: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """The right end of the axis if a few texts are far longer than the others, which would share one bar; else None."""
+def _find_axis_end(lengths: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """Returns the right end of the axis if a few texts are far longer than the others, which would share one bar; else
+    None."""
     edges = [entry["histogram"]["edges"] for entry in lengths.values()]
     outlying = [len(ends) > 2 and ends[-1] - ends[-2] > 5 * (ends[-2] - ends[-3]) for ends in edges]
     if not any(outlying):
@@ -173,8 +181,8 @@ def _end(lengths: Mapping[str, Mapping[str, Any]]) -> float | None:
     return 1.02 * max(ends[-2] if is_far else ends[-1] for ends, is_far in zip(edges, outlying, strict=True))
 
 
-def _labels(labels: Mapping[str, Mapping[str, int]], unit: str) -> Figure:
-    names, table = _most_frequent(labels)
+def _plot_labels(labels: Mapping[str, Mapping[str, int]], unit: str) -> Figure:
+    names, table = _count_most_frequent(labels)
     figure = Figure(figsize=(3 + 2.6 * len(table), 1.1 + 0.28 * len(names)), layout="constrained")
     panels = figure.subplots(1, len(table), sharey=True, sharex=True, squeeze=False)[0]
     for axes, (split, counts) in zip(panels, table.items(), strict=True):
@@ -193,50 +201,53 @@ def _labels(labels: Mapping[str, Mapping[str, int]], unit: str) -> Figure:
     return figure
 
 
-def _most_frequent(labels: Mapping[str, Mapping[str, int]]) -> tuple[list[str], dict[str, list[int]]]:
-    """The names of the most frequent labels, in the labels' order, and each split's rows of them; last, all others."""
+def _count_most_frequent(labels: Mapping[str, Mapping[str, int]]) -> tuple[list[str], dict[str, list[int]]]:
+    """Returns the names of the most frequent labels, in the labels' order, and their rows in each split; all other
+    labels are one last entry."""
     all_names = list(dict.fromkeys(name for counts in labels.values() for name in counts))
     total = {name: sum(counts.get(name, 0) for counts in labels.values()) for name in all_names}
-    kept = set(sorted(all_names, key=lambda name: -total[name])[:MOST_LABELS])
+    kept = set(sorted(all_names, key=lambda name: -total[name])[:MAX_BARS])
     names = [name for name in all_names if name in kept]
     table = {split: [counts.get(name, 0) for name in names] for split, counts in labels.items()}
-    shown = [_shown(name) for name in names]
+    bar_names = [_shorten_name(name) for name in names]
     if others := len(all_names) - len(names):
-        shown.append(f"{others:,} others")
+        bar_names.append(f"{others:,} others")
         for split, counts in labels.items():
             table[split].append(sum(counts.values()) - sum(table[split]))
-    return shown, table
+    return bar_names, table
 
 
-def _confusion(predicted: OneLabel) -> Figure:
-    labels = [_shown(label) for label in predicted.labels]
+def _plot_confusion(predicted: OneLabel) -> Figure:
+    labels = [_shorten_name(label) for label in predicted.labels]
     counts = np.zeros((len(labels), len(labels)), dtype=np.int64)
     np.add.at(counts, (predicted.references, predicted.predictions), 1)
-    side = 3.0 + 0.5 * min(len(labels), MOST_NAMED)  # inches
+    side = 3.0 + 0.5 * min(len(labels), MAX_MATRIX_LABELS)  # inches
     figure = Figure(figsize=(side, side), layout="constrained")
     axes = figure.add_subplot(xlabel="prediction", ylabel="label")
     axes.imshow(counts, cmap="Blues")
     axes.set_xticks(range(len(labels)), labels, rotation=90, parse_math=False)
     axes.set_yticks(range(len(labels)), labels, parse_math=False)
-    for (row, column), count in np.ndenumerate(counts) if len(labels) <= MOST_COUNTED else ():
+    for (row, column), count in np.ndenumerate(counts) if len(labels) <= MAX_LABELS_WITH_COUNTS else ():
         color = "white" if count > counts.max() / 2 else "black"
         axes.text(column, row, str(count), ha="center", va="center", color=color)
     return figure
 
 
-def _calibration(predicted: OneLabel) -> Figure:
+def _plot_calibration(predicted: OneLabel) -> Figure:
     from training.evaluation.metrics.probabilities import BINS, calibration
 
     bins, gaps = calibration(predicted.probabilities, predicted.references)
     rows = np.bincount(bins, minlength=BINS)
-    there = rows > 0
-    confidence = np.bincount(bins, weights=predicted.probabilities.max(axis=1), minlength=BINS)[there] / rows[there]
-    right = confidence + np.bincount(bins, weights=gaps, minlength=BINS)[there] / rows[there]
+    is_filled = rows > 0
+    confidence = (
+        np.bincount(bins, weights=predicted.probabilities.max(axis=1), minlength=BINS)[is_filled] / rows[is_filled]
+    )
+    accuracy = confidence + np.bincount(bins, weights=gaps, minlength=BINS)[is_filled] / rows[is_filled]
     figure = Figure(figsize=(6, 6), layout="constrained")
     curve, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    curve.plot((0, 1), (0, 1), color="black", linewidth=1, linestyle="--", label="as sure as right")
-    curve.plot(confidence, right, marker="o", markersize=4, label="these rows")
-    curve.set(ylabel="share that is right", ylim=(0, 1.02), xlim=(0, 1))
+    curve.plot((0, 1), (0, 1), color="black", linewidth=1, linestyle="--", label="perfectly calibrated")
+    curve.plot(confidence, accuracy, marker="o", markersize=4, label="these rows")
+    curve.set(ylabel="share of right predictions", ylim=(0, 1.02), xlim=(0, 1))
     curve.legend(loc="upper left")
     counts.bar(np.arange(BINS) / BINS, rows, 1 / BINS, align="edge")
     counts.set(ylabel="rows", xlabel="probability of the predicted label")
@@ -247,19 +258,19 @@ def _calibration(predicted: OneLabel) -> Figure:
     return figure
 
 
-def _precision_recall(predicted: OneLabel) -> Figure:
+def _plot_precision_recall(predicted: OneLabel) -> Figure:
     from sklearn.metrics import precision_recall_curve
 
     rows = np.bincount(predicted.references, minlength=len(predicted.labels))
     binary = len(predicted.labels) == 2
-    shown = [1] if binary else sorted(np.argsort(-rows, kind="stable")[:MOST_CURVES])
+    drawn = [1] if binary else sorted(np.argsort(-rows, kind="stable")[:MAX_CURVES])
     figure = Figure(figsize=(6, 6), layout="constrained")
     axes = figure.add_subplot(ylim=(0, 1.02), xlim=(0, 1))
-    for label in (label for label in shown if rows[label]):
+    for label in (label for label in drawn if rows[label]):
         precision, recall, _ = precision_recall_curve(predicted.references == label, predicted.probabilities[:, label])
-        axes.plot(recall, precision, drawstyle="steps-post", label=_shown(predicted.labels[label]))
-    axes.set_xlabel("recall: share of the label's rows that are found")
-    axes.set_ylabel("precision: share of what is found that is right")
+        axes.plot(recall, precision, drawstyle="steps-post", label=_shorten_name(predicted.labels[label]))
+    axes.set_xlabel("recall: share of the label's rows that are predicted")
+    axes.set_ylabel("precision: share of right rows among the predicted")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(PercentFormatter(1.0))
     for text in axes.legend(loc="lower left").get_texts() if axes.lines else ():
@@ -268,45 +279,51 @@ def _precision_recall(predicted: OneLabel) -> Figure:
     return figure
 
 
-def _span_scores(predicted: Tagged) -> Figure:
+def _plot_span_scores(predicted: Tagged) -> Figure:
     counts = count_matches(
         predicted.labels, predicted.references, predicted.predictions, predicted.rows, len(predicted)
     ).sum(axis=0)
     types = np.array(types_of(predicted.labels), object)
-    shown = np.argsort(-counts[:, 0], kind="stable")[:MOST_LABELS]
-    true, found, both = counts[shown].T
-    figures = {"precision": (both, found), "recall": (both, true), "f1": (2 * both, true + found)}
-    figure = Figure(figsize=(3 + 2.6 * len(figures), 1.3 + 0.28 * len(shown)), layout="constrained")
+    most_frequent = np.argsort(-counts[:, 0], kind="stable")[:MAX_BARS]
+    true_spans, predicted_spans, matched = counts[most_frequent].T
+    figures = {
+        "precision": (matched, predicted_spans),
+        "recall": (matched, true_spans),
+        "f1": (2 * matched, true_spans + predicted_spans),
+    }
+    figure = Figure(figsize=(3 + 2.6 * len(figures), 1.3 + 0.28 * len(most_frequent)), layout="constrained")
     panels = figure.subplots(1, len(figures), sharey=True, sharex=True, squeeze=False)[0]
-    for axes, (name, (part, whole)) in zip(panels, figures.items(), strict=True):
-        shares = np.divide(part, whole, out=np.zeros(len(shown)), where=whole > 0)
+    for axes, (name, (count, total)) in zip(panels, figures.items(), strict=True):
+        shares = np.divide(count, total, out=np.zeros(len(most_frequent)), where=total > 0)
         axes.bar_label(
-            axes.barh(range(len(shown)), shares), [f"{share:.1%}" for share in shares], padding=3, fontsize=8
+            axes.barh(range(len(most_frequent)), shares), [f"{share:.1%}" for share in shares], padding=3, fontsize=8
         )
         axes.set_title(name, loc="left", fontsize=9)
         axes.set_xlim(0, 1.25)
         axes.set_xticks((0, 0.5, 1))
         axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         _style(axes)
-    names = [f"{_shown(name)} ({number:,.0f})" for name, number in zip(types[shown], true, strict=True)]
+    names = [
+        f"{_shorten_name(name)} ({number:,.0f})" for name, number in zip(types[most_frequent], true_spans, strict=True)
+    ]
     _name_bars(panels[0], names)
-    figure.suptitle("spans by type: in brackets how many there are", fontsize=9)
+    figure.suptitle("spans by type: in brackets their number", fontsize=9)
     return figure
 
 
-def _label_scores(predicted: ManyLabels) -> Figure:
+def _plot_label_scores(predicted: ManyLabels) -> Figure:
     from training.evaluation.metrics.labels import f1
 
     references, predictions = predicted.references, predicted.predictions
     rows = references.sum(axis=0)
     scores = f1(rows, predictions.sum(axis=0), (references & predictions).sum(axis=0))
-    shown = np.argsort(-rows, kind="stable")[:MOST_LABELS]
-    places = np.arange(len(shown))
-    figure = Figure(figsize=(7, 1.3 + 0.28 * len(shown)), layout="constrained")
+    most_frequent = np.argsort(-rows, kind="stable")[:MAX_BARS]
+    places = np.arange(len(most_frequent))
+    figure = Figure(figsize=(7, 1.3 + 0.28 * len(most_frequent)), layout="constrained")
     axes = figure.add_subplot(xlim=(0, 1))
-    axes.barh(places, scores[shown], label="F1")
-    axes.plot(predicted.thresholds[shown], places, "|", color="black", markersize=10, label="threshold")
-    names = [f"{_shown(predicted.labels[label])} ({rows[label]:,})" for label in shown]
+    axes.barh(places, scores[most_frequent], label="F1")
+    axes.plot(predicted.thresholds[most_frequent], places, "|", color="black", markersize=10, label="threshold")
+    names = [f"{_shorten_name(predicted.labels[label])} ({rows[label]:,})" for label in most_frequent]
     _name_bars(axes, names)
     axes.set_xlabel("F1, and the probability from which the label is predicted; rows in brackets")
     figure.legend(loc="outside upper right", ncols=2, frameon=False)
@@ -314,7 +331,7 @@ def _label_scores(predicted: ManyLabels) -> Figure:
     return figure
 
 
-def _numbers(predicted: Numbers) -> Figure:
+def _plot_numbers(predicted: Numbers) -> Figure:
     figure = Figure(figsize=(6, 6), layout="constrained")
     axes = figure.add_subplot(xlabel="label", ylabel="prediction")
     axes.plot(predicted.references, predicted.predictions, ".", markersize=4, alpha=0.5, rasterized=True)
@@ -328,8 +345,8 @@ def _name_bars(axes: Axes, names: Sequence[str]) -> None:
     axes.set_ylim(len(names) - 0.4, -0.6)
 
 
-def _shown(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+def _shorten_name(name: str) -> str:
+    return name if len(name) <= MAX_NAME_LENGTH else name[: MAX_NAME_LENGTH - 1] + "…"
 
 
 def _style(axes: Axes) -> None:
@@ -341,5 +358,5 @@ def _style(axes: Axes) -> None:
 def _save(figure: Figure, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about letters that the font lacks: boxes stand for them
+        warnings.simplefilter("ignore")  # about letters that the font lacks: boxes replace them
         figure.savefig(file, dpi=100)

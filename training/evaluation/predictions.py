@@ -18,7 +18,7 @@ from training.evaluation.confusion import Confusion
 from training.recipe.tables.metrics import MANY_LABELS, NUMBERS, ONE_LABEL, TOKENS, non_numeric_label
 
 Rows = npt.NDArray[np.int64]
-MOST_GUARDS = 20
+MAX_WORST_CASES = 20
 """The largest number of worst cases."""
 
 
@@ -26,9 +26,9 @@ class Predictions(ABC):
     """The references and a model's predictions for rows of one split."""
 
     prediction_type: ClassVar[str | None] = None
-    """The type by which the table of metrics chooses a metric's class; None for a user's class."""
+    """The key under which the table of metrics finds a metric's class; None for a user's class."""
     means: ClassVar[Sequence[str]] = ()
-    """Metrics of this class, in place of the project's: each is the mean of the feature of its name, (N,)."""
+    """Names of metrics that replace the project's: each is the mean of the feature of the same name, (N,)."""
 
     @property
     def config_name(self) -> str:
@@ -66,7 +66,7 @@ class Predictions(ABC):
 
     @property
     def correct(self) -> npt.NDArray[np.bool_] | None:
-        """(N,) whether each prediction is right; None if predictions are only better or worse."""
+        """(N,) whether each prediction is right; None if right and wrong have no meaning for this type."""
         return None
 
     correct_metric: ClassVar[str | None] = None
@@ -93,8 +93,9 @@ class Predictions(ABC):
         return type(self)(**values | arrays)
 
     def worst_cases(self, other: Self) -> tuple[Self, Self]:
-        """(G,) predictions of this model and of another for the same rows, G at least 1: worst cases for this model,
-        which a test adds to the rows. By default the largest difference in `row_scores`, in favour of the other."""
+        """Returns (G,) predictions of this model and of another for the same rows, G at least 1: worst cases for this
+        model, which a significance test adds to the rows. By default the largest difference in `row_scores`, in favour
+        of the other."""
         difference = self.row_scores - other.row_scores
         row = np.array([np.argmax(np.abs(np.where(np.isfinite(difference), difference, 0)))])
         return (other.take(row), self.take(row)) if difference[row[0]] > 0 else (self.take(row), other.take(row))
@@ -152,13 +153,16 @@ class OneLabel(Predictions):
         return np.array(self.labels)[indices] if dtype == "string" else indices
 
     def worst_cases(self, other: OneLabel) -> tuple[OneLabel, OneLabel]:
-        """A row of each label that occurs, with this model's prediction for the row to which it gives the label the
-        lowest probability, and the other model's for the row to which it gives the label the highest."""
+        """One row for each label that occurs: this model's prediction with the lowest probability of the label, and the
+        other model's with the highest."""
         if not (np.isfinite(self.probabilities).all() and np.isfinite(other.probabilities).all()):
             return super().worst_cases(other)
         true = np.unique(self.references)
-        least, most = self.probabilities[:, true].argmin(axis=0), other.probabilities[:, true].argmax(axis=0)
-        return replace(self.take(least), references=true), replace(other.take(most), references=true)
+        least_likely, most_likely = (
+            self.probabilities[:, true].argmin(axis=0),
+            other.probabilities[:, true].argmax(axis=0),
+        )
+        return replace(self.take(least_likely), references=true), replace(other.take(most_likely), references=true)
 
     @property
     def row_scores(self) -> npt.NDArray[np.float64]:
@@ -231,16 +235,16 @@ class ManyLabels(Predictions):
         )
 
     def worst_cases(self, other: ManyLabels) -> tuple[ManyLabels, ManyLabels]:
-        """Rows of up to MOST_GUARDS different sets of labels, with this model's prediction for the row on which the set
-        is least likely, and the other model's for the row on which it is most likely."""
+        """Rows of up to MAX_WORST_CASES different sets of labels, with this model's prediction that gives the set
+        the lowest likelihood, and the other model's that gives it the highest."""
         if not (np.isfinite(self.probabilities).all() and np.isfinite(other.probabilities).all()):
             return super().worst_cases(other)
         true = np.unique(self.references, axis=0)
-        true = true[np.linspace(0, len(true) - 1, min(len(true), MOST_GUARDS)).astype(np.int64)]
+        true = true[np.linspace(0, len(true) - 1, min(len(true), MAX_WORST_CASES)).astype(np.int64)]
         losses = ([log_losses(part.probabilities, labels).sum(axis=1) for labels in true] for part in (self, other))
-        ours, theirs = (np.array(loss) for loss in losses)
-        least, most = ours.argmax(axis=1), theirs.argmin(axis=1)
-        return replace(self.take(least), references=true), replace(other.take(most), references=true)
+        own_losses, other_losses = (np.array(loss) for loss in losses)
+        least_likely, most_likely = own_losses.argmax(axis=1), other_losses.argmin(axis=1)
+        return replace(self.take(least_likely), references=true), replace(other.take(most_likely), references=true)
 
     def feature_values(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
         """As lists of integers (N, L), 1 for a label of the row; `prediction_scores`: the probabilities (N, L)."""
@@ -265,8 +269,10 @@ class ManyLabels(Predictions):
     @property
     def codes(self) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.object_]]:
         """The sets of labels, as bits."""
-        truth, given = (np.packbits(has, axis=1) for has in (self.references, self.predictions))
-        return np.array([row.tobytes() for row in truth], object), np.array([row.tobytes() for row in given], object)
+        reference_bits, prediction_bits = (np.packbits(has, axis=1) for has in (self.references, self.predictions))
+        return np.array([row.tobytes() for row in reference_bits], object), np.array(
+            [row.tobytes() for row in prediction_bits], object
+        )
 
     def describe_row(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         return {
@@ -275,8 +281,8 @@ class ManyLabels(Predictions):
             "log_loss": round(-float(self.take(np.array([row])).row_scores[0]), 4),
         }
 
-    def _join_labels(self, has: npt.NDArray[np.bool_]) -> str:
-        return ", ".join(self.labels[place] for place in np.flatnonzero(has).tolist())
+    def _join_labels(self, has_label: npt.NDArray[np.bool_]) -> str:
+        return ", ".join(self.labels[place] for place in np.flatnonzero(has_label).tolist())
 
 
 def log_losses(probabilities: npt.NDArray[np.float64], references: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
@@ -370,10 +376,10 @@ class Likelihoods(Predictions):
         return None if listed else values.get(feature)
 
     def incomparable_reason(self, other: Likelihoods) -> str | None:
-        """Different if the tokens differ: fewer tokens are harder to predict."""
-        for ours, theirs in ((self.tokens, other.tokens), (self.targets, other.targets)):
-            if ours is not None and theirs is not None and not np.array_equal(ours, theirs):
-                return f"tokenize these rows differently, into {ours.sum():,} and {theirs.sum():,} tokens"
+        """A reason if the tokens differ: fewer tokens are harder to predict."""
+        for own, others in ((self.tokens, other.tokens), (self.targets, other.targets)):
+            if own is not None and others is not None and not np.array_equal(own, others):
+                return f"tokenize these rows differently, into {own.sum():,} and {others.sum():,} tokens"
         return None
 
     @property

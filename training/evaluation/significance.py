@@ -1,16 +1,16 @@
-"""Paired, one-sided tests of whether one model is better than another on the same rows, and the error level of each of
-many tests on the same rows.
+"""Paired, one-sided tests of whether one model is better than another on the same rows, and the error levels of
+repeated tests on these rows.
 
 mcnemar      For accuracy without a margin. Under equal accuracies, each row that only one of the models gets right is
-             either one's with probability one half (McNemar, 1947). Exact for any number of rows.
+             as likely to be one's as the other's (McNemar, 1947). Exact for any number of rows.
 paired       For any other figure, two conditions at once.
              1. A permutation test: exchanging the two models' outputs row by row at random leaves the distribution of
                 the gain unchanged if the models are exchangeable (Fisher, 1935; for corpus metrics Noreen, 1989). It is
                 exact for any figure, any number of rows, any ties and tails. It applies to margins of 0 and above.
              2. The lower end of a bootstrap interval (Efron and Tibshirani, 1993) of the rows and one row more, the
                 worst case. Two models may differ in shape and be equal on average: one gains a little on most rows and
-                loses much on rare ones, of which the test rows may hold none. A permutation test promotes it then, and
-                a plain bootstrap too. A worst case among the rows bounds the mean from below at any number of rows
+                loses much on rare ones, which may be absent from the test rows. Then a permutation test and a plain
+                bootstrap would promote it. A worst case among the rows bounds the mean from below at any number of rows
                 (Gaffke, 2005; Learned-Miller and Thomas, 2019): 0 failures in N rows become the rule of three.
 
 A p-value is the larger of the two, and a model is better if it is at most 1 - confidence.
@@ -28,16 +28,16 @@ from training.evaluation.bootstrap import draws, portions
 from training.evaluation.confusion import Counts, Figure, Floats
 
 SEED = 20_260
-DRAWS_BEYOND = 50
-"""Draws below the lower end of the interval, and permutations at which the permutation test stops: enough that another
-seed changes little."""
-MOST_DRAWS = 20_000
-MOST_SLOW_DRAWS = 2_000
-MOST_PERMUTED_ROWS = 10**10
-"""Upper limit of permutations times rows; at least MOST_DRAWS permutations are drawn regardless."""
-MOST_PERMUTATIONS = 1_000_000
+MIN_TAIL_DRAWS = 50
+"""Draws below the lower end of the interval, and permutations in the tail at which the permutation test stops. With so
+many, another seed changes little."""
+MAX_DRAWS = 20_000
+MAX_SLOW_DRAWS = 2_000
+MAX_PERMUTED_ROWS = 10**10
+"""Upper limit of permutations times rows; MAX_DRAWS permutations are always allowed."""
+MAX_PERMUTATIONS = 1_000_000
 USUAL_LEVEL = 0.05
-"""Level of the interval of a model that the permutation test has rejected."""
+"""Level of the interval for a model that the permutation test has rejected."""
 ROUNDING = 1e-12
 """The relative difference up to which two figures count as equal."""
 SPENDING_EXPONENT = 1.6
@@ -72,7 +72,8 @@ def alpha_spent(comparison: int, alpha: float) -> float:
 
 
 def mcnemar(gained: int, lost: int, rows: int, confidence: float) -> Significance:
-    """The gain in accuracy of a model that alone gets `gained` of the rows right, where the other alone gets `lost`.
+    """Tests the gain in accuracy of a model that alone is right on `gained` of the rows, while the other alone is right
+    on `lost`.
 
     The interval is that of Clopper and Pearson for the share of `gained` among the rows in which they differ.
     """
@@ -103,7 +104,7 @@ def paired(
     cost: int = 1,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Significance:
-    """The gain in any figure of one model over another.
+    """Tests the gain in any figure of one model over another.
 
     Args:
         figure: The figure of pooled rows: N of the new model, its G worst cases, then both of the other model.
@@ -113,7 +114,7 @@ def paired(
         confidence: 1 - the chance of a false promotion.
         less_is_better: Whether a lower figure is better. The gain is positive for a better model either way.
         slow: Whether a draw may take seconds: fewer draws are made then.
-        cost: Time of a row in the figure, relative to a row in a sum. It counts as so many rows in MOST_PERMUTED_ROWS.
+        cost: Time of a row in the figure, relative to a row in a sum. A row counts as `cost` rows in MAX_PERMUTED_ROWS.
         report: Called now and then with the numbers of finished draws and of all draws.
 
     The bootstrap leaves out draws with an undefined figure (a label has no row in them). The permutation test counts
@@ -124,20 +125,22 @@ def paired(
     gain, level = pair.gain, _level(confidence)
     if not math.isfinite(gain):
         return Significance(gain=gain, at_least=math.nan, p_value=math.nan, better=False)
-    wanted = math.ceil(DRAWS_BEYOND / level)
-    number = min(MOST_SLOW_DRAWS if slow else MOST_DRAWS, wanted)
-    most = MOST_DRAWS if slow else max(MOST_DRAWS, min(MOST_PERMUTATIONS, MOST_PERMUTED_ROWS // (rows * cost)))
-    permutations = min(most, wanted) if margin >= 0 else 0
+    needed = math.ceil(MIN_TAIL_DRAWS / level)
+    bootstrap_draws = min(MAX_SLOW_DRAWS if slow else MAX_DRAWS, needed)
+    max_permutations = MAX_DRAWS if slow else max(MAX_DRAWS, min(MAX_PERMUTATIONS, MAX_PERMUTED_ROWS // (rows * cost)))
+    permutations = min(max_permutations, needed) if margin >= 0 else 0
     p_value = (
-        pair.compute_p_value(permutations, lambda done: report(done, permutations + number)) if permutations else 0.0
+        pair.compute_p_value(permutations, lambda done: report(done, permutations + bootstrap_draws))
+        if permutations
+        else 0.0
     )
     least_p_value = 1 / (1 + permutations) if permutations else 0.0
     if p_value > level:  # rejected: the bootstrap only gives the interval
-        number = min(number, math.ceil(DRAWS_BEYOND / USUAL_LEVEL))
-    total = permutations + number
-    gains = pair.draw_gains(number, lambda done: report(permutations + done, total))
+        bootstrap_draws = min(bootstrap_draws, math.ceil(MIN_TAIL_DRAWS / USUAL_LEVEL))
+    total = permutations + bootstrap_draws
+    gains = pair.draw_gains(bootstrap_draws, lambda done: report(permutations + done, total))
     report(total, total)
-    if 2 * len(gains) < number:
+    if 2 * len(gains) < bootstrap_draws:
         return Significance(gain=gain, at_least=math.nan, p_value=1.0, better=False, least_p_value=least_p_value)
     p_value = max(p_value, _share_at_most(gains, margin + pair.rounding))
     better, at_least = p_value <= level, _lower_end(gains, level)
@@ -153,15 +156,15 @@ class _Pair:
 
     def __init__(self, figure: Figure, rows: int, guards: int, sign: float) -> None:
         self._figure, self._rows, self._guards, self._sign = figure, rows, guards, sign
-        once = np.zeros((1, rows + guards), np.int32)
-        once[:, :rows] = 1
-        new, old = self._figures(once, once)
+        all_rows = np.zeros((1, rows + guards), np.int32)
+        all_rows[:, :rows] = 1
+        new, old = self._figures(all_rows, all_rows)
         self.gain = float(sign * (new - old)[0])
         self.rounding = ROUNDING * max(1.0, abs(float(new[0])), abs(float(old[0])))
-        self._guard = self._worst(once) if guards else None
+        self._guard = self._find_worst_guard(all_rows) if guards else None
 
     def _figures(self, new: Counts, old: Counts) -> tuple[Floats, Floats]:
-        """(D,) each of the rows (D, N + G) of either model."""
+        """Returns the figures (D,) of either model for counts (D, N + G)."""
         nothing = np.zeros_like(new)
         return self._figure(np.hstack([new, nothing])), self._figure(np.hstack([nothing, old]))
 
@@ -169,62 +172,62 @@ class _Pair:
         new, old = self._figures(counts, counts)
         return self._sign * (new - old)
 
-    def _worst(self, once: Counts) -> int:
-        counts = np.repeat(once, self._guards, axis=0)
+    def _find_worst_guard(self, all_rows: Counts) -> int:
+        counts = np.repeat(all_rows, self._guards, axis=0)
         counts[np.arange(self._guards), self._rows + np.arange(self._guards)] = 1
         gains = self._gains(counts)
         return int(np.argmin(np.where(np.isfinite(gains), gains, np.inf)))
 
     def draw_gains(self, number: int, report: Callable[[int], None]) -> Floats:
-        """The defined gains of bootstrap draws of the rows and the guard."""
-        found: list[Floats] = []
-        extra = int(self._guard is not None)
-        for draw in draws(self._rows + extra, number, SEED):
+        """Returns the defined gains of bootstrap draws of the rows and the guard."""
+        batches: list[Floats] = []
+        has_guard = int(self._guard is not None)
+        for draw in draws(self._rows + has_guard, number, SEED):
             counts = np.zeros((len(draw), self._rows + self._guards), np.int32)
             counts[:, : self._rows] = draw[:, : self._rows]
             if self._guard is not None:
                 counts[:, self._rows + self._guard] = draw[:, self._rows]
-            found.append(self._gains(counts))
-            report(sum(map(len, found)))
-        gains = np.concatenate(found)
+            batches.append(self._gains(counts))
+            report(sum(map(len, batches)))
+        gains = np.concatenate(batches)
         return gains[np.isfinite(gains)]
 
-    def compute_p_value(self, most: int, report: Callable[[int], None]) -> float:
-        """The permutation test's p-value, by Monte Carlo draws that stop as soon as DRAWS_BEYOND of them reach the gain
-        (Besag and Clifford, 1991): only clear results take many."""
+    def compute_p_value(self, permutations: int, report: Callable[[int], None]) -> float:
+        """The permutation test's p-value, by Monte Carlo draws that stop as soon as MIN_TAIL_DRAWS of them reach the
+        gain (Besag and Clifford, 1991): only clear results need many draws."""
         random, done, reached = np.random.default_rng([SEED, 1]), 0, 0
-        for at_once in portions(self._rows, most):
-            swapped = random.integers(0, 2, size=(at_once, self._rows), dtype=np.int8)
-            counts = [np.zeros((at_once, 2 * (self._rows + self._guards)), np.int32) for _ in range(2)]
-            for place, (first, second) in zip(counts, ((1 - swapped, swapped), (swapped, 1 - swapped)), strict=True):
-                place[:, : self._rows] = first
-                place[:, self._rows + self._guards :][:, : self._rows] = second
+        for size in portions(self._rows, permutations):
+            swapped = random.integers(0, 2, size=(size, self._rows), dtype=np.int8)
+            counts = [np.zeros((size, 2 * (self._rows + self._guards)), np.int32) for _ in range(2)]
+            for target, (first, second) in zip(counts, ((1 - swapped, swapped), (swapped, 1 - swapped)), strict=True):
+                target[:, : self._rows] = first
+                target[:, self._rows + self._guards :][:, : self._rows] = second
             gains = self._sign * (self._figure(counts[0]) - self._figure(counts[1]))
             hits = np.cumsum(~(gains < self.gain - self.rounding)) + reached  # an undefined one is a hit
-            if hits[-1] >= DRAWS_BEYOND:
-                return float(DRAWS_BEYOND / (done + np.searchsorted(hits, DRAWS_BEYOND) + 1))
-            done, reached = done + at_once, int(hits[-1])
+            if hits[-1] >= MIN_TAIL_DRAWS:
+                return float(MIN_TAIL_DRAWS / (done + np.searchsorted(hits, MIN_TAIL_DRAWS) + 1))
+            done, reached = done + size, int(hits[-1])
             report(done)
-        return (1 + reached) / (1 + most)
+        return (1 + reached) / (1 + permutations)
 
 
 def _lower_end(gains: Floats, level: float) -> float:
-    """The gain with a share `level` of the draws below it. Levels too low for the number of draws continue the draws
-    as a normal distribution."""
+    """Returns the gain with a share `level` of the draws below it. For levels too low for the number of draws, a normal
+    distribution supplies the tail."""
     from scipy.stats import norm
 
-    seen = DRAWS_BEYOND / max(len(gains), DRAWS_BEYOND)
-    end = float(np.quantile(gains, max(level, seen)))
-    return end if level >= seen else min(end, float(gains.mean() - norm.isf(level) * gains.std()))
+    lowest_level = MIN_TAIL_DRAWS / max(len(gains), MIN_TAIL_DRAWS)
+    end = float(np.quantile(gains, max(level, lowest_level)))
+    return end if level >= lowest_level else min(end, float(gains.mean() - norm.isf(level) * gains.std()))
 
 
 def _share_at_most(gains: Floats, margin: float) -> float:
-    """The level at which `_lower_end` is the margin."""
+    """Returns the level at which `_lower_end` is the margin."""
     from scipy.stats import norm
 
-    seen = DRAWS_BEYOND / max(len(gains), DRAWS_BEYOND)
+    lowest_level = MIN_TAIL_DRAWS / max(len(gains), MIN_TAIL_DRAWS)
     share = float((1 + np.count_nonzero(gains <= margin)) / (1 + len(gains)))
-    if share >= seen:
+    if share >= lowest_level:
         return share
     spread = float(gains.std())
-    return min(seen, float(norm.sf((gains.mean() - margin) / spread)) if spread else 1 / (1 + len(gains)))
+    return min(lowest_level, float(norm.sf((gains.mean() - margin) / spread)) if spread else 1 / (1 + len(gains)))

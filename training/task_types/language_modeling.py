@@ -78,14 +78,14 @@ class LanguageModeling(TaskType):
         """The unigram distribution of the training targets, with Laplace smoothing over the vocabulary."""
         import numpy as np
 
-        from training.evaluation.constant_predictions import Baseline, Constant, smoothed
+        from training.evaluation.constant_predictions import Baseline, Constant, smooth_counts
         from training.evaluation.predictions import Likelihoods
 
         config = read_json(model / "config.json")
         counts = np.zeros((config if "vocab_size" in config else config["text_config"])["vocab_size"], np.int64)
         for ids, _ in self.target_tokens(tokens / "train.arrow", model):
             counts += np.bincount(ids, minlength=len(counts))
-        losses, likeliest = -np.log(smoothed(counts)), int(counts.argmax())
+        losses, likeliest = -np.log(smooth_counts(counts)), int(counts.argmax())
 
         def predict(rows: Likelihoods, split: str) -> Likelihoods:
             loss, targets, hits = np.zeros((3, len(rows)))

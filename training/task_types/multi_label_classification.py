@@ -102,7 +102,7 @@ class MultiLabelClassification(LabelProbabilities):
         """
         import numpy as np
 
-        from training.evaluation.constant_predictions import MOST_CONSTANTS, Baseline, Constant, column, quoted
+        from training.evaluation.constant_predictions import MOST_CONSTANTS, Baseline, Constant, column, quote_names
         from training.evaluation.predictions import ManyLabels
 
         sets = Counter(tuple(sorted(row)) for row in column(data / "train.arrow", "label").to_pylist())
@@ -122,7 +122,7 @@ class MultiLabelClassification(LabelProbabilities):
                 return "no label"
             if len(chosen) == len(labels):
                 return f"all {len(labels)} labels"
-            return quoted([labels[index] for index in sorted(chosen, key=order.index)])
+            return quote_names([labels[index] for index in sorted(chosen, key=order.index)])
 
         order = np.argsort(-of_label, kind="stable").tolist()
         sizes = [*range(min(MOST_CONSTANTS, len(labels))), int((of_label > counts.sum() / 2).sum()), len(labels)]

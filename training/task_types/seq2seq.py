@@ -221,7 +221,7 @@ class Seq2Seq(TaskType):
         """One of the most frequent training targets for every row, chosen on CHOOSING_ROWS rows at most."""
         import numpy as np
 
-        from training.evaluation.constant_predictions import Baseline, Constant, column, evenly, shortened
+        from training.evaluation.constant_predictions import Baseline, Constant, column, sample_evenly, shorten
         from training.evaluation.generated_texts import Generated
 
         targets = column(data / "train.arrow", "target")
@@ -230,8 +230,8 @@ class Seq2Seq(TaskType):
         def predict(text: str, rows: Generated, split: str) -> Generated:
             return Generated(rows.references, np.full(len(rows), text, np.object_))
 
-        some = np.array(targets.take(evenly(len(targets), CHOOSING_ROWS)).to_pylist(), np.object_)
-        return Baseline([Constant(shortened(text), partial(predict, text)) for text in texts], Generated(some, some))
+        some = np.array(targets.take(sample_evenly(len(targets), CHOOSING_ROWS)).to_pylist(), np.object_)
+        return Baseline([Constant(shorten(text), partial(predict, text)) for text in texts], Generated(some, some))
 
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         import pyarrow as pa

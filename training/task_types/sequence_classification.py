@@ -80,11 +80,11 @@ class SequenceClassification(LabelProbabilities):
         """One label for every row, with the frequencies of the training labels as probabilities."""
         import numpy as np
 
-        from training.evaluation.constant_predictions import Baseline, Constant, column, most_frequent, smoothed
+        from training.evaluation.constant_predictions import Baseline, Constant, column, most_frequent, smooth_counts
         from training.evaluation.predictions import OneLabel
 
         counts = np.bincount(column(data / "train.arrow", "label").to_numpy(), minlength=len(labels))
-        frequencies = smoothed(counts)
+        frequencies = smooth_counts(counts)
 
         def predict(label: int, rows: OneLabel, split: str) -> OneLabel:
             probabilities = np.broadcast_to(frequencies, (len(rows), len(labels)))

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning of assistants: conversations, in which only the tokens of answers are targets.
+"""Supervised fine-tuning on conversations, in which only the tokens of answers are targets.
 
 A row of the data set        {"messages": [{"role": "user", "content": "2 + 2?"},
                                            {"role": "assistant", "content": "4"}]}
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 MAX_REASONS = 8
-"""The number of reasons that are reported one by one for a block of rows."""
+"""The largest number of reasons that are reported separately for a block of rows."""
 
 
 class SupervisedFineTuning(CausalLM):
@@ -64,10 +64,10 @@ class SupervisedFineTuning(CausalLM):
         """The options of sft."""
 
         max_new_tokens: int = Field(default=128, ge=0)
-        """The most tokens of an answer that `finetune predict` generates; 0 generates nothing."""
+        """The largest number of tokens of an answer that `finetune predict` generates; 0 generates nothing."""
         packing: bool = True
-        """Whether training rows are filled with whole conversations up to tokens.max_length. If not, each
-        conversation is a row."""
+        """Whether several whole conversations are packed into one training row of up to tokens.max_length tokens. If
+        not, each conversation is a row."""
         append_eos: bool = True
         """Whether the tokenizer's eos token, if any, is added to a completion. The chat template ends messages."""
 
@@ -91,19 +91,19 @@ class SupervisedFineTuning(CausalLM):
         return [{name: self.columns[name] for name in names} for names in sets]
 
     def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
-        """Messages that are no conversation with an answer at its end."""
+        """Messages that are not a conversation that ends with an answer."""
         for mask, reason in _find_faults(rows, answered=True):
             yield "messages", f"has no conversation in column 'messages' ({reason})", mask
 
     def faults_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
-        """Messages that are no conversation."""
+        """Messages that are not a conversation."""
         for mask, reason in _find_faults(rows, answered=False):
             yield "messages", f"has no conversation ({reason})", mask, ""
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """input_ids; `of_answer`, 1 for each target (list<int8>); length; and `targets`, their number.
 
-        Rows without an answer at their end become prompts without targets. Raises UserError if a chat template is
+        Rows that do not end with an answer become prompts without targets. Raises UserError if a chat template is
         needed and missing.
         """
         import numpy as np
@@ -112,7 +112,7 @@ class SupervisedFineTuning(CausalLM):
         from training.tokenization.features import Features, list_column
         from training.tokenization.packing import OF_ANSWER
 
-        tokens, limit = self._tokens(encoder, rows), encoder.max_length
+        tokens, limit = self._encode_rows(encoder, rows), encoder.max_length
         untruncated = np.array([len(ids) for ids, _ in tokens])
         lengths = np.minimum(untruncated, limit).astype(np.int32)
         columns = {
@@ -124,11 +124,12 @@ class SupervisedFineTuning(CausalLM):
         return Features(pa.RecordBatch.from_pydict(columns), untruncated - lengths)
 
     def prompts(self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig) -> list[Ids]:
-        """The tokens of each row before its last answer, with end tokens: templates may end questions with them."""
-        return [ids for ids, _ in self._tokens(encoder, self._drop_answers(rows))]
+        """Returns the tokens of each row before its last answer, with end tokens: templates may end questions with
+        them."""
+        return [ids for ids, _ in self._encode_rows(encoder, self._drop_answers(rows))]
 
-    def _tokens(self, encoder: Encoder, rows: pa.RecordBatch) -> list[tuple[Ids, Mask]]:
-        """All tokens of each row, without truncation, and the mask of the targets."""
+    def _encode_rows(self, encoder: Encoder, rows: pa.RecordBatch) -> list[tuple[Ids, Mask]]:
+        """Returns all tokens of each row, without truncation, and the mask of the targets."""
         import numpy as np
 
         has_prompt = "prompt" in rows.schema.names
@@ -150,8 +151,9 @@ class SupervisedFineTuning(CausalLM):
     def _add_end(
         self, encoder: Encoder, ids: Ids, starts: Ids, of_answer: Mask, *, has_completion: bool
     ) -> tuple[Ids, Mask]:
-        """The tokens of a prompt without special tokens after it; or of a prompt and its completion with these tokens
-        and eos, as targets. `starts` are the tokens' first characters, -1 for special tokens."""
+        """Returns the tokens of a prompt without special tokens behind it; or of a prompt and its completion with
+        special tokens and eos behind them, as targets. `starts` are the tokens' first characters, -1 for special
+        tokens."""
         import numpy as np
 
         end = int(np.flatnonzero(starts >= 0).max(initial=-1)) + 1  # of the text
@@ -163,7 +165,7 @@ class SupervisedFineTuning(CausalLM):
         return ids, of_answer
 
     def token_rows(self, split: str, max_length: int, features: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For training packed, without rows that have no targets. Raises UserError if no training row has any."""
+        """Packs training rows, without rows that have no targets. Raises UserError if no training row has any."""
         import pyarrow.compute as pc
 
         from training.tokenization.packing import pack_whole_documents
@@ -178,7 +180,7 @@ class SupervisedFineTuning(CausalLM):
             else:
                 yield rows
         if split == "train" and not targets:
-            message = f"{max_length} leaves nothing of an answer in any row of train: raise it."
+            message = f"{max_length} cuts off all answers of train: raise it."
             raise UserError([Problem(kind="tokens", where="tokens.max_length", message=message)])
 
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -195,11 +197,11 @@ class SupervisedFineTuning(CausalLM):
             add_end_token(model, ids[0])
 
     def join_labels(self, predictions: pa.Table, rows: TokenRows) -> pa.Table:
-        """The predictions unchanged: each row has one feature row."""
+        """Returns the predictions unchanged: each row has one feature row."""
         return predictions
 
     def _drop_answers(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows without target columns, and without answers at the end of conversations."""
+        """Returns the rows without target columns, and without answers at the end of conversations."""
         import pyarrow as pa
 
         from training.data.lists import as_json
@@ -221,14 +223,14 @@ class SupervisedFineTuning(CausalLM):
         return text is None or given.get(self.generated_column) == text
 
     def lines(self, record: Mapping[str, Any]) -> list[str]:
-        """The likelihood of the row's answer; if it has none, the generated answer."""
+        """Returns the likelihood of the row's answer; if it has none, the generated answer."""
         if record["targets"]:
             return super().lines(record)
         return [record.get("generated_text", "no answer is generated: options.max_new_tokens is 0")]
 
 
 def _join_prompts(rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:
-    """Prompts with their completions, if rows have any, and the spans of the completions."""
+    """Returns prompts with their completions, if rows have any, and the spans of the completions."""
     prompts = rows.column("prompt").to_pylist()
     if "completion" not in rows.schema.names:
         return prompts, [[] for _ in prompts]
@@ -237,8 +239,8 @@ def _join_prompts(rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:
 
 
 def _render_conversations(encoder: Encoder, rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:
-    """Conversations by the chat template, and the spans of their answers. Raises UserError if the template is missing
-    or fails, and for faulty conversations."""
+    """Renders conversations by the chat template. Returns the texts and the spans of their answers. Raises UserError if
+    the template is missing or fails, and for faulty conversations."""
     from training.tokenization.chat_templates import FIELD, ChatTemplate, find_fault
 
     if encoder.chat is None:
@@ -268,7 +270,7 @@ def _to_messages(instruction: str, input: str | None = None, output: str | None 
 
 
 def _find_faults(rows: pa.RecordBatch, *, answered: bool) -> Iterator[tuple[Mask, str]]:
-    """The rows whose messages are no conversation, by reason; the rarer reasons together."""
+    """Yields the mask of rows whose messages are not a conversation, by reason; rarer reasons share one mask."""
     import numpy as np
 
     from training.tokenization.chat_templates import find_fault
@@ -281,4 +283,4 @@ def _find_faults(rows: pa.RecordBatch, *, answered: bool) -> Iterator[tuple[Mask
         yield np.array([fault == reason for fault in faults]), reason
     rare = np.array([fault is not None and fault not in frequent for fault in faults], bool)
     if rare.any():
-        yield rare, "for other reasons than the most frequent ones"
+        yield rare, "for less frequent reasons"

@@ -62,22 +62,22 @@ class TokenClassification(TaskType):
     loss_fields: ClassVar = ("loss", "focal_gamma", "class_weights", "label_smoothing_factor")
 
     def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
-        """Rows whose numbers of tags and words differ; and, if all tags are of IOB2, rows with an I-X that continues no
+        """Rows with more or fewer tags than words; and, if all tags are of IOB2, rows with an I-X that continues no
         span."""
         import pyarrow.compute as pc
 
         words, tags = rows.column("text"), rows.column("label")
         lengths = [pc.list_value_length(column).to_numpy(zero_copy_only=False) for column in (words, tags)]
-        uneven = lengths[0] != lengths[1]
-        if uneven.any():
-            first = int(uneven.argmax())
+        is_uneven = lengths[0] != lengths[1]
+        if is_uneven.any():
+            first = int(is_uneven.argmax())
             example = _describe_uneven(words[first], tags[first])
-            yield "uneven_tags", "has more or fewer tags than words", uneven, example
-        broken, example = _find_broken_spans(words.filter(~uneven), tags.filter(~uneven))
+            yield "uneven_tags", "has more or fewer tags than words", is_uneven, example
+        broken_rows, example = _find_broken_spans(words.filter(~is_uneven), tags.filter(~is_uneven))
         if example:
-            mask = np.zeros(len(uneven), bool)
-            mask[~uneven] = broken
-            yield "iob2", "has a word inside a span that no word begins", mask, example
+            mask = np.zeros(len(is_uneven), bool)
+            mask[~is_uneven] = broken_rows
+            yield "iob2", "has an I- tag without a span before it", mask, example
 
     def label_order(self, labels: Sequence[str]) -> list[str] | None:
         """O, then by type: B-LOC, I-LOC, B-PER, I-PER."""
@@ -86,14 +86,14 @@ class TokenClassification(TaskType):
         return sorted(labels, key=lambda tag: (tag != OUTSIDE, type_of(tag), tag))
 
     def incompatible_label(self, labels: Sequence[str]) -> tuple[str, str] | None:
-        """The first tag that is not of IOB2, if others are."""
+        """Returns the first tag that is not of IOB2, if other tags are."""
         prefixed = next((label for label in labels if label.startswith(("B-", "I-"))), None)
-        odd = next((label for label in labels if not is_iob2([label])), None)
-        if prefixed is None or odd is None:
+        unprefixed = next((label for label in labels if not is_iob2([label])), None)
+        if prefixed is None or unprefixed is None:
             return None
-        return odd, (
-            f"and {prefixed!r} are not of one sort: tags are O, B-X and I-X, where B-X begins each span (IOB2), or "
-            "none of them has such a prefix. Write them all in one way."
+        return unprefixed, (
+            f"and {prefixed!r} are of different schemes: either all tags are O, B-X and I-X, where B-X begins each "
+            "span (IOB2), or none has such a prefix. Write them all in one scheme."
         )
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
@@ -135,9 +135,9 @@ class TokenClassification(TaskType):
         from training.task_types.losses import classification as losses
 
         tags, first = (flat_values(train.table[name].combine_chunks()).to_numpy() for name in ("label", "first"))
-        of_words = losses.make_loss(training, labels, tags[first >= 0], outside=True)
-        assert of_words is not None
-        return losses.restrict_to_targets(of_words)
+        word_loss = losses.make_loss(training, labels, tags[first >= 0], outside=True)
+        assert word_loss is not None
+        return losses.restrict_to_targets(word_loss)
 
     def target_count(self, batch: Batch) -> int:
         from training.batching.batches import IGNORED
@@ -153,7 +153,7 @@ class TokenClassification(TaskType):
 
         is_first = batch["labels"] != IGNORED
         logits = outputs["logits"][is_first].float().cpu()  # (W, L)
-        predictions = logits.numpy().argmax(axis=-1)  # of equal logits the lower index
+        predictions = logits.numpy().argmax(axis=-1)  # of equal logits, the lower index
         probabilities = logits.softmax(dim=-1).numpy()[np.arange(len(predictions)), predictions]
         lengths = is_first.sum(dim=1).cpu().numpy()
         return pa.RecordBatch.from_pydict(
@@ -199,19 +199,26 @@ class TokenClassification(TaskType):
         """One tag for every word, with its frequency in the training rows as probability. The best is chosen on
         CHOOSING_ROWS training rows at most."""
         from training.data.lists import flat_values
-        from training.evaluation.constant_predictions import Baseline, Constant, column, evenly, most_frequent, smoothed
+        from training.evaluation.constant_predictions import (
+            Baseline,
+            Constant,
+            column,
+            most_frequent,
+            sample_evenly,
+            smooth_counts,
+        )
         from training.evaluation.tagged_words import Tagged
 
         tags = column(data / "train.arrow", "label").combine_chunks()
         counts = np.bincount(flat_values(tags).to_numpy(), minlength=len(labels))
-        frequencies = smoothed(counts)
+        frequencies = smooth_counts(counts)
 
         def predict(tag: int, rows: Tagged, split: str) -> Tagged:
             words = len(rows.references)
             return replace(rows, predictions=np.full(words, tag), probabilities=np.full(words, frequencies[tag]))
 
-        some = tags.take(evenly(len(tags), CHOOSING_ROWS))
-        words, starts = flat_values(some).to_numpy(), _row_starts(some)
+        sample = tags.take(sample_evenly(len(tags), CHOOSING_ROWS))
+        words, starts = flat_values(sample).to_numpy(), _row_starts(sample)
         train = Tagged(words, words, np.ones(len(words)), starts, labels)
         return Baseline([Constant(repr(labels[tag]), partial(predict, tag)) for tag in most_frequent(counts)], train)
 
@@ -246,29 +253,29 @@ class TokenClassification(TaskType):
         return super().same_prediction({"": given["probabilities"]}, {"": stored["probabilities"]}, tolerance)
 
     def remap_labels(self, predictions: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
-        """Matches tags by name. A tag that only the model has becomes null."""
+        """Matches tags by name. A tag that only the other model has becomes null."""
         import pyarrow as pa
 
         from training.data.lists import flat_values, lists_like
 
         tags = predictions["prediction"].combine_chunks()
-        ours = pa.array([labels.index(name) if name in labels else None for name in theirs], pa.int64())
+        new_index = pa.array([labels.index(name) if name in labels else None for name in theirs], pa.int64())
         column = predictions.column_names.index("prediction")
-        return predictions.set_column(column, "prediction", lists_like(tags, ours.take(flat_values(tags))))
+        return predictions.set_column(column, "prediction", lists_like(tags, new_index.take(flat_values(tags))))
 
 
 def _describe_uneven(words: pa.ListScalar, tags: pa.ListScalar) -> str:
-    from training.data.faults import shortened
+    from training.data.faults import shorten
 
     if len(words) < len(tags):
         return f": {len(tags)} tags, {len(words)} words"
-    return f": {shortened(words[len(tags)].as_py())}, word {len(tags) + 1} of {len(words)}, has none"
+    return f": {shorten(words[len(tags)].as_py())}, word {len(tags) + 1} of {len(words)}, has none"
 
 
 def _find_broken_spans(words: pa.Array, tags: pa.Array) -> tuple[Mask, str]:
-    """The rows in which a span begins with I-X, and a description of the first such word; empty if there is none, or if
-    not all tags are of IOB2."""
-    from training.data.faults import shortened
+    """Returns the mask of rows in which a span begins with I-X, and a description of the first such word; empty if
+    there is none, or if not all tags are of IOB2."""
+    from training.data.faults import shorten
     from training.evaluation.tags import flatten
 
     by_word, rows = flatten(tags.to_pylist())
@@ -277,14 +284,14 @@ def _find_broken_spans(words: pa.Array, tags: pa.Array) -> tuple[Mask, str]:
     if not is_iob2(names):
         return broken, ""
     starts = find_spans(names, np.searchsorted(names, by_word), rows).starts.tolist() if names else []
-    inside = [start for start in starts if by_word[start].startswith("I")]
-    broken[rows[inside]] = True
-    if not inside:
+    first_words = [start for start in starts if by_word[start].startswith("I")]
+    broken[rows[first_words]] = True
+    if not first_words:
         return broken, ""
-    start = inside[0]
-    after = by_word[start - 1] if start and rows[start - 1] == rows[start] else "no other"
+    start = first_words[0]
+    previous = by_word[start - 1] if start and rows[start - 1] == rows[start] else "no other"
     word = words.flatten()[start].as_py()
-    return broken, f": {shortened(word)} is {by_word[start]} after {after}"
+    return broken, f": {shorten(word)} is {by_word[start]} after {previous}"
 
 
 def _first_tokens(encoded: Encoded, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:

@@ -149,9 +149,9 @@ def find_fault(messages: Any, *, answered: bool) -> str | None:
 
 
 def _first_words(messages: Messages) -> str:
-    from training.data.faults import shortened
+    from training.data.faults import shorten
 
-    return f"the conversation {shortened(messages[0]['content'] if messages else '')}"
+    return f"the conversation {shorten(messages[0]['content'] if messages else '')}"
 
 
 def _error(message: str) -> UserError:

@@ -61,14 +61,14 @@ def test_a_trial_that_does_not_fit_is_made_on_fewer_rows_and_puts_everything_bac
     )
     kept = [tensor.clone() for tensor in model.state_dict().values()]
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    trial = estimation._trial(task, SeededBatch(range(9), [0]))
+    trial = estimation._run_trial(task, SeededBatch(range(9), [0]))
     assert trial is not None and trial.rows == 2
     assert all(torch.equal(*pair) for pair in zip(kept, model.state_dict().values(), strict=True))
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]
     assert not model.training and all(weight.grad is None for weight in model.parameters())
     model.fits = 0
-    assert estimation._trial(task, SeededBatch(range(9), [0])) is None
+    assert estimation._run_trial(task, SeededBatch(range(9), [0])) is None
 
 
 def test_too_little_memory_names_the_rows_that_would_fit() -> None:
@@ -128,6 +128,6 @@ def test_the_expected_end_is_told_once_as_a_time_of_the_clock(tmp_path: Path, mo
     batches = LengthGroupedBatches(np.ones(8, np.int32), 2, seed=0)
     reporter = throughput.Reporter(said, throughput.Speed(said, batches, (1.0, 1.0), 1.0), 4)
     for step in range(1, 5):
-        reporter.stepped(step, 1.0)
+        reporter.report_step(step, 1.0)
     (note,) = (event["message"] for event in events(tmp_path, "note"))
     assert re.fullmatch(r"0 minutes to go at this speed: training ends about \d\d:\d\d", note)

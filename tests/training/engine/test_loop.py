@@ -338,7 +338,7 @@ def test_what_it_does_not_have_is_refused_by_name_and_the_trainer_has_it() -> No
         assert refused(**{name: value})[f"training.{name}"].endswith("leave it out, or use `engine: trainer`.")
     for name in ACCEPTED.keys() - set(LIMITS.extra):
         value = next(value for value in (True, 1, 1.0, "no", {}) if fits(value, arguments()[name]))
-        assert "`engine: accelerate` does not read it" in refused(extra={name: value})[f"training.extra.{name}"]
+        assert "`engine: accelerate` does not read this field" in refused(extra={name: value})[f"training.extra.{name}"]
     for name in OPTIMIZERS.keys() - set(LIMITS.optimizers):
         assert "training.optim" in refused(optim=name)
     sharded = refused(compute={"strategy": "fsdp", "num_processes": 2})

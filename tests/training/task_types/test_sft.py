@@ -201,9 +201,7 @@ def test_rows_that_are_no_conversation_are_named(tmp_path: Path) -> None:
     found = [f"messages row 9: has no conversation in column 'messages' ({faults[6]}) (2 rows like this: 9, 10)"]
     for row, fault in zip((3, 4, 5, 6, 7, 8, 11), [*faults[:6], faults[8]], strict=True):
         found.append(f"messages row {row}: has no conversation in column 'messages' ({fault})")
-    found.append(
-        "messages row 12: has no conversation in column 'messages' (for other reasons than the most frequent ones)"
-    )
+    found.append("messages row 12: has no conversation in column 'messages' (for less frequent reasons)")
     assert told(KIND, rows, tmp_path) == found
 
 
@@ -247,7 +245,7 @@ def test_rows_are_cut_on_the_right_and_those_without_an_answer_left_are_counted_
     assert KIND.target_count(batch) == 0 and (batch["labels"] == IGNORED).all()
     more = write_rows(tmp_path / "more", train=[long])
     for task in (KIND, SupervisedFineTuning({"packing": False})):
-        with pytest.raises(UserError, match="8 leaves nothing of an answer in any row of train"):
+        with pytest.raises(UserError, match="8 cuts off all answers of train"):
             token_files.tokenize(task, more, folder, tmp_path / "none", 8)
 
 

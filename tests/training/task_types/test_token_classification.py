@@ -94,8 +94,7 @@ def test_rows_that_break_iob2_or_have_too_few_tags_are_named_with_the_word(tmp_p
     ]
     assert told(KIND, rows, tmp_path, **ASKED) == [
         "uneven_tags row 4: has more or fewer tags than words: 'Rome', word 3 of 3, has none",
-        "iob2 row 3: has a word inside a span that no word begins: 'i-per1' is I-PER after O "
-        "(3 rows like this: 3, 5, 6)",
+        "iob2 row 3: has an I- tag without a span before it: 'i-per1' is I-PER after O (3 rows like this: 3, 5, 6)",
     ]
     report = run(
         KIND,
@@ -110,7 +109,9 @@ def test_rows_that_break_iob2_or_have_too_few_tags_are_named_with_the_word(tmp_p
 
 def test_tags_of_two_sorts_are_refused_and_those_without_prefix_may_be_anything(tmp_path: Path) -> None:
     (message,) = told(KIND, [tagged("O", "B-PER"), tagged("PER", "O")], tmp_path, **ASKED)
-    assert message.startswith("None row 2: label 'PER' and 'B-PER' are not of one sort: tags are O, B-X and I-X")
+    assert message.startswith(
+        "None row 2: label 'PER' and 'B-PER' are of different schemes: either all tags are O, B-X and I-X"
+    )
     assert told(KIND, [tagged("NOUN", "I"), tagged("VERB", "O")], tmp_path, **ASKED) == []
     assert json.loads((tmp_path / "labels.json").read_text()) == ["I", "NOUN", "O", "VERB"]
 
