@@ -17,11 +17,11 @@ from training.recipe import Recipe
 
 PROGRAM = "tasks.hub.push_checkpoints"
 FOLDER = "hub"
-"""The child's job folder, in the training's."""
+"""The upload program's job folder, within that of the training."""
 ENDED = "ended"
-"""The file in the child's folder that marks the end of training: no checkpoint will follow."""
+"""The file in this folder that marks the end of training: no further checkpoint will follow."""
 UPLOAD_TIMEOUT_S = 60.0
-"""How long the end of training waits for each further checkpoint to arrive."""
+"""Time that a finished training waits for each remaining checkpoint."""
 
 
 class UploadSettings(Settings):
@@ -39,12 +39,13 @@ class UploadSettings(Settings):
 
 @contextlib.contextmanager
 def upload_checkpoints(work: Work, recipe: Recipe, tokenizer: Path) -> Iterator[None]:
-    """Pushes the checkpoints of the training of `work` during the block, as `release.hub.checkpoints` says.
+    """Uploads the training's checkpoints during the block, according to `release.hub.checkpoints`.
 
-    An error of the upload is a warning; training neither waits for uploads nor fails because of them.
+    An error of the upload is only a warning. Training does not wait for uploads; at the end of the block, the remaining
+    ones get some time.
     """
     hub = recipe.release.hub
-    outgoing = work.job / checkpoints.OUTGOING  # if it exists, training keeps checkpoints until they are sent
+    outgoing = work.job / checkpoints.OUTGOING  # if this folder exists, training keeps checkpoints until they are sent
     if hub is not None and hub.checkpoints == "all_checkpoints":
         outgoing.mkdir(parents=True, exist_ok=True)
     else:
@@ -68,14 +69,14 @@ def upload_checkpoints(work: Work, recipe: Recipe, tokenizer: Path) -> Iterator[
 
 
 def _wait_for_uploads(child: Handle, folder: Path, work: Work) -> None:
-    """Waits for the remaining uploads as long as they make progress, and warns about missing checkpoints."""
+    """Waits for the remaining uploads while they make progress, and warns about missing checkpoints."""
     (folder / ENDED).touch()
     saved = work.job / CHECKPOINTS
-    left, deadline = checkpoints.list_unsent(saved), time.monotonic() + UPLOAD_TIMEOUT_S
+    unsent, deadline = checkpoints.list_unsent(saved), time.monotonic() + UPLOAD_TIMEOUT_S
     while poll(child) and time.monotonic() < deadline:
         time.sleep(0.1)
-        if (now := checkpoints.list_unsent(saved)) != left:
-            left, deadline = now, time.monotonic() + UPLOAD_TIMEOUT_S
+        if (still_unsent := checkpoints.list_unsent(saved)) != unsent:
+            unsent, deadline = still_unsent, time.monotonic() + UPLOAD_TIMEOUT_S
     message = None
     if poll(child):
         message = f"nothing arrived for {UPLOAD_TIMEOUT_S:g} s after the end of training"

@@ -1,4 +1,4 @@
-"""Look-ups at the Hugging Face Hub, and its errors as one message with the next step."""
+"""Look-ups at the Hugging Face Hub, and messages for its errors."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Found:
     files: tuple[str, ...] | None = None
     """Paths in the repository; None if unknown."""
     reachable: bool = True
-    """False if the Hub did not answer, and the commit is that of the last run."""
+    """False if the Hub did not answer and this is the commit of the last run."""
 
 
 def look_up(kind: Kind, path: str, revision: str | None, history: History) -> Found:
-    """The present commit of a revision, without a request if the revision is a commit already.
+    """Looks up the present commit of a revision. A revision that is a commit needs no request.
 
-    If the Hub cannot be reached, the commit of the last run that used this name.
+    If the Hub cannot be reached, returns the commit of the last run that used this repository and revision.
     Raises UserError for a repository or revision that is missing, gated or private.
     """
     revision = revision or "main"
@@ -48,7 +48,7 @@ def look_up(kind: Kind, path: str, revision: str | None, history: History) -> Fo
         with explain_read_errors(kind, path, revision):
             info = get_info(path, revision=revision, timeout=METADATA_TIMEOUT_S)
             if info.gated:
-                # The metadata of a gated repository is open to everybody; its files are not.
+                # Everybody may read the metadata of a gated repository, but not its files.
                 hub.auth_check(path, repo_type=kind)
     except UserError as error:
         last = history.last_commit(kind, name)
@@ -60,14 +60,14 @@ def look_up(kind: Kind, path: str, revision: str | None, history: History) -> Fo
 
 
 def repository_url(kind: Kind, path: str) -> str:
-    """The address of a repository's page, on the Hub that HF_ENDPOINT names."""
+    """Returns the address of a repository's page on the Hub that HF_ENDPOINT names."""
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     return f"{without_credentials(endpoint).rstrip('/')}/{'datasets/' if kind == 'dataset' else ''}{path}"
 
 
 @contextlib.contextmanager
 def explain_read_errors(kind: Kind, path: str, revision: str) -> Iterator[None]:
-    """Turns the errors of the Hub's clients in the block into one UserError with the next step."""
+    """Raises UserError with the next step instead of the errors of the Hub's clients in the block."""
     from httpx2 import HTTPError
     from huggingface_hub.errors import (
         CachedRepoTreeNotFoundError,
@@ -95,7 +95,7 @@ def explain_read_errors(kind: Kind, path: str, revision: str) -> Iterator[None]:
         raise _build_error(f"{part}.path", f"{path!r} is not a name on the Hub: write owner/name.") from error
     except (HTTPError, OSError, CachedRepoTreeNotFoundError) as error:
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
-            raise  # an error of this machine, such as a full disk; errors of the clients have no number
+            raise  # an error of this machine, such as a full disk: errors of the clients have no errno
         raise _explain_no_answer(f"{part}.path", path, revision, error) from error
 
 
@@ -104,7 +104,7 @@ def _explain_no_answer(where: str, path: str, revision: str, error: Exception) -
     from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
-        message = f"the Hub refuses to show {path!r} with this access token: set HF_TOKEN to one that may read it."
+        message = f"this access token may not read {path!r} on the Hub: set HF_TOKEN to one that may."
         return _build_error(where, message)
     step = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
     step += ", then run the same command again."
@@ -116,7 +116,7 @@ def _explain_no_answer(where: str, path: str, revision: str, error: Exception) -
 
 
 def find_cause(error: BaseException) -> str:
-    """The first error of a chain in one line, without passwords: the clients wrap it in their own advice."""
+    """Returns the first error of a chain in one line, without passwords. The clients' later errors only add advice."""
     while error.__cause__ is not None:
         error = error.__cause__
     return without_credentials(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".removesuffix(": "))

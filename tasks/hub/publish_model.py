@@ -12,10 +12,10 @@ from training.models.repository_files import part_of
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Returns repo, revision, commit and url of the pushed model.
+    """Pushes the model, and returns its repo, revision, commit and url.
 
-    Weights and tokenizer files of the repository that this model does not have belong to an earlier model, and are
-    removed.
+    Weights and tokenizer files in the repository that this model does not have are removed: they belong to an earlier
+    model.
     """
     settings = PublishSettings.model_validate(job.settings)
     pushed = push(

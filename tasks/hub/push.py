@@ -1,4 +1,4 @@
-"""Pushes files to a branch on the Hugging Face Hub in one commit, or in none if nothing changed."""
+"""Push of files to a branch on the Hugging Face Hub, in one commit; unchanged files make no commit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
 
 TIMEOUT_S = 300.0
-"""The clients have no read time-out by default; the server may take minutes for a large commit."""
+"""Read time-out, which the clients lack by default; the server may take minutes for a large commit."""
 
 
 class PublishSettings(Settings):
@@ -36,7 +36,7 @@ class PublishSettings(Settings):
     """Whether a new repository is private."""
     pull_request: bool
     title: str
-    """Of the commit or pull request."""
+    """Title of the commit or pull request."""
     files: dict[str, str]
     """Local files by their paths in the repository."""
 
@@ -67,17 +67,17 @@ def build_environment() -> dict[str, str]:
     """The variables of a child program that writes to the Hub; no other program gets the access token."""
     tokens = {name: os.environ[name] for name in ACCESS_TOKENS if name in os.environ}
     offline = os.environ.get("HF_HUB_OFFLINE", "0")
-    # The clients' warnings contain addresses with signatures.
+    # The clients' warnings may contain URLs with signatures.
     return {**tokens, "HF_HUB_OFFLINE": offline, "HF_HUB_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
 def find_publishing_problems(recipe: Recipe) -> Iterator[Problem]:
-    """Problems of publishing that are known before training, without a request to the Hub: an error if there is no
-    access token, and a warning if models are published without a comparison."""
+    """Finds problems of publishing before training, without a request to the Hub: an error if there is no access token,
+    and a warning if models are published without a comparison."""
     hub = recipe.release.hub
     if hub is None:
         return
-    # A CI job may exchange its identity for a token, over the network.
+    # A CI job may exchange its identity for a token, which needs a request.
     if not os.environ.get("HF_OIDC_RESOURCE") and not _has_token():
         yield from _build_token_error(hub.repo).problems
     if recipe.release.registry is None:
@@ -89,8 +89,8 @@ def find_publishing_problems(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _has_token() -> bool:
-    """Whether the environment or an earlier login has a token. huggingface_hub's get_token may renew it over the
-    network."""
+    """Whether the environment or an earlier login has a token. Not by huggingface_hub's get_token, which may send a
+    request to renew the token."""
     from huggingface_hub.constants import HF_TOKEN_PATH
 
     file = Path(HF_TOKEN_PATH)
@@ -100,7 +100,8 @@ def _has_token() -> bool:
 
 
 def connect(repo: str) -> HfApi:
-    """A client that may write. Call it in a child program. Raises UserError without an access token."""
+    """Creates a client that may write. Call this only in a child program: it changes the clients of the whole process.
+    Raises UserError without an access token."""
     from huggingface_hub import HfApi, get_token, set_client_factory
 
     set_client_factory(_create_client)
@@ -130,10 +131,10 @@ def push(
     replaced: Callable[[str], bool],
     pull_request: bool = False,
 ) -> Pushed:
-    """Commits these files, by their paths in the repository, to the branch.
+    """Commits the files to the branch, by their paths in the repository.
 
-    The same commit removes other files whose path is `replaced`. The repository and the branch are created if missing.
-    With `pull_request`, a pull request is opened instead of a commit; an open one with the same title is updated.
+    The same commit removes all other files for whose paths `replaced` is true. A missing repository or branch is
+    created. With `pull_request`, the commit goes to an open pull request with the same title, otherwise to a new one.
     Files that the Hub has are not sent again, and unchanged files make no commit.
     Raises UserError with the next step if the Hub does not answer or refuses.
     """
@@ -184,47 +185,47 @@ class _Change:
 def _find_change(
     hub: HfApi, repo: str, revision: str, files: Mapping[str, Path], replaced: Callable[[str], bool]
 ) -> _Change:
-    """The operations that bring a revision to these files, found by the Hub's digests."""
+    """Finds the operations that bring a revision to these files, by the Hub's digests."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
     from huggingface_hub.hf_api import RepoFile
 
     head = str(hub.model_info(repo, revision=revision).sha)
     listed = hub.list_repo_tree(repo, recursive=True, revision=head)
-    there = {entry.path: entry for entry in listed if isinstance(entry, RepoFile)}
-    obsolete = [path for path in there if path not in files and replaced(path)]
-    changed = [path for path, file in files.items() if path not in there or not _is_same(file, there[path])]
+    existing = {entry.path: entry for entry in listed if isinstance(entry, RepoFile)}
+    obsolete = [path for path in existing if path not in files and replaced(path)]
+    changed = [path for path, file in files.items() if path not in existing or not _is_same(file, existing[path])]
     additions = [CommitOperationAdd(path, files[path]) for path in changed]
     return _Change(revision, head, [*additions, *map(CommitOperationDelete, obsolete)])
 
 
-def _is_same(file: Path, there: RepoFile) -> bool:
-    """Whether the Hub's file has the same bytes; files outside LFS have git's digest."""
-    if file.stat().st_size != there.size:
+def _is_same(file: Path, uploaded: RepoFile) -> bool:
+    """Whether the Hub's file has the same bytes. The Hub has git's digest of files that are not in LFS."""
+    if file.stat().st_size != uploaded.size:
         return False
-    if there.lfs is not None:
-        return sha256(file) == there.lfs.sha256
-    return hashlib.sha1(b"blob %d\0" % there.size + file.read_bytes()).hexdigest() == there.blob_id
+    if uploaded.lfs is not None:
+        return sha256(file) == uploaded.lfs.sha256
+    return hashlib.sha1(b"blob %d\0" % uploaded.size + file.read_bytes()).hexdigest() == uploaded.blob_id
 
 
 def _commit(hub: HfApi, repo: str, change: _Change, title: str, *, pull_request: bool = False, url: str = "") -> Pushed:
     page = f"{hub.endpoint}/{repo}/tree/{change.revision}"
     if not change.operations:
         return Pushed(change.revision, change.head, url or page, is_new=False)
-    made = hub.create_commit(
+    commit = hub.create_commit(
         repo,
         change.operations,
         commit_message=title,
         revision=change.revision,
         create_pr=pull_request,
-        # If somebody else commits in between, this commit fails: the files of two models must not mix.
+        # If somebody else has committed meanwhile, this commit fails: the files of two models must not mix.
         parent_commit=change.head,
     )
-    return Pushed(made.pr_revision or change.revision, made.oid, url or made.pr_url or page, is_new=True)
+    return Pushed(commit.pr_revision or change.revision, commit.oid, url or commit.pr_url or page, is_new=True)
 
 
 @contextlib.contextmanager
 def explain_write_errors(repo: str, revision: str) -> Iterator[None]:
-    """Turns the errors of the Hub's clients in the block into one UserError with the next step."""
+    """Raises UserError with the next step instead of the errors of the Hub's clients in the block."""
     try:
         yield
     except Exception as error:
@@ -250,7 +251,9 @@ def _explain(error: Exception, repo: str, revision: str) -> UserError | None:
     if isinstance(error, HFValidationError):
         return _build_error("repo", f"{repo!r} is not a name on the Hub: write owner/name.")
     if isinstance(error, RevisionNotFoundError):
-        return _build_error("revision", f"{repo!r} has no revision {revision!r}, and it cannot be made: name a branch.")
+        return _build_error(
+            "revision", f"{repo!r} has no revision {revision!r}, and it cannot be created: name a branch."
+        )
     if isinstance(error, ValueError) and "README.md" in str(error):
         reasons = "; ".join(line.removeprefix("- ") for line in str(error).splitlines()[1:])
         return _build_error(
@@ -265,7 +268,7 @@ def _explain(error: Exception, repo: str, revision: str) -> UserError | None:
     if status is not None and 400 <= status < 500 and status not in (408, 429):
         return _build_error("repo", f"the Hub refuses the files for {repo!r} ({reason}).")
     of_this_machine = isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError)
-    # A gateway that answers instead of the Hub sends no JSON.
+    # A JSONDecodeError means that a gateway answered instead of the Hub.
     if not isinstance(error, HTTPError | OSError | JSONDecodeError) or of_this_machine:
         return None
     step = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
@@ -276,7 +279,7 @@ def _explain(error: Exception, repo: str, revision: str) -> UserError | None:
 
 
 def _describe_cause(error: Exception) -> str:
-    return re.sub(r"(?<=\w)\?\S+", "", find_cause(error))  # an address may contain a signature
+    return re.sub(r"(?<=\w)\?\S+", "", find_cause(error))  # without queries of URLs, which may contain a signature
 
 
 def _build_error(field: str, message: str, kind: str = "hub") -> UserError:

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 WEIGHTS = "last-weights"
-"""A folder of the branch, like checkpoints.LAST and BEST: the branch's root has the promoted model."""
+"""The branch's folder for the newest weights, like checkpoints.LAST and BEST: its root has the promoted model."""
 POLL_S = 1.0
 MAX_WAIT_S = 60.0
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Pushes new checkpoints until the file ENDED appears in the folder. Returns the names of those `pushed`, and the
-    last try's error as `trouble`.
+    """Pushes new checkpoints until the file ENDED appears in the folder. Returns the names of the checkpoints `pushed`,
+    and the error of the last try as `trouble`.
 
-    Inputs: job (the training's folder), tokenizer. An error is a warning among the training's events, and the push is
+    Inputs: job (the training's folder), tokenizer. An error adds a warning to the training's events, and the push is
     tried again at growing intervals.
     """
     os.nice(10)  # training comes first
@@ -62,8 +62,8 @@ class Uploads:
     """The uploads of a training's checkpoints.
 
     Args:
-        job: of this program.
-        aside: a folder for links to a checkpoint that is being sent: the training may remove the checkpoint meanwhile.
+        job: the job of this program.
+        aside: folder for links to the checkpoint that is being sent, as the training may remove the checkpoint.
         connect: returns a client that may write to a repository.
     """
 
@@ -87,13 +87,14 @@ class Uploads:
 
     def _find_new(self) -> Iterable[Path]:
         if self._all:
-            found = checkpoints.list_unsent(self._folder)
+            saved = checkpoints.list_unsent(self._folder)
         else:
-            found = sorted(self._folder.glob("checkpoint-*"), key=checkpoints.step_of)[-1:]
-        return [checkpoint for checkpoint in found if checkpoint.name not in self.pushed]
+            saved = sorted(self._folder.glob("checkpoint-*"), key=checkpoints.step_of)[-1:]
+        return [checkpoint for checkpoint in saved if checkpoint.name not in self.pushed]
 
     def _link_aside(self, checkpoint: Path) -> bool:
-        """Links the checkpoint, and those it needs unless all are sent. Returns whether every file is intact."""
+        """Links the checkpoint, and the checkpoints that it needs unless all are pushed. Returns whether every file is
+        intact."""
         shutil.rmtree(self._aside, ignore_errors=True)
         last = self._aside / checkpoints.LAST / checkpoint.name
         try:
@@ -108,13 +109,13 @@ class Uploads:
         settings = self._settings
         self._hub = self._hub or self._connect(settings.repo)
         last = self._aside / checkpoints.LAST / name
-        below: tuple[str, ...]
+        folders: tuple[str, ...]  # of the branch, which this push replaces
         if settings.checkpoints == "every_save":
-            below = (f"{WEIGHTS}/",)
+            folders = (f"{WEIGHTS}/",)
             weights = [path for path in last.iterdir() if part_of(path.name) == "model"]
-            files = {below[0] + path.name: path for path in [*self._tokenizer.iterdir(), *weights]}
+            files = {folders[0] + path.name: path for path in [*self._tokenizer.iterdir(), *weights]}
         else:
-            below = (f"{name}/",) if self._all else (f"{checkpoints.LAST}/", f"{checkpoints.BEST}/")
+            folders = (f"{name}/",) if self._all else (f"{checkpoints.LAST}/", f"{checkpoints.BEST}/")
             root = last.parent if self._all else self._aside
             files = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
         push(
@@ -122,7 +123,7 @@ class Uploads:
             Place(settings.repo, settings.revision, settings.private),
             files,
             title=f"{settings.name} {name}",
-            replaced=lambda path: path.startswith(below),
+            replaced=lambda path: path.startswith(folders),
         )
 
 

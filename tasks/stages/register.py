@@ -1,4 +1,4 @@
-"""Stages: registration of the model in MLflow, and its alias."""
+"""Stages `register` and `promote`: registration of the model in MLflow, and its alias."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ LOGGED_EXAMPLES = 2
 # A registered model predicts in full precision and in other batches, so its predictions may differ by rounding.
 TOLERANCE = 1e-3
 MIXED_TOLERANCE = 3e-2
-# MLflow's databases hold 5000 characters of a description; of a tag 100,000 are allowed.
+# MLflow allows 5000 characters in a description, and 100,000 in a tag of a version.
 LONGEST_DESCRIPTION, LONGEST_TAG = 5000, 100_000
 
 
@@ -77,8 +77,8 @@ def inputs(recipe: Recipe, lock: Lock, verdict: Verdict, *artifacts: Ref | None)
 
 @action(inputs, gives=Version)
 def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifacts: Ref | None) -> Version | None:
-    """Registers the model once, without an alias, unless it was rejected. A model that is registered already gets the
-    new figures and verdict."""
+    """Registers the model without an alias, unless it was rejected. If the model is registered already, its version
+    gets the new figures and verdict."""
     name = recipe.release.registry
     if name is None or verdict.decision == "reject":
         work.state = "skipped"
@@ -89,11 +89,11 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
     with mlflow_errors(), named_lock(f"registry-{name}"):
         client = connect()
         model = find_model(client, name)
-        now = model.aliases.get(champion) if model else None
-        version = _find_version(client, name, refs["fit"], now)
+        current = model.aliases.get(champion) if model else None
+        version = _find_version(client, name, refs["fit"], current)
         taken = promotions.explain_lost_alias(model, champion, version) if model and version else None
         if not taken:
-            _require_compared(now, name, version, verdict)
+            _require_compared(current, name, version, verdict)
         if version is None:
             run_id = find_or_create_run(client, recipe.name, work.run)
             tags = _build_origin_tags(recipe, lock, work.run, refs) | judged
@@ -105,10 +105,10 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
                 client.log_artifacts(run_id, str(adapter), "fit/adapter")
             version = _log_model(work, recipe, lock, run_id, tags, refs)
             work.rollback = partial(_unregister, name, version)
-        if str(now) == version and (verdict.comparison is None or verdict.comparison.baseline):
-            # The champion keeps the verdict of its promotion: now there is no champion to compare it with.
-            known = client.get_model_version(name, version).tags
-            judged |= {tag: known[tag] for tag in (VERDICT_TAG, REASON_TAG) if tag in known}
+        if str(current) == version and (verdict.comparison is None or verdict.comparison.baseline):
+            # The model is the champion, so it was compared with none: it keeps the verdict of its promotion.
+            present = client.get_model_version(name, version).tags
+            judged |= {tag: present[tag] for tag in (VERDICT_TAG, REASON_TAG) if tag in present}
         data, trained, predicted, scored = map(refs.__getitem__, ("load_data", "fit", "predict", "score"))
         card = build_description(recipe, lock, data, trained, predicted, scored, verdict)
         text = f"{judged[VERDICT_TAG]}: {judged[REASON_TAG]}\n\n{card}"
@@ -130,8 +130,8 @@ def promotion_inputs(recipe: Recipe, version: Version | None, verdict: Verdict) 
 
 @action(promotion_inputs, gives=Promotion)
 def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdict) -> Promotion | None:
-    """Sets the champion's alias if the version is promoted, else the challenger's. Skips a version from which a person
-    took the champion's alias."""
+    """Sets the champion's alias if the version is promoted, otherwise the challenger's. Skips a version that lost the
+    champion's alias by a user's command."""
     if version is None:
         work.state = "skipped"
         return None
@@ -141,7 +141,8 @@ def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdic
         client = connect()
         model = need_model(client, name)
         promotions.store_alias_names(client, model, aliases)
-        before = {alias: str(at) if (at := model.aliases.get(alias)) is not None else None for alias in aliases}
+        numbers = {alias: model.aliases.get(alias) for alias in aliases}
+        before = {alias: None if at is None else str(at) for alias, at in numbers.items()}
         if verdict.decision != "promote" and before[aliases.champion] != number:
             client.set_registered_model_alias(name, aliases.challenger, number)
             alias = aliases.challenger
@@ -175,7 +176,7 @@ def _require_compared(champion: object, name: str, version: str | None, verdict:
 def _unregister(name: str, version: str) -> str:
     with mlflow_errors(), named_lock(f"registry-{name}"):
         client = connect()
-        # Set by another run, by a person, or by this run if only MLflow's response was lost.
+        # An alias may be of another run, of a user, or of this run if only MLflow's response was lost.
         if aliases := list_aliases(need_model(client, name), version):
             return f"{name} version {version} stays, although a stage after it failed: it is {', '.join(aliases)} now."
         client.delete_model_version(name, version)
@@ -183,7 +184,7 @@ def _unregister(name: str, version: str) -> str:
 
 
 def _build_origin_tags(recipe: Recipe, lock: Lock, run: str, refs: Mapping[str, Ref]) -> dict[str, str]:
-    """Tags for the origin of the model, which never change."""
+    """Builds the tags for the origin of the model, which never change."""
     tags = {
         MODEL_TAG: refs["fit"].parts["model"],
         RECIPE_TAG: recipe.name,
@@ -210,7 +211,7 @@ def _build_origin_tags(recipe: Recipe, lock: Lock, run: str, refs: Mapping[str, 
 
 
 def _build_judgement_tags(recipe: Recipe, verdict: Verdict, refs: Mapping[str, Ref]) -> dict[str, str]:
-    """Tags for the model's inputs, figures and verdict, which a later run may change."""
+    """Builds the tags for the model's inputs, figures and verdict, which a later run may change."""
     columns = source_columns(recipe).inputs
     tags = {
         MAX_LENGTH_TAG: str(recipe.tokens.max_length),
@@ -227,19 +228,19 @@ def _build_judgement_tags(recipe: Recipe, verdict: Verdict, refs: Mapping[str, R
 
 
 def _update_version(client: Any, name: str, version: str, tags: Mapping[str, str], description: str) -> None:
-    known = client.get_model_version(name, version)
+    current = client.get_model_version(name, version)
     for tag, value in tags.items():
-        if known.tags.get(tag) != value:
+        if current.tags.get(tag) != value:
             client.set_model_version_tag(name, version, tag, value)
-    if known.description != description:
+    if current.description != description:
         client.update_model_version(name, version, description)
 
 
 def _log_model(
     work: Work, recipe: Recipe, lock: Lock, run_id: str, tags: Mapping[str, str], refs: Mapping[str, Ref]
 ) -> str:
-    """The number of the new version. A child program logs it, loads it again, and compares its predictions with those
-    on some rows of the judged split."""
+    """Registers the model by a child program, which also loads it again and compares its predictions on some rows of
+    the judged split with those of `predict`. Returns the number of the new version."""
     split = recipe.judged_split
     figures = run_child(
         work,
@@ -270,17 +271,16 @@ def _log_model(
 
 
 def _find_version(client: Any, name: str, trained: Ref, champion: object) -> str | None:
-    """The version with this model. If two homes have registered it at the same time, the champion comes first."""
-    found = client.search_model_versions(f"name = '{name}' and tags.`{MODEL_TAG}` = '{trained.parts['model']}'")
-    numbers = [str(version.version) for version in found]
+    """The version with this model. If several homes have registered the model, the champion comes first."""
+    versions = client.search_model_versions(f"name = '{name}' and tags.`{MODEL_TAG}` = '{trained.parts['model']}'")
+    numbers = [str(version.version) for version in versions]
     return str(champion) if str(champion) in numbers else next(iter(numbers), None)
 
 
 def format_example_arguments(recipe: Recipe) -> str:
-    """Example arguments of `finetune predict` after the model's name, such as `"some text"`."""
-    own = f" --task {recipe.task}" if ":" in recipe.task else ""
-    columns = source_columns(recipe).inputs
-    return (
-        " ".join(f"'{EXAMPLES[one.form]}'" if one.form in EXAMPLES else f'"some {one.source_name}"' for one in columns)
-        + own
-    )
+    """Formats example arguments of `finetune predict` after the model's name, such as `"some text"`."""
+    examples = [
+        f"'{EXAMPLES[column.form]}'" if column.form in EXAMPLES else f'"some {column.source_name}"'
+        for column in source_columns(recipe).inputs
+    ]
+    return " ".join([*examples, *(["--task", recipe.task] if ":" in recipe.task else [])])
