@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def list_models(name: str | None = None) -> list[dict[str, Any]]:
-    """All registered models, or the one of this name, as JSON values: `name`, `aliases`, `versions` newest first, and
-    `moves` of the champion's alias, oldest first.
+    """Lists all registered models, or the model of this name, as JSON values: `name`, `aliases`, `versions` newest
+    first, and `moves` of the champion's alias, oldest first.
 
     Raises UserError if there is no model of this name, and MlflowFailed if MLflow does not answer.
     """

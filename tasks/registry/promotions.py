@@ -138,8 +138,8 @@ def explain_lost_alias(model: RegisteredModel, alias: str, version: str) -> str 
     last = moves[-1]
     why = f" ({last.why})" if last.why else ""
     return (
-        f"was {alias} until {last.user} made version {last.to} that by finetune {last.by} on {last.time[:10]}{why}: "
-        f"it gets the alias back by finetune promote {model.name} {version}."
+        f"was {alias} until {last.user} gave this alias to version {last.to} by finetune {last.by} on "
+        f"{last.time[:10]}{why}: to give it back, run finetune promote {model.name} {version}."
     )
 
 
@@ -302,7 +302,7 @@ def roll_back(name: str, why: str = "") -> str:
         champions = list_champions(moves, str(now))
         earlier = [version for version in champions[:-1] if version in existing and version != str(now)]
         if not earlier:
-            message = f"version {now} of {name!r} is the first {names.champion} that is known: there is none before it."
+            message = f"version {now} of {name!r} is the first {names.champion} on record: none came before it."
             raise build_error("NAME", f"{message} Name another: finetune promote {name} VERSION.")
         set_champion_alias(client, model, earlier[-1], names, by="rollback", why=why)
     return f"{name} version {earlier[-1]} is {names.champion} again{_describe_previous(now)}."

@@ -49,7 +49,7 @@ TOO_LITTLE_DISK_GB, LITTLE_DISK_GB = 1.0, 10.0
 LITTLE_MEMORY_GB = 2.0
 
 REFUSED = {
-    "HTTP 401": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to what its proxy asks for",
+    "HTTP 401": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to a login of the server or its proxy",
     "HTTP 403": "name its host in MLFLOW_SERVER_ALLOWED_HOSTS, where the server runs, or let this user in",
 }
 """The next step for an HTTP error of MLflow, or of the proxy in front of it."""
@@ -126,9 +126,9 @@ def _read_tested_versions() -> dict[str, str]:
 
 
 def _check_ports(state: State | None) -> Iterator[Finding]:
-    ours = {state.prefect, state.mlflow} if state and servers.read_running() else set()
+    home_urls = {state.prefect, state.mlflow} if state and servers.read_running() else set()
     for name, port in ((PREFECT, PREFECT_PORT), (MLFLOW, MLFLOW_PORT)):
-        if f"http://127.0.0.1:{port}" in ours:
+        if f"http://127.0.0.1:{port}" in home_urls:
             yield Finding("ok", f"port {port}", f"{name} of `finetune up`")
             continue
         with socket.socket() as probe:
@@ -155,15 +155,16 @@ def _check_disks() -> Iterator[Finding]:
 
 def _check_memory() -> Finding:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    found = f"{total / 1e9:,.1f} GB"
+    amount = f"{total / 1e9:,.1f} GB"
     with contextlib.suppress(OSError):  # without Linux's /proc the free memory is unknown
         available = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
         if available:
             free_gb = int(available[1]) * 1024 / 1e9
-            found = f"{free_gb:,.1f} GB of {found} free"
+            amount = f"{free_gb:,.1f} GB of {amount} free"
             if free_gb < LITTLE_MEMORY_GB:
-                return Finding("warning", "memory", found, "end what you do not need: libraries alone take a gigabyte")
-    return Finding("ok", "memory", found)
+                do = "end programs that you do not need: libraries alone take a gigabyte"
+                return Finding("warning", "memory", amount, do)
+    return Finding("ok", "memory", amount)
 
 
 def _check_gpus() -> Iterator[Finding]:
@@ -334,9 +335,9 @@ def _check_token() -> Finding:
     from huggingface_hub.constants import HF_TOKEN_PATH
 
     named = [name for name in settings.ACCESS_TOKENS if os.environ.get(name)]
-    where = named or ([HF_TOKEN_PATH] if Path(HF_TOKEN_PATH).is_file() else [])
-    found = f"from {where[0]}" if where else "none: public repositories only (`hf auth login`, or set HF_TOKEN)"
-    return Finding("ok", "Hub token", found)
+    origins = named or ([HF_TOKEN_PATH] if Path(HF_TOKEN_PATH).is_file() else [])
+    origin = f"from {origins[0]}" if origins else "none: public repositories only (`hf auth login`, or set HF_TOKEN)"
+    return Finding("ok", "Hub token", origin)
 
 
 def _start_request(url: str, method: str = "GET", accepted: tuple[int, ...] = (401,)) -> Callable[[], str | None]:

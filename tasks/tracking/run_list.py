@@ -18,7 +18,7 @@ STATES = {"FINISHED": "completed", "FAILED": "failed", "KILLED": "killed", "RUNN
 
 
 def list_runs(recipe: str | None, limit: int) -> list[dict[str, Any]]:
-    """The last `limit` runs of one recipe, or of all, newest first, as JSON values: ids, `recipe`, `state`,
+    """Lists the last `limit` runs of one recipe, or of all, newest first, as JSON values: ids, `recipe`, `state`,
     `started_ms`, `seconds`, the `judged` figure, `verdict`, `reason` and the registered `version`.
 
     Raises UserError if the recipe has not run, and MlflowFailed if MLflow does not answer.
