@@ -59,7 +59,7 @@ class CsvParser:
         head, data = self.head, self._data
         is_quoted = data.quoting == "standard"
         self.ragged = ragged = _Ragged(self.where, head, data, needed)
-        # Bytes, so that every row that is no valid text is found.
+        # Bytes, so that every row with invalid text is reported.
         convert = pyarrow.csv.ConvertOptions(
             include_columns=read, column_types=dict.fromkeys(read, pa.binary()), strings_can_be_null=False
         )

@@ -151,7 +151,7 @@ def _check_value(value: Any, name: str, form: Form) -> Any:
     except UnicodeDecodeError as error:
         raise _Misfit(*_encoding_fault(name)) from error
     except (TypeError, ValueError, RecursionError) as error:
-        raise _Misfit("type", f"holds what JSON cannot write in column {name!r}", f" ({error})") from error
+        raise _Misfit("type", f"holds a value that JSON cannot write in column {name!r}", f" ({error})") from error
     expected = "texts" if form == "texts" else "labels, which are texts or whole numbers,"
     raise _Misfit("type", f"holds no list of {expected} in column {name!r}", f": {shorten(value)}")
 

@@ -85,7 +85,7 @@ def _slice_values(values: list[Any]) -> pa.Array:
         # A prefix is enough to see that a text is too long.
         array = pa.array([value[: MAX_BYTES + 1] if isinstance(value, str) else value for value in values])
     except UnicodeEncodeError as error:
-        raise UnsuitableColumn("holds what is not UTF-8 text") from error
+        raise UnsuitableColumn("holds text that is not UTF-8") from error
     except (OverflowError, pa.ArrowException) as error:
         raise UnsuitableColumn(MIXED) from error
     require_grouping_type(array.type)
@@ -133,7 +133,7 @@ def _to_json(number: int, name: str, value: Any) -> str | Fault:
     try:
         return as_json(value)
     except (TypeError, ValueError, RecursionError) as error:
-        description = f"holds what JSON cannot write in column {name!r}"
+        description = f"holds a value that JSON cannot write in column {name!r}"
         return Fault(number, "type", description, f": {type(error).__name__}: {error}")
 
 

@@ -236,5 +236,5 @@ def _group_name(value: Any) -> str | None:
         try:
             return value.decode() if value.strip() else None
         except UnicodeDecodeError as error:
-            raise UnsuitableColumn("holds what is not UTF-8 text") from error
+            raise UnsuitableColumn("holds text that is not UTF-8") from error
     return None if value is None else str(value).lower()

@@ -6,7 +6,7 @@ In this mode every rank writes a digest of each part of its live state into each
     checkpoint-40/state.rank0.json    {"model": {tensor: digest}, "optimizer": …, "rng": …, "sampler": …, …}
 
 After a restore and before the first step, an engine computes the digests of its live objects again and compares them.
-The trained micro-batches are listed, so that those of two runs can be compared as well:
+The trained micro-batches are listed, so that two runs can be compared by them:
 
     logs/batches.rank0.jsonl          {"step": 40, "micro": 0, "rows": [3, 17], "batch": digest of all its tensors}
 """

@@ -1,6 +1,6 @@
 """Progress and throughput of a training, reported to its job's events.
 
-Tokens are those of the rows, without padding. The operations of a training step are counted as by Kaplan et al.
+Tokens are counted without padding. The operations of a training step are counted as by Kaplan et al.
 (arXiv:2001.08361), with attention: 6 for each token and each trained weight outside the embeddings, and 12 for each
 layer, each unit of its width and each pair of a row's tokens. The hardware's limit is the speed of a large matrix
 product on the same device in the same precision, measured at the start.

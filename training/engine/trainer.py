@@ -163,7 +163,7 @@ class ExactTrainer(Trainer):
 
     @property
     def mean_loss(self) -> float:
-        """The mean training loss of all steps so far, those before a resume included; 0 before the first."""
+        """The mean training loss of all steps so far, including steps before a resume; 0 before the first step."""
         return self._total_loss_scalar / max(self.state.global_step, 1)
 
     def _get_train_sampler(self, train_dataset: TokenRows | None = None) -> Sampler[list[int]]:
@@ -401,7 +401,7 @@ class ExactTrainer(Trainer):
         # super's method counts only this rank's loss for the steps since the last log.
         self._tr_loss.fill_(self.accelerator.gather(self._tr_loss).mean())
         # Schedule-free optimizers have separate weights for training and inference. The best weights, if loaded, were
-        # saved after an evaluation, so they are already those for inference.
+        # saved after an evaluation, so they are weights for inference.
         if hasattr(self.optimizer, "eval"):
             self.optimizer.eval()
         return super()._finalize_training(*args)
@@ -433,5 +433,5 @@ _FIELD = CodeField(
     where="training.trainer",
     example="my_trainer:Mine",
     accepted="a subclass of training.trainer.ExactTrainer",
-    accepts=lambda found: isinstance(found, type) and issubclass(found, ExactTrainer),
+    accepts=lambda value: isinstance(value, type) and issubclass(value, ExactTrainer),
 )

@@ -116,7 +116,7 @@ def draw_scores(predicted: Predictions, split: str, folder: Path) -> None:
 def draw_slice(
     name: str, split: str, groups: Sequence[Mapping[str, Any]], overall: Mapping[str, Mapping[str, Any]], folder: Path
 ) -> None:
-    """Writes `slices_SPLIT_SLICE.png`: the first metrics of each group with their intervals, and those of all rows.
+    """Writes `slices_SPLIT_SLICE.png`: the first metrics of each group with their intervals, and of all rows.
 
     `groups` and `overall` are as training.programs.score writes them. In the file's name, characters other than
     letters, digits, - and _ become _, followed by a digest of the slice's name."""

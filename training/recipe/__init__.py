@@ -2,8 +2,8 @@
 
 fields.py lora.py section.py        the sections, field by field; the types that their fields share
 tables/                             allowed names, one table a concept: metrics, optimizers, checks, …
-validation.py rules/                all problems of a recipe in one report; what contradicts what
-overrides.py referenced_files.py    what is put into a recipe: --set, and the files that its fields name
+validation.py rules/                all problems of a recipe in one report; contradictions
+overrides.py referenced_files.py    values from --set, and from files that fields name
 error_messages.py                   mistakes as sentences
 """
 

@@ -1,4 +1,4 @@
-"""Messages for pydantic's errors in a recipe: value, what is allowed, what to do next."""
+"""Messages for pydantic's errors in a recipe: the value, the allowed values, the next step."""
 
 from __future__ import annotations
 

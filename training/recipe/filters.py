@@ -75,7 +75,7 @@ class Filter:
 def parse_filter(text: str) -> Filter:
     """Returns the filter in this text.
 
-    Raises ValueError with the first wrong word, its position in the text (characters, from 1), and what is allowed.
+    Raises ValueError with the first wrong word, its position in the text (characters, from 1), and the allowed syntax.
     """
     text = " ".join(text.splitlines()).strip()
     try:

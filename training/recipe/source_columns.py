@@ -87,7 +87,7 @@ class SourceColumns:
 
     @cached_property
     def names(self) -> list[str]:
-        """The columns to read, by their names in the source: the stored ones and those of data.filter."""
+        """The columns to read, by their names in the source: the stored columns and the columns of data.filter."""
         filtered = parse_filter(self.data.filter).columns if self.data.filter else ()
         return list(dict.fromkeys([*self.by_source, *filtered]))
 

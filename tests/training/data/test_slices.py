@@ -260,7 +260,7 @@ def test_texts_of_typed_files_that_are_none_and_values_that_unpack_to_any_size_a
         "long": pa.DictionaryArray.from_arrays(pa.array([0, 1, 1], pa.int8()), pa.array(["x", "y" * 10**7])),
         "good": pa.DictionaryArray.from_arrays(pa.array([0, 1, None], pa.int8()), pa.array(["x", "y"])),
     }
-    table, encoding = pa.table(columns), "holds what is not UTF-8 text"
+    table, encoding = pa.table(columns), "holds text that is not UTF-8"
     left_out = {"bad": encoding, "coded": encoding, "long": "has values of more than 256 bytes"}
     pq.write_table(table, tmp_path / "rows.parquet", store_schema=False)
     with pa.ipc.new_stream(tmp_path / "rows.arrow", table.schema) as writer:
@@ -280,7 +280,7 @@ def test_csv_whose_other_columns_are_no_text_or_badly_named_is_read(tmp_path: Pa
     assert texts(out) == ["one", "two"]
     assert slices(out) == {"good": ["x", None]}
     nameless = "has no name that is text"
-    told = {"name": "holds what is not UTF-8 text", "twice": "occurs more than once", "": nameless}
+    told = {"name": "holds text that is not UTF-8", "twice": "occurs more than once", "": nameless}
     assert summary(out)["left_out"] == {"caf\ufffd": nameless, **told}
 
 
@@ -302,7 +302,7 @@ def test_json_whose_other_columns_are_of_any_type_is_read(tmp_path: Path) -> Non
         assert slices(out) == {"small": ["-1", None], **more, "good": ["x", None], "late": [None, "y"]}
         worse = {
             "large": "does not hold values of one type",
-            "half": "holds what is not UTF-8 text",
+            "half": "holds text that is not UTF-8",
             "\\ud800": "has no name that is text",
         }
         assert summary(out)["left_out"] == ({} if more else worse) | {

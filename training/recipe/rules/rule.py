@@ -47,7 +47,7 @@ class WrittenRecipe:
 
 
 Rule: TypeAlias = Callable[[WrittenRecipe], Iterator[tuple[str, str]]]
-"""Yields each broken field with a message: the value, what is allowed, the next step."""
+"""Yields each broken field with a message: the value, the allowed values, the next step."""
 
 
 def broken_rules(rules: Iterable[Rule], written: WrittenRecipe) -> list[Problem]:
