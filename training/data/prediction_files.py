@@ -106,7 +106,10 @@ def _inputs(
 ) -> list[Values | None]:
     if isinstance(rows, pa.RecordBatch):
         nothing = pa.nulls(rows.num_rows)
-        by_column = [(rows.column(name) if name in _names(rows) else nothing).to_pylist() for name in columns]
+        try:
+            by_column = [(rows.column(name) if name in _names(rows) else nothing).to_pylist() for name in columns]
+        except UnicodeDecodeError as error:
+            raise _problem(file, f"is not UTF-8 text in a row from {numbers[0]} to {numbers[-1]}.") from error
     else:
         by_column = [[row.get(name) for row in rows] for name in columns]
     found: list[Values | None] = []

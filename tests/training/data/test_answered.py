@@ -187,6 +187,14 @@ def test_all_rows_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     }
 
 
+def test_typed_texts_that_are_not_utf_8_are_told(tmp_path: Path) -> None:
+    raw = pa.array([b"fine", b"\xff"])
+    texts = pa.Array.from_buffers(pa.string(), 2, raw.buffers())
+    pq.write_table(pa.table({"text": texts}), tmp_path / "in.parquet")
+    with pytest.raises(UserError, match="is not UTF-8 text in a row from 1 to 2"):
+        list(read(tmp_path / "in.parquet", {"text": "text"}, ADDED))
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
 def test_quotation_marks_of_a_text_are_never_dropped_without_a_word(tmp_path: Path, suffix: str) -> None:
     delimiter = DELIMITERS[suffix]
