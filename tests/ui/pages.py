@@ -68,7 +68,8 @@ def _form(page: Page, url: str, pictures: Path) -> None:
     """The form for a run: every field of the recipe with its text."""
     page.size(WIDE, TALL)
     page.open(url, "Parameters", "All that makes the model.")
-    page.click("Hub")  # of an optional section, which is empty in the demo
+    for section in ("Hub", "Lora"):  # optional, and empty in the demo
+        page.click(section)
     page.says(*_texts(Recipe))
     page.scroll_to("Num Train Epochs")
     page.picture(pictures / "prefect-form.webp")
