@@ -448,7 +448,7 @@ def test_a_commit_is_not_looked_up(home: Path) -> None:
         ("me/secret", "", "data.path", ["no dataset 'me/secret'", "HF_TOKEN"]),
         ("me/gated", "", "data.path", ["'me/gated' is gated", "HF_TOKEN"]),
         ("me/gated", "friend", "data.path", ["'me/gated' is gated", "HF_TOKEN"]),
-        ("me/rows", "hf_wrong", "data.path", ["refuses", "HF_TOKEN"]),
+        ("me/rows", "hf_wrong", "data.path", ["may not read 'me/rows'", "HF_TOKEN"]),
         ("me/rows/more", "", "data.path", ["owner/name"]),
         ("me/rows@v2", "", "data.revision", ["no revision 'v2'", "branch, a tag or a commit"]),
         ("me/broken", "", "data.path", ["cannot be asked", "503", "the fault is the Hub's."]),
