@@ -77,7 +77,7 @@ def _form(page: Page, url: str, pictures: Path) -> None:
 
 def _run(page: Page, url: str, pictures: Path) -> None:
     """A run: its name, its stages, its log, what it made."""
-    page.open(url, NAME, "Completed", "11 Task runs")
+    page.open(url, NAME, "Completed", "12 Task runs")
     page.says("fit: step ", "fit: ran, ", "gate: ran, 0 s  promote", "register: ran, ", "demo version 1: champion")
     page.click("Artifacts")
     page.says("finetune-verdict", "finetune-figures", "finetune-mlflow-run", "finetune-registered-version")
