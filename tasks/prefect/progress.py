@@ -25,7 +25,7 @@ from tasks.tracking.stage_table import STAGES_WITH_REPORT
 from training.problems import Problem
 
 UPDATE_S = 2.0
-"""Between two updates of a bar, each of which costs the server some 40 ms."""
+"""The shortest time between two updates of a progress bar. The server needs about 40 ms for one."""
 
 
 class PrefectProgress(Listener):

@@ -115,7 +115,7 @@ def _find_in_store(champion: Champion) -> dict[str, Path] | None:
 
 
 def fetch_folders(work: Work, champion: Champion, where: str) -> dict[str, Path]:
-    """Downloads the champion's folders from MLflow: only files of known names, none of which is executed."""
+    """Downloads the champion's folders from MLflow. Files with unknown names are skipped, and none is executed."""
     destination, incomplete = work.job / "champion", work.job / ".champion"
     folders = {part: destination / part for part in PARTS}
     if destination.is_dir():  # of an earlier try

@@ -88,7 +88,7 @@ def _check_floors(recipe: Recipe, scores: Ref) -> _Floors:
             if not judged:
                 found.unused.append(
                     f"the floor for each {name} judges nothing: no group has {FEWEST_ROWS} rows or more in {split}, "
-                    f"so name those that matter, such as {name}={next(iter(groups))}, or leave it out"
+                    f"so set floors for single groups, such as {name}={next(iter(groups))}, or remove this floor"
                 )
             small = [one for one, entry in groups.items() if entry["rows"] < FEWEST_ROWS]
             if small:

@@ -29,8 +29,8 @@ def measure(subject: Subject) -> list[Row]:
             Row(
                 f"first new step after a kill, {processes} process{'es' * (processes > 1)}",
                 statistics.median(seconds),
-                f"from the supervisor's start to the first progress beyond the checkpoint, told once a second; "
-                f"median of {ROUNDS}, {min(seconds):.1f} to {max(seconds):.1f} s",
+                "from the supervisor's start to the first progress beyond the checkpoint, which is reported once "
+                f"a second; median of {ROUNDS}, {min(seconds):.1f} to {max(seconds):.1f} s",
                 unit="s",
                 most=BUDGETS_S[processes],
             )

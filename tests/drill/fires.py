@@ -152,7 +152,7 @@ def damaged_checkpoints(fires: Fires, home: Path) -> None:
         harm(_newest(home) / file)
     run = fires.start(home)
     fires.same_bytes(run, fit="resumed")
-    require("was moved to quarantine" in run.printed(), f"the damage was not told: {run.ending()}")
+    require("was moved to quarantine" in run.printed(), f"the run did not report the damage: {run.ending()}")
 
 
 def no_good_checkpoint(fires: Fires, home: Path) -> None:

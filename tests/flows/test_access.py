@@ -156,8 +156,8 @@ def test_the_password_is_in_one_file_that_only_the_user_can_read(machine: Machin
 def test_commands_log_in_by_themselves_and_a_person_is_shown_how(machine: Machine) -> None:
     bare = Machine(machine.home)  # a shell that was not pointed at the servers
     assert bare.finetune("runs").returncode == 0
-    told = bare.finetune("notify")
-    assert (told.returncode, told.stdout) == (0, "There are no notifications: name a block.\n")
+    shown = bare.finetune("notify")
+    assert (shown.returncode, shown.stdout) == (0, "There are no notifications: name a block.\n")
     shown = bare.finetune("status", "--password").stdout
     assert f"Log in to Prefect: finetune:{password(machine)}\n" in shown
     assert f"user finetune, password {password(machine)}\n" in shown

@@ -80,8 +80,8 @@ def test_warnings_are_told_a_line_each_and_count_only_where_it_is_strict(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert check(file, rows=DOUBLED) == 0
-    *_, told, blank, last = capsys.readouterr().out.splitlines()
-    assert told.startswith(f"warning  duplicates  {file.parent}/train.csv row 3: 1 row of train repeats")
+    *_, output, blank, last = capsys.readouterr().out.splitlines()
+    assert output.startswith(f"warning  duplicates  {file.parent}/train.csv row 3: 1 row of train repeats")
     assert blank == ""
     assert last == "1 warning."
     assert check(file, "--strict") == 1

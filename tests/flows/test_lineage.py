@@ -202,7 +202,8 @@ def test_a_record_holds_no_credentials(finished: FinishedRun, home: Path) -> Non
     home.chmod(0o700)
     lock = Lock(data_fingerprint="postgresql://me:planted@rows.example/reviews, table 7")
     (run / "lock.json").write_text(lock.model_dump_json())
-    told = lineage.build_record(load(finished.file), "run", [], mlflow_run=None)
-    assert "planted" not in json.dumps(told)
-    assert told["lock"]["data_fingerprint"] == "postgresql://rows.example/reviews, table 7"
-    assert next(_lines(told, 100)) == "small, flow run run" and len(list(_lines(told, 100))) > 20  # as far as it came
+    record = lineage.build_record(load(finished.file), "run", [], mlflow_run=None)
+    assert "planted" not in json.dumps(record)
+    assert record["lock"]["data_fingerprint"] == "postgresql://rows.example/reviews, table 7"
+    lines = list(_lines(record, 100))
+    assert lines[0] == "small, flow run run" and len(lines) > 20  # as far as it came

@@ -235,8 +235,8 @@ def test_a_floor_that_judges_nothing_rejects_and_says_so() -> None:
     verdict = judge(floors(genre={"accuracy": 0.5}), BETTER, few)
     assert (verdict.decision, verdict.checks) == ("reject", [])
     assert verdict.reason == (
-        "the floor for each genre judges nothing: no group has 10 rows or more in validation, so name those that "
-        "matter, such as genre=essay, or leave it out."
+        "the floor for each genre judges nothing: no group has 10 rows or more in validation, so set floors for "
+        "single groups, such as genre=essay, or remove this floor."
     )
     assert judge(floors(essay={"accuracy": 0.5}), BETTER, few).decision == "promote"
 

@@ -354,11 +354,12 @@ class Hub(Section):
     tags: list[Text] = Field(default_factory=list)
     """Tags on the model card."""
     checkpoints: Annotated[Literal["no", "checkpoint", "every_save", "all_checkpoints"], Word] = "no"
-    """Uploads during training, as in TrainingArguments.hub_strategy. no: none. checkpoint: the newest checkpoint in
-    `last-checkpoint/`, and the best one in `best-checkpoint/` if the newest needs it. every_save: only the newest
-    weights and the tokenizer, in `last-weights/`, which from_pretrained takes as `subfolder`. all_checkpoints: each as
-    `checkpoint-N/`; those that wait for upload stay on the disk as long as a tenth of it is free. Uploads stay on the
-    branch even if the gate rejects the model. A downloaded checkpoint may be the training.resume_from_checkpoint."""
+    """The checkpoints to upload during training, as in TrainingArguments.hub_strategy. `no` uploads nothing.
+    `checkpoint` uploads the newest checkpoint to `last-checkpoint/`, and the best one to `best-checkpoint/` if the
+    newest refers to it. `every_save` uploads the newest weights and the tokenizer to `last-weights/`, a `subfolder` for
+    from_pretrained. `all_checkpoints` uploads each checkpoint to `checkpoint-N/`, and keeps it on the disk until then
+    while a tenth of the disk is free. Uploads stay on the branch even if the gate rejects the model.
+    training.resume_from_checkpoint accepts a downloaded checkpoint."""
 
 
 class Retrain(Section):
