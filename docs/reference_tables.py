@@ -151,7 +151,7 @@ def command_line() -> str:
     """A chapter for each subcommand: description, usage, arguments."""
     (commands,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
     assert len(commands.choices) == len(COMMANDS)
-    return "\n\n".join(_command(name, command) for name, command in commands.choices.items())
+    return "\n\n".join(_command(name, command.complete()) for name, command in commands.choices.items())
 
 
 def _command(name: str, command: argparse.ArgumentParser) -> str:

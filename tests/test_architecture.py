@@ -9,12 +9,29 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+COMMAND_MODULES = [f"flows.cli.{path.stem}" for path in sorted((ROOT / "flows" / "cli").glob("*.py"))]
 HEAVY = ("torch", "transformers", "datasets", "evaluate", "sklearn", "matplotlib")
 
 
-@pytest.mark.parametrize("module", ["flows.finetune", "flows.cli.main", "training.recipe"])
-def test_importing_the_flow_or_the_command_loads_no_heavy_library(module: str) -> None:
-    program = f"import sys, {module}; print(*(name for name in {HEAVY!r} if name in sys.modules))"
+@pytest.mark.parametrize("modules", ["flows.finetune", "training.recipe", ", ".join(COMMAND_MODULES)])
+def test_importing_the_flow_or_the_commands_loads_no_heavy_library(modules: str) -> None:
+    program = f"import sys, {modules}; print(*(name for name in {HEAVY!r} if name in sys.modules))"
     child = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert child.returncode == 0, child.stderr
     assert child.stdout.split() == []
+
+
+def test_the_help_of_the_command_is_printed_without_importing_any_library() -> None:
+    program = """
+import sys
+from flows.cli.main import main
+try:
+    main(["--help"])
+finally:
+    roots = {name.partition(".")[0] for name in sys.modules}
+    own = {name for name in sys.modules if name.startswith(("tasks", "training", "flows.")) and "cli" not in name}
+    print(sorted({"pydantic", "yaml", "rich", "prefect", "mlflow"} & roots | own), file=sys.stderr)
+"""
+    child = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (child.returncode, child.stderr) == (0, "[]\n")
+    assert "Continue a run that did not complete." in child.stdout

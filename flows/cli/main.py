@@ -1,50 +1,24 @@
-"""The `finetune` command. Exit codes: 0 completed, 1 failed, 2 the user's mistake, 130 interrupted."""
+"""The `finetune` command. Exit codes: 0 completed, 1 failed, 2 the user's mistake, 130 interrupted.
+
+A command's module is imported when the command is chosen: `finetune --help` imports none.
+"""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import io
 import os
-import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
-
-from flows.cli import (
-    check,
-    data_updated,
-    deploy,
-    doctor,
-    down,
-    models,
-    notify,
-    plan,
-    predict,
-    promote,
-    reproduce,
-    resume,
-    rollback,
-    run,
-    runs,
-    schema,
-    show,
-    status,
-    store,
-    up,
-)
-from flows.cli.shared import FAILED, INTERRUPTED, exit_code
-from flows.reports.tables import problem_line
-from tasks.cache import settings
-from tasks.jobs.launch import JobFailed
-from tasks.prefect import servers
-from tasks.prefect.servers import ServicesFailed
-from tasks.tracking.connection import MlflowFailed
-from training.problems import UserError, full_disk
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 COMMANDS = (
-    *(run, resume, plan, check, schema),
-    *(runs, models, show, reproduce, promote, rollback, predict),
-    *(up, deploy, data_updated, notify, status, down, doctor, store),
+    *("run", "resume", "plan", "check", "schema"),
+    *("runs", "models", "show", "reproduce", "promote", "rollback", "predict"),
+    *("up", "deploy", "data-updated", "notify", "status", "down", "doctor", "store"),
 )
 
 
@@ -63,53 +37,54 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "texts" not in arguments or any(word.startswith("-") for word in rest):
             finetune.error(f"unrecognized arguments: {' '.join(rest)}")
         arguments.texts += rest
-    if arguments.home:
-        os.environ["FINETUNE_HOME"] = arguments.home
-    settings.prepare_environment()
-    sigterm = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        servers.use_home_servers()
-        return int(arguments.execute(arguments))
-    except UserError as error:
-        _print_problems(error, arguments.home)
-        return exit_code(problem.kind for problem in error.problems if problem.level == "error")
-    except (JobFailed, MlflowFailed, ServicesFailed) as error:
-        print(error, file=sys.stderr)
-        return FAILED
-    except OSError as error:
-        if full := full_disk(settings.home(), error):
-            _print_problems(full, arguments.home)
-            return FAILED
-        raise
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    finally:
-        signal.signal(signal.SIGTERM, sigterm)
+    from flows.cli.execution import execute
+
+    return execute(arguments)
 
 
 def parser() -> argparse.ArgumentParser:
     """Builds the parser of all subcommands. The help of each is its module's docstring."""
     finetune = argparse.ArgumentParser(prog="finetune", description="Fine-tune, evaluate and ship models.")
-    commands = finetune.add_subparsers(required=True, metavar="COMMAND")
-    for module in COMMANDS:
-        name, text = module.__name__.rpartition(".")[2].replace("_", "-"), str(module.__doc__)
-        command = commands.add_parser(name, help=text.partition("\n")[0], description=text)
-        if hasattr(module, "add_arguments"):
-            module.add_arguments(command)
-        command.add_argument("--home", metavar="DIR", help="the folder of all stored data (default: .finetune)")
-        command.set_defaults(execute=module.execute)
+    commands = finetune.add_subparsers(required=True, metavar="COMMAND", parser_class=_CommandParser)
+    for name in COMMANDS:
+        text = _docstring(name)
+        commands.add_parser(name, command=name, help=text.partition("\n")[0], description=text)
     return finetune
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+class _CommandParser(argparse.ArgumentParser):
+    """The parser of one subcommand, which adds the arguments of the command's module at the first use."""
+
+    def __init__(self, command: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.command = command
+        self.is_complete = False
+
+    def parse_known_args(self, *words: Any, **options: Any) -> Any:
+        """As ArgumentParser."""
+        self.complete()
+        return super().parse_known_args(*words, **options)
+
+    def complete(self) -> argparse.ArgumentParser:
+        """Adds the arguments if they are missing. Returns the parser."""
+        if not self.is_complete:
+            module = import_module(f"flows.cli.{_module(self.command)}")
+            if hasattr(module, "add_arguments"):
+                module.add_arguments(self)
+            self.add_argument("--home", metavar="DIR", help="the folder of all stored data (default: .finetune)")
+            self.set_defaults(execute=module.execute)
+            self.is_complete = True
+        return self
 
 
-def _print_problems(error: UserError, home_option: str | None) -> None:
-    for problem in error.problems:
-        if problem.where == "FINETUNE_HOME" and home_option:
-            problem = problem.model_copy(update={"where": "--home"})
-        print(problem_line(problem.model_dump()), file=sys.stderr)
+def _module(command: str) -> str:
+    return command.replace("-", "_")
+
+
+def _docstring(command: str) -> str:
+    """Reads the docstring of the command's module without running its imports."""
+    source = Path(__file__).with_name(f"{_module(command)}.py").read_bytes()
+    return ast.get_docstring(ast.parse(source)) or ""
 
 
 class _Pipe(io.FileIO):
