@@ -47,7 +47,7 @@ def call_flow(
     try:
         from tasks.prefect.ephemeral_server import ensure_prefect_server
 
-        ensure_prefect_server()
+        ensure_prefect_server(meanwhile=_import_flow)
         from flows import finetune
         from tasks.prefect import pending_states
 
@@ -70,6 +70,14 @@ def call_flow(
         terminal.close()
     assert terminal.result is not None  # the flow's last act
     return terminal.result
+
+
+def _import_flow() -> None:
+    """Imports the libraries of a flow and of its tracking."""
+    from flows import finetune  # noqa: F401
+    from tasks.tracking import connection
+
+    connection.import_client()
 
 
 def _open_terminal(recipe: Recipe, quiet: bool) -> Terminal | Quiet:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tasks.cache import settings
@@ -23,14 +24,15 @@ from training.problems import Problem, UserError
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 5.0
+SQLITE = "sqlite+aiosqlite:///"
 
 # Closed when the process ends: Prefect's clean-up still sends the last log lines to the server.
 _for_this_process = contextlib.ExitStack()
 
 
-def ensure_prefect_server() -> str:
+def ensure_prefect_server(meanwhile: Callable[[], None] = lambda: None) -> str:
     """Returns the URL of a Prefect server: the one that the settings name, that of `finetune up`, or a new one, which
-    ends with this process.
+    ends with this process. Calls `meanwhile` while a new server starts.
 
     Prefect would start a server in this process's group: Ctrl-C would end it before the run could report its state, and
     SIGKILL of this process would leave it running. The server started here has its own session and ends with this
@@ -52,7 +54,7 @@ def ensure_prefect_server() -> str:
             # `finetune up` was still starting its server when this process started.
             url = f"{state.prefect}/api"
         else:
-            url = _start_and_wait()
+            url = _start_and_wait(meanwhile)
             login |= {PREFECT_UI_ENABLED: False}
     _for_this_process.enter_context(temporary_settings({PREFECT_API_URL: url, **login}))
     return url
@@ -67,15 +69,16 @@ def database_url() -> str:
     url = database.connection_url.get_secret_value() if database.connection_url else ""
     if url and database.model_fields_set & {"connection_url", "driver", "password"}:
         return url
-    return f"sqlite+aiosqlite:///{settings.home_path() / 'prefect' / 'prefect.db'}"
+    return f"{SQLITE}{settings.home_path() / 'prefect' / 'prefect.db'}"
 
 
-def _start_and_wait() -> str:
+def _start_and_wait(meanwhile: Callable[[], None]) -> str:
     """Starts a server, waits until it answers, and returns its URL."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = int(listening.getsockname()[1])
         server = _start_server(port, listening.fileno())
     atexit.register(_stop_server, server)
+    meanwhile()
     url = f"http://127.0.0.1:{port}/api"
     _wait_for(url, server)
     return url

@@ -8,13 +8,16 @@ password, as they hold no data. The parent process binds the port and passes the
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import socket
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.cache import settings
-from tasks.prefect.ephemeral_server import database_url
+from tasks.cache.database_templates import create_database
+from tasks.prefect.ephemeral_server import SQLITE, database_url
 from tasks.prefect.servers import auth_string
 
 if TYPE_CHECKING:
@@ -62,7 +65,13 @@ def _configure_prefect(port: int, for_one_run: bool) -> None:
         "PREFECT__SERVER_FINAL": "1",
     }
     if for_one_run:
-        os.environ |= {"PREFECT_SERVER_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1"}
+        os.environ |= {
+            "PREFECT_SERVER_UI_ENABLED": "0",
+            "PREFECT__SERVER_EPHEMERAL": "1",
+            # The server of `finetune up` registers the types of blocks that its UI offers. Memoized, it would not.
+            "PREFECT_API_BLOCKS_REGISTER_ON_START": "0",
+            "PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION": "0",
+        }
     from prefect.context import refresh_global_settings_context
     from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
 
@@ -71,8 +80,30 @@ def _configure_prefect(port: int, for_one_run: bool) -> None:
         os.environ["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = url
         # Prefect's cache of the blocks in its database: each database needs its own.
         os.environ["PREFECT_SERVER_MEMO_STORE_PATH"] = str(settings.home() / "prefect" / "memo_store.toml")
-        (settings.home() / "prefect").mkdir(mode=0o700, exist_ok=True)
         refresh_global_settings_context()
+        _create_database(Path(url.removeprefix(SQLITE)))
+
+
+def _create_database(file: Path) -> None:
+    """Creates the database in the home if it is missing. The server would migrate it there, which takes seconds."""
+    import prefect
+
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    if not file.exists():
+        create_database(file, f"prefect-{prefect.__version__}", _migrate)
+
+
+def _migrate(file: Path) -> None:
+    from prefect.server.database.configurations import AioSqliteConfiguration
+    from prefect.server.database.dependencies import provide_database_interface, temporary_database_config
+
+    async def migrate() -> None:
+        database = provide_database_interface()
+        await database.create_db()
+        await (await database.engine()).dispose()
+
+    with temporary_database_config(AioSqliteConfiguration(f"{SQLITE}{file}")):
+        asyncio.run(migrate())
 
 
 def _create_app() -> FastAPI:

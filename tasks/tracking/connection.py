@@ -7,12 +7,14 @@ import logging
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
 from tasks.cache import settings
+from tasks.cache.database_templates import create_database
 from tasks.cache.locks import FlockManager
 
 if TYPE_CHECKING:
@@ -31,8 +33,8 @@ class MlflowFailed(Exception):
     """MLflow failed while a stage or a command needs it; the message is for the user."""
 
 
-def connect() -> MlflowClient:
-    """Connects a client to the tracking server, or to the database in the home, which is created if missing."""
+def import_client() -> type[MlflowClient]:
+    """Imports MLflow's client, which takes a second, with few retries and without logs of errors that it raises."""
     # The outbox retries: minutes of retries inside one call would only delay the end of a run.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
@@ -42,13 +44,19 @@ def connect() -> MlflowClient:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     from mlflow import MlflowClient
 
-    uri = settings.tracking_uri()
+    return MlflowClient
+
+
+def connect() -> MlflowClient:
+    """Connects a client to the tracking server, or to the database in the home, which is created if missing."""
+    create_client, uri = import_client(), settings.tracking_uri()
     # Two processes that migrate a new SQLite file at the same time both fail; a server migrates its database itself.
     with named_lock("mlflow-database") if uri.startswith("sqlite:") else contextlib.nullcontext():
         if settings.tracking_is_local():
-            _create_database(_database_file())
+            if not has_database():
+                _create_database()
             update_artifact_paths()
-        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        client = create_client(tracking_uri=uri, registry_uri=uri)
         client.search_experiments(max_results=1)
     return client
 
@@ -62,16 +70,24 @@ def _database_file() -> Path:
     return settings.home() / "mlflow.db"
 
 
-def _create_database(file: Path) -> None:
-    """Creates the database with all of its tables or not at all: MLflow cannot complete a partial migration."""
+def _create_database() -> None:
+    """Creates the database in the home. Files of the experiment that MLflow makes itself belong to the home as well."""
+    import mlflow
+
+    file = _database_file()
+    create_database(file, f"mlflow-{mlflow.__version__}", _migrate)
+    location, now_ms = (settings.mlflow_artifacts() / "0").as_uri(), int(time.time() * 1000)
+    with contextlib.closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute(
+            "UPDATE experiments SET artifact_location = ?, creation_time = ?, last_update_time = ?",
+            (location, now_ms, now_ms),
+        )
+
+
+def _migrate(file: Path) -> None:
     from mlflow import MlflowClient
 
-    if not file.exists():
-        temporary = file.with_name(f".{file.name}-new")
-        for leftover in file.parent.glob(f"{temporary.name}*"):  # of a run that was killed, with its journal
-            leftover.unlink()
-        MlflowClient(tracking_uri=f"sqlite:///{temporary}").search_experiments(max_results=1)
-        temporary.rename(file)
+    MlflowClient(tracking_uri=f"sqlite:///{file}").search_experiments(max_results=1)
 
 
 _PATH_COLUMNS = {

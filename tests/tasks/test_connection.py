@@ -17,7 +17,10 @@ from tasks.tracking.connection import connect, find_or_create_run
 ROOT = Path(tasks.__path__[0]).parent
 
 
-def test_a_process_killed_while_it_makes_the_database_leaves_none_and_the_next_makes_a_whole_one(home: Path) -> None:
+def test_a_process_killed_while_it_makes_the_database_leaves_none_and_the_next_makes_a_whole_one(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # has no template to copy
     program = "from tasks.tracking.connection import connect; connect()"
     maker = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
     aside = home / ".mlflow.db-new"

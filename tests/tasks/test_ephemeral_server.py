@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -26,8 +28,8 @@ sys.stdin.read()
 """
 
 
-def start(home: Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "FINETUNE_HOME": str(home), "PYTHONPATH": ROOT}
+def start(home: Path, **variables: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "FINETUNE_HOME": str(home), "PYTHONPATH": ROOT, **variables}
     del environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
     return subprocess.Popen(
         [sys.executable, "-c", START], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -90,9 +92,33 @@ def test_the_server_of_a_run_asks_for_the_password_of_the_home_and_keeps_its_dat
         assert httpx2.post(f"{url}/flows/count", auth=login, json={}).text == "0"
         assert httpx2.post(f"{url}/flows/count", auth=login, json={}, headers={"Host": "evil.example"}).is_error
         assert (home / "prefect" / "prefect.db").is_file()
+        # Otherwise the server of `finetune up` would not register the types of blocks that its UI offers.
+        assert not (home / "prefect" / "memo_store.toml").exists()
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_new_home_copies_the_tables_of_prefect_s_server_and_no_one_s_data(tmp_path: Path) -> None:
+    for home in (tmp_path / "first", tmp_path / "second"):
+        process = start(home, XDG_CACHE_HOME=str(tmp_path / "cache"))
+        try:
+            assert answers(url_of(process))
+            (template,) = (tmp_path / "cache" / "finetune" / "databases").iterdir()
+            assert read_counts(template) == {"alembic_version": 1}  # no key of encryption, above all
+            assert read_counts(home / "prefect" / "prefect.db") == {"alembic_version": 1}
+        finally:
+            process.kill()
+            process.wait()
+
+
+def read_counts(database: Path) -> dict[str, int]:
+    """Counts the rows of all tables that are not empty."""
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        counts = {name: connection.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0] for name in tables}
+    assert len(tables) > 10
+    return {name: count for name, count in counts.items() if count}
 
 
 def test_a_server_that_the_settings_name_is_used_and_none_is_started() -> None:
