@@ -4,6 +4,7 @@
 # tables are renewed.
 # make ui: run the demo through real servers, look at it in a Chromium of the system, and take the README's pictures.
 # make docs: build the documentation site in build/docs; a warning or a broken link is an error.
+# make gpu: everything that only a GPU can show, with the Python and the torch that are there: make gpu PYTHON=python3
 # make bench: measure speed against the budgets, some ten minutes, best on a machine that does nothing else.
 # Each first makes an environment in .venv, once. Torch comes from the index that pip is set up for; for one without
 # CUDA: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
@@ -15,7 +16,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 	$$python $(NEW_ENOUGH) 2>/dev/null && echo $$python && exit; done; echo python3)
 INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test drill matrix ui docs bench lint
+.PHONY: demo test drill matrix gpu ui docs bench lint
 demo: $(VENV)/.installed
 	$(VENV)/bin/finetune run deployments/demo.yaml
 
@@ -30,6 +31,10 @@ drill: $(VENV)/.installed
 # make matrix MATRIX="--only trainer-fsdp-2"
 matrix: $(VENV)/.installed
 	$(VENV)/bin/python -m tests.matrix $(MATRIX)
+
+# make gpu PYTHON=python3 GPU="--only speed --budget-s 500". It installs nothing.
+gpu:
+	$(PYTHON) -m tests.gpu $(GPU)
 
 ui: $(VENV)/.installed
 	$(VENV)/bin/python -m tests.ui

@@ -147,14 +147,20 @@ def write_project(task: str, folder: Path) -> Path:
 
 
 def make_world(task: str, home: Path) -> Path:
-    """What the stages before fit make of the task type's rows: data/, base/output/{model,tokenizer}/ and tokens/."""
+    """What the stages before fit make of the task type's rows."""
+    return build_world(recipe_of(task, write_rows(task, home / "rows")), home)
+
+
+def build_world(values: Row, home: Path) -> Path:
+    """The output of the stages before fit for a recipe with a model from scratch and the rows in home/rows: data/,
+    base/output/{model,tokenizer}/ and tokens/."""
     from training.data.load_rows import load
     from training.programs import create_model
     from training.recipe import parse
     from training.recipe.rules.column_rules import source_columns
     from training.tokenization.token_files import tokenize
 
-    recipe = parse(recipe_of(task, rows := write_rows(task, home / "rows")))
+    recipe, rows = parse(values), home / "rows"
     asked = source_columns(recipe)
     load(recipe.data, asked.task_type, {split: [str(rows / f"{split}.jsonl")] for split in ROWS}, home / "data")
     settings = {
@@ -174,9 +180,16 @@ def make_world(task: str, home: Path) -> Path:
 
 def fit_job(task: str, world: Path, job_dir: Path, compute: dict[str, Any], **training: Any) -> Path:
     """A job of training.programs.fit on such a world; `compute` names strategy and num_processes."""
+    values = recipe_of(task, world / "rows", **training) | {"compute": {**compute, "mixed_precision": "no"}}
+    return write_fit_job(values, world, job_dir)
+
+
+def write_fit_job(values: Row, world: Path, job_dir: Path, **settings: Any) -> Path:
+    """The same for any recipe whose number of processes and precision are not `auto`; `settings` replace those of the
+    program."""
     from training.recipe import parse
 
-    recipe = parse(recipe_of(task, world / "rows", **training) | {"compute": {**compute, "mixed_precision": "no"}})
+    recipe = parse(values)
     resolved = {name: getattr(recipe.compute, name) for name in ("num_processes", "mixed_precision")}
     settings = {
         **recipe.task_and_options,
@@ -186,6 +199,7 @@ def fit_job(task: str, world: Path, job_dir: Path, compute: dict[str, Any], **tr
         "compute": recipe.compute.weight_settings() | resolved,
         "metrics": recipe.evaluation.metrics,
         "micro_batch_divisor": 1,
+        **settings,
     }
     base = world / "base/output"
     inputs = {"model": base / "model", "tokenizer": base / "tokenizer", "tokens": world / "tokens"}

@@ -37,12 +37,19 @@ from training.jobs.protocol import (
     write_atomically,
 )
 from training.problems import UserError, full_disk
+from training.recipe.tables.strategies import STRATEGIES
 
 STOP_GRACE_S = 20.0
 """For training to save a checkpoint; below the 30 s after which Prefect kills a cancelled run."""
 STALLED_GRACE_S = 5.0
 LOG_LINES = 20
 """The end of the log that a failure's message shows."""
+GROUP_OF_ONE = {
+    **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
+    **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
+}
+"""The variables of a single process that joins a process group, which FSDP and DeepSpeed need. Port 0 is any free
+port."""
 LAUNCH = "launch.json"
 """In a job's folder: how its program was started."""
 
@@ -150,7 +157,7 @@ def accelerate_environment(
     # A single process that sees several GPUs would use all of them, by torch's old DataParallel.
     env = {} if use_cpu else {"CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[:here])}
     if num_processes == 1:
-        return env
+        return env if STRATEGIES[strategy].replicates else env | GROUP_OF_ONE
     env |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores() // here))}
     if use_cpu:
         # On CPUs accelerate supports only DDP; for the other strategies, training builds accelerate's state itself.

@@ -152,9 +152,9 @@ def _pin_chat_template(recipe: Recipe) -> dict[str, PinnedFile]:
 def _strategy_here(compute: Compute, processes: int, gpus: int) -> list[Problem]:
     """Problems with the strategy on this machine."""
     found = []
-    if compute.strategy != "ddp" and processes == 1:
+    if compute.strategy != "ddp" and processes == 1 and compute.offload == "no":
         message = f"{compute.strategy!r} shares a model among processes, and there is one GPU or none (num_processes: "
-        found.append(("strategy", f"{message}auto): set compute.num_processes, or use ddp."))
+        found.append(("strategy", f"{message}auto): set compute.num_processes or compute.offload, or use ddp."))
     if compute.strategy.startswith("deepspeed") and importlib.util.find_spec("deepspeed") is None:
         message = f"{compute.strategy!r} needs the package deepspeed, which is not installed here: install the extra, "
         found.append(("strategy", f"{message}`pip install 'finetune-flows[deepspeed]'`, or use fsdp."))

@@ -170,7 +170,7 @@ def _launched(combination: Combination, job: Path, kills: int) -> tuple[Outcome,
     )
     env = accelerate_environment(num_processes=combination.processes, use_cpu=use_cpu, strategy=combination.strategy)
     while True:
-        victim = _Victim(lived % combination.processes, tries_before=lived) if lived < kills else None
+        victim = Victim(lived % combination.processes, tries_before=lived) if lived < kills else None
         outcome = run_job(
             job,
             argv,
@@ -184,7 +184,7 @@ def _launched(combination: Combination, job: Path, kills: int) -> tuple[Outcome,
         lived += 1
 
 
-class _Victim:
+class Victim:
     """Follows a job's events and kills one of its ranks once it has written some checkpoints in this try."""
 
     def __init__(self, rank: int, tries_before: int) -> None:
@@ -253,7 +253,7 @@ class Exported:
         there = tokenizer.items() <= files.items() and own <= files.keys() and not more
         return "yes" if there else f"no: {', '.join(sorted(files))}"
 
-    def figures(self, best_step: int) -> str:
+    def figures(self, best_step: int, device: str = "cpu", precision: str = "no", rounding: float = ROUNDING) -> str:
         """Transformers load it without a word, and it is as good as the training said of its best model."""
         import transformers
 
@@ -268,7 +268,7 @@ class Exported:
             return f"no: {found}"
         tokenizer, rows = load_tokenizer(self.folder), TokenRows(self._world / "tokens/validation.arrow")
         collate = self.task_type.collator(tokenizer, 1)
-        answers = inference.predict(self.task_type, network.eval(), rows, collate, 16, "no")
+        answers = inference.predict(self.task_type, network.to(device).eval(), rows, collate, 16, precision)
         self.stored = self.task_type.decode(answers, tokenizer)
         said = self.task_type.metric_inputs(self.stored, self.settings["labels"])
         figures = metrics.compute(self.settings["metrics"], said)
@@ -277,7 +277,7 @@ class Exported:
             figures["loss"] = sums["loss"] / sums["targets"]
         told = {name.removeprefix("eval_"): value for name, value in forks.curve(self._job)[best_step].items()}
         both = figures.keys() & told.keys()
-        worse = [name for name in both if abs(figures[name] - told[name]) > ROUNDING * max(1, abs(told[name]))]
+        worse = [name for name in both if abs(figures[name] - told[name]) > rounding * max(1, abs(told[name]))]
         if worse or not both:
             return f"no: {', '.join(f'{name} {figures[name]:.6g}, not {told[name]:.6g}' for name in worse)}"
         return "yes"

@@ -118,11 +118,14 @@ def test_moved_files_are_the_same_data_and_a_changed_cell_is_other_data(home: Pa
 
 @pytest.mark.skipif(bool(visible_gpus()), reason="says what a machine without a GPU cannot do")
 def test_what_this_machine_cannot_do_for_a_strategy_is_told(home: Path, rows: dict[str, Any]) -> None:
+    told = dict(problems(recipe_of(rows, compute={"strategy": "fsdp"})))
+    assert told == {
+        "compute.strategy": "'fsdp' shares a model among processes, and there is one GPU or none (num_processes: "
+        "auto): set compute.num_processes or compute.offload, or use ddp.",
+    }
     compute = {"strategy": "fsdp", "offload": "all", "mixed_precision": "fp16"}
     told = dict(problems(recipe_of(rows, compute=compute)))
     assert told == {
-        "compute.strategy": "'fsdp' shares a model among processes, and there is one GPU or none (num_processes: "
-        "auto): set compute.num_processes, or use ddp.",
         "compute.offload": "'all' moves what a GPU does not need, and there is none here: set it to no.",
         "compute.mixed_precision": "'fp16' with fsdp needs GPUs, and there is none here: use bf16 or no.",
     }

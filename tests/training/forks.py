@@ -82,7 +82,7 @@ def start(
 
 def _ranks(count: int, compute: dict[str, Any]) -> list[dict[str, str]]:
     if count == 1:
-        return [{}]
+        return [accelerate_environment(num_processes=1, use_cpu=True, strategy=compute["strategy"])]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = str(taken.getsockname()[1])

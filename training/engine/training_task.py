@@ -34,6 +34,7 @@ from training.jobs.program import Interrupted, stop_requested
 from training.jobs.protocol import Events, rank
 from training.jobs.user_code import CodeField
 from training.recipe.tables.engines import ENGINES
+from training.recipe.tables.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -238,11 +239,12 @@ def require_requested_processes(state: PartialState, compute: ResolvedCompute, g
     import torch
 
     processes, device = compute.num_processes, "cuda" if torch.cuda.is_available() else "cpu"
-    sharded = distributed.load(compute.strategy).DISTRIBUTED_TYPE[device]
+    distributed_type = distributed.load(compute.strategy).DISTRIBUTED_TYPE[device]
+    is_alone = processes == 1 and STRATEGIES[compute.strategy].replicates
     expected = {
         "processes": processes,
         "launched": processes,
-        "distributed type": "NO" if processes == 1 else sharded,
+        "distributed type": "NO" if is_alone else distributed_type,
         "GPUs per process": True,
     }
     running = {

@@ -90,6 +90,18 @@ def job(world: Path, job_dir: Path, strategy: str) -> Path:
     return tiny.fit_job(world, job_dir, base=base, processes=2, compute=compute, **BEST_FIRST)
 
 
+@each("fsdp", "deepspeed-zero3")
+def test_one_process_that_is_killed_ends_with_the_same_bytes(world: Path, tmp_path: Path, strategy: str) -> None:
+    """One GPU trains with a strategy for several to keep state in the CPU's memory."""
+    whole, killed = (
+        tiny.fit_job(world, tmp_path / name, compute={"strategy": strategy}, **EPOCHS) for name in ("whole", "killed")
+    )
+    assert finish(whole).state == "finished"
+    assert kill_when(killed, lambda: checkpoints_written(killed) == 1)
+    assert finish(killed).state == "finished"
+    assert_same(killed, whole)
+
+
 # ZeRO-2 keeps what ZeRO-3 does, and the whole model besides: the matrix and the drill kill it, too.
 @each("fsdp", "deepspeed-zero3")
 def test_stopped_and_killed_it_ends_with_the_same_bytes_and_the_export_needs_no_strategy(

@@ -384,7 +384,8 @@ def test_what_is_out_of_scope_is_refused_by_name_with_todays_equivalent(where: s
     ("where", "strategy", "values", "message"),
     [
         ("compute.strategy", "fsdp", {"compute.num_processes": 1},
-         "'fsdp' shares a model among processes, and compute.num_processes is 1: raise it, or use ddp."),
+         "'fsdp' shares a model among processes, and compute.num_processes is 1: raise it, set "
+         "compute.offload, or use ddp."),
         ("compute.offload", "ddp", {"compute.offload": "all"}, "'all' is not for ddp: choose from no."),
         ("compute.offload", "fsdp", {"compute.offload": "optimizer"},
          "'optimizer' is not for fsdp: choose from no, all."),
@@ -427,6 +428,7 @@ def test_what_a_strategy_cannot_do_is_told(where: str, strategy: str, values: di
 def test_a_strategy_with_all_its_options_is_a_recipe() -> None:
     for strategy, offload in (("fsdp", "all"), ("deepspeed-zero2", "optimizer"), ("deepspeed-zero3", "all")):
         parse(PLAIN, {"compute.strategy": strategy, "compute.offload": offload})
+        parse(PLAIN, {"compute.strategy": strategy, "compute.offload": offload, "compute.num_processes": 1})
     waits = {"offload_optimizer": {"device": "cpu", "pin_memory": True}, "offload_param": {"device": "none"}}
     repeated = {"zero_optimization": {"stage": 3, "overlap_comm": False, **waits}, "gradient_clipping": 1.0}
     repeated |= {"bf16": {"enabled": True}}

@@ -35,9 +35,10 @@ _DEEPSPEED_NAME = re.compile(r"""(?m)(?:^    (?=\w+: )|["'])([a-z]\w*)(?=: |["']
 
 def _strategy(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     strategy, processes = written["compute.strategy"], written["compute.num_processes"]
-    if not STRATEGIES[strategy].replicates and processes == 1:
-        message = f"{strategy!r} shares a model among processes, and compute.num_processes is 1: raise it, or use"
-        yield "compute.strategy", f"{message} {_list_replicating()}."
+    # A single process uses these strategies to keep state in the CPU's memory.
+    if not STRATEGIES[strategy].replicates and processes == 1 and written["compute.offload"] in ("no", False):
+        message = f"{strategy!r} shares a model among processes, and compute.num_processes is 1: raise it, set"
+        yield "compute.strategy", f"{message} compute.offload, or use {_list_replicating()}."
     if reason := STRATEGIES[strategy].refused_optimizers.get(optimizer := written["training.optim"]):
         alternatives = [name for name, other in STRATEGIES.items() if optimizer not in other.refused_optimizers]
         message = f"{optimizer!r} {reason}: choose another, or set compute.strategy to {' or '.join(alternatives)}."

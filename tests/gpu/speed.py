@@ -1,0 +1,71 @@
+"""Cases of `make gpu` about speed: this project, the plain Trainer and a raw step on the same rows in one process run
+after the other, in tokens per second without padding."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from tests.gpu.cases import Result
+from tests.gpu.ground import Ground
+from training.jobs.protocol import Job, Outcome
+
+STEPS = 120
+BATCH_ROWS = {"sequence-classification": 64, "causal-lm": 16}
+MIN_RAW_SHARE = 0.9
+"""The budget: the share of a raw step's speed."""
+
+
+def training(ground: Ground, folder: Path, task: str) -> Result:
+    """Training against a raw step on the same batches, and against the plain Trainer on the same rows."""
+    settings = {"per_device_train_batch_size": BATCH_ROWS[task], "logging_steps": 20}
+    steps = {"max_steps": 20 if ground.on_cpu else STEPS}
+    fit = ground.run(ground.large_job(task, folder / "fit", **settings, **steps))
+    raw = _run(ground, ground.large_job(task, folder / "raw", **settings, max_steps=90), "tests.benchmarks.step")
+    plain = _run(ground, ground.large_job(task, folder / "plain", **settings, **steps), "tests.gpu.plain_trainer")
+    for outcome in (fit, raw, plain):
+        if outcome.failure is not None:
+            return Result({"runs": f"no: {outcome.failure.message}"})
+    pairs = zip(raw.figures["raw_s"], raw.figures["ours_s"], strict=True)
+    share = statistics.median(raw_s / ours_s for raw_s, ours_s in pairs)
+    rate, plain_rate = fit.figures["train_tokens_per_second"], plain.figures["tokens_per_second"]
+    return Result(
+        {"raw step": _at_least(share, MIN_RAW_SHARE), "plain Trainer": _at_least(rate / plain_rate, 1.0)},
+        {
+            "of the raw step": share,
+            "times the plain Trainer": rate / plain_rate,
+            "tokens/s": rate,
+            "plain Trainer's tokens/s": plain_rate,
+            "of the hardware's limit": fit.figures["hardware_share"],
+            "peak MB": fit.figures["peak_memory_mb"],
+        },
+    )
+
+
+def prediction(ground: Ground, folder: Path) -> Result:
+    """Batch prediction against the raw forward pass on the same rows, and against the plain Trainer's predict."""
+    job = ground.large_job("sequence-classification", folder / "job", per_device_eval_batch_size=128)
+    outcome = _run(ground, job, "tests.gpu.predictions")
+    if outcome.failure is not None:
+        return Result({"runs": f"no: {outcome.failure.message}"})
+    rates = outcome.figures
+    share, times = (rates["project"] / rates[name] for name in ("raw", "plain"))
+    return Result(
+        {"raw forward pass": _at_least(share, MIN_RAW_SHARE), "plain Trainer": _at_least(times, 1.0)},
+        {
+            "of the raw forward pass": share,
+            "times the plain Trainer": times,
+            "tokens/s": rates["project"],
+            "of the hardware's limit": rates["hardware_share"],
+        },
+    )
+
+
+def _run(ground: Ground, job: Path, program: str) -> Outcome:
+    written = Job.read(job)
+    Job(program=program, key=written.key, settings=written.settings, inputs=written.inputs).write(job)
+    return ground.run(job, program=program)
+
+
+def _at_least(share: float, least: float) -> str:
+    return "yes" if share >= least else f"no: {share:.2f}, and the budget is {least:g}"

@@ -1,0 +1,92 @@
+"""Cases of `make gpu`: a training that is killed and resumes ends with the same bytes, and its model can be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.cases import Result
+from tests.gpu.ground import Ground
+from tests.matrix.cells import TRAINING, Exported, Victim
+from tests.training import forks
+from training.jobs.protocol import Failure, Outcome
+
+GLOBAL_BATCH_SIZE = 20
+MIN_GAIN = 0.2
+"""The least share of its loss that a training must lose."""
+ROUNDING = 0.02
+"""The largest relative difference of a metric between the training and the exported model, in 16 bits."""
+KILLS = 2
+
+
+def train_and_resume(
+    ground: Ground,
+    folder: Path,
+    task: str,
+    strategy: str,
+    precision: str,
+    processes: int,
+    engine: str = "trainer",
+    lora: dict[str, Any] | None = None,
+) -> Result:
+    """Trains once without a kill and once with kills, and compares all bytes."""
+    compute = {"strategy": strategy, "num_processes": processes, "mixed_precision": precision}
+    training = {
+        **TRAINING,
+        "engine": engine,
+        "per_device_train_batch_size": GLOBAL_BATCH_SIZE // TRAINING["gradient_accumulation_steps"] // processes,
+        "extra": {"full_determinism": True},
+        **({"lora": lora} if lora else {}),
+    }
+    whole, killed = (ground.small_job(task, folder / name, compute, **training) for name in ("whole", "killed"))
+    outcome = ground.run(whole, checks_state=True)
+    if outcome.failure is not None:
+        if reason := _refusal(outcome.failure):
+            return Result({}, refused=reason)
+        return Result({"trains": f"no: {outcome.failure.message}"})
+    kills, resumed = _run_with_kills(ground, killed, processes)
+    exported = Exported(whole, ground.world(task))
+    checks = {
+        "trains": _trains(whole, outcome),
+        "resumes": _resumes(whole, killed, kills, resumed),
+        "exports": exported.files(),
+        "reloads": exported.figures(outcome.figures["best_step"], ground.device, precision, ROUNDING),
+    }
+    names = ("train_tokens_per_second", "peak_memory_mb")
+    return Result(checks, {name: outcome.figures[name] for name in names if outcome.figures.get(name) is not None})
+
+
+def _refusal(failure: Failure) -> str:
+    """Why the strategy refuses the model; empty if the training failed for another reason."""
+    problems = [problem for problem in failure.problems if problem.where == "compute.strategy"]
+    return "; ".join(f"{problem.where}: {problem.message}" for problem in problems)
+
+
+def _run_with_kills(ground: Ground, job: Path, processes: int) -> tuple[int, Outcome]:
+    """The number of kills that happened, each of another rank, and the outcome of the last try."""
+    for kills in range(KILLS):
+        victim = Victim(kills % processes, tries_before=kills)
+        outcome = ground.run(job, victim=victim, checks_state=True)
+        if not victim.killed:
+            return kills, outcome
+    return KILLS, ground.run(job, checks_state=True)
+
+
+def _trains(job: Path, outcome: Outcome) -> str:
+    losses = [point["train_loss"] for point in forks.curve(job).values() if "train_loss" in point]
+    first, last = (sum(some) / len(some) for some in (losses[:4], losses[-4:]))
+    found = f"{outcome.figures['steps']} steps, loss {first:.3g} to {last:.3g}"
+    return f"yes, {found}" if last < first * (1 - MIN_GAIN) else f"no: {found}"
+
+
+def _resumes(whole: Path, killed: Path, kills: int, outcome: Outcome) -> str:
+    if outcome.failure is not None:
+        return f"no: {outcome.failure.message}"
+    if kills < KILLS:
+        return f"no: it ended after {kills} kills"
+    models = [{file.name: file.read_bytes() for file in (job / "output/model").iterdir()} for job in (whole, killed)]
+    if models[0] != models[1]:
+        return "no: other weights"
+    if forks.curve(whole) != forks.curve(killed) or forks.batches(whole) != forks.batches(killed):
+        return "no: the same weights after other steps"
+    return f"yes, {kills} kills"
