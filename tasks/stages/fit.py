@@ -29,6 +29,7 @@ from training.recipe import Recipe, ResolvedCompute
 from training.recipe.lora import packages_of
 from training.recipe.program_settings import FitSettings, HubModel
 from training.recipe.tables.engines import ENGINES
+from training.recipe.tables.gpu_kernels import Kernels, kernels_of
 from training.recipe.tables.metrics import entries
 from training.recipe.tables.optimizers import OPTIMIZERS
 from training.recipe.tables.strategies import STRATEGIES
@@ -43,7 +44,7 @@ SPLITS = ("train", "validation")
 # Training settings that change the memory needed, in addition to the model, the length of rows and the number format.
 MEMORY_SETTINGS = {
     *("per_device_train_batch_size", "per_device_eval_batch_size", "optim", "engine", "trainer", "collator", "extra"),
-    "lora",
+    *("lora", "use_liger_kernel"),
 }
 
 
@@ -69,6 +70,9 @@ def inputs(recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> In
             "options": _options(recipe),
             "training": recipe.training.model_dump(mode="json", exclude=WITHOUT_EFFECT_ON_WEIGHTS),
             "compute": _compute(recipe, lock),
+            **(
+                {"model": {"attn_implementation": attention}} if (attention := recipe.model.attn_implementation) else {}
+            ),
             **_metric_names(recipe),
             **({"metrics": known} if (known := entries(metrics)) else {}),
             **({"base": base.model_dump()} if base else {}),
@@ -92,8 +96,13 @@ def inputs(recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> In
             *("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy"),
             *filter(None, (optimizer.package, strategy.package)),
             *packages_of(recipe.training.lora),
+            *(kernels.package for kernels in _kernels(recipe).values()),
         ),
     )
+
+
+def _kernels(recipe: Recipe) -> dict[str, Kernels]:
+    return kernels_of(recipe.model.attn_implementation, recipe.training.use_liger_kernel)
 
 
 def _hub_base(recipe: Recipe, lock: Lock) -> HubModel | None:
@@ -224,6 +233,7 @@ def training_job(recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref)
         training=recipe.training,
         compute=_resolved_compute(recipe, lock),
         metrics=recipe.evaluation.metrics,
+        attn_implementation=recipe.model.attn_implementation,
         base=_hub_base(recipe, lock),
     )
     folders = {"model": model.path / "model", "tokenizer": model.path / "tokenizer", "tokens": tokens.path}
@@ -243,6 +253,7 @@ def batch_division(recipe: Recipe, lock: Lock, model: Ref) -> BatchDivision:
         mixed_precision=lock.mixed_precision,
         num_processes=lock.num_processes,
         sharing=recipe.compute.weight_settings(),
+        attention=recipe.model.attn_implementation,
     )
 
 

@@ -18,7 +18,7 @@ from tasks.cache.refs import Lock, PinnedFile
 from tasks.cache.stage import Inputs, Work, action
 from tasks.hub.client import Found, Kind, look_up
 from tasks.hub.push import find_publishing_problems
-from tasks.jobs.hardware import mixed_precision, visible_gpus
+from tasks.jobs.hardware import gpu_compute_capabilities, mixed_precision, visible_gpus
 from tasks.jobs.machines import find_machines
 from tasks.registry.champions import digest_rows, find_start
 from training.data.file_systems import is_url
@@ -31,6 +31,7 @@ from training.problems import Problem, UserError
 from training.recipe import Compute, Recipe
 from training.recipe.lora import Lora, packages_of
 from training.recipe.rules.release_rules import absent_splits
+from training.recipe.tables.gpu_kernels import kernels_of
 from training.tokenization.chat_templates import require_template
 
 
@@ -99,6 +100,7 @@ def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Se
         message = f"{processes} cannot be shared evenly by {machines} machines: give a multiple."
         problems.append(Problem(kind="compute", where="compute.num_processes", message=message))
     problems += [*_strategy_here(compute, processes, gpus), *_lora_here(recipe.training.lora, gpus)]
+    problems += _kernels_here(recipe)
     if problems:
         raise UserError(problems)
     precision = mixed_precision() if compute.mixed_precision == "auto" else compute.mixed_precision
@@ -180,6 +182,19 @@ def _lora_here(lora: Lora | None, gpus: int) -> Iterator[Problem]:
             message += f"`pip install 'finetune-flows[{extra}]'`, or set it to null."
             where = "training.lora" if package == "peft" else "training.lora.quantization"
             yield Problem(kind="training", where=where, message=message)
+
+
+def _kernels_here(recipe: Recipe) -> Iterator[Problem]:
+    """Problems with kernels for GPUs on this machine."""
+    fields = kernels_of(recipe.model.attn_implementation, recipe.training.use_liger_kernel)
+    capabilities = gpu_compute_capabilities() if fields else []
+    for field, kernels in fields.items():
+        if lacks := list(kernels.find_lacks(capabilities)):
+            value, default = (
+                (repr(recipe.model.attn_implementation), "null") if field.startswith("model.") else ("true", "false")
+            )
+            message = f"{value} needs kernels for NVIDIA GPUs, but {', and '.join(lacks)}: set it to {default}."
+            yield Problem(kind=field.partition(".")[0], where=field, message=message)
 
 
 def pin_data(recipe: Recipe, progress: Progress = lambda done, total: None) -> Lock:

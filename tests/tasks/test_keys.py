@@ -114,6 +114,7 @@ FIELDS: dict[str, Change | Nothing] = {
     "model.config": Change({"model_type": "bert", "vocab_size": 200}, "load_model"),
     "model.seed": Change(1, "load_model"),
     "model.chat_template": Change("another.jinja", "load_model", CHAT),
+    "model.attn_implementation": Change("flash_attention_2", "fit"),
     "model.start_from": Change("champion", "load_model"),
     "tokens.max_length": Change(64, "tokenize"),
     "training.num_train_epochs": Change(4.0, "fit"),
@@ -128,6 +129,7 @@ FIELDS: dict[str, Change | Nothing] = {
     "training.optim": Change("adafactor", "fit"),
     "training.max_grad_norm": Change(2.0, "fit"),
     "training.label_smoothing_factor": Change(0.1, "fit"),
+    "training.use_liger_kernel": Change(True, "fit"),
     "training.seed": Change(1, "fit"),
     "training.logging_steps": Nothing(7, SHOWN),
     "training.eval_strategy": Change("no", "fit", {"training.load_best_model_at_end": False}),
@@ -361,6 +363,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr(resolving, "visible_gpus", lambda: [])
     monkeypatch.setattr(resolving, "_strategy_here", lambda *given: [])
     monkeypatch.setattr(resolving, "_lora_here", lambda *given: [])
+    monkeypatch.setattr(resolving, "_kernels_here", lambda *given: [])
     monkeypatch.setattr(resolving, "find_start", lambda *given: (CHAMPION, ""))
     there = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "tensorboard" or there(name))

@@ -7,7 +7,9 @@ import shutil
 import sys
 import uuid
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import fsspec
@@ -143,6 +145,33 @@ def test_weights_in_4_bits_need_a_gpu_and_adapters_a_package(
         "'nf4' holds weights in 4 bits on an NVIDIA GPU, and there is none here: set it to null"
     )
     assert "finetune-flows[lora]" in told[1][1] and "finetune-flows[qlora]" in told[2][1]
+
+
+def test_kernels_for_gpus_are_refused_without_one_and_without_their_package(
+    home: Path, rows: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_of(
+        rows, {**SCRATCH, "attn_implementation": "flash_attention_2"}, training={"use_liger_kernel": True}
+    )
+    for name in ("flash_attn", "liger_kernel"):
+        monkeypatch.setitem(sys.modules, name, None)
+    capabilities: list[tuple[int, int]] = []
+    monkeypatch.setattr("tasks.stages.resolve.gpu_compute_capabilities", lambda: capabilities)
+    assert dict(problems(recipe)) == {
+        "model.attn_implementation": "'flash_attention_2' needs kernels for NVIDIA GPUs, but there is no NVIDIA GPU "
+        "here, and the package flash-attn is not installed (pip install flash-attn): set it to null.",
+        "training.use_liger_kernel": "true needs kernels for NVIDIA GPUs, but there is no NVIDIA GPU here, and the "
+        "package liger-kernel is not installed (pip install liger-kernel): set it to false.",
+    }
+    capabilities.append((7, 5))
+    for name in ("flash_attn", "liger_kernel"):
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        monkeypatch.setitem(sys.modules, name, module)
+    assert dict(problems(recipe)) == {
+        "model.attn_implementation": "'flash_attention_2' needs kernels for NVIDIA GPUs, but the GPU has compute "
+        "capability 7.5 and not 8.0: set it to null.",
+    }
 
 
 def test_deepspeed_that_is_not_installed_is_told_with_what_to_install(

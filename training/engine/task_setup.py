@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,7 @@ from training.engine import collation
 from training.engine.training_task import Task
 from training.evaluation import metrics
 from training.jobs.protocol import CHECKPOINTS, Events, rank
-from training.models import dropout, loading
+from training.models import dropout, gpu_kernels, loading
 from training.problems import Problem, UserError, nearest
 from training.task_types.task_type import TaskType
 
@@ -41,14 +43,17 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
     compute_metrics = _metrics(settings, task_type, tokenizer, validation)
     if task_type.loss_only_reason and rank() == 0:
         events.warning(task_type.loss_only_reason)
+    # A sharded model computes in the lower precision, and so would the loss inside it.
+    loss = task_type.loss(training, settings.labels, train, outside=compute.strategy != "ddp")
+    if training.use_liger_kernel:
+        gpu_kernels.use_liger(model, fuses_loss=loss is None and task_type.auto_class == "AutoModelForCausalLM")
     require_row_per_rank(len(train), compute.num_processes)  # on every rank, before any of them waits for the others
     return Task(
         model=model,
         train=train,
         validation=validation,
         collate=collation.collator(training.collator, task_type, tokenizer, loading.padding_multiple()),
-        # A sharded model computes in the lower precision, and so would the loss inside it.
-        loss=task_type.loss(training, settings.labels, train, outside=compute.strategy != "ddp"),
+        loss=loss,
         task_type=task_type,
         metrics=compute_metrics,
         training=training,
@@ -91,11 +96,19 @@ def _load_model(
         seed=settings.training.seed,
         lora=settings.training.lora,
         precision=settings.compute.mixed_precision,
+        preparing=_switched_attention(settings),
     )
     loading.require_positions(model, max_length=settings.max_length)
     if not torch.cuda.is_available():
         dropout.replace_dropout(model)
     return model
+
+
+def _switched_attention(settings: FitSettings) -> Callable[[PreTrainedModel], AbstractContextManager[None]]:
+    if settings.attn_implementation is None:
+        return nullcontext
+    dtype = loading.DTYPES[settings.compute.mixed_precision]
+    return partial(gpu_kernels.switched_attention, implementation=settings.attn_implementation, dtype=dtype)
 
 
 def _require_target_counts(name: str, task_type: TaskType, rows: TokenRows) -> None:

@@ -100,6 +100,7 @@ def training_arguments(task: Task) -> TrainingArguments:
         "report_to": training.report_to or "none",
         "remove_unused_columns": False,
         "restore_callback_states_from_checkpoint": True,
+        "use_liger_kernel": False,  # they are in the model already, so that the estimate counts them
     }
     fields["logging_nan_inf_filter"] = False  # by default it logs a NaN loss as 0
     if training.eval_strategy != "no":

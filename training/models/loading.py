@@ -6,7 +6,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -52,6 +53,7 @@ class TaskModel(Protocol):
 def make_deterministic() -> None:
     """Selects deterministic kernels. Called before any computation."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")
     torch.use_deterministic_algorithms(True, warn_only=True)
     # It costs a pass over every new tensor, and only code that reads uninitialized memory needs it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -80,11 +82,13 @@ def load_for_training(
     seed: int,
     lora: Lora | None = None,
     precision: str = "no",
+    preparing: Callable[[PreTrainedModel], AbstractContextManager[Any]] = nullcontext,
 ) -> PreTrainedModel:
     """The folder's model with a head for these labels, in float32 on the CPU.
 
     Weights that the folder lacks, or has for another number of labels, are initialized with `seed`. With `lora` the
-    model has adapters; with 4 bits it is on a GPU and computes in `precision`.
+    model has adapters; with 4 bits it is on a GPU and computes in `precision`. The task type prepares the model within
+    `preparing`.
     """
     set_seed(seed)
     load = partial(_load, task_type, folder, **task_type.config_fields(labels), ignore_mismatched_sizes=True)
@@ -96,7 +100,8 @@ def load_for_training(
     if model.config.pad_token_id is None:
         # Sequence classifiers on decoders find a row's last token by it.
         model.config.pad_token_id = tokenizer.pad_token_id
-    task_type.prepare(model, tokenizer)
+    with preparing(model):
+        task_type.prepare(model, tokenizer)
     if lora:
         adapters.add(model, lora, new_weights, task_type.auto_class, seed)
     return model

@@ -36,7 +36,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 def check(settings: CheckModelSettings) -> None:
     """Raises UserError with all problems of the model."""
     from training import task_types
-    from training.models import adapters, loading
+    from training.models import adapters, gpu_kernels, loading
 
     task_type = task_types.load(settings.task, settings.options)
     network = build(settings.config, settings.field, task_type, settings.labels)
@@ -49,6 +49,7 @@ def check(settings: CheckModelSettings) -> None:
         problems += error.problems
     if settings.lora:
         problems += adapters.find_unknown_layers(network, settings.lora)
+    problems += gpu_kernels.find_unsupported(network, settings.attn_implementation, settings.use_liger_kernel)
     if problems:
         raise UserError(problems)
 

@@ -43,7 +43,7 @@ _SET_BY_PROJECT = {
     "evaluation while training needs all predictions": (
         "prediction_loss_only batch_eval_metrics eval_do_concat_batches eval_use_gather_object include_for_metrics"
     ),
-    "its kernels are for text generation on GPUs and are untested here": ("use_liger_kernel liger_kernel_config"),
+    "the project chooses among the kernels of training.use_liger_kernel": "liger_kernel_config",
     "it is for GaLore and APOLLO, and a run with these cannot resume": "optim_target_modules",
     "the command shows its own progress": "disable_tqdm",
     "each process has its own log, on every machine": "log_on_each_node",

@@ -24,6 +24,7 @@ from training.recipe.section import (
 )
 from training.recipe.tables.checks import Level
 from training.recipe.tables.formats import SOURCES
+from training.recipe.tables.gpu_kernels import ATTENTION
 from training.recipe.tables.optimizers import OPTIMIZERS
 from training.recipe.tables.strategies import STRATEGIES
 
@@ -112,6 +113,9 @@ class Model(Section):
     chat_template: Text | None = None
     """A Jinja file that turns conversations into texts; it replaces the tokenizer's own chat template (null: keeps the
     tokenizer's). Relative paths start from the working directory."""
+    attn_implementation: Annotated[str, NameIn(ATTENTION)] | None = None
+    """The kernels of attention during training: flash_attention_2 (package flash-attn) or flash_attention_3 (package
+    flash-attn-3), on NVIDIA GPUs, in bf16 or fp16 (null: those of torch). Packed rows keep their documents apart."""
     start_from: Literal["base", "champion"] = "base"
     """base: the model above. champion: the champion of release.registry with its tokenizer, if there is one; if the
     champion was trained on exactly these rows, training starts from the model that the champion started from. When rows
@@ -166,6 +170,9 @@ class Training(Section):
     """The largest norm of the gradients; longer ones are scaled down to it (0: no limit)."""
     label_smoothing_factor: float = Field(default=0.0, ge=0, lt=1)
     """Share of each target's weight that is spread over all labels."""
+    use_liger_kernel: bool = False
+    """Whether layers run on Liger's kernels (package liger-kernel), on NVIDIA GPUs. Causal language models with ddp
+    then compute the loss without holding the logits of a batch in memory."""
     seed: int = Field(default=42, ge=0, lt=2**32)
     """The seed of the new head's weights, the order of rows, and dropout."""
     logging_steps: int = Field(default=50, ge=1, le=MAX_COUNT)

@@ -40,6 +40,8 @@ class FitSettings(TaskSettings):
     compute: ResolvedCompute
     metrics: list[str]
     """Computed at each evaluation."""
+    attn_implementation: str | None = None
+    """model.attn_implementation."""
     base: HubModel | None = None
     """Named in an exported adapter (training.lora); None if the base model is not from the Hub."""
     micro_batch_divisor: int = 1
@@ -54,6 +56,10 @@ class CheckModelSettings(TaskSettings):
     max_length: int
     """Tokens a row."""
     lora: Lora | None
+    attn_implementation: str | None = None
+    """model.attn_implementation."""
+    use_liger_kernel: bool = False
+    """training.use_liger_kernel."""
     config: dict[str, Any]
     """The content of config.json, or `model.config`."""
     field: str

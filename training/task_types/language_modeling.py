@@ -45,7 +45,10 @@ class LanguageModeling(TaskType):
         """The column of generated text in `predictions_on_request`; empty if nothing is generated."""
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
-        """Cross entropy outside of the model: the loss inside is NaN for a batch without targets."""
+        """Cross entropy outside of the model: the loss inside is NaN for a batch without targets. None if Liger fuses
+        it with the output layer."""
+        if self.causal and training.use_liger_kernel and not outside and not training.label_smoothing_factor:
+            return None
         from training.task_types.losses.token_likelihood import TokenLoss
 
         return TokenLoss(self.causal, training.label_smoothing_factor)

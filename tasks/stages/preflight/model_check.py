@@ -41,13 +41,15 @@ def require_model(recipe: Recipe, lock: Lock, *, download: bool) -> str | None:
         labels=_labels(recipe),
         max_length=recipe.tokens.max_length,
         lora=recipe.training.lora,
+        attn_implementation=recipe.model.attn_implementation,
+        use_liger_kernel=recipe.training.use_liger_kernel,
         config=config,
         field=field,
     )
     written = settings.model_dump(mode="json")
     own, installed = users_code(task_types.user_code(recipe.task))
     code = code_digests([PROGRAM, *task_types.code_modules(recipe.task), *own])
-    libraries = library_versions(["transformers", "torch", "peft", *installed])
+    libraries = library_versions(["transformers", "torch", "peft", "liger-kernel", *installed])
     checked = home() / "checked" / digest_of([written, code, libraries])[:40]
     if checked.exists():
         return None

@@ -251,9 +251,9 @@ def test_all_problems_of_both_files_are_told_at_once_and_rules_name_the_file() -
     }
     file = write("a.yaml", FSDP | {"num_processes": 1, "gpu_ids": "0", "mixed_precision": "fp9"})
     assert told(accelerate=file).keys() == {"a.yaml: gpu_ids", "a.yaml: mixed_precision (compute.mixed_precision)"}
-    assert told(accelerate=write("a.yaml", FSDP | {"num_processes": 1})).keys() == {
-        "a.yaml: distributed_type (compute.strategy)"
-    }
+    whole = FSDP["fsdp_config"] | {"fsdp_offload_params": False}
+    file = write("a.yaml", FSDP | {"num_processes": 1, "fsdp_config": whole})
+    assert told(accelerate=file).keys() == {"a.yaml: distributed_type (compute.strategy)"}
 
 
 def test_a_file_that_cannot_be_read_is_told_with_the_field_that_names_it() -> None:

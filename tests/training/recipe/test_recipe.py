@@ -386,6 +386,9 @@ def test_what_is_out_of_scope_is_refused_by_name_with_todays_equivalent(where: s
         ("compute.strategy", "fsdp", {"compute.num_processes": 1},
          "'fsdp' shares a model among processes, and compute.num_processes is 1: raise it, set "
          "compute.offload, or use ddp."),
+        ("model.attn_implementation", "ddp",
+         {"model.attn_implementation": "flash_attention_2", "compute.mixed_precision": "no"},
+         "'flash_attention_2' computes in 16 bits: set compute.mixed_precision to bf16 or fp16, or this to null."),
         ("compute.offload", "ddp", {"compute.offload": "all"}, "'all' is not for ddp: choose from no."),
         ("compute.offload", "fsdp", {"compute.offload": "optimizer"},
          "'optimizer' is not for fsdp: choose from no, all."),

@@ -56,6 +56,13 @@ def _model_source(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         yield "model.config", f"is for `source: scratch`; a {source} model has its own, so set it to null."
 
 
+def _attention(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    implementation = written["model.attn_implementation"]
+    if implementation is not None and written["compute.mixed_precision"] in ("no", False):  # YAML reads `no` as false
+        message = f"{implementation!r} computes in 16 bits: set compute.mixed_precision to bf16 or fp16, or this to"
+        yield "model.attn_implementation", f"{message} null."
+
+
 def _start(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if written["model.start_from"] == "champion" and written["release.registry"] is None:
         yield "model.start_from", "'champion' needs a registry: set release.registry, or set this to base."
@@ -91,4 +98,4 @@ def _template_of_scratch(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 
 TASK_RULES: tuple[Rule, ...] = (_task, _options)
-MODEL_RULES: tuple[Rule, ...] = (_model_source, _start, _scratch_config, _template_of_scratch)
+MODEL_RULES: tuple[Rule, ...] = (_model_source, _attention, _start, _scratch_config, _template_of_scratch)

@@ -1,0 +1,144 @@
+"""Kernels that run on GPUs alone: FlashAttention, also for packed rows, and Liger's.
+
+FlashAttention finds the documents of a packed row by position_ids, but only in a batch of one row; in larger batches
+attention would silently cross documents (modeling_flash_attention_utils._is_packed_sequence, transformers 5.23). So
+the packed rows of a batch reach the model as one row.
+
+B rows of a batch, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
+
+from training.problems import Problem, UserError
+from training.recipe.tables.gpu_kernels import ATTENTION
+
+_BY_TOKEN = ("input_ids", "position_ids", "labels")
+
+
+def find_unsupported(model: PreTrainedModel, attn_implementation: str | None, use_liger_kernel: bool) -> list[Problem]:
+    """The problems of a model for which the requested kernels do not exist. Liger's are known if it is installed."""
+    problems = []
+    if attn_implementation in ATTENTION and not model._supports_flash_attn:
+        message = f"{attn_implementation!r} does not exist for {type(model).__name__}: leave it out."
+        problems.append(_problem("model.attn_implementation", message))
+    if use_liger_kernel and (known := _liger_model_types()) and model.config.model_type not in known:
+        message = f"Liger has no kernels for {model.config.model_type!r}: set it to false, or choose a model of a type "
+        problems.append(_problem("training.use_liger_kernel", f"{message}such as {', '.join(known[:6])}."))
+    return problems
+
+
+def use_attention(model: PreTrainedModel, implementation: str) -> None:
+    """Switches the model's attention, and passes packed rows to it as one row. Raises UserError if the model or the
+    installed package does not support it."""
+    field = "model.attn_implementation"
+    try:
+        model.set_attn_implementation(implementation)
+    except (ValueError, ImportError) as error:
+        raise UserError([_problem(field, f"{implementation!r} cannot be used: {error}")]) from error
+    if (used := model.config._attn_implementation) != implementation:
+        message = f"{implementation!r} does not exist for {type(model).__name__}, which uses {used}: leave it out."
+        raise UserError([_problem(field, message)])
+    flatten_packed_rows(model)
+
+
+def flatten_packed_rows(model: PreTrainedModel) -> None:
+    """Passes batches with position_ids to the model as one row; the logits have the shape of the batch again."""
+    takes_lengths = any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD
+        for parameter in inspect.signature(model.forward).parameters.values()
+    )
+    shape: list[torch.Size] = []
+
+    def flatten(_: Any, args: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        shape.clear()
+        if (positions := inputs.get("position_ids")) is None or inputs.get("attention_mask") is not None:
+            return args, inputs
+        shape.append(positions.shape)
+        flat = {name: inputs[name].reshape(1, -1) for name in _BY_TOKEN if inputs.get(name) is not None}
+        if takes_lengths:  # else every layer finds them in position_ids, and the GPU waits for each
+            starts, longest = prepare_fa_kwargs_from_position_ids(flat["position_ids"])
+            flat |= {"cu_seq_lens_q": starts[0], "cu_seq_lens_k": starts[1]}
+            flat |= dict.fromkeys(("max_length_q", "max_length_k"), int(longest[0]))
+        return args, {**inputs, **flat}
+
+    def restore(_: Any, args: Any, outputs: Any) -> Any:
+        if shape and outputs.get("logits") is not None:
+            outputs["logits"] = outputs["logits"].reshape(*shape.pop(), -1)  # (1, B * T, V) to (B, T, V)
+        return outputs
+
+    model.register_forward_pre_hook(flatten, with_kwargs=True)
+    model.register_forward_hook(restore)
+
+
+@contextmanager
+def switched_attention(model: PreTrainedModel, implementation: str, dtype: torch.dtype) -> Iterator[None]:
+    """Switches the model's attention, for good. Inside, the model is on this process's GPU and computes in `dtype`, so
+    that it can be tested with this attention. Raises UserError as use_attention does."""
+    use_attention(model, implementation)
+    device = model.device
+    gpu = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else device
+    with torch.autocast(gpu.type, dtype) if dtype != torch.float32 else nullcontext():
+        try:
+            if device != gpu:
+                model.to(gpu)
+            yield
+        finally:
+            if device != gpu:
+                model.to(device)
+
+
+def use_liger(model: PreTrainedModel, *, fuses_loss: bool) -> None:
+    """Replaces the model's norms and gated layers by Liger's kernels; with `fuses_loss` also its output layer and loss,
+    which then never hold the logits (B, T, V) of a training batch. Raises UserError if Liger does not know the model.
+
+    Liger also replaces names in the model's module. These are restored: models that are loaded later, such as the one
+    that adapters are merged into, run on the CPU. So the kernel for rotary positions is not used.
+    """
+    from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+    if problems := find_unsupported(model, None, True):
+        raise UserError(problems)
+    module = vars(sys.modules[type(model).__module__])
+    names = dict(module)
+    try:
+        _apply_liger_kernel_to_instance(
+            model=model, rope=False, cross_entropy=False, fused_linear_cross_entropy=fuses_loss
+        )
+    except (TypeError, ValueError, AttributeError, AssertionError) as error:
+        message = f"Liger cannot replace the layers of {type(model).__name__} ({error}): set it to false."
+        raise UserError([_problem("training.use_liger_kernel", message)]) from error
+    finally:
+        module.update(names)
+    if fuses_loss:
+        model.register_forward_pre_hook(_add_target_count, with_kwargs=True)
+
+
+def _add_target_count(_: Any, args: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Makes the model's loss the sum over the targets divided by their number, or 0 without targets; its own mean would
+    be NaN."""
+    if (labels := inputs.get("labels")) is not None:
+        inputs = {**inputs, "num_items_in_batch": (labels[:, 1:] >= 0).sum().clamp(min=1)}
+    return args, inputs
+
+
+def _liger_model_types() -> list[str]:
+    """The model types that Liger has kernels for; empty if it is not installed."""
+    try:
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+    except ImportError:
+        return []
+    return sorted(MODEL_TYPE_TO_APPLY_LIGER_FN)
+
+
+def _problem(where: str, message: str) -> Problem:
+    return Problem(kind=where.partition(".")[0], where=where, message=message)
