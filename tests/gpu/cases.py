@@ -82,12 +82,43 @@ ENGINES = table("engines").ENGINES
 BF16 = (8, 0)
 CAPABILITY = {"bf16": BF16, "fp16": (7, 0)}
 """The lowest compute capability that computes in a number format."""
+FLASH_ATTENTION = table("gpu_kernels").ATTENTION
+LIGER = table("gpu_kernels").LIGER
+TINY_LLAMA = {
+    **{"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 120, "max_position_embeddings": 64},
+}
+"""A model that Liger has kernels for."""
 QLORA = {"peft": "peft", "bitsandbytes": "bitsandbytes"}
 
 
 def _packages(strategy: str) -> dict[str, str]:
     package = STRATEGIES[strategy].package
     return {package: package} if package else {}
+
+
+def _kernels() -> Iterator[Case]:
+    """The options that are for GPUs alone: the same loss as without them, the gain, and resume to the byte."""
+    options = {
+        "liger": (LIGER, {"use_liger_kernel": True}, ("causal-lm",)),
+        **{
+            name.replace("_", "-"): (
+                kernels,
+                {"attn_implementation": name},
+                # BERT has dropout in its attention.
+                ("causal-lm", "sequence-classification") if kernels.drops else ("causal-lm",),
+            )
+            for name, kernels in FLASH_ATTENTION.items()
+        },
+    }
+    for name, (kernels, option, tasks) in options.items():
+        needs: dict[str, Any] = {"packages": {kernels.module: kernels.package}}
+        needs["capability"] = max(kernels.capability, BF16)
+        for task in tasks:
+            yield Case(f"option-{name}-{task}", "options:compare", {"task": task, "option": option}, **needs)
+        settings = {"task": "causal-lm", "strategy": "ddp", "precision": "bf16", "processes": 1, "config": TINY_LLAMA}
+        resumes = f"option-{name}-resumes"
+        yield Case(resumes, "trainings:train_and_resume", {**settings, **option}, **needs, alone=False)
 
 
 def _trainings() -> Iterator[Case]:
@@ -135,6 +166,7 @@ CASES: tuple[Case, ...] = (
         Case(f"speed-training-{task}", "speed:training", {"task": task}, capability=BF16, on_cpu=True)
         for task in ("sequence-classification", "causal-lm")
     ),
+    *_kernels(),
     Case("speed-prediction", "speed:prediction", capability=BF16, on_cpu=True),
     *(
         Case(

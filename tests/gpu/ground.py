@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from tasks.jobs.launch import accelerate_argv, accelerate_environment, python_argv, run_job
 from tests import task_types as tiny
 from tests.matrix.cells import Victim
-from tests.task_types import build_world, make_world, write_fit_job
+from tests.task_types import build_world, write_fit_job
 from training.engine.state_check import SWITCH
 from training.jobs.protocol import Job, Outcome
 from training.recipe import ResolvedCompute
@@ -64,12 +65,16 @@ class Ground:
     def device(self) -> str:
         return "cpu" if self.on_cpu else "cuda"
 
-    def world(self, task: str) -> Path:
-        """A small world of the task type, created once."""
+    def world(self, task: str, config: Mapping[str, Any] | None = None) -> Path:
+        """A small world of the task type, created once; `config` is that of another model."""
+        name = f"{task}-{config['model_type']}" if config else task
         with self._lock:
-            if task not in self._worlds:
-                self._worlds[task] = make_world(task, self.folder / "worlds" / task)
-            return self._worlds[task]
+            if name not in self._worlds:
+                home = self.folder / "worlds" / name
+                recipe = tiny.recipe_of(task, tiny.write_rows(task, home / "rows"))
+                model = {"model": {"source": "scratch", "config": dict(config)}} if config else {}
+                self._worlds[name] = build_world({**recipe, **model}, home)
+            return self._worlds[name]
 
     def large_world(self, task: str) -> Path:
         """The world of `large_recipe`, created once."""
@@ -97,17 +102,30 @@ class Ground:
             "compute": {"num_processes": 1, "mixed_precision": "bf16", **(compute or {})},
         }
 
-    def large_job(self, task: str, job: Path, compute: dict[str, Any] | None = None, **training: Any) -> Path:
+    def large_job(
+        self,
+        task: str,
+        job: Path,
+        compute: dict[str, Any] | None = None,
+        attn_implementation: str | None = None,
+        **training: Any,
+    ) -> Path:
         """A job of training.programs.fit on the large world."""
         world = self.large_world(task)
-        return _write_job(
-            self.large_recipe(task, **training), world, job, {"mixed_precision": "bf16", **(compute or {})}
-        )
+        recipe = self.large_recipe(task, **training)
+        return _write_job(recipe, world, job, {"mixed_precision": "bf16", **(compute or {})}, attn_implementation)
 
-    def small_job(self, task: str, job: Path, compute: dict[str, Any], **training: Any) -> Path:
-        """A job of training.programs.fit on the small world. `compute` has num_processes and mixed_precision."""
-        world = self.world(task)
-        return _write_job(tiny.recipe_of(task, world / "rows", **training), world, job, compute)
+    def small_job(
+        self,
+        world: Path,
+        task: str,
+        job: Path,
+        compute: dict[str, Any],
+        attn_implementation: str | None = None,
+        **training: Any,
+    ) -> Path:
+        """A job of training.programs.fit on a small world. `compute` has num_processes and mixed_precision."""
+        return _write_job(tiny.recipe_of(task, world / "rows", **training), world, job, compute, attn_implementation)
 
     def run(
         self,
@@ -137,13 +155,16 @@ class Ground:
         )
 
 
-def _write_job(recipe: dict[str, Any], world: Path, job: Path, compute: dict[str, Any]) -> Path:
+def _write_job(
+    recipe: dict[str, Any], world: Path, job: Path, compute: dict[str, Any], attn_implementation: str | None
+) -> Path:
     """Writes a job with this compute section, which the recipe's rules do not check: one process may share a model
     with itself here."""
     single = recipe | {"compute": {"num_processes": 1, "mixed_precision": "no"}}
     resolved = ResolvedCompute(**{"num_processes": 1, **compute})
     fields = {"num_processes": resolved.num_processes, "mixed_precision": resolved.mixed_precision}
-    return write_fit_job(single, world, job, compute={**resolved.weight_settings(), **fields})
+    settings = {"attn_implementation": attn_implementation} if attn_implementation else {}
+    return write_fit_job(single, world, job, compute={**resolved.weight_settings(), **fields}, **settings)
 
 
 def _write_texts(folder: Path, task: str, divisor: int) -> None:

@@ -26,26 +26,31 @@ def train_and_resume(
     strategy: str,
     precision: str,
     processes: int,
-    engine: str = "trainer",
-    lora: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+    attn_implementation: str | None = None,
+    **more: Any,
 ) -> Result:
-    """Trains once without a kill and once with kills, and compares all bytes."""
+    """Trains once without a kill and once with kills, and compares all bytes. `config` is that of another model, and
+    `more` has further settings of training."""
     compute = {"strategy": strategy, "num_processes": processes, "mixed_precision": precision}
     training = {
         **TRAINING,
-        "engine": engine,
         "per_device_train_batch_size": GLOBAL_BATCH_SIZE // TRAINING["gradient_accumulation_steps"] // processes,
         "extra": {"full_determinism": True},
-        **({"lora": lora} if lora else {}),
+        **more,
     }
-    whole, killed = (ground.small_job(task, folder / name, compute, **training) for name in ("whole", "killed"))
+    world = ground.world(task, config)
+    whole, killed = (
+        ground.small_job(world, task, folder / name, compute, attn_implementation, **training)
+        for name in ("whole", "killed")
+    )
     outcome = ground.run(whole, checks_state=True)
     if outcome.failure is not None:
         if reason := _refusal(outcome.failure):
             return Result({}, refused=reason)
         return Result({"trains": f"no: {outcome.failure.message}"})
     kills, resumed = _run_with_kills(ground, killed, processes)
-    exported = Exported(whole, ground.world(task))
+    exported = Exported(whole, world)
     checks = {
         "trains": _trains(whole, outcome),
         "resumes": _resumes(whole, killed, kills, resumed),

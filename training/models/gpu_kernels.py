@@ -23,14 +23,23 @@ from training.problems import Problem, UserError
 from training.recipe.tables.gpu_kernels import ATTENTION
 
 _BY_TOKEN = ("input_ids", "position_ids", "labels")
+_ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
+"""The settings of models for the dropout of attention."""
 
 
 def find_unsupported(model: PreTrainedModel, attn_implementation: str | None, use_liger_kernel: bool) -> list[Problem]:
     """The problems of a model for which the requested kernels do not exist. Liger's are known if it is installed."""
     problems = []
-    if attn_implementation in ATTENTION and not model._supports_flash_attn:
-        message = f"{attn_implementation!r} does not exist for {type(model).__name__}: leave it out."
-        problems.append(_problem("model.attn_implementation", message))
+    if attn_implementation is not None:
+        dropout = next((name for name in _ATTENTION_DROPOUT if getattr(model.config, name, 0)), None)
+        message = None
+        if not model._supports_flash_attn:
+            message = f"{attn_implementation!r} does not exist for {type(model).__name__}: leave it out."
+        elif dropout and not ATTENTION[attn_implementation].drops:
+            message = f"{attn_implementation!r} has no dropout, and the model's {dropout} is "
+            message += f"{getattr(model.config, dropout):g}: choose flash_attention_2, or leave it out."
+        if message:
+            problems.append(_problem("model.attn_implementation", message))
     if use_liger_kernel and (known := _liger_model_types()) and model.config.model_type not in known:
         message = f"Liger has no kernels for {model.config.model_type!r}: set it to false, or choose a model of a type "
         problems.append(_problem("training.use_liger_kernel", f"{message}such as {', '.join(known[:6])}."))
@@ -41,6 +50,8 @@ def use_attention(model: PreTrainedModel, implementation: str) -> None:
     """Switches the model's attention, and passes packed rows to it as one row. Raises UserError if the model or the
     installed package does not support it."""
     field = "model.attn_implementation"
+    if problems := find_unsupported(model, implementation, False):
+        raise UserError(problems)
     try:
         model.set_attn_implementation(implementation)
     except (ValueError, ImportError) as error:

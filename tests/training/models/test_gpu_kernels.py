@@ -86,6 +86,8 @@ def test_a_model_or_machine_without_flash_attention_is_refused_by_the_field() ->
     ((problem,), none) = (gpu_kernels.find_unsupported(model, name, False) for name in ("flash_attention_2", None))
     assert problem.message == "'flash_attention_2' does not exist for T5ForConditionalGeneration: leave it out."
     assert none == []
+    with pytest.raises(UserError, match=r"'flash_attention_3' has no dropout, and the model's attn_pdrop is 0\.1: "):
+        gpu_kernels.use_attention(model_of("gpt2"), "flash_attention_3")
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ class Kernels:
     """The package to install for it."""
     capability: tuple[int, int]
     """The lowest compute capability of a GPU."""
+    drops: bool = True
+    """Whether its attention has dropout."""
 
     def find_lacks(self, capabilities: list[tuple[int, int]]) -> Iterator[str]:
         """What a machine lacks whose GPUs have these compute capabilities, in words that follow "but"."""
@@ -34,7 +36,7 @@ class Kernels:
 
 ATTENTION: dict[str, Kernels] = {
     "flash_attention_2": Kernels("flash_attn", "flash-attn", (8, 0)),
-    "flash_attention_3": Kernels("flash_attn_interface", "flash-attn-3", (9, 0)),
+    "flash_attention_3": Kernels("flash_attn_interface", "flash-attn-3", (9, 0), drops=False),
 }
 """The values of model.attn_implementation."""
 
