@@ -4,7 +4,6 @@ loaded later are untouched. `make gpu` runs the true ones."""
 from __future__ import annotations
 
 import sys
-from types import MethodType, ModuleType
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, modeling_flash_attention_utils
 
+from tests.training import kernels
 from training.batching.batches import IGNORED
 from training.batching.causal_batches import disable_cache, require_causal, require_separate_documents
 from training.models import gpu_kernels
@@ -26,27 +26,10 @@ BATCH = {
 """Three packed rows, the second of one document."""
 
 
-def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, **_: Any) -> torch.Tensor:
-    """flash_attn_func: (B, T, heads, width), without a mask."""
-    given = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    return torch.nn.functional.scaled_dot_product_attention(*given, is_causal=causal).transpose(1, 2)
-
-
-def attention_by_length(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any, **named: Any
-) -> torch.Tensor:
-    """flash_attn_varlen_func: (tokens, heads, width), cut at cu_seqlens."""
-    cuts = cu_seqlens_q[1:-1].tolist()
-    parts = (torch.tensor_split(tensor, cuts) for tensor in (q, k, v))
-    return torch.cat([attention(*(one[None] for one in part), **named)[0] for part in zip(*parts, strict=True)])
-
-
 @pytest.fixture
 def flash(monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions of the package flash_attn that a CPU can run."""
-    functions = (attention, attention_by_length, None, None, None)
-    define = modeling_flash_attention_utils._lazy_define_process_function
-    loaded = functions, (define(attention_by_length), dict)
+    loaded = kernels.flash_functions()
     monkeypatch.setattr(modeling_flash_attention_utils, "lazy_import_flash_attention", lambda *_: loaded)
 
 
@@ -93,30 +76,8 @@ def test_a_model_or_machine_without_flash_attention_is_refused_by_the_field() ->
 @pytest.fixture
 def liger(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """A stand-in of the package; gives the settings of each call."""
-    from transformers.models.llama import modeling_llama
-
     calls: list[dict[str, Any]] = []
-
-    def fused(self: PreTrainedModel, labels: Any = None, num_items_in_batch: Any = None, **inputs: Any) -> Any:
-        hidden = self.model(**inputs)[0]
-        if labels is None:
-            return {"logits": self.lm_head(hidden)}
-        targets = torch.nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:].flatten()
-        logits = self.lm_head(hidden).flatten(0, 1)
-        total = torch.nn.functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
-        return {"loss": total / num_items_in_batch, "logits": None}
-
-    def apply(model: PreTrainedModel, **settings: Any) -> None:
-        calls.append(settings)
-        modeling_llama.LlamaRMSNorm = None
-        if settings["fused_linear_cross_entropy"]:
-            model.forward = MethodType(fused, model)
-
-    package = {name: ModuleType(name) for name in ("liger_kernel", "liger_kernel.transformers")}
-    package["liger_kernel.transformers"]._apply_liger_kernel_to_instance = apply  # type: ignore[attr-defined]
-    types = ModuleType("liger_kernel.transformers.monkey_patch")
-    types.MODEL_TYPE_TO_APPLY_LIGER_FN = {"llama": apply}  # type: ignore[attr-defined]
-    for name, module in {**package, types.__name__: types}.items():
+    for name, module in kernels.liger_modules(calls).items():
         monkeypatch.setitem(sys.modules, name, module)
     return calls
 
