@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from flows.cli.shared import COMPLETED, add_json_argument, write_json
+from flows.cli.shared import COMPLETED, add_json_argument, add_limit_argument, write_json
 from flows.reports.tables import align, fit_to_terminal, terminal_width, wrap
 from tasks.registry.catalog import list_models
 from tasks.tracking.reports import format_value
@@ -18,16 +18,18 @@ from tasks.tracking.reports import format_value
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="only this registered model")
+    add_limit_argument(parser, "how many versions of a model")
     add_json_argument(parser, "the list, with intervals and digests,")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Prints a table for each model. Raises UserError for an unknown model."""
-    models = list_models(arguments.name)
+    models = list_models(arguments.name, arguments.limit)
     write_json(arguments.json, models)
     blocks = []
     for model in models:
-        blocks.append([model["name"], *fit_to_terminal(_version_lines(model["versions"]))])
+        more = [f"  … and older versions: --limit {2 * arguments.limit}"] if model["has_more"] else []
+        blocks.append([model["name"], *fit_to_terminal(_version_lines(model["versions"])), *more])
         if arguments.name and model["moves"]:
             blocks.append([line for move in reversed(model["moves"]) for line in _move_lines(move)])
     print("\n\n".join("\n".join(block) for block in blocks) or "Nothing is registered yet.")

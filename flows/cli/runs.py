@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from flows.cli.shared import COMPLETED, add_json_argument, write_json
+from flows.cli.shared import COMPLETED, add_json_argument, add_limit_argument, write_json
 from flows.reports.tables import align, fit_to_terminal
 from tasks.tracking.reports import format_score
 from tasks.tracking.run_list import list_runs
@@ -17,14 +17,8 @@ HEAD = ["run", "recipe", "started, UTC", "time", "state", "verdict", "version", 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="only runs of this recipe")
-    parser.add_argument("--limit", metavar="N", type=_positive, default=20, help="how many (default: %(default)s)")
+    add_limit_argument(parser, "how many")
     add_json_argument(parser, "the list, with ids and intervals in full,")
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return int(text)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -52,6 +52,17 @@ def add_json_argument(parser: argparse.ArgumentParser, content: str) -> None:
     parser.add_argument("--json", metavar="OUT", type=output_file, help=f"write {content} to this JSON file")
 
 
+def add_limit_argument(parser: argparse.ArgumentParser, subject: str) -> None:
+    """Adds --limit: the number of lines of a list."""
+    parser.add_argument("--limit", metavar="N", type=_positive, default=20, help=f"{subject} (default: %(default)s)")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return int(text)
+
+
 def add_quiet_argument(parser: argparse.ArgumentParser) -> None:
     """Adds --quiet."""
     parser.add_argument("--quiet", action="store_true", help="print only the result and errors")

@@ -106,26 +106,62 @@ def running_runs() -> list[str]:
     return [path.parent.name for path in sorted(settings.home().glob("runs/*/lock")) if is_held(path)]
 
 
-class Sizes:
-    """Disk usage of files and folders. Each is walked once, however often it is measured."""
+class _Usage:
+    """What a folder or a file takes on the disk."""
 
     def __init__(self) -> None:
-        self._walked: dict[Path, list[os.stat_result]] = {}
+        self.bytes = 0
+        """Without files that have several names."""
+        self.linked: list[tuple[tuple[int, int], int, int]] = []
+        """Device and inode, bytes and number of names of a file with several, once for each name here."""
+
+    def add(self, status: os.stat_result) -> None:
+        """Adds a file, or a folder without its content."""
+        size = status.st_blocks * 512
+        if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):  # the links of a folder are its subfolders'
+            self.linked.append(((status.st_dev, status.st_ino), size, status.st_nlink))
+        else:
+            self.bytes += size
+
+    def add_all(self, other: _Usage) -> None:
+        """Adds all that another usage covers."""
+        self.bytes += other.bytes
+        self.linked += other.linked
+
+
+class Sizes:
+    """Disk usage of files and folders. Each is walked once, however often it is measured, alone or as a part."""
+
+    def __init__(self) -> None:
+        self._walked: dict[str, _Usage] = {}
 
     def of(self, paths: Iterable[Path], freed: bool = False) -> int:
         """The bytes that the paths take, or with `freed` the bytes that their removal would free. A file with several
         hard links counts once, and is freed with the last of them."""
-        seen: Counter[tuple[int, int]] = Counter()
-        sizes: dict[tuple[int, int], tuple[int, int]] = {}  # bytes, hard links
+        total = _Usage()
         for path in paths:
-            if path not in self._walked:
-                self._walked[path] = list(_statuses(path))
-            for status in self._walked[path]:
-                file = (status.st_dev, status.st_ino)
-                seen[file] += 1
-                # A folder has one name: its links are those of its subfolders.
-                sizes[file] = (status.st_blocks * 512, 1 if stat.S_ISDIR(status.st_mode) else status.st_nlink)
-        return sum(size for file, (size, links) in sizes.items() if not freed or seen[file] >= links)
+            total.add_all(self._walk(str(path)))
+        names = Counter(file for file, _, _ in total.linked)
+        return total.bytes + sum(size for file, size, links in {*total.linked} if not freed or names[file] >= links)
+
+    def _walk(self, path: str) -> _Usage:
+        """The usage of the path and everything below it, except files that vanish meanwhile."""
+        if path not in self._walked:
+            usage = self._walked[path] = _Usage()
+            with contextlib.suppress(OSError):
+                status = os.lstat(path)
+                usage.add(status)
+                if stat.S_ISDIR(status.st_mode):
+                    self._walk_entries(path, usage)
+        return self._walked[path]
+
+    def _walk_entries(self, folder: str, usage: _Usage) -> None:
+        for entry in _list(folder):
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    usage.add_all(self._walk(entry.path))
+                else:
+                    usage.add(entry.stat(follow_symlinks=False))
 
 
 def bytes_on_disk(paths: Iterable[Path], freed: bool = False) -> int:
@@ -146,11 +182,13 @@ def _no_run() -> Iterator[None]:
 
 
 def _artifacts(needs: Needs) -> Iterator[Piece]:
-    for path in sorted((settings.home() / "artifacts").glob("*/*")):
-        if path.name.startswith("."):
-            yield Piece(INCOMPLETE, path, ())  # of a run that was killed: none is running during a removal
-        elif path.is_dir():
-            yield Piece(path.parent.name, path, tuple(needs.needed_by.get(path.name, ())))
+    for stage in sorted((settings.home() / "artifacts").glob("*/")):
+        for entry in sorted(_list(str(stage)), key=lambda entry: entry.name):
+            if entry.name.startswith("."):
+                # Of a run that was killed: none is running during a removal.
+                yield Piece(INCOMPLETE, stage / entry.name, ())
+            elif entry.is_dir():
+                yield Piece(stage.name, stage / entry.name, tuple(needs.needed_by.get(entry.name, ())))
 
 
 def _jobs(needs: Needs) -> Iterator[Piece]:
@@ -177,19 +215,20 @@ def _records(needs: Needs, stored: Collection[str]) -> Iterator[Piece]:
             yield Piece(RECORDS, settings.home() / "runs" / run, ())
 
 
+def _list(folder: str) -> list[os.DirEntry[str]]:
+    """The entries of a folder; none if it vanished or is not readable."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return list(entries)
+    return []
+
+
 def _last_change(folder: Path) -> float:
     """The time of the last change in the folder, in seconds since 1970."""
-    return max((status.st_mtime for status in _statuses(folder)), default=time.time())
-
-
-def _statuses(path: Path) -> Iterator[os.stat_result]:
-    """The status of the path and of everything below it, except files that vanish meanwhile."""
-    with contextlib.suppress(OSError):
-        yield path.lstat()
-    for folder, folders, files in os.walk(path):
-        for name in (*folders, *files):
-            with contextlib.suppress(OSError):
-                yield os.lstat(os.path.join(folder, name))
+    times = []
+    for path in (folder, *folder.rglob("*")):
+        with contextlib.suppress(OSError):
+            times.append(path.lstat().st_mtime)
+    return max(times, default=time.time())
 
 
 def _busy(runs: str) -> UserError:

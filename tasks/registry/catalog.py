@@ -22,24 +22,26 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 
-def list_models(name: str | None = None) -> list[dict[str, Any]]:
-    """Lists all registered models, or the model of this name, as JSON values: `name`, `aliases`, `versions` newest
-    first, and `moves` of the champion's alias, oldest first.
+def list_models(name: str | None, limit: int) -> list[dict[str, Any]]:
+    """Lists all registered models, or the model of this name, as JSON values: `name`, `aliases`, the last `limit`
+    `versions` newest first, whether it `has_more`, and `moves` of the champion's alias, oldest first.
 
     Raises UserError if there is no model of this name, and MlflowFailed if MLflow does not answer.
     """
     with mlflow_errors():
         client = connect()
         models = [need_model(client, name)] if name else list(search_all(client.search_registered_models))
-        return [
-            {
-                "name": model.name,
-                "aliases": {alias: str(version) for alias, version in model.aliases.items()},
-                "versions": [_build_row(model, version) for version in list_versions(client, model.name)],
-                "moves": [move.model_dump() for move in read_moves(model)],
-            }
-            for model in models
-        ]
+        return [_build_model(model, list_versions(client, model.name, limit + 1), limit) for model in models]
+
+
+def _build_model(model: RegisteredModel, versions: list[ModelVersion], limit: int) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "aliases": {alias: str(version) for alias, version in model.aliases.items()},
+        "versions": [_build_row(model, version) for version in versions[:limit]],
+        "has_more": len(versions) > limit,
+        "moves": [move.model_dump() for move in read_moves(model)],
+    }
 
 
 def _build_row(model: RegisteredModel, version: ModelVersion) -> dict[str, Any]:

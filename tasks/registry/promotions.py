@@ -30,7 +30,7 @@ from tasks.registry.versions import (
     ALIAS_TAGS,
     Aliases,
     build_error,
-    list_versions,
+    find_version,
     need_model,
     need_version,
     read_alias_names,
@@ -297,15 +297,15 @@ def roll_back(name: str, why: str = "") -> str:
         if now is None:
             message = f"{name!r} has no {names.champion}: name a version, finetune promote {name} VERSION."
             raise build_error("NAME", message)
-        existing = {str(version.version) for version in list_versions(client, name)}
         moves = [move for move in read_moves(model) if move.alias == names.champion]
         champions = list_champions(moves, str(now))
-        earlier = [version for version in champions[:-1] if version in existing and version != str(now)]
-        if not earlier:
+        candidates = (version for version in reversed(champions[:-1]) if version != str(now))
+        earlier = next((version for version in candidates if find_version(client, name, version)), None)
+        if earlier is None:
             message = f"version {now} of {name!r} is the first {names.champion} on record: none came before it."
             raise build_error("NAME", f"{message} Name another: finetune promote {name} VERSION.")
-        set_champion_alias(client, model, earlier[-1], names, by="rollback", why=why)
-    return f"{name} version {earlier[-1]} is {names.champion} again{_describe_previous(now)}."
+        set_champion_alias(client, model, earlier, names, by="rollback", why=why)
+    return f"{name} version {earlier} is {names.champion} again{_describe_previous(now)}."
 
 
 def restore_aliases(name: str, before: Mapping[str, str | None], version: str) -> str:

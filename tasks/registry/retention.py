@@ -7,6 +7,7 @@ tasks/cache/garbage_collection.py removes all others.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -94,7 +95,8 @@ def _list_unfinished(
 ) -> Iterator[tuple[str, frozenset[str]]]:
     """Runs that can be resumed, have undelivered entries, or registered a version that the registry lacks."""
     completed = [run.keys for run in runs.values() if run.completed]
-    stored = {path.name for pattern in ("artifacts/*/*", "jobs/*") for path in settings.home().glob(pattern)}
+    folders = [settings.home() / "jobs", *(settings.home() / "artifacts").glob("*/")]
+    stored = {name for folder in folders if folder.is_dir() for name in os.listdir(folder)}
     registered = {f"{version.name}/{version.version}" for version in search_all(client.search_model_versions)}
     for run in runs.values():
         if run.id in given_up:
@@ -128,7 +130,7 @@ def _read_run(id: str) -> Run:
     """Reads the run from its outbox. A run that is being retried is not completed."""
     tags: dict[str, str] = {}
     keys, recipe, completed, outbox = set(), "", False, Outbox(id)
-    for entry in outbox.read_entries():
+    for entry in outbox.read_entries("start", "end", "tags"):
         if entry["entry"] == "start":
             recipe, completed = entry["experiment"], False
         elif entry["entry"] == "end":

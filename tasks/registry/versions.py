@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.cache import settings
@@ -33,6 +35,8 @@ FIGURES_TAG = "finetune.figures"
 ALIAS_TAGS = {"champion": "finetune.champion", "challenger": "finetune.challenger"}
 
 SHOWN_VERSIONS = 20
+MAX_PAGE = 10_000
+"""The most versions in one answer of MLflow."""
 
 
 class Aliases(NamedTuple):
@@ -82,19 +86,35 @@ def need_version(client: MlflowClient, model: RegisteredModel, *, alias: str = "
             "NAME", f"{model.name!r} has no alias {alias!r}: it has {aliases}.{nearest(alias, model.aliases)}"
         )
     number = str(model.aliases[alias]) if alias else version
-    versions = {str(entry.version): entry for entry in list_versions(client, model.name)}
-    if number not in versions:
-        shown = list(versions)[:SHOWN_VERSIONS]
-        numbers = ", ".join(shown) + (", …" if len(versions) > len(shown) else "") if versions else "none"
-        raise build_error("VERSION", f"{model.name!r} has no version {number!r}: it has {numbers}.")
-    return versions[number]
+    if found := find_version(client, model.name, number):
+        return found
+    numbers = [str(entry.version) for entry in list_versions(client, model.name, SHOWN_VERSIONS + 1)]
+    shown = ", ".join(numbers[:SHOWN_VERSIONS]) + (", …" if len(numbers) > SHOWN_VERSIONS else "") or "none"
+    raise build_error("VERSION", f"{model.name!r} has no version {number!r}: it has {shown}.")
 
 
-def list_versions(client: MlflowClient, name: str) -> list[ModelVersion]:
-    """Lists all versions of a registered model, newest first."""
+def find_version(client: MlflowClient, name: str, number: str) -> ModelVersion | None:
+    """Finds a version of a registered model by its number; None if there is none."""
+    if not re.fullmatch(r"[1-9]\d{0,9}", number, re.ASCII):
+        return None
+    filter_string = f"{_select(name)} AND version_number = {number}"
+    return next(iter(client.search_model_versions(filter_string=filter_string, max_results=1)), None)
+
+
+def list_versions(client: MlflowClient, name: str, limit: int) -> list[ModelVersion]:
+    """Lists the last `limit` versions of a registered model, newest first."""
+    versions = search_all(
+        client.search_model_versions,
+        filter_string=_select(name),
+        max_results=min(limit, MAX_PAGE),
+        order_by=["version_number DESC"],
+    )
+    return list(islice(versions, limit))
+
+
+def _select(name: str) -> str:
     quote = '"' if "'" in name else "'"  # names from other programs may contain a quotation mark
-    versions = search_all(client.search_model_versions, filter_string=f"name = {quote}{name}{quote}")
-    return sorted(versions, key=lambda version: -int(version.version))
+    return f"name = {quote}{name}{quote}"
 
 
 def read_figures(tags: Mapping[str, str]) -> dict[str, Any]:

@@ -235,7 +235,7 @@ class Delivery:
                 if error.error_code not in REFUSALS:
                     raise
                 _logger.warning("MLflow refuses a %s of run %s: %s", entry["entry"], run_id, first_line(error))
-            outbox.mark_delivered(offset)
+            outbox.mark_delivered(offset, ended=entry["entry"] == "end")
 
     def deliver_killed_runs(self, except_run: str = "") -> None:
         """Ends killed runs as KILLED, and delivers their entries and those of ended runs. Raises the first error after

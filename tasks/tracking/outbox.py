@@ -1,7 +1,7 @@
 """Outbox of a run: tracking entries on disk, delivered to MLflow when it answers.
 
-    <home>/runs/<flow run>/outbox.jsonl    entries, append-only, in order
-    <home>/runs/<flow run>/delivered       number of bytes that MLflow has
+    <home>/runs/<flow run>/outbox.jsonl    entries, append-only, in order; of a delivered run, a summary
+    <home>/runs/<flow run>/delivered       number of bytes that MLflow has, and `end` if the last entry is the run's end
     <home>/runs/<flow run>/lock            held by the process of the run, from its start to its end
     <home>/runs/<flow run>/delivery.lock   held by the process that delivers
 
@@ -31,8 +31,7 @@ OUTBOX = "outbox.jsonl"
 DELIVERED = "delivered"
 PENDING_STATE = "pending_state"
 """A file in the same folder: see tasks/prefect/pending_states.py."""
-FIGURES = b'{"entry": "metrics"'
-"""The first bytes of an entry with figures."""
+END = b" end"
 
 
 class Outbox:
@@ -82,13 +81,13 @@ class Outbox:
                     entries.append((json.loads(line), offset))
         return entries
 
-    def read_entries(self) -> Iterator[dict[str, Any]]:
-        """Reads all entries, delivered or not, except figures, which are most of the file."""
-        path = self.folder / OUTBOX
+    def read_entries(self, *kinds: str) -> Iterator[dict[str, Any]]:
+        """Reads the entries of these kinds, delivered or not."""
+        path, starts = self.folder / OUTBOX, tuple(f'{{"entry": "{kind}"'.encode() for kind in kinds)
         if path.is_file():
             with path.open("rb") as file:
                 for line in file:
-                    if not line.startswith(FIGURES):
+                    if line.startswith(starts):
                         with contextlib.suppress(ValueError):
                             yield json.loads(line)
 
@@ -102,12 +101,13 @@ class Outbox:
                         return dict(entry)
         raise LookupError(f"{self.folder / OUTBOX} has no start")
 
-    def mark_delivered(self, offset: int) -> None:
-        """Records that the first `offset` bytes are delivered."""
-        write_atomically(self.folder / DELIVERED, str(offset).encode())
+    def mark_delivered(self, offset: int, ended: bool = False) -> None:
+        """Records that the first `offset` bytes are delivered, and whether the last entry in them is the run's end."""
+        write_atomically(self.folder / DELIVERED, str(offset).encode() + (END if ended else b""))
 
     def trim(self) -> None:
-        """Drops the figures, which are most of the file, if the run has ended and all entries are delivered.
+        """Keeps only the start, the tags and the end if the run has ended and all entries are delivered: the record of
+        the run's keys, read for each run of the home.
 
         Call it while this process holds both claims. If it is killed half-way, the remaining entries are delivered
         again.
@@ -115,12 +115,19 @@ class Outbox:
         path = self.folder / OUTBOX
         if not path.is_file() or self.is_open() or self.read_undelivered():
             return
-        with path.open("rb") as file:
-            kept = b"".join(line for line in file if not line.startswith(FIGURES))
+        last: dict[str, dict[str, Any]] = {}
+        tags: dict[str, str] = {}
+        for entry in self.read_entries("start", "tags", "end"):
+            tags |= entry.get("values", {})
+            if entry["entry"] != "start" or "start" not in last:  # the time of the first start is that of the run
+                last[entry["entry"]] = entry
+        if "tags" in last:
+            last["tags"] = {**last["tags"], "values": tags}
+        kept = "".join(json.dumps(last[kind]) + "\n" for kind in ("start", "tags", "end") if kind in last).encode()
         if len(kept) < path.stat().st_size:
             self.mark_delivered(0)  # first: an old offset would skip entries of the shorter file
             write_atomically(path, kept)
-            self.mark_delivered(len(kept))
+            self.mark_delivered(len(kept), ended=True)
 
     def is_open(self) -> bool:
         """Whether the run has started and its last entry is not its end."""
@@ -178,7 +185,7 @@ class Outbox:
 
     def _read_offset(self) -> int:
         try:
-            return int((self.folder / DELIVERED).read_text())
+            return int((self.folder / DELIVERED).read_bytes().removesuffix(END))
         except (OSError, ValueError):
             return 0
 
@@ -186,9 +193,20 @@ class Outbox:
 def find_undelivered(except_run: str = "") -> list[Outbox]:
     """Finds the outboxes of this home that have undelivered entries or no end, except that of one run."""
     runs = settings.home() / "runs"
-    # Unlike iterdir, glob finds nothing if the folder was removed.
-    names = [path.name for path in sorted(runs.glob("*")) if path.is_dir() and path.name != except_run]
-    return [box for box in map(Outbox, names) if box.read_undelivered() or box.is_open()]
+    names: list[str] = []
+    with contextlib.suppress(FileNotFoundError), os.scandir(runs) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir() and not _is_settled(entry.path))
+    return [box for box in map(Outbox, names) if box.run != except_run and (box.read_undelivered() or box.is_open())]
+
+
+def _is_settled(folder: str) -> bool:
+    """Whether the run's end is delivered and nothing came after it: most runs."""
+    try:
+        with open(os.path.join(folder, DELIVERED), "rb") as file:
+            mark = file.read()
+        return mark.endswith(END) and int(mark.removesuffix(END)) == os.stat(os.path.join(folder, OUTBOX)).st_size
+    except (OSError, ValueError):
+        return False
 
 
 def is_running_here(run: str) -> bool:

@@ -58,11 +58,15 @@ def test_without_a_terminal_nothing_is_removed_unless_yes_is_said(
 def test_ctrl_d_at_the_question_removes_nothing_and_no_folder_is_walked_twice(
     copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    closed, walked = io.StringIO(), list[Path]()
+    closed, walked = io.StringIO(), list[str]()
     monkeypatch.setattr(closed, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdin", closed)
-    statuses = garbage_collection._statuses
-    monkeypatch.setattr(garbage_collection, "_statuses", lambda path: walked.append(path) or statuses(path))
+    walk = garbage_collection.Sizes._walk_entries
+    monkeypatch.setattr(
+        garbage_collection.Sizes,
+        "_walk_entries",
+        lambda sizes, folder, usage: walked.append(folder) or walk(sizes, folder, usage),
+    )
     assert main(["store", "--remove"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "Nothing was removed."
     assert len(walked) == len(set(walked)) > 10 and store.find("load_data", KEY) is not None

@@ -153,6 +153,41 @@ def test_others_left_what_waits_or_was_never_ended(home: Path) -> None:
     assert [box.run for box in find_undelivered("mine")] == ["open", "waiting"]
 
 
+def kinds(outbox: Outbox) -> list[str]:
+    return [entry["entry"] for entry in outbox.read_entries("start", "tags", "end")]
+
+
+def test_a_delivered_run_keeps_its_first_start_its_last_tags_and_its_end(home: Path) -> None:
+    outbox = begun()
+    began = outbox.read_start()["time"]
+    outbox.put("tags", values={"fit.key": "k1", "fit.state": "failed"})
+    outbox.put("text", name="problems.json", content="[]")
+    outbox.put("end", status="FAILED")
+    outbox.put("start", experiment="recipe")
+    outbox.put("tags", values={"fit.key": "k2"})
+    outbox.put("end", status="FINISHED")
+    outbox.mark_delivered(outbox.read_undelivered()[-1][1], ended=True)
+    outbox.trim()
+    assert kinds(outbox) == ["start", "tags", "end"] and not outbox.is_open() and entries(outbox) == []
+    start, tags, end = outbox.read_entries("start", "tags", "end")
+    assert (start["time"], tags["values"]) == (began, {"fit.key": "k2", "fit.state": "failed"})
+    assert end["status"] == "FINISHED" and b"problems.json" not in (outbox.folder / OUTBOX).read_bytes()
+    assert find_undelivered() == []
+
+
+def test_a_run_with_a_delivered_end_is_looked_at_again_only_after_another_entry(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = begun()
+    outbox.put("end", status="FAILED")
+    outbox.mark_delivered(outbox.read_undelivered()[-1][1], ended=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(Outbox, "read_undelivered", None)  # its outbox is not read
+        assert find_undelivered() == []
+    outbox.put("start", experiment="recipe")
+    assert [box.run for box in find_undelivered()] == ["run"]
+
+
 def test_figures_of_a_delivered_run_are_dropped_and_a_retry_goes_on_behind(home: Path) -> None:
     outbox = begun()
     outbox.put("metrics", points=[["fit/loss", 0.5, 0, 1]])
@@ -165,7 +200,7 @@ def test_figures_of_a_delivered_run_are_dropped_and_a_retry_goes_on_behind(home:
     assert entries(outbox) == []
     assert b"metrics" not in (outbox.folder / OUTBOX).read_bytes()
     outbox.put("start", experiment="recipe")
-    assert [entry["entry"] for entry in outbox.read_entries()] == ["start", "tags", "end", "start"]
+    assert kinds(outbox) == ["start", "tags", "end", "start"]
     assert entries(outbox) == ["start"]
     outbox.put("metrics", points=[["fit/loss", 0.25, 0, 2]])
     outbox.mark_delivered(outbox.read_undelivered()[-1][1])

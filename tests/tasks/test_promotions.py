@@ -267,10 +267,15 @@ def test_models_are_listed_newest_first_with_what_is_known_of_them(
     assert lines[5].split()[1] == "live" and "promote  test accuracy 0.8750, f1 0.8750, roc_auc" in lines[5]
     assert lines[6].endswith("test roc_auc -")
     other, reviews = json.loads((tmp_path / "models.json").read_text())
-    assert other == {"name": "ann's", "aliases": {}, "versions": [], "moves": []}
+    assert other == {"name": "ann's", "aliases": {}, "versions": [], "has_more": False, "moves": []}
     assert reviews["versions"][0]["figures"] == figures and reviews["aliases"] == {"live": "5"}
-    assert main(["models", "reviews"]) == 0
-    assert re.search(r" UTC  version 5 by flow run run-\d+ of .+: it is better$", capsys.readouterr().out)
+    assert main(["models", "reviews", "--limit", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["version", "5", "4"]
+    assert lines[4] == "  … and older versions: --limit 4"
+    assert main(["models", "reviews", "--limit", "5"]) == 0
+    assert "older versions" not in (printed := capsys.readouterr().out)
+    assert re.search(r" UTC  version 5 by flow run run-\d+ of .+: it is better$", printed)
 
 
 CALLS = (
