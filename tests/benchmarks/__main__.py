@@ -19,7 +19,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tasks.cache import settings
-from tests.benchmarks import checkpoints, kill, orchestration, peer, rows, step, task_types, tokenization, unchanged
+from tests.benchmarks import (
+    checkpoints,
+    kill,
+    orchestration,
+    peer,
+    rows,
+    scale,
+    starts,
+    step,
+    task_types,
+    tokenization,
+)
 from tests.benchmarks.subject import Subject
 from tests.benchmarks.table import Row, machine, markdown
 
@@ -29,7 +40,8 @@ BENCHMARKS: dict[str, Callable[[Subject], list[Row]]] = {
     "rows": rows.measure,
     "tokenization": tokenization.measure,
     "orchestration": orchestration.measure,
-    "unchanged": unchanged.measure,
+    "starts": starts.measure,
+    "scale": scale.measure,
     "checkpoints": checkpoints.measure,
     "kill": kill.measure,
     "task-types": task_types.measure,
