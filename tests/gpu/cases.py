@@ -128,6 +128,9 @@ def _trainings() -> Iterator[Case]:
             for strategy in STRATEGIES:
                 for precision in precisions:
                     yield _training(task, strategy, precision, processes)
+    for strategy, facts in STRATEGIES.items():
+        for offload in facts.offloads:
+            yield _training("sequence-classification", strategy, "bf16", 1, offload=offload)
     for engine in ENGINES:
         if engine != "trainer":
             for precision in ("bf16", "fp16"):
@@ -136,6 +139,7 @@ def _trainings() -> Iterator[Case]:
 
 def _training(task: str, strategy: str, precision: str, processes: int, **more: Any) -> Case:
     parts = [more.get("engine", task), strategy, precision, *(["2-gpus"] if processes > 1 else [])]
+    parts += ["offload", more["offload"]] if "offload" in more else []
     return Case(
         "-".join(parts),
         "trainings:train_and_resume",
@@ -144,7 +148,7 @@ def _training(task: str, strategy: str, precision: str, processes: int, **more: 
         gpus=processes,
         capability=CAPABILITY[precision],
         alone=False,
-        on_cpu=precision == "bf16",
+        on_cpu=precision == "bf16" and "offload" not in more,
     )
 
 
@@ -177,7 +181,8 @@ CASES: tuple[Case, ...] = (
                 "strategy": "ddp",
                 "precision": precision,
                 "processes": 1,
-                "lora": {"quantization": "nf4", "target_modules": "all-linear"},
+                "config": TINY_LLAMA,
+                "lora": {"r": 16, "lora_alpha": 32, "quantization": "nf4", "target_modules": "all-linear"},
             },
             QLORA,
             capability=CAPABILITY[precision],

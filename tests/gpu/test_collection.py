@@ -50,6 +50,17 @@ def test_without_a_gpu_all_cases_are_collected_none_is_tried_and_the_exit_status
     assert {row["state"] for row in rows} == {"not tried"}
 
 
+@pytest.mark.drill
+def test_a_cpu_can_run_the_cases_that_need_no_gpu(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.json"
+    names = ["memory-estimate-ddp", "sequence-classification-ddp-bf16", "sequence-classification-fsdp-bf16"]
+    argv = [sys.executable, "-m", "tests.gpu", "--on-cpu", "--workers", "2", "--json", str(file), "--only", *names]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=590)
+    rows = {row["case"]: row for row in json.loads(file.read_text())["cases"]}
+    assert done.returncode == 0 and {rows[name]["state"] for name in names} == {"yes"}, done.stdout + done.stderr
+    assert rows["memory-estimate-ddp"]["result"]["figures"]["causal-lm: peak MB"] > 0
+
+
 def test_the_cases_are_listed_with_the_standard_library_alone() -> None:
     code = "import sys; sys.path.insert(0, '.'); from tests.gpu.cases import CASES; print(len(CASES))"
     done = subprocess.run(

@@ -16,6 +16,8 @@ MIN_GAIN = 0.2
 """The least share of its loss that a training must lose."""
 ROUNDING = 0.02
 """The largest relative difference of a metric between the training and the exported model, in 16 bits."""
+ROUNDING_OF_4_BITS = 0.2
+"""The same for weights that were trained in 4 bits and are exported in 32."""
 KILLS = 2
 
 
@@ -26,20 +28,21 @@ def train_and_resume(
     strategy: str,
     precision: str,
     processes: int,
+    offload: str = "no",
     config: dict[str, Any] | None = None,
     attn_implementation: str | None = None,
     **more: Any,
 ) -> Result:
     """Trains once without a kill and once with kills, and compares all bytes. `config` is that of another model, and
     `more` has further settings of training."""
-    compute = {"strategy": strategy, "num_processes": processes, "mixed_precision": precision}
+    compute = {"strategy": strategy, "num_processes": processes, "mixed_precision": precision, "offload": offload}
     training = {
         **TRAINING,
         "per_device_train_batch_size": GLOBAL_BATCH_SIZE // TRAINING["gradient_accumulation_steps"] // processes,
         "extra": {"full_determinism": True},
         **more,
     }
-    world = ground.world(task, config)
+    world, rounding = ground.world(task, config), ROUNDING_OF_4_BITS if "lora" in more else ROUNDING
     whole, killed = (
         ground.small_job(world, task, folder / name, compute, attn_implementation, **training)
         for name in ("whole", "killed")
@@ -55,7 +58,7 @@ def train_and_resume(
         "trains": _trains(whole, outcome),
         "resumes": _resumes(whole, killed, kills, resumed),
         "exports": exported.files(),
-        "reloads": exported.figures(outcome.figures["best_step"], ground.device, precision, ROUNDING),
+        "reloads": exported.figures(outcome.figures["best_step"], ground.device, precision, rounding),
     }
     names = ("train_tokens_per_second", "peak_memory_mb")
     return Result(checks, {name: outcome.figures[name] for name in names if outcome.figures.get(name) is not None})
@@ -92,6 +95,8 @@ def _resumes(whole: Path, killed: Path, kills: int, outcome: Outcome) -> str:
     models = [{file.name: file.read_bytes() for file in (job / "output/model").iterdir()} for job in (whole, killed)]
     if models[0] != models[1]:
         return "no: other weights"
-    if forks.curve(whole) != forks.curve(killed) or forks.batches(whole) != forks.batches(killed):
+    # As texts, because NaN, the norm of a gradient that overflowed in fp16, is not equal to itself.
+    curves = [repr(forks.curve(job)) for job in (whole, killed)]
+    if curves[0] != curves[1] or forks.batches(whole) != forks.batches(killed):
         return "no: the same weights after other steps"
     return f"yes, {kills} kills"
