@@ -49,16 +49,17 @@ def call_flow(
 
         ensure_prefect_server(meanwhile=_import_flow)
         from flows import finetune
-        from tasks.prefect import pending_states
+        from tasks.prefect import events, pending_states
 
         pending_states.deliver()
         finetune.listeners.set((terminal, *listeners))
-        if flow_run is None:
-            state = finetune.finetune(
-                recipe=recipe, overrides=overrides or None, force=sorted(force), return_state=True
-            )
-        else:
-            state = _retry(flow_run)
+        with events.without_prefect_heartbeats():
+            if flow_run is None:
+                state = finetune.finetune(
+                    recipe=recipe, overrides=overrides or None, force=sorted(force), return_state=True
+                )
+            else:
+                state = _retry(flow_run)
         if terminal.result is None:
             where = "run"
             state.result()  # raises the error of a flow that failed outside its stages

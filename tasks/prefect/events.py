@@ -62,6 +62,16 @@ def emit_heartbeats(run: str) -> Iterator[None]:
         thread.join(ENDED_WAIT_S)  # after a heartbeat that follows the run's end, the run would seem to be running
 
 
+@contextlib.contextmanager
+def without_prefect_heartbeats() -> Iterator[None]:
+    """Flows that are called in the block send no heartbeats of Prefect's own: its thread, which looks once a second
+    whether the flow has ended, delays the end. Those of `emit_heartbeats` remain."""
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        yield
+
+
 def emit_verdict(model: str, payload: dict[str, Any]) -> None:
     """Emits the verdict of a run for this model. `payload["decision"]` is also a label of the event, which triggers can
     match. A thread of Prefect sends the event, so a server that is down causes no delay."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.flow_engine import FlowRunEngine
 from prefect.states import Cancelling, Completed, Crashed, Running, State
 
+from tasks.prefect.events import without_prefect_heartbeats
 from tasks.prefect.flow_runs import find, report_killed
 from tasks.tracking.outbox import Outbox
 from training.problems import UserError
@@ -67,3 +70,18 @@ def test_a_server_that_died_with_its_runs_is_told_of_them_and_of_no_other(prefec
             report_killed()
         found = [client.read_flow_run(run.id).state_type for run in (killed, cancelled, alive, elsewhere)]
     assert found == [StateType.CRASHED, StateType.CANCELLED, StateType.RUNNING, StateType.RUNNING]
+
+
+def test_a_flow_called_by_a_command_does_not_wait_for_heartbeats_of_prefect_s_own(
+    prefect_server: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = threading.Event()
+    monkeypatch.setattr(FlowRunEngine, "_emit_flow_run_heartbeat", lambda *_: sent.set())
+
+    @flow
+    def waiting(timeout_s: float) -> bool:
+        return sent.wait(timeout_s)
+
+    with without_prefect_heartbeats():
+        assert waiting(0.5) is False
+    assert waiting(10.0) is True  # Prefect still has what the block turns off
