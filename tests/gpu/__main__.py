@@ -13,6 +13,7 @@ import argparse
 import importlib
 import importlib.util
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -119,8 +120,10 @@ def reason_against(case: Case, machine: dict[str, Any], on_cpu: bool) -> str:
 
 def _try_all(cases: list[Case], options: argparse.Namespace, machine: dict[str, Any], untried: list[Row]) -> list[Row]:
     """The rows of all cases: of those that are cut off by the budget or by a signal too."""
-    from tests.gpu.ground import Ground
-
+    try:
+        from tests.gpu.ground import Ground
+    except ModuleNotFoundError as error:  # of a package that one of BASE needs
+        return [Row(case.name, None, missing_package(str(error))) for case in cases]
     began, rows = time.monotonic(), dict[str, Row]()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="finetune-gpu-", ignore_cleanup_errors=True) as folder:
@@ -172,7 +175,15 @@ def try_case(case: Case, ground: Ground) -> Row:
         traceback.print_exc()
         first = (str(error).strip().splitlines() or [""])[0][:300]
         result = Result({"runs": f"no: {type(error).__name__}: {first}"})
+    if reason := missing_package(" ".join(result.checks.values())):
+        return Row(case.name, None, reason)
     return Row(case.name, result, seconds=time.monotonic() - began)
+
+
+def missing_package(text: str) -> str:
+    """The reason for a case in whose error a module is missing; empty if none is."""
+    found = re.search(r"No module named '([\w.]+)'", text)
+    return f"not installed: the module {found[1]}" if found else ""
 
 
 if __name__ == "__main__":

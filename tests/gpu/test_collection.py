@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.__main__ import JSON, reason_against
+from tests.gpu.__main__ import JSON, reason_against, try_case
 from tests.gpu.cases import CASES, ROOT, Case, Result, chosen
+from tests.gpu.ground import Ground
 from tests.gpu.table import Row, markdown
 from training.recipe.tables.strategies import STRATEGIES
 from training.recipe.tables.task_types import TASK_TYPES
@@ -77,6 +78,13 @@ def test_a_case_that_cannot_be_tried_has_its_reason(monkeypatch: pytest.MonkeyPa
     assert reason_against(case, {**H100, "capability": (7, 5)}, False) == "it needs compute capability 8.0"
     assert reason_against(Case("b", "m:f", gpus=2), H100, False) == "it needs 2 GPUs, and there are 1"
     assert reason_against(Case("b", "m:f"), H100, False) == ""
+
+
+def test_a_case_whose_program_lacks_a_module_is_not_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lacks = Result({"trains": "no: ModuleNotFoundError: No module named 'dill.source'"})
+    monkeypatch.setattr("tests.gpu.memory.cuda_message", lambda *_: lacks)
+    row = try_case(chosen(["memory-message"])[0], Ground(tmp_path))
+    assert (row.state, row.reason) == ("not tried", "not installed: the module dill.source")
 
 
 def test_cases_are_chosen_by_the_beginning_of_their_names() -> None:
