@@ -10,6 +10,7 @@ B rows of a batch, T tokens, V vocabulary.
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -97,7 +98,8 @@ def switched_attention(model: PreTrainedModel, implementation: str, dtype: torch
     that it can be tested with this attention. Raises UserError as use_attention does."""
     use_attention(model, implementation)
     device = model.device
-    gpu = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else device
+    # The ranks have not chosen their GPUs yet.
+    gpu = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else device
     with torch.autocast(gpu.type, dtype) if dtype != torch.float32 else nullcontext():
         try:
             if device != gpu:
