@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests import fork_server
 from tests.footprint import changed, footprint
 
 # Read when the libraries are imported, and passed on to the programs that tests start.
@@ -27,8 +28,12 @@ os.environ.update(
     PREFECT_SERVER_ANALYTICS_ENABLED="false",
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS="60",
 )
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    fork_server.prepare(_scratch.name)
+sys.executable = fork_server.forked_python()
 for name in ("MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
     os.environ.pop(name, None)
+fork_server.refresh_prefect_settings()  # a worker process is a fork that has imported Prefect
 # A home for whoever has none of a test's: nothing may ever be written there.
 _unused_home = Path(_scratch.name) / "home-of-no-test"
 os.environ["FINETUNE_HOME"] = str(_unused_home)
@@ -51,6 +56,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_testnodedown(node: Any) -> None:
     """Collects what a worker process of pytest-xdist found."""
     _written.update(getattr(node, "workeroutput", {}).get("written", ()))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Worker processes of pytest-xdist are forks of one that has imported the libraries."""
+    if getattr(config.option, "tx", None) and "PYTEST_XDIST_WORKER" not in os.environ:
+        fork_server.start_server()
+        config.option.tx = [f"popen//python={sys.executable}" for _ in config.option.tx]
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from flows.cli.main import main
+from tests.fork_server import search_path_of_shell
 from tests.s3 import KEYS, S3
 from training.data.load_rows import load as load_rows
 from training.recipe import Data, load, parse
@@ -85,7 +86,7 @@ class Reader:
             os.environ.update(pair.split("=", 1) for pair in shlex.split(command)[1:])
             return ""
         if not command.startswith("finetune "):
-            path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+            path = search_path_of_shell()
             subprocess.run(["sh", "-c", command], check=True, env={**os.environ, "PATH": path})
             return ""
         command, _, into = command.partition(" > ")

@@ -9,7 +9,8 @@ import shutil
 
 import pytest
 
-from tests.flows.small import FinishedRun, finetune, write_project
+from tests.flows.forked import finetune
+from tests.flows.small import FinishedRun, write_project
 
 
 @pytest.fixture(scope="session")

@@ -8,14 +8,15 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 import termios
 from pathlib import Path
 
 import pytest
 
 from flows.cli.main import main
-from tests.flows.small import environment, finetune, write_project
+from tests.flows.forked import code_with_forked_programs, finetune
+from tests.flows.small import environment, write_project
+from tests.fork_server import NEW_PYTHON
 from tests.hub.server import Hub
 from training.programs.create_model import train_wordpiece
 
@@ -221,7 +222,7 @@ def test_neither_torch_nor_a_tracker_nor_a_server_is_needed(file: Path, home: Pa
         "import sys; from flows.cli.main import main; code = main(sys.argv[1:]);"
         f"print(*{{m.split('.')[0] for m in sys.modules}} & {{{heavy}}}, file=sys.stderr); sys.exit(code)"
     )
-    argv = [sys.executable, "-c", program, "check", str(file)]
+    argv = [NEW_PYTHON, "-c", code_with_forked_programs(program), "check", str(file)]
     run = subprocess.run(argv, env=environment(home), capture_output=True, text=True, timeout=240)
     assert (run.returncode, run.stderr.split()) == (0, [])
 
@@ -243,7 +244,8 @@ def test_on_a_terminal_messages_are_wrapped_below_each_other(file: Path, home: P
     (file.parent / "train.csv").write_text(DOUBLED)
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(ours, (40, 70))
-    argv = [sys.executable, "-c", "from flows.cli.main import start; start()", "check", str(file)]
+    code = code_with_forked_programs("from flows.cli.main import start; start()")
+    argv = [NEW_PYTHON, "-c", code, "check", str(file)]
     # Programs that run tests set a width of their own, which would count for more than the terminal's.
     env = environment(home, PYTHONPATH=str(ROOT), COLUMNS="")
     run = subprocess.Popen(argv, env=env, cwd=file.parent, stdout=theirs, stderr=subprocess.DEVNULL)

@@ -16,7 +16,8 @@ import yaml
 from mlflow import MlflowClient
 from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL
 
-from tests.flows.small import environment, finetune
+from tests.flows.forked import finetune
+from tests.flows.small import environment
 from tests.hub.server import Hub
 from tests.hub.sst2 import MODEL, ROWS, distilbert_files, sst2_files
 from tests.hub.stages import run_stages

@@ -25,7 +25,8 @@ from tasks.registry.reproduction import (
     recorded_recipe,
 )
 from tasks.stages.fit import batch_division
-from tests.flows.small import FinishedRun, finetune
+from tests.flows.forked import finetune
+from tests.flows.small import FinishedRun
 from training.jobs.protocol import sha256
 from training.problems import UserError
 from training.recipe import load

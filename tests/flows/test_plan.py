@@ -20,7 +20,9 @@ from flows.pipeline import pipeline
 from flows.plan import find_unchanged_run
 from tasks.cache.planner import Planner
 from tasks.stages.preflight import training_estimate
+from tests.flows.forked import code_with_forked_programs
 from tests.flows.small import FinishedRun, command, environment, write_project
+from tests.fork_server import NEW_PYTHON
 from training.jobs.protocol import Outcome
 from training.recipe import load, parse_set
 
@@ -221,7 +223,8 @@ def test_how_training_is_launched_is_shown_without_loading_torch(finished: Finis
         "file=sys.stderr)"
     )
     sets = [word for field in ("strategy=fsdp", "num_processes=2") for word in ("--set", f"compute.{field}")]
-    argv = [command()[0], "-c", program, "plan", str(finished.file), "--show-launch", *sets]
+    code = code_with_forked_programs(program)
+    argv = [NEW_PYTHON, "-c", code, "plan", str(finished.file), "--show-launch", *sets]
     run = subprocess.run(argv, env=environment(finished.home, MY_SECRET="s3cret"), capture_output=True, text=True)
     assert run.stderr.split() == []
     shown = run.stdout.partition("\n\n")[2]

@@ -17,7 +17,8 @@ from tasks.cache.refs import Champion
 from tasks.cache.stage import Work
 from tasks.registry.champions import fetch_folders
 from tasks.tracking.connection import connect
-from tests.flows.small import FinishedRun, finetune, write_project
+from tests.flows.forked import finetune
+from tests.flows.small import FinishedRun, write_project
 from training.problems import UserError
 
 

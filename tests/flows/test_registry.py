@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,9 @@ import pytest
 from mlflow import MlflowClient
 
 from flows.cli.main import main
-from tests.flows.small import FinishedRun, finetune
+from tests.flows.forked import finetune
+from tests.flows.small import FinishedRun
+from tests.fork_server import search_path_of_shell
 from tests.servers import Server
 
 # One that MLflow would take for a number, one for a string of Python's, and some that are cut.
@@ -39,7 +39,7 @@ def test_a_model_asked_by_file_and_served_over_http_gives_the_same_answers(
 ) -> None:
     served = Server("/ping", ["mlflow", "models", "serve", "-m", "models:/small@champion", "--env-manager", "local"], {
         "MLFLOW_TRACKING_URI": f"sqlite:///{finished.home / 'mlflow.db'}",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": search_path_of_shell(),
     })  # fmt: skip
     served.start()
     try:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,11 @@ from tasks.prefect import pending_states
 from tasks.tracking import mlflow_run
 from tasks.tracking.connection import MlflowFailed
 from tasks.tracking.outbox import OUTBOX
-from tests.flows.small import FinishedRun, command, environment, finetune, states, write_project
+from tests.flows.forked import code_with_forked_programs, finetune
+from tests.flows.small import FinishedRun, command, environment, states, write_project
+from tests.fork_server import NEW_PYTHON
 from tests.servers import closed_port
+from training.jobs.processes import find_readers
 from training.jobs.protocol import sha256
 from training.recipe import parse
 
@@ -214,10 +218,10 @@ def test_interrupted_killed_then_run_twice_at_once_it_ends_with_the_same_bytes(
     killed.communicate()
     _assert_nothing_runs_within_5_s(home)
 
-    first, second = (_start(home, file, tmp_path / f"{n}.json", **server) for n in ("first", "second"))
-    for run in (first, second):
-        printed = run.communicate(timeout=200)[0]
-        assert run.returncode == 0, printed
+    outs = [tmp_path / "first.json", tmp_path / "second.json"]
+    with ThreadPoolExecutor() as both:
+        for run in both.map(lambda out: finetune(home, "run", str(file), "--json", str(out), **server), outs):
+            assert run.returncode == 0, run.stdout + run.stderr
     stages = [states(tmp_path / f"{n}.json") for n in ("first", "second")]
     assert sorted(one["fit"] for one in stages) == ["cached", "resumed"]
     assert {one[name] for one in stages for name in ("predict", "score")} == {"cached"}
@@ -229,8 +233,10 @@ def test_interrupted_killed_then_run_twice_at_once_it_ends_with_the_same_bytes(
 
 
 def _start(home: Path, file: Path, out: Path, **more: str) -> subprocess.Popen[str]:
+    """A command in a process of its own, whose programs are forks."""
+    code = code_with_forked_programs("from flows.cli.main import start; start()")
     return subprocess.Popen(
-        command("run", str(file), "--json", str(out)),
+        [NEW_PYTHON, "-c", code, "run", str(file), "--json", str(out)],
         env=environment(home, **more),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -259,6 +265,7 @@ def _assert_nothing_runs_within_5_s(home: Path) -> None:
     deadline = time.monotonic() + 5
     while True:
         left = [pid for pid in os.listdir("/proc") if pid.isdigit() and mark in _environ(pid)]
+        left += [str(pid) for lock in home.glob("jobs/*/lock") for pid in find_readers(lock)]
         if not left:
             return
         assert time.monotonic() < deadline, left

@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from tasks.prefect.events import VERDICT
+from tests.flows.forked import finetune
 from tests.flows.slowly import QUICK
-from tests.flows.small import FinishedRun, finetune
+from tests.flows.small import FinishedRun
 from tests.machine import Machine, of_home, wait_until
 from training.jobs.processes import variable
 

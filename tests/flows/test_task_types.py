@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.flows.small import finetune
+from tests.flows.forked import finetune
 from tests.task_types import ROWS, TINY, recipe_of, write_project
 from training import task_types
 from training.recipe import parse

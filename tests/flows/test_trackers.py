@@ -19,7 +19,8 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tasks.tracking.outbox import Outbox
-from tests.flows.small import FinishedRun, command, environment, finetune, states
+from tests.flows.forked import finetune
+from tests.flows.small import FinishedRun, command, environment, states
 from tests.servers import Server, mlflow_server, prefect_server
 from training.jobs.processes import send
 from training.jobs.protocol import read_events

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 from tasks.tracking.connection import connect, find_or_create_run
+from tests.fork_server import call
 from tests.training import tiny
-from tests.training.forks import FORKS
 from training.data.arrow_files import ipc_writer
 from training.jobs.program import run_program
 from training.jobs.protocol import Job, Outcome, read_outcome
@@ -108,15 +108,12 @@ def test_pairs_are_registered_where_the_logged_model_answers_as_before_and_asked
     tracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = connect()
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the server of forks keeps it for all that come after
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     world = tmp_path / "world"
     world.mkdir()
     with (world / "in.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["second", "first"], *(reversed(pair) for pair in PAIRS)])
-    told = (world, find_or_create_run(client, "e", "run"), f"sqlite:///{tracked / 'mlflow.db'}")
-    worker = FORKS.Process(target=log_and_ask, args=told, daemon=True)
-    worker.start()
-    worker.join(120)
+    call(log_and_ask, world, find_or_create_run(client, "e", "run"), f"sqlite:///{tracked / 'mlflow.db'}")
 
     refused = outcome(world / "refused").failure
     assert refused is not None and refused.kind == "internal" and "was stored when it was evaluated" in refused.message

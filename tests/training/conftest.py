@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import fork_server
 from tests.training import tiny
-from tests.training.forks import FORKS
 
 
 @pytest.fixture(scope="module")
@@ -17,9 +17,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"  # the models are too small for more, and forks inherit it
     home = tmp_path_factory.mktemp("world")
-    maker = FORKS.Process(target=tiny.make_world, args=(home,))
-    maker.start()
-    maker.join(timeout=120)
+    fork_server.call(tiny.make_world, home)
     yield home
     os.environ.pop("OMP_NUM_THREADS")
     if before is not None:

@@ -1,4 +1,4 @@
-"""Training jobs run by forks of one process that has imported everything: importing torch costs more than training.
+"""Training jobs run by forks of a process that has imported torch, which costs more than training.
 
 A job of several ranks is as many forks, with the environment that a launcher would give them.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -15,39 +14,22 @@ import sys
 import time
 from collections.abc import Callable
 from functools import lru_cache, partial
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tasks.jobs.launch import accelerate_environment
+from tests.fork_server import Fork
 from training.engine.state_check import BATCHES, SWITCH
 from training.jobs.program import run_program
 from training.jobs.protocol import LOGS, Job, Outcome, read_events, read_outcome, sha256
 from training.programs import fit
 
-FORKS = multiprocessing.get_context("forkserver")
-# Said here, for the first test to fork anything starts the server for all.
-FORKS.set_forkserver_preload(
-    [
-        *(
-            "training.engine.trainer",
-            "training.engine.loop",
-            "training.evaluation.metrics",
-            "training.models.loading",
-            "training.task_types",
-            "deepspeed",
-        ),
-        "tests.training.warm",
-    ]
-)
 END_WITHIN_S = 120.0
 
 
 def run_fit(job_dir: str, rank: dict[str, str]) -> None:
     os.environ |= {SWITCH: "1"} | rank
-    # A daemon ends with the tests, and may have no children; a loader's workers end with it as well.
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     sys.argv[1:] = [job_dir]
     with open(Path(job_dir) / "log.txt", "a") as sys.stderr:
         run_program(fit.main, stops_itself=True)
@@ -67,14 +49,12 @@ def _run_main(program: str, job_dir: str, rank: dict[str, str]) -> None:
 
 def start(
     job_dir: Path, launched: int | None = None, program: Callable[[str, dict[str, str]], None] = run_fit
-) -> list[BaseProcess]:
+) -> list[Fork]:
     """The job's ranks, started; `launched` of them where that is not what the job asks for."""
     compute = Job.read(job_dir).settings.get("compute", {"num_processes": 1, "strategy": "ddp"})
     count = launched or compute["num_processes"]
     (job_dir / "logs").mkdir(exist_ok=True)
-    processes = [
-        FORKS.Process(target=program, args=(str(job_dir), rank), daemon=True) for rank in _ranks(count, compute)
-    ]
+    processes = [Fork(program, (str(job_dir), rank)) for rank in _ranks(count, compute)]
     for process in processes:
         process.start()
     return processes
@@ -115,7 +95,7 @@ def kill_when(job_dir: Path, reached: Callable[[], bool], number: int = signal.S
     return alive
 
 
-def _wait_for_all(processes: list[BaseProcess], job_dir: Path, deadline: float) -> None:
+def _wait_for_all(processes: list[Fork], job_dir: Path, deadline: float) -> None:
     """Waits for the ranks; those that hang, as ranks do that wait for each other, are killed and fail the test."""
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.drill.full_disk import SmallDisk, enter, why_not
+from tests.fork_server import Fork
 from tests.training import tiny
 from tests.training.forks import (
-    FORKS,
     assert_same,
     checkpoints_written,
     curve,
@@ -135,9 +135,7 @@ def problem_on(disk: SmallDisk, job_dir: Path, folder: Path) -> str:
 
 
 def finish_on(disk: SmallDisk, job_dir: Path) -> Outcome:
-    process = FORKS.Process(target=run_fit_on_disk, args=(str(job_dir), disk.holder))
-    process.start()
-    process.join(timeout=60)
+    Fork(run_fit_on_disk, (str(job_dir), disk.holder)).start().join(60)
     return read_outcome(job_dir) or Outcome(state="failed")
 
 

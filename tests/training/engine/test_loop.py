@@ -15,10 +15,10 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from tests.fork_server import call
 from tests.training import tiny
 from tests.training.forks import (
     END_WITHIN_S,
-    FORKS,
     assert_same,
     curve,
     events,
@@ -281,13 +281,13 @@ def test_the_settings_that_it_takes_are_those_that_it_reads(world: Path, tmp_pat
     assert read | before == set(LIMITS.training)
 
 
-def made(job_dir: str, asked: list[dict[str, Any]], answers: Any) -> None:
-    """Puts what has become of the settings where the test sees it."""
+def made(job_dir: str, asked: list[dict[str, Any]]) -> list[Any]:
+    """What has become of each of the settings."""
     from training.engine.loop import Loop
     from training.models import loading as model
 
     model.make_deterministic()
-    task = tiny.task_of(Path(job_dir))
+    task, found = tiny.task_of(Path(job_dir)), []
     for training in asked:
         loop = Loop(replace(task, training=task.training.model_copy(update=training)))
         first, *_ = loop.optimizer.param_groups
@@ -295,7 +295,8 @@ def made(job_dir: str, asked: list[dict[str, Any]], answers: Any) -> None:
         for _ in range(20):
             loop.scheduler.step()
         seen = {name: first[name] for name in ("lr", "betas", "eps", "momentum") if name in first}
-        answers.put((seen, torch.is_deterministic_algorithms_warn_only_enabled()))
+        found.append((seen, torch.is_deterministic_algorithms_warn_only_enabled()))
+    return found
 
 
 def test_each_of_the_extra_settings_acts(world: Path, tmp_path: Path) -> None:
@@ -304,11 +305,8 @@ def test_each_of_the_extra_settings_acts(world: Path, tmp_path: Path) -> None:
     momentum = {"optim": "sgd", "extra": {"optim_args": "momentum=0.9", "full_determinism": True}}
     asked = [{"extra": adam}, cycles, {"lr_scheduler_type": "cosine_with_restarts"}, momentum]
     assert {name for one in asked for name in one.get("extra", {})} == set(LIMITS.extra) <= ACCEPTED.keys()
-    answers = FORKS.Queue()
-    maker = FORKS.Process(target=made, args=(str(tiny.fit_job(world, tmp_path / "made")), asked, answers))
-    maker.start()
-    (adam_seen, warns), (five, _), (one, _), (sgd, warns_still) = [answers.get(timeout=END_WITHIN_S) for _ in asked]
-    maker.join()
+    job_dir = tiny.fit_job(world, tmp_path / "made")
+    (adam_seen, warns), (five, _), (one, _), (sgd, warns_still) = call(made, str(job_dir), asked)
     assert (adam_seen["betas"], adam_seen["eps"]) == ((0.8, 0.95), 1e-6)
     assert five["lr"] != one["lr"]
     assert sgd["momentum"] == 0.9

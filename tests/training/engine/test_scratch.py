@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.fork_server import NEW_PYTHON, ROOT
 from tests.training import tiny
 from training.jobs.protocol import Job, read_outcome
 from training.programs import create_model
@@ -17,20 +17,34 @@ from training.programs import create_model
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The outputs of two processes that hash strings differently."""
-    return make_twice(tmp_path_factory.mktemp("scratch"), writes=False)
+    return make_twice(tmp_path_factory.mktemp("scratch"))
 
 
-def make_twice(home: Path, *, writes: bool) -> list[Path]:
+PROGRAM = """
+import contextlib, sys
+from training.jobs.program import run_program
+from training.programs import create_model
+
+for sys.argv[1:] in [[job] for job in sys.argv[1:]]:
+    with contextlib.suppress(SystemExit):
+        run_program(create_model.main)
+"""
+"""Several jobs in one process: to import costs more than to make a model."""
+
+
+def make_twice(home: Path) -> list[Path]:
+    """A model that reads and one that writes, by two processes; gives a folder for each process."""
     data = tiny.write_data(home / "data", {"train": 200, "validation": 5})
-    settings = {"config": tiny.CONFIG, "seed": 3, "texts": ["text"], "writes": writes}
     processes = []
     for hash_seed in ("1", "2"):
-        job_dir = home / hash_seed
-        Job(
-            program="training.programs.create_model", key=hash_seed, settings=settings, inputs={"data": str(data)}
-        ).write(job_dir)
-        command = [sys.executable, "-m", "training.programs.create_model", str(job_dir)]
-        processes.append(subprocess.Popen(command, env=os.environ | {"PYTHONHASHSEED": hash_seed}))
+        jobs = [home / hash_seed, home / f"{hash_seed}-writes"]
+        for job_dir, writes in zip(jobs, (False, True), strict=True):
+            settings = {"config": tiny.CONFIG, "seed": 3, "texts": ["text"], "writes": writes}
+            Job(
+                program="training.programs.create_model", key=hash_seed, settings=settings, inputs={"data": str(data)}
+            ).write(job_dir)
+        command = [NEW_PYTHON, "-c", PROGRAM, *map(str, jobs)]
+        processes.append(subprocess.Popen(command, env=os.environ | {"PYTHONHASHSEED": hash_seed}, cwd=ROOT))
     assert [process.wait(timeout=120) for process in processes] == [0, 0]
     return [home / "1", home / "2"]
 
@@ -42,10 +56,10 @@ def test_two_processes_make_the_same_bytes(made: list[Path]) -> None:
     assert first.files == second.files
 
 
-def test_for_a_model_that_writes_two_processes_make_the_same_bytes_too(tmp_path: Path) -> None:
-    first, second = map(read_outcome, make_twice(tmp_path, writes=True))
+def test_for_a_model_that_writes_two_processes_make_the_same_bytes_too(made: list[Path]) -> None:
+    first, second = (read_outcome(job_dir.with_name(f"{job_dir.name}-writes")) for job_dir in made)
     assert first is not None and second is not None
-    assert first.files == second.files
+    assert first.files == second.files != read_outcome(made[0]).files
 
 
 def test_a_tokenizer_of_a_model_that_writes_gives_texts_back_as_they_were() -> None:

@@ -20,8 +20,9 @@ from transformers import (
     set_seed,
 )
 
+from tests.fork_server import call
 from tests.training import tiny
-from tests.training.forks import FORKS, assert_same, checkpoints_written, finish, kill_when
+from tests.training.forks import assert_same, checkpoints_written, finish, kill_when
 from training import task_types
 from training.batching import causal_batches
 from training.batching.batches import PadToLongest, TokenRows
@@ -222,9 +223,8 @@ def test_a_layer_whose_name_ends_like_the_heads_stays_as_it_came_and_the_export_
     assert "use_cache" not in json.loads((tmp_path / "out/model/config.json").read_text())
 
 
-def put_back(job_dir: str, answers: Any) -> None:
-    """Puts what a checkpoint says of its adapters where the test sees it, and what the Trainer says of one that lacks
-    a weight of theirs."""
+def put_back(job_dir: str) -> tuple[str, str] | None:
+    """What a checkpoint says of its adapters, and what the Trainer says of one that lacks a weight of theirs."""
     from training.engine.trainer import make_trainer
 
     task = tiny.task_of(Path(job_dir))
@@ -237,16 +237,13 @@ def put_back(job_dir: str, answers: Any) -> None:
     try:
         trainer._load_from_checkpoint(job_dir)
     except ValueError as error:
-        answers.put((task.environment()["LoRA"], str(error)))
+        return task.environment()["LoRA"], str(error)
+    return None
 
 
 def test_a_checkpoint_says_what_its_adapters_mean_and_the_trainer_goes_on_from_none_that_lacks_a_weight(
     world: Path, tmp_path: Path
 ) -> None:
-    answers = FORKS.Queue()
-    asked = FORKS.Process(target=put_back, args=(str(tiny.fit_job(world, tmp_path / "job", **ASKED)), answers))
-    asked.start()
-    told, refused = answers.get(timeout=60)
-    asked.join()
+    told, refused = call(put_back, str(tiny.fit_job(world, tmp_path / "job", **ASKED)))
     assert told == "r 4, lora_alpha 16, target_modules ['query', 'value', 'output.dense']"
     assert "not of this model's adapters" in refused

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -15,6 +13,7 @@ from training.problems import UserError
 from training.recipe import Recipe, Training, load, parse, parse_set
 from training.recipe.extra_arguments import arguments
 from training.recipe.rules.slice_rules import named_groups
+from training.recipe.tables.optimizers import OPTIMIZERS
 from training.task_types import TASK_TYPES
 from training.task_types import load as load_task
 
@@ -109,18 +108,12 @@ def test_training_fields_are_those_of_the_installed_transformers() -> None:
 
 
 def test_choices_of_scheduler_and_optimizer_are_those_of_the_installed_transformers() -> None:
-    program = (
-        "from typing import get_args\n"
-        "from transformers.trainer_utils import SchedulerType\n"
-        "from transformers.training_args import OptimizerNames\n"
-        "from training.recipe import Training\n"
-        "from training.recipe.tables.optimizers import OPTIMIZERS\n"
-        "fields = Training.model_fields\n"
-        "assert set(get_args(fields['lr_scheduler_type'].annotation)) == {s.value for s in SchedulerType}\n"
-        "assert set(OPTIMIZERS) <= {o.value for o in OptimizerNames}\n"
-    )
-    child = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert child.returncode == 0, child.stderr
+    from transformers.trainer_utils import SchedulerType
+    from transformers.training_args import OptimizerNames
+
+    fields = Training.model_fields
+    assert set(get_args(fields["lr_scheduler_type"].annotation)) == {scheduler.value for scheduler in SchedulerType}
+    assert set(OPTIMIZERS) <= {optimizer.value for optimizer in OptimizerNames}
 
 
 @pytest.mark.parametrize("file", [str(file.relative_to(ROOT)) for file in (ROOT / "deployments").rglob("*.yaml")])

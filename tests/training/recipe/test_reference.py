@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from docs import reference_tables
+from tests.fork_server import call
 from tests.training import tiny
-from tests.training.forks import FORKS, assert_same, checkpoints_written, curve, events, finish, kill_when, weights
+from tests.training.forks import assert_same, checkpoints_written, curve, events, finish, kill_when, weights
 from training.problems import UserError
 from training.recipe import Training, parse
 from training.recipe.extra_arguments import ACCEPTED, arguments, set_by_project
@@ -48,8 +47,9 @@ def test_the_table_of_the_reference_page_has_every_field_of_the_installed_transf
 
 
 def test_every_optimizer_of_the_installed_transformers_is_offered_or_refused_with_a_reason() -> None:
-    program = "from transformers.training_args import OptimizerNames; print(*(o.value for o in OptimizerNames))"
-    names = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    from transformers.training_args import OptimizerNames
+
+    names = [optimizer.value for optimizer in OptimizerNames]
     offered = set(Training.model_json_schema()["properties"]["optim"]["enum"])
     assert offered == OPTIMIZERS.keys() and not offered & REFUSED.keys()
     assert offered | REFUSED.keys() == set(names)
@@ -186,8 +186,8 @@ def test_those_that_are_about_the_weights_change_them_and_those_about_memory_or_
     assert len({whole, *others}) == 1 + len(OTHER_WEIGHTS)
 
 
-def arrived(job_dir: str, names: list[str], answers: Any) -> None:
-    """Puts what has become of the fields, and of what follows from them, where the test sees it."""
+def arrived(job_dir: str, names: list[str]) -> dict[str, Any]:
+    """What has become of the fields, and of what follows from them."""
     from training.engine.trainer import make_trainer
 
     task = tiny.task_of(Path(job_dir))
@@ -197,15 +197,13 @@ def arrived(job_dir: str, names: list[str], answers: Any) -> None:
     from transformers.utils import logging
 
     dynamo = trainer.accelerator.state.dynamo_plugin
-    answers.put(
-        {
-            "args": {name: getattr(trainer.args, name) for name in names},
-            "ddp": vars(trainer.accelerator.ddp_handler),
-            "verbosity": logging.get_verbosity(),
-            "momentum": group.get("momentum"),
-            "compile": (dynamo.backend.value, dynamo.mode),
-        }
-    )
+    return {
+        "args": {name: getattr(trainer.args, name) for name in names},
+        "ddp": vars(trainer.accelerator.ddp_handler),
+        "verbosity": logging.get_verbosity(),
+        "momentum": group.get("momentum"),
+        "compile": (dynamo.backend.value, dynamo.mode),
+    }
 
 
 def test_what_acts_elsewhere_than_here_arrives(world: Path, tmp_path: Path) -> None:
@@ -224,11 +222,7 @@ def test_what_acts_elsewhere_than_here_arrives(world: Path, tmp_path: Path) -> N
         "ddp_static_graph": True,
     }
     job_dir = tiny.fit_job(world, tmp_path / "arrives", optim="sgd", extra=extra)
-    answers = FORKS.Queue()
-    asked = FORKS.Process(target=arrived, args=(str(job_dir), [*extra, "torch_compile"], answers))
-    asked.start()
-    found = answers.get(timeout=120)
-    asked.join()
+    found = call(arrived, str(job_dir), [*extra, "torch_compile"])
     assert found["args"] == {**extra, "torch_compile": True}
     ddp = {"find_unused_parameters": True, "bucket_cap_mb": 7, "broadcast_buffers": False, "static_graph": True}
     assert ddp.items() <= found["ddp"].items()

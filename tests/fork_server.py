@@ -1,0 +1,446 @@
+"""Processes of the tests that are forks of one process with the libraries imported: an import costs more than most
+tests do.
+
+`call(function, ...)` runs a function in a fork and returns its result; `Fork(function, ...)` starts one. In tests,
+`sys.executable` is a Python whose `-m MODULE` is a fork if the module is a program of ours or one of FORKED; worker
+processes of pytest-xdist are forks as well. A test of a process that has to import its libraries itself, such as one
+that looks at `sys.modules`, uses NEW_PYTHON.
+
+A fork has the environment, the search path, the folder and the files of the process that asks for it, and ends with it.
+The server starts when it is first needed and ends with the tests. It has two levels: commands are forks of a process
+with Prefect and MLflow, and all others are forks of one with torch and transformers as well, so that a command has the
+modules of a real one.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import io
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+FOLDER, OWNER = "FINETUNE_TESTS_FORK_SERVER", "FINETUNE_TESTS_PID"
+"""Environment variables: the server's folder, and the process that it ends with."""
+ROOT = Path(__file__).resolve().parents[1]
+NEW_PYTHON = sys.executable
+"""A Python that imports nothing."""
+WORKER = "import sys;exec(eval(sys.stdin.readline()))"
+"""The code of a worker process of pytest-xdist."""
+COMMANDS, PROGRAMS = "commands", "programs"
+"""The two levels."""
+FORKED = {
+    **dict.fromkeys(("prefect", "tests.flows.forked", "tests.hub.stages"), COMMANDS),
+    **dict.fromkeys(("accelerate.commands.launch", "training.jobs.warm"), PROGRAMS),
+}
+OWN = ("training.programs.", "tasks.registry.")
+IMPORTED = {
+    COMMANDS: (
+        *("flows.cli.main", "flows.cli.run", "flows.finetune", "flows.retrain", "mlflow"),
+        *("tasks.tracking.mlflow_run", "tasks.prefect.ephemeral_server", "prefect.cli._app"),
+    ),
+    PROGRAMS: (
+        *("training.engine.trainer", "training.engine.loop", "training.evaluation.metrics", "training.models.loading"),
+        *("training.task_types", "deepspeed", "peft", "accelerate.commands.launch", "mlflow.pyfunc"),
+        *("mlflow.transformers", "pytest", "tests.training.warm"),
+    ),
+}
+_LENGTH = struct.Struct("!I")
+_STATUS = struct.Struct("!i")
+_search_path: list[str] = []
+
+
+def prepare(folder: str) -> None:
+    """Makes this process, pytest's, the owner of a server in this folder, which starts later."""
+    os.environ |= {FOLDER: folder, OWNER: str(os.getpid())}
+    begin = f"#!{NEW_PYTHON} -S\nimport sys; sys.path.insert(0, {str(ROOT)!r}); from tests.fork_server import python"
+    for name, arguments in (("python", ""), ("finetune", "'-m', 'tests.flows.forked', ")):
+        file = Path(folder, name)
+        file.write_text(f"{begin}; python({arguments}*sys.argv[1:])\n")
+        file.chmod(0o700)
+
+
+def search_path_of_shell() -> str:
+    """PATH with the forked `python` and `finetune` before those of the environment."""
+    return os.pathsep.join([os.environ[FOLDER], str(Path(NEW_PYTHON).parent), os.environ["PATH"]])
+
+
+def forked_python() -> str:
+    """The path of a Python whose programs are forks."""
+    return f"{os.environ[FOLDER]}/python"
+
+
+class Request(NamedTuple):
+    """A fork to start. Its standard streams, and perhaps a pipe for its result, come as open files."""
+
+    function: bytes
+    """The pickled function and its arguments."""
+    environment: dict[str, str]
+    folder: str
+    search_path: list[str]
+    own_session: bool
+
+
+class Fork:
+    """A function in a process of its own, with the interface of multiprocessing.Process.
+
+    Args:
+        target: A function that a new process can import.
+        args: Its arguments.
+        env: The process's environment; by default that of this process.
+        files: Its standard input, output and error; by default those of this process.
+        level: COMMANDS for a process without torch and transformers.
+        own_session: Whether it has a session of its own, as a command of a shell.
+        search_path: Where it looks for modules; by default where this process does. Empty: where the server does.
+    """
+
+    def __init__(
+        self,
+        target: Callable[..., Any],
+        args: Sequence[Any] = (),
+        *,
+        env: Mapping[str, str] | None = None,
+        files: Sequence[int | IO[Any]] = (0, 1, 2),
+        level: str = PROGRAMS,
+        own_session: bool = False,
+        search_path: Sequence[str] | None = None,
+    ) -> None:
+        self._search_path = search_path
+        self._target, self._args, self._env, self._files = target, args, env, files
+        self._level, self._own_session = level, own_session
+        self.exitcode: int | None = None
+        self.pid = 0
+
+    def start(self) -> Fork:
+        request = Request(
+            pickle.dumps((self._target, self._args)),
+            dict(os.environ if self._env is None else self._env),
+            os.getcwd(),
+            [*sys.path] if self._search_path is None else [*self._search_path],
+            self._own_session,
+        )
+        self._connection = _connect(self._level)
+        message = pickle.dumps(tuple(request))
+        descriptors = array.array("i", [file if isinstance(file, int) else file.fileno() for file in self._files])
+        self._connection.sendmsg([_LENGTH.pack(len(message))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+        self._connection.sendall(message)
+        self.pid = _STATUS.unpack(_read(self._connection, _STATUS.size))[0]
+        return self
+
+    def join(self, timeout: float | None = None) -> int | None:
+        """Waits for the end of the process; returns the exit code, negative after a signal, None if it still runs."""
+        if self.exitcode is None and select.select([self._connection], [], [], timeout)[0]:
+            with self._connection:
+                self.exitcode = _STATUS.unpack(_read(self._connection, _STATUS.size))[0]
+        return self.exitcode
+
+    def is_alive(self) -> bool:
+        return self.join(0) is None
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        if self.is_alive():
+            os.kill(self.pid, number)
+
+
+def call(function: Callable[..., Any], *args: Any, timeout_s: float = 120.0) -> Any:
+    """The result of the function in a fork; the exception that it raised is raised here."""
+    import tempfile
+
+    with tempfile.TemporaryFile() as answer:
+        process = Fork(_answer, (function, args), files=(0, 1, 2, answer)).start()
+        if process.join(timeout_s) is None:
+            process.kill()
+        assert process.join() == 0, f"{function.__name__} ended with {process.exitcode}"
+        answer.seek(0)
+        result, error = pickle.load(answer)
+    if error is not None:
+        raise error
+    return result
+
+
+def _answer(function: Callable[..., Any], args: Sequence[Any]) -> None:
+    result = error = None
+    try:
+        result = function(*args)
+    except Exception as raised:
+        error = raised
+    with open(3, "wb") as answer:
+        pickle.dump((result, error), answer)
+
+
+def start_server() -> None:
+    """Starts the server, once in all processes of the tests."""
+    folder = os.environ[FOLDER]
+    with open(f"{folder}/lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.exists(f"{folder}/server.log"):
+            return
+        # The models of tests are too small for more threads.
+        env = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)}
+        with open(f"{folder}/server.log", "wb") as log:
+            subprocess.Popen(
+                [NEW_PYTHON, "-m", "tests.fork_server"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=env,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+
+
+def _connect(level: str) -> socket.socket:
+    start_server()
+    folder, deadline = os.environ[FOLDER], time.monotonic() + 300
+    while not os.path.exists(f"{folder}/{level}"):
+        if os.path.exists(f"{folder}/failed") or time.monotonic() > deadline:
+            raise RuntimeError(f"the server of forks does not start: {Path(folder, 'server.log').read_text()}")
+        time.sleep(0.02)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(f"{folder}/{level}")
+    return connection
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    found = b""
+    while len(found) < size:
+        part = connection.recv(size - len(found))
+        if not part:
+            raise EOFError("the server of forks has ended")
+        found += part
+    return found
+
+
+# The server.
+
+
+def main() -> int:
+    """Imports the libraries and serves requests. In a fork, runs its function and returns its exit code."""
+    import importlib
+
+    _search_path[:] = [path for path in sys.path if path not in ("", str(ROOT))]
+    owner = os.pidfd_open(int(os.environ[OWNER]))
+    for module in IMPORTED[COMMANDS]:
+        importlib.import_module(module)
+    level = COMMANDS
+    if not os.fork():
+        level = PROGRAMS
+        for module in IMPORTED[PROGRAMS]:
+            importlib.import_module(module)
+    return _serve(f"{os.environ[FOLDER]}/{level}", owner)
+
+
+def _serve(path: str, owner: int) -> int:
+    import gc
+
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy the memory of all these objects
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(f"{path}.aside")
+        listener.listen(64)
+        os.rename(f"{path}.aside", path)
+        running: dict[int, tuple[int, socket.socket]] = {}  # descriptor of a process: its pid and who waits for it
+        waiting: dict[int, int] = {}  # descriptor of who waits: the pid
+        while True:
+            ready = select.select([owner, listener, *running, *waiting], [], [])[0]
+            if owner in ready:
+                for pid in waiting.values():
+                    os.kill(pid, signal.SIGKILL)
+                return 0
+            for descriptor in ready:
+                if descriptor in running:
+                    pid, connection = running.pop(descriptor)
+                    waiting.pop(connection.fileno(), None)
+                    os.close(descriptor)
+                    _report(pid, connection)
+                elif descriptor in waiting:  # the one who waits has ended: nothing is ever sent
+                    os.kill(waiting.pop(descriptor), signal.SIGKILL)
+            if listener in ready:
+                connection = listener.accept()[0]
+                started = _fork(connection)
+                if not isinstance(started, int):
+                    listener.close()
+                    for descriptor, (_, other) in running.items():
+                        os.close(descriptor)
+                        other.close()
+                    os.close(owner)
+                    return _run(*started)
+                running[os.pidfd_open(started)] = (started, connection)
+                waiting[connection.fileno()] = started
+
+
+def _report(pid: int, connection: socket.socket) -> None:
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with connection, contextlib.suppress(OSError):
+        connection.sendall(_STATUS.pack(code))
+
+
+def _fork(connection: socket.socket) -> int | tuple[Request, array.array[int]]:
+    """Starts a process. Returns its pid; in the process, the request and its files."""
+    header, ancillary, _, _ = connection.recvmsg(_LENGTH.size, socket.CMSG_SPACE(8 * 4))
+    files = array.array("i")
+    for _, _, data in ancillary:
+        files.frombytes(data)
+    request = Request(*pickle.loads(_read(connection, _LENGTH.unpack(header)[0])))
+    if pid := os.fork():
+        for file in files:
+            os.close(file)
+        connection.sendall(_STATUS.pack(pid))
+        return pid
+    from training.jobs.processes import die_with_parent
+
+    die_with_parent()
+    connection.close()
+    return request, files
+
+
+def _run(request: Request, files: array.array[int]) -> int:
+    """Runs the function of a fork. Returns the exit code."""
+    # Above all the numbers that they get.
+    high = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 100) for file in files]
+    for number, file in enumerate(high):
+        os.dup2(file, number)
+        os.close(file)
+    for file in files:
+        if file >= len(files):
+            os.close(file)
+    if request.own_session:
+        os.setsid()
+    changed = os.environ.keys() ^ request.environment.keys()
+    changed |= {name for name, value in request.environment.items() if os.environ.get(name) != value}
+    os.environ.clear()
+    os.environ.update(request.environment)
+    os.chdir(request.folder)
+    sys.path[:] = request.search_path or sys.path
+    sys.argv = [sys.argv[0]]
+    sys.stdin, sys.stdout, sys.stderr = (
+        io.TextIOWrapper(open(number, mode, closefd=False), encoding="utf-8", line_buffering=mode == "wb")  # noqa: SIM115
+        for number, mode in ((0, "rb"), (1, "wb"), (2, "wb"))
+    )
+    if any(name.startswith("PREFECT_") for name in changed):
+        refresh_prefect_settings()
+    if "torch" in sys.modules and "OMP_NUM_THREADS" in changed:
+        import torch
+
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
+    function, args = pickle.loads(request.function)
+    try:
+        function(*args)
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+        return ended.code if isinstance(ended.code, int) else 1 if ended.code else 0
+    return 0
+
+
+def refresh_prefect_settings() -> None:
+    """Prefect reads the environment again, which it does only at its import."""
+    if context := sys.modules.get("prefect.context"):
+        from prefect.logging.configuration import setup_logging
+
+        context.GLOBAL_SETTINGS_CONTEXT = context.root_settings_context()
+        setup_logging(incremental=False)
+
+
+def _end(code: int) -> None:
+    """As at the end of Python, without giving back a hundred thousand objects."""
+    import atexit
+    import threading
+
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
+
+
+# The Python whose programs are forks.
+
+
+def python(*words: str) -> None:
+    """Runs the command line `python [-u] -m MODULE ...` in a fork, or all others in a new Python."""
+    arguments = [word for word in words if word != "-u"]
+    kind, name, *rest = [*arguments, "", ""]
+    rest = arguments[2:]
+    level = FORKED.get(name, PROGRAMS if name.startswith(OWN) else None) if kind == "-m" else None
+    if (kind, name) == ("-c", WORKER):
+        fork = Fork(run_code, [name], search_path=())
+    elif level is not None:
+        fork = Fork(run_module, [name, *rest], level=level, search_path=())
+    else:
+        os.execv(sys.executable, [sys.executable, *words])
+    code = _follow(fork.start())
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _follow(fork: Fork) -> int:
+    """Passes signals on, each as soon as the fork has a handler for it, as a real program would get them."""
+    from training.jobs.processes import handles_signal
+
+    received: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: received.append(number))
+    while (code := fork.join(0.05 if received else None)) is None:
+        if received and handles_signal(fork.pid, signal.Signals(received[0])):
+            fork.send_signal(received.pop(0))
+    return code
+
+
+def run_code(code: str) -> None:
+    """As `python -c CODE`."""
+    sys.argv = ["-c"]
+    exec(code, {"__name__": "__main__"})
+
+
+def run_module(name: str, *arguments: str) -> None:
+    """As `python -m NAME`."""
+    import runpy
+    import warnings
+
+    sys.path[:] = new_search_path()
+    sys.argv = [name, *arguments]
+    sys.executable = forked_python()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it has been imported
+        module = runpy.run_module
+    module(name, run_name="__main__", alter_sys=True)
+
+
+def new_search_path() -> list[str]:
+    """The search path of a new Python."""
+    here = [] if os.environ.get("PYTHONSAFEPATH") else [os.getcwd()]
+    return [*here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *_search_path]
+
+
+if __name__ == "__main__":
+    from tests import fork_server  # by its name, which the pickled functions have
+
+    code = 1
+    try:
+        code = fork_server.main()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        Path(os.environ[FOLDER], "failed").touch()
+    finally:
+        _end(code)
