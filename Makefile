@@ -21,7 +21,7 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/finetune run deployments/demo.yaml
 
 test: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
+	$(VENV)/bin/python -m pytest -q -n auto --dist worksteal $(TEST)
 
 # make drill DRILL="--kills 100 --seed 1"
 drill: $(VENV)/.installed

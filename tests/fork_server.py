@@ -45,17 +45,20 @@ FORKED = {
     **dict.fromkeys(("accelerate.commands.launch", "training.jobs.warm"), PROGRAMS),
 }
 OWN = ("training.programs.", "tasks.registry.")
-IMPORTED = {
+PACKAGES = {COMMANDS: ("flows", "tasks.cache", "tasks.services", "tasks.prefect"), PROGRAMS: ("training",)}
+"""Packages of ours of which every module is imported."""
+LIBRARIES = {
     COMMANDS: (
-        *("flows.cli.main", "flows.cli.run", "flows.finetune", "flows.retrain", "mlflow"),
-        *("tasks.tracking.mlflow_run", "tasks.prefect.ephemeral_server", "prefect.cli._app"),
+        *("mlflow", "mlflow.store.tracking.sqlalchemy_store", "mlflow.store.model_registry.sqlalchemy_store"),
+        *("prefect.cli._app", "prefect.cli.flow_run", "prefect.cli.deployment", "prefect.flow_engine"),
     ),
     PROGRAMS: (
-        *("training.engine.trainer", "training.engine.loop", "training.evaluation.metrics", "training.models.loading"),
-        *("training.task_types", "deepspeed", "peft", "accelerate.commands.launch", "mlflow.pyfunc"),
-        *("mlflow.transformers", "pytest", "tests.training.warm"),
+        *("transformers.models.bert.modeling_bert", "peft", "accelerate.commands.launch", "sklearn.metrics"),
+        *("deepspeed.runtime.zero.muon.muon_optimizer", "mlflow.pyfunc", "mlflow.transformers", "pytest"),
+        *("torch.utils.serialization.config", "tests.training.warm"),
     ),
 }
+"""Those that forks of the tests would import."""
 _LENGTH = struct.Struct("!I")
 _STATUS = struct.Struct("!i")
 _search_path: list[str] = []
@@ -230,18 +233,27 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 def main() -> int:
     """Imports the libraries and serves requests. In a fork, runs its function and returns its exit code."""
-    import importlib
-
     _search_path[:] = [path for path in sys.path if path not in ("", str(ROOT))]
     owner = os.pidfd_open(int(os.environ[OWNER]))
-    for module in IMPORTED[COMMANDS]:
-        importlib.import_module(module)
     level = COMMANDS
+    _import_all(level)
+    assert not {"torch", "transformers", "huggingface_hub"} & sys.modules.keys()
     if not os.fork():
         level = PROGRAMS
-        for module in IMPORTED[PROGRAMS]:
-            importlib.import_module(module)
+        _import_all(level)
     return _serve(f"{os.environ[FOLDER]}/{level}", owner)
+
+
+def _import_all(level: str) -> None:
+    import importlib
+    import pkgutil
+
+    modules = [*LIBRARIES[level]]
+    for package in map(importlib.import_module, PACKAGES[level]):
+        modules += [name for _, name, _ in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    for module in modules:
+        with contextlib.suppress(ImportError):  # of a package that is not installed
+            importlib.import_module(module)
 
 
 def _serve(path: str, owner: int) -> int:
@@ -399,7 +411,7 @@ def _follow(fork: Fork) -> int:
     received: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: received.append(number))
-    while (code := fork.join(0.05 if received else None)) is None:
+    while (code := fork.join(0.05)) is None:  # a signal does not end a longer wait
         if received and handles_signal(fork.pid, signal.Signals(received[0])):
             fork.send_signal(received.pop(0))
     return code

@@ -233,10 +233,11 @@ def test_interrupted_killed_then_run_twice_at_once_it_ends_with_the_same_bytes(
 
 
 def _start(home: Path, file: Path, out: Path, **more: str) -> subprocess.Popen[str]:
-    """A command in a process of its own, whose programs are forks."""
+    """A command in a process of its own, whose programs are forks. Each step writes a checkpoint, which slows
+    training down."""
     code = code_with_forked_programs("from flows.cli.main import start; start()")
     return subprocess.Popen(
-        [NEW_PYTHON, "-c", code, "run", str(file), "--json", str(out)],
+        [NEW_PYTHON, "-c", code, "run", str(file), "--json", str(out), "--set", "training.checkpoint_interval_s=0.001"],
         env=environment(home, **more),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -28,6 +28,10 @@ def drawn(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def warned(recorder: pytest.WarningsRecorder) -> list[str]:
+    return [f"{warning.filename}: {warning.message}" for warning in recorder.list]
+
+
 def test_rows_are_drawn_whatever_their_labels_are_called(
     tmp_path: Path, recwarn: pytest.WarningsRecorder, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,7 +46,7 @@ def test_rows_are_drawn_whatever_their_labels_are_called(
     }
     draw_rows(report, tmp_path / "log")
     assert drawn(tmp_path / "log") == ["labels.png", "lengths.png"]
-    assert not recwarn.list and capsys.readouterr().err == ""
+    assert warned(recwarn) == [] and capsys.readouterr().err == ""
 
 
 def test_tokens_are_drawn_with_what_is_cut(tmp_path: Path) -> None:
@@ -85,4 +89,4 @@ def test_scores_are_drawn_whatever_the_labels_and_where_one_is_missing(
     assert drawn(tmp_path) == ["calibration_test.png", "confusion_test.png", "precision_recall_test.png"]
     lost = OneLabel(references, references, probabilities * np.nan, labels)
     draw_scores(lost, "lost", tmp_path)
-    assert len(drawn(tmp_path)) == 4 and not recwarn.list
+    assert len(drawn(tmp_path)) == 4 and warned(recwarn) == []
