@@ -33,6 +33,8 @@ from typing import IO, Any, NamedTuple
 
 FOLDER, OWNER = "FINETUNE_TESTS_FORK_SERVER", "FINETUNE_TESTS_PID"
 """Environment variables: the server's folder, and the process that it ends with."""
+PAUSE = "FINETUNE_TESTS_PAUSE_S"
+"""Environment variable: seconds to wait after each step of a training, for a test that stops it in its middle."""
 ROOT = Path(__file__).resolve().parents[1]
 NEW_PYTHON = sys.executable
 """A Python that imports nothing."""
@@ -405,15 +407,19 @@ def python(*words: str) -> None:
 
 
 def _follow(fork: Fork) -> int:
-    """Passes signals on, each as soon as the fork has a handler for it, as a real program would get them."""
-    from training.jobs.processes import handles_signal
+    """Passes signals on, as soon as the fork or processes below it have a handler: as the supervisor does."""
+    from training.jobs.processes import descendants, handles_signal, send
 
     received: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: received.append(number))
     while (code := fork.join(0.05)) is None:  # a signal does not end a longer wait
-        if received and handles_signal(fork.pid, signal.Signals(received[0])):
-            fork.send_signal(received.pop(0))
+        below: set[int] = set()
+        for pid in [fork.pid, *descendants(fork.pid)] if received else []:
+            if pid not in below and handles_signal(pid, signal.Signals(received[0])):
+                below |= {pid, *descendants(pid)}
+                send(pid, signal.Signals(received[0]))
+        del received[: bool(below)]
     return code
 
 
@@ -431,10 +437,12 @@ def run_module(name: str, *arguments: str) -> None:
     sys.path[:] = new_search_path()
     sys.argv = [name, *arguments]
     sys.executable = forked_python()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it has been imported
-        module = runpy.run_module
-    module(name, run_name="__main__", alter_sys=True)
+    if (pause_s := os.environ.get(PAUSE)) and "torch" in sys.modules:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        register_optimizer_step_post_hook(lambda *step: time.sleep(float(pause_s)))
+    warnings.filterwarnings("ignore", message=".*found in sys.modules", module="runpy")
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def new_search_path() -> list[str]:

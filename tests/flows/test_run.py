@@ -29,7 +29,7 @@ from tasks.tracking.connection import MlflowFailed
 from tasks.tracking.outbox import OUTBOX
 from tests.flows.forked import code_with_forked_programs, finetune
 from tests.flows.small import FinishedRun, command, environment, states, write_project
-from tests.fork_server import NEW_PYTHON
+from tests.fork_server import NEW_PYTHON, PAUSE
 from tests.servers import closed_port
 from training.jobs.processes import find_readers
 from training.jobs.protocol import sha256
@@ -233,12 +233,11 @@ def test_interrupted_killed_then_run_twice_at_once_it_ends_with_the_same_bytes(
 
 
 def _start(home: Path, file: Path, out: Path, **more: str) -> subprocess.Popen[str]:
-    """A command in a process of its own, whose programs are forks. Each step writes a checkpoint, which slows
-    training down."""
+    """A command in a process of its own, whose programs are forks and whose training takes some seconds."""
     code = code_with_forked_programs("from flows.cli.main import start; start()")
     return subprocess.Popen(
-        [NEW_PYTHON, "-c", code, "run", str(file), "--json", str(out), "--set", "training.checkpoint_interval_s=0.001"],
-        env=environment(home, **more),
+        [NEW_PYTHON, "-c", code, "run", str(file), "--json", str(out)],
+        env=environment(home, **{PAUSE: "0.03"}, **more),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
