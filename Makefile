@@ -20,6 +20,7 @@ INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 demo: $(VENV)/.installed
 	$(VENV)/bin/finetune run deployments/demo.yaml
 
+# make test TEST="--durations=20 tests/flows"
 test: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest -q -n auto --dist worksteal $(TEST)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,9 @@ def require_model(recipe: Recipe, lock: Lock, *, download: bool) -> str | None:
     written = settings.model_dump(mode="json")
     own, installed = users_code(task_types.user_code(recipe.task))
     code = code_digests([PROGRAM, *task_types.code_modules(recipe.task), *own])
-    libraries = library_versions(["transformers", "torch", "peft", "liger-kernel", *installed])
+    if recipe.training.use_liger_kernel and find_spec("liger_kernel"):
+        installed.append("liger-kernel")
+    libraries = library_versions(["transformers", "torch", "peft", *installed])
     checked = home() / "checked" / digest_of([written, code, libraries])[:40]
     if checked.exists():
         return None

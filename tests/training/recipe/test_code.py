@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 IMPORTERS = {
     *("training/jobs/user_code.py", "training/evaluation/hub_metrics.py", "training/evaluation/metrics/__init__.py"),
     *("training/engine/training_task.py", "training/distributed/__init__.py", "training/data/load_rows.py"),
+    "flows/cli/main.py",
 }
 
 
