@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 import socket
 import sys
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket that is bound to the port")
     parser.add_argument("--for-one-run", action="store_true", help="without UI and background services")
     options = parser.parse_args()
+    gc.set_threshold(20_000)  # as in flows/cli/main.py: the imports take a tenth longer with the default
     settings.prepare_environment()
     _configure_prefect(options.port, options.for_one_run)
     import uvicorn
