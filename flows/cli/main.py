@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import atexit
 import gc
 import io
 import os
@@ -29,7 +30,19 @@ def start() -> None:
     gc.set_threshold(20_000)
     for name in ("stdout", "stderr"):
         setattr(sys, name, _survive_closed_pipe(getattr(sys, name)))
-    sys.exit(main())
+    codes: list[int] = []
+    atexit.register(_exit_at_once, codes)  # the first one that is registered is called last
+    codes.append(main())
+    sys.exit(codes[0])
+
+
+def _exit_at_once(codes: list[int]) -> None:
+    """Ends the process after all clean-up. Python would take a second or two more to free the libraries' objects."""
+    if codes:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os._exit(codes[0])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

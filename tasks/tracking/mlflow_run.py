@@ -20,7 +20,7 @@ from tasks.tracking.outbox import Outbox, find_undelivered
 from tasks.tracking.reports import format_check_name, read_slice_figures
 from training.jobs.protocol import EVENTS, read_events
 
-RETRY_S = 3.0
+RETRY_S = 1.0
 LAST_RETRY_S = 0.5
 SAMPLE_S = 10.0
 LOAD_WAIT_S = 1.0

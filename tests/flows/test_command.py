@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,26 @@ def test_a_quiet_run_prints_its_figures(capsys: pytest.CaptureFixture[str]) -> N
     score = {"value": 0.9, "low": 0.85, "high": 0.94}
     Quiet().run_ended({"metrics": {"validation": {"accuracy": score, "f1": score}}})
     assert capsys.readouterr().out == "validation: accuracy 0.9000 (0.850 to 0.940), f1 0.9000 (0.850 to 0.940)\n"
+
+
+def test_a_command_ends_with_its_code_after_all_clean_up_without_freeing_every_object() -> None:
+    program = """
+import atexit
+from flows.cli import main
+
+class Object:
+    def __del__(self):
+        print("freed")
+
+kept = Object()
+
+def command():
+    atexit.register(print, "cleaned up")
+    print("done", end=" ")
+    return 3
+
+main.main = command
+main.start()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "done cleaned up\n", "")
