@@ -29,6 +29,8 @@ ALLOWED = {
     "training.recipe.tables.task_types": {"TASK_TYPES"},
     "training.recipe.tables.engines": {"ENGINES"},
     "training.recipe.tables.strategies": {"STRATEGIES"},
+    # It is read to refuse a model.
+    "training.recipe.tables.gpu_kernels": {"ATTENTION"},
     # The entries of the metrics that a stage computes are inputs of it, and the modules that they name count.
     "training.recipe.tables.metrics": {
         *("METRICS", "ONE_LABEL", "MANY_LABELS", "TAGS", "NUMBERS", "TEXTS", "TOKENS"),
@@ -57,6 +59,7 @@ ALLOWED_IN_TASKS = {
     "training.recipe.rules.column_rules": {"source_columns", "code_for_rows"},
     "training.recipe.lora": {"Lora", "packages_of"},
     "training.recipe.tables.optimizers": {"OPTIMIZERS"},
+    "training.recipe.tables.gpu_kernels": {"Kernels", "kernels_of"},
     "training.recipe.overrides": {"merge"},
     "training.recipe.rules.release_rules": {"absent_splits", "unfitting_metrics"},
     "training.recipe.rules.slice_rules": {

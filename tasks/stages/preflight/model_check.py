@@ -50,9 +50,8 @@ def require_model(recipe: Recipe, lock: Lock, *, download: bool) -> str | None:
     written = settings.model_dump(mode="json")
     own, installed = users_code(task_types.user_code(recipe.task))
     code = code_digests([PROGRAM, *task_types.code_modules(recipe.task), *own])
-    if recipe.training.use_liger_kernel and find_spec("liger_kernel"):
-        installed.append("liger-kernel")
-    libraries = library_versions(["transformers", "torch", "peft", *installed])
+    optional = [name for name in ("peft", "liger-kernel") if find_spec(name.replace("-", "_"))]
+    libraries = library_versions(["transformers", "torch", *optional, *installed])
     checked = home() / "checked" / digest_of([written, code, libraries])[:40]
     if checked.exists():
         return None
