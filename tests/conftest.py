@@ -40,6 +40,14 @@ os.environ["FINETUNE_HOME"] = str(_unused_home)
 _before = footprint(_unused_home)
 _written: set[str] = set()
 
+ROOT = Path(__file__).resolve().parents[1]
+SLOW = (
+    *("tests/flows/test_services.py", "tests/flows/test_hub.py", "tests/flows/test_run.py"),
+    *("tests/flows/test_access.py", "tests/hub/test_stages.py", "tests/training/distributed/test_ranks.py"),
+    *("tests/flows/test_notify.py", "tests/tasks/test_memory.py", "tests/training/distributed/test_strategies.py"),
+)
+"""Modules of tests that take longest, most of it waiting."""
+
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -63,6 +71,20 @@ def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "tx", None) and "PYTEST_XDIST_WORKER" not in os.environ:
         fork_server.start_server()
         config.option.tx = [f"popen//python={sys.executable}" for _ in config.option.tx]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each worker begins with some of the modules that wait long: at the end, nobody waits for one that began last."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
+    if workers:
+        modules = [[item for item in items if item.path == ROOT / name] for name in SLOW]
+        others = [item for item in items if item.path not in {ROOT / name for name in SLOW}]
+        parts = [[item for module in modules[part::workers] for item in module] for part in range(workers)]
+        for part in parts:
+            more = max(0, -(-len(items) // workers) - len(part))
+            part += others[:more]
+            del others[:more]
+        items[:] = [*(item for part in parts for item in part), *others]
 
 
 def pytest_xdist_auto_num_workers() -> int:
