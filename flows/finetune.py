@@ -25,6 +25,7 @@ from tasks.cache.history import History
 from tasks.cache.stage import Listener
 from tasks.jobs.launch import JobFailed
 from tasks.jobs.machines import Leader, find_machines
+from tasks.jobs.warm import warm_programs
 from tasks.prefect import events, pending_states
 from tasks.prefect.progress import PrefectProgress
 from tasks.registry import consent
@@ -69,7 +70,7 @@ def fine_tune(
         extra: Further fields of the result, plain JSON.
     """
     run = str(flow_run.get_id())
-    with in_use(_report_removal), closing(start_tracking(recipe, run, changes)) as tracker:
+    with warm_programs(), in_use(_report_removal), closing(start_tracking(recipe, run, changes)) as tracker:
         machines = find_machines(recipe.compute)
         followers = [*listeners.get(), *([Leader(machines, run)] if machines.count > 1 else [])]
         consent.record_code(run, recipe)

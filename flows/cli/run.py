@@ -30,6 +30,7 @@ from flows.reports.tables import metric_lines, verdict_lines
 from flows.reports.terminal import stage_line
 from tasks.cache.planner import Planner
 from tasks.cache.refs import Verdict
+from tasks.jobs import warm
 from tasks.jobs.launch import Machines
 from tasks.jobs.machines import Helper, find_machines
 from tasks.tracking.connection import MlflowFailed
@@ -85,7 +86,10 @@ def execute(arguments: argparse.Namespace) -> int:
             print(f"{recipe.name}: starting", file=sys.stderr)
         overrides = parse_set(arguments.set)
         call = partial(call_flow, recipe, force, overrides=overrides, quiet=arguments.quiet)
-        return _call_and_print(recipe, call, out, arguments.require_promotion)
+        with warm.warm_programs():
+            if any(row.state == "will run" and STAGES[row.name].summarize for row in planner.rows):
+                warm.start()  # it imports while the Prefect server starts
+            return _call_and_print(recipe, call, out, arguments.require_promotion)
     for row in [] if arguments.quiet else planner.rows:
         print(stage_line(row.name, "cached", "", "; ".join(row.reasons)))
     print(f"Nothing changed since flow run {last['flow_run_id']}.")

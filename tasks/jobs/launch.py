@@ -6,6 +6,7 @@ Linux. Another engine, such as a cluster's scheduler, would have the same four f
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,11 +16,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from tasks.cache.refs import Lock
+from tasks.jobs import warm
 from tasks.jobs.child_environment import added_environment, cores, environment
 from tasks.jobs.hardware import killed_for_memory, visible_gpus
 from training.jobs.processes import send, start_ticks
@@ -53,8 +55,8 @@ port."""
 LAUNCH = "launch.json"
 """In a job's folder: how its program was started."""
 
-# The supervisors' standard inputs close when this process ends, however it ends.
-_started: dict[int, subprocess.Popen[bytes]] = {}
+# By pid, the other end of each supervisor's standard input, which closes when this process ends, however it ends.
+_lifelines: dict[int, int] = {}
 
 
 class Handle(BaseModel):
@@ -198,30 +200,48 @@ def start(job: Path, argv: Sequence[str], env: Mapping[str, str], *, work: Path 
     (job / LOGS).mkdir(parents=True, exist_ok=True)
     for outcome in job.glob("outcome*.json"):
         outcome.unlink()  # of an earlier try: this one may be killed before it writes its own
-    command = [*python_argv("training.jobs.supervise"), "--grace-s", str(STOP_GRACE_S), str(job), "--"]
-    with open(job / LOGS / "supervisor.log", "ab") as log:
-        supervisor = subprocess.Popen(
-            [*command, *argv, str(work or job)],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            env=environment(env),
-            start_new_session=True,
-        )
-    _started[supervisor.pid] = supervisor
-    return Handle(job=str(job), pid=supervisor.pid, started=start_ticks(supervisor.pid))
+    request = {
+        "folder": str(job),
+        "argv": [*argv, str(work or job)],
+        "env": environment(env),
+        "grace_s": STOP_GRACE_S,
+    }
+    stdin, lifeline = os.pipe()
+    try:
+        with open(job / LOGS / "supervisor.log", "ab") as log:
+            pid = warm.fork(request, stdin, log) or _start_supervisor(request, stdin, log)
+    except BaseException:
+        os.close(lifeline)
+        raise
+    finally:
+        os.close(stdin)
+    _lifelines[pid] = lifeline
+    return Handle(job=str(job), pid=pid, started=start_ticks(pid))
+
+
+def _start_supervisor(request: dict[str, Any], stdin: int, log: IO[bytes]) -> int:
+    """Starts a supervisor as a process of its own and returns its pid."""
+    command = [*python_argv("training.jobs.supervise"), "--grace-s", str(request["grace_s"]), request["folder"], "--"]
+    supervisor = subprocess.Popen(
+        [*command, *request["argv"]],
+        stdin=stdin,
+        stdout=log,
+        stderr=log,
+        env=request["env"],
+        start_new_session=True,
+    )
+    supervisor.returncode = 0  # `poll` reaps it
+    return supervisor.pid
 
 
 def poll(handle: Handle) -> bool:
     """Whether the job still runs; False only after its supervisor and all processes below it have ended."""
-    supervisor = _started.get(handle.pid)
-    if supervisor is None:
-        return start_ticks(handle.pid) == handle.started != 0
-    if supervisor.poll() is None:
+    if start_ticks(handle.pid) == handle.started != 0:
         return True
-    del _started[handle.pid]
-    if supervisor.stdin is not None:
-        supervisor.stdin.close()
+    if lifeline := _lifelines.pop(handle.pid, None):
+        os.close(lifeline)
+        with contextlib.suppress(ChildProcessError):  # a fork is the warm process's child
+            os.waitpid(handle.pid, 0)
     return False
 
 

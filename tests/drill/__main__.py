@@ -3,12 +3,12 @@
     python -m tests.drill [--kills 20] [--seed N] [--ways 1 2 loop random fsdp zero2 zero3] [--only kills|NAME ...]
 
 First the recipe of tests/flows/small.py runs undisturbed, in each of the ways of tests/drill/ground.py. Then runs of it
-get SIGKILL, each time to the flow, the supervisor, the launcher or a rank, at an instant drawn from the whole of a run;
-the next run starts at once. What each training ends with must be what the undisturbed run ended with, no process may
-outlive its run, and MLflow must have one closed run a flow run; the state check (training/engine/state_check.py) covers
-each resume. Then come the fires of tests/drill/fires.py, and the scenes of tests/drill/scenes.py, which need no
-undisturbed run, by name. The exit status is 1 when anything differed, was left over, or went wrong; then everything
-stays in a temporary folder for a look.
+get SIGKILL, each time to the flow, the warm process, the supervisor, the launcher or a rank, at an instant drawn from
+the whole of a run; the next run starts at once. What each training ends with must be what the undisturbed run ended
+with, no process may outlive its run, and MLflow must have one closed run a flow run; the state check
+(training/engine/state_check.py) covers each resume. Then come the fires of tests/drill/fires.py, and the scenes of
+tests/drill/scenes.py, which need no undisturbed run, by name. The exit status is 1 when anything differed, was left
+over, or went wrong; then everything stays in a temporary folder for a look.
 """
 
 from __future__ import annotations

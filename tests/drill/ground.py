@@ -146,9 +146,12 @@ def argv(pid: int) -> list[str]:
 
 
 def victims(flow: int) -> dict[str, list[int]]:
-    """Who of a run is alive, by part: flow, supervisor, launcher, ranks; or program, where nothing launches one."""
+    """Who of a run is alive, by part: flow, warm process, supervisor, launcher, ranks; or program, where nothing
+    launches one."""
     found = {"flow": [flow]}
     for supervisor in descendants(flow):
+        if argv(supervisor)[1:3] == ["-m", "training.jobs.warm"]:
+            found["warm process"] = [supervisor]
         if argv(supervisor)[1:3] == ["-m", "training.jobs.supervise"]:
             found["supervisor"] = [supervisor]
             below = {pid: argv(pid) for pid in descendants(supervisor)}

@@ -9,7 +9,7 @@ from tasks.tracking.stage_table import STAGES
 from tests.drill.kills import Kills
 from tests.drill.watch import Watch
 
-VICTIMS = ["flow", "supervisor", "launcher", "rank", "program"]
+VICTIMS = ["flow", "warm process", "supervisor", "launcher", "rank", "program"]
 
 
 def summary(kills: Kills, fires: Mapping[str, str], watch: Watch, seconds: float) -> list[str]:

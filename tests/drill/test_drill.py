@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -19,14 +20,13 @@ from tests.drill.ground import MARK, Ground, Run
 from tests.drill.kills import Kills, Planned, Training, Undisturbed, not_to_be_given_up, plan
 from tests.drill.report import summary
 from tests.drill.watch import Watch
-from training.jobs.processes import SUPERVISOR
 
 
-def asleep(number: int, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+def asleep(number: int, stdin: IO[str] | None = None) -> subprocess.Popen[bytes]:
     """A process of this drill's run of that number."""
-    argv = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)", *arguments]
-    env = {**os.environ, MARK: f"{os.getpid()}-{number}", **environment}
-    process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE)
+    argv = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
+    env = {**os.environ, MARK: f"{os.getpid()}-{number}"}
+    process = subprocess.Popen(argv, env=env, stdin=stdin, stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
     return process
@@ -34,7 +34,7 @@ def asleep(number: int, *arguments: str, **environment: str) -> subprocess.Popen
 
 def test_a_seed_always_draws_the_same_kills() -> None:
     assert plan(50, seed=3) == plan(50, seed=3) != plan(50, seed=4)
-    assert {kill.part for kill in plan(50, seed=3)} == {"flow", "supervisor", "launcher", "rank"}
+    assert {kill.part for kill in plan(50, seed=3)} == {"flow", "warm process", "supervisor", "launcher", "rank"}
     assert max(kill.after for kill in plan(50, seed=3)) > 0.9
 
 
@@ -52,15 +52,18 @@ def test_a_process_that_outlives_its_run_is_told_of_and_ended_and_that_of_the_ne
     following.wait()
 
 
-def test_two_writers_in_one_job_are_told_of_and_two_of_one_supervisor_are_not(tmp_path: Path) -> None:
-    job, watch = str(tmp_path / "jobs" / "k"), Watch()
-    writers = [asleep(1, job, **{SUPERVISOR: "7:1"}) for _ in range(2)]
-    watch.look()
-    assert watch.faults == []
-    writers.append(asleep(2, job, **{SUPERVISOR: "8:1"}))
+def test_a_writer_in_a_job_whose_lock_another_holds_is_a_fault_and_two_with_one_lock_are_not(tmp_path: Path) -> None:
+    job, watch = tmp_path / "jobs" / "k", Watch()
+    job.mkdir(parents=True)
+    with open(job / "lock", "w") as held, open(job / "lock") as other:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        writers = [asleep(1, stdin=held) for _ in range(2)]
+        watch.look()
+        assert watch.faults == []
+        writers.append(asleep(2, stdin=other))
     watch.look()
     (fault,) = watch.faults
-    assert fault.startswith(f"two supervisors at once have processes in {job}")
+    assert fault == f"process {writers[-1].pid} writes to {job}, whose lock another supervisor holds"
     for writer in writers:
         writer.kill()
         writer.wait()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from pathlib import Path
 
 from tests.drill.ground import MARK, Run, argv
-from training.jobs.processes import SUPERVISOR, send, variable
+from training.jobs.processes import send, variable
 
 GONE_WITHIN_S = 5.0
 
@@ -60,16 +61,13 @@ class Watch:
                 send(pid, signal.SIGKILL)
 
     def _look_for_two_writers(self, ours: dict[int, str]) -> None:
-        writers: dict[str, dict[str, int]] = {}  # job -> supervisor -> one of its processes
+        """Each process of a job has the job's lock as its standard input: the one open file that holds the lock."""
         for pid in ours:
-            supervisor, words = variable(pid, SUPERVISOR), argv(pid)
-            if supervisor and words and Path(words[-1]).parent.name == "jobs":
-                writers.setdefault(words[-1], {})[supervisor] = pid
-        for job, by_supervisor in writers.items():
-            # A process whose memory is gone has no variables any more, and still holds its files: alive is who has.
-            alive = [pid for pid in by_supervisor.values() if variable(pid, SUPERVISOR)]
-            if len(alive) > 1:
-                self.faults.append(f"two supervisors at once have processes in {job}: {alive}")
+            with contextlib.suppress(OSError):
+                file = Path(os.readlink(f"/proc/{pid}/fd/0"))
+                holds = "FLOCK" in Path(f"/proc/{pid}/fdinfo/0").read_text()
+                if file.name == "lock" and file.parent.parent.name == "jobs" and not holds:
+                    self.faults.append(f"process {pid} writes to {file.parent}, whose lock another supervisor holds")
 
 
 def _pids() -> list[int]:

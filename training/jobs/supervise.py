@@ -19,14 +19,15 @@ with the launcher, and the next supervisor of the job kills the rest. (The file 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -40,41 +41,52 @@ from training.jobs.processes import (
     handles_signal,
     identity,
     send,
-    variable,
 )
 
 TICK_S = 0.05
 ABANDONED_GRACE_S = 3.0
 """Seconds to save if the starter has ended: the next run of the job may already wait."""
 STOPPED_BEFORE_START = 128 + signal.SIGTERM
+LOCK = "lock"
+HOLDER = "supervisor"
+"""In a job's directory: the identity of the process that took its lock last."""
 
 
 class Supervisor:
-    """One job, one command, from the lock to the last process."""
+    """One job, one command, from the lock to the last process.
 
-    def __init__(self, job_dir: Path, argv: Sequence[str], grace_s: float) -> None:
+    Args:
+        job_dir: the job's directory.
+        argv: the command.
+        grace_s: seconds to save after a request to stop.
+        forks: whether the program is a fork of this process instead of a new one.
+    """
+
+    def __init__(self, job_dir: Path, argv: Sequence[str], grace_s: float, *, forks: bool = False) -> None:
         self._job_dir = job_dir
         self._argv = list(argv)
         self._grace_s = grace_s
-        self._parent = os.getppid()
+        self._forks = forks
+        # The parent of a fork is the warm process, which may end before the job.
+        self._parent = None if forks else os.getppid()
         self._watching_stdin = True
         self._kill_at: float | None = None
         self._signalled: set[int] = set()
         self._launcher = 0
         self._exit_status: int | None = None
 
-    def run(self) -> int:
-        """Returns the exit status of the command, after its last descendant has ended."""
+    def run(self) -> int | None:
+        """Returns the exit status of the command, after its last descendant has ended; None in the program's own
+        process, if it is a fork."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
         adopt_orphans()
-        lock = os.open(self._job_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        if not self._acquire(lock):
+        lock = self._acquire()
+        if lock is None:
             return STOPPED_BEFORE_START
-        for stale in self._job_dir.glob("outcome*.json"):
-            stale.unlink()
+        if not self._start(lock):
+            return None
         try:
-            self._start(lock)
             while self._exit_status is None and (self._kill_at is None or time.monotonic() < self._kill_at):
                 self._wait_a_tick()
                 if self._kill_at is not None:
@@ -84,63 +96,73 @@ class Supervisor:
             self._kill_all()
         return self._exit_status if self._exit_status is not None else 128 + signal.SIGKILL
 
-    def _acquire(self, lock: int) -> bool:
-        """Waits for the lock; False if a stop is requested meanwhile."""
-        waiting = False
+    def _acquire(self) -> int | None:
+        """Waits for the lock, and removes what an earlier try reported. Returns the open file; None if a stop is
+        requested meanwhile."""
+        lock, waiting = os.open(self._job_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), False
         while self._kill_at is None:
-            try:
+            with contextlib.suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except BlockingIOError:
-                pass
+                (self._job_dir / HOLDER).write_text(identity(os.getpid()))
+                for stale in self._job_dir.glob("outcome*.json"):
+                    stale.unlink()
+                return lock
             if not waiting:
                 waiting = True
                 self._note("Waiting: the job's directory is still held by an earlier run of it.")
             self._kill_orphans()
             self._wait_a_tick()
-        return False
+        return None
 
     def _kill_orphans(self) -> None:
         """Kills the processes of this job whose supervisor was killed."""
-        for pid in find_readers(self._job_dir / "lock"):
-            supervisor = variable(pid, SUPERVISOR)
-            if supervisor and identity(int(supervisor.partition(":")[0])) != supervisor:
-                send(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError, ValueError):  # the holder has not written it yet, or has ended
+            holder = (self._job_dir / HOLDER).read_text()
+            if identity(int(holder.partition(":")[0])) != holder:
+                for pid in find_readers(self._job_dir / LOCK):
+                    send(pid, signal.SIGKILL)
 
-    def _start(self, lock: int) -> None:
+    def _start(self, lock: int) -> bool:
+        """Starts the command. Returns False in the process of a forked program."""
+        log = os.open(self._next_log(), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        parent = os.getpid()
+        self._launcher = os.fork()
+        if self._launcher:
+            os.close(log)
+            return True
+        die_with_parent()
+        if os.getppid() != parent:
+            os._exit(1)
+        os.setpgid(0, 0)
+        for descriptor, file in ((0, lock), (1, log), (2, log)):
+            os.dup2(file, descriptor)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.environ[SUPERVISOR] = identity(parent)
+        if self._forks:
+            os.close(lock)
+            os.close(log)
+            return False
+        try:
+            os.execvp(self._argv[0], self._argv)
+        except OSError:
+            traceback.print_exc()
+        os._exit(127)
+
+    def _next_log(self) -> Path:
         logs = self._job_dir / "logs"
         logs.mkdir(exist_ok=True)
         tries = [int(path.stem) for path in logs.glob("*.log") if path.stem.isdigit()]
-        with open(logs / f"{max(tries, default=0) + 1}.log", "ab") as log:
-            parent = os.getpid()
-
-            def tie_to_parent() -> None:
-                # Between fork and exec; safe because this process has one thread.
-                die_with_parent()
-                if os.getppid() != parent:
-                    os._exit(1)
-
-            launcher = subprocess.Popen(
-                self._argv,
-                stdin=lock,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, SUPERVISOR: identity(parent)},
-                close_fds=False,  # only files that the starter passed on are inheritable
-                process_group=0,
-                preexec_fn=tie_to_parent,
-            )
-        self._launcher = launcher.pid
-        # This class reaps every child; the Popen object must not wait for this one.
-        launcher.returncode = 0
+        return logs / f"{max(tries, default=0) + 1}.log"
 
     def _wait_a_tick(self) -> None:
         """Waits TICK_S, and stops the job if the starter has ended."""
         readable = select.select([0] if self._watching_stdin else [], [], [], TICK_S)[0]
-        if (readable and not os.read(0, 4096)) or os.getppid() != self._parent:
+        orphaned = self._parent is not None and os.getppid() != self._parent
+        if (readable and not os.read(0, 4096)) or orphaned:
             self._watching_stdin = False
             self._stop(ABANDONED_GRACE_S)
-            self._parent = os.getppid()
+            self._parent = None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._stop(self._grace_s if self._kill_at is None else 0.0)
@@ -200,7 +222,7 @@ def main() -> int:
     options = parser.parse_args()
     if os.getpid() != os.getsid(0):
         os.setsid()
-    return Supervisor(options.job, options.argv, options.grace_s).run()
+    return Supervisor(options.job, options.argv, options.grace_s).run() or 0
 
 
 if __name__ == "__main__":

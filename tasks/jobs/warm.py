@@ -1,0 +1,105 @@
+"""The warm process of a run, from which launch.py forks the supervisors of jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
+
+from tasks.jobs.child_environment import added_environment, environment
+from training.jobs.warm import DIGITS
+
+MODULES = (
+    # The launcher's first: it starts while the others are imported.
+    *("torch", "accelerate.commands.launch"),
+    *("training.engine.inference", "training.models.loading", "training.task_types.task_type"),
+    *("training.evaluation.metrics", "training.evaluation.bootstrap", "training.evaluation.plots"),
+    *("mlflow", "mlflow.transformers", "tasks.tracking.connection"),
+)
+"""What the stages' programs import that takes long, in the order in which a run needs it."""
+
+ROOM = " " * 2000
+"""A last argument, whose memory is used to show the commands of forks."""
+
+_allowed = False
+_current: WarmProcess | None = None
+
+
+class WarmProcess:
+    """A process that has imported MODULES, and what it starts."""
+
+    def __init__(self) -> None:
+        self._environment = environment({})
+        self._connection, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "training.jobs.warm", *MODULES, ROOM],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                # Without this, libraries that look for a GPU would start CUDA, which does not survive a fork.
+                env=self._environment | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def fork(self, request: Mapping[str, Any], stdin: int, log: IO[bytes]) -> int:
+        """Starts a supervisor and returns its pid; 0 if it has to be started as a process of its own.
+
+        `request`: as in training.jobs.warm.
+        """
+        if not self._can_run(request["argv"], request["env"]):
+            return 0
+        body = json.dumps(request).encode()
+        try:
+            socket.send_fds(self._connection, [b"%*d" % (DIGITS, len(body))], [stdin, log.fileno()])
+            self._connection.sendall(body)
+            return int(self._connection.recv(DIGITS, socket.MSG_WAITALL) or 0)
+        except OSError:  # it was killed
+            return 0
+
+    def _can_run(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
+        """Whether a fork does the same as a new process: libraries read some variables when they are imported."""
+        same = all(env.get(name) == self._environment.get(name) for name in added_environment({}))
+        return same and list(argv[:2]) == [sys.executable, "-m"]
+
+    def close(self) -> None:
+        """Ends the process. Its jobs go on."""
+        self._connection.close()
+        self._process.terminate()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def warm_programs() -> Iterator[None]:
+    """Inside, programs are forks of a warm process, which starts when it is first needed and ends with the block."""
+    global _allowed, _current
+    outer, _allowed = _allowed, True
+    try:
+        yield
+    finally:
+        _allowed = outer
+        if not outer and _current is not None:
+            _current.close()
+            _current = None
+
+
+def start() -> None:
+    """Starts the warm process: inside `warm_programs`, as soon as a program will be needed."""
+    global _current
+    if _allowed and _current is None:
+        _current = WarmProcess()
+
+
+def fork(request: Mapping[str, Any], stdin: int, log: IO[bytes]) -> int:
+    """Starts a supervisor as a fork of the warm process and returns its pid; 0 outside `warm_programs`."""
+    start()
+    return _current.fork(request, stdin, log) if _current else 0

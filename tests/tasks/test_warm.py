@@ -1,0 +1,155 @@
+"""The warm process: a program that is its fork does what a new process does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.jobs import warm
+from tasks.jobs.launch import poll, run_job, start, stop
+from tests.fork_server import NEW_PYTHON
+from training.jobs.processes import descendants, start_ticks
+from training.jobs.protocol import Failure, Job, read_events
+
+PRELOADED = "xml.dom.pulldom"
+"""A module that nothing imports by itself."""
+PROGRAM = f"""
+import os, signal, sys, time
+from pathlib import Path
+from training.jobs.program import run_program
+import training.jobs.protocol
+
+def main(job_dir, job, events):
+    events.note(str(job.settings.get("note")))
+    exec(job.settings["code"], globals() | locals())
+    return {{
+        "warm": {PRELOADED!r} in sys.modules,
+        "secret": os.environ.get("SECRET"),
+        "argv": Path("/proc/self/cmdline").read_text().split("\\0")[1:4],
+        "threads": len(os.listdir("/proc/self/task")),
+    }}
+
+if __name__ == "__main__":
+    run_program(main)
+"""
+
+
+@pytest.fixture(autouse=True)
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A warm process for the module `own_program`."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "own_program.py").write_text(PROGRAM)
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+    monkeypatch.setattr(warm, "MODULES", (PRELOADED,))
+    monkeypatch.setattr(sys, "executable", NEW_PYTHON)
+    with warm.warm_programs():
+        yield
+
+
+def argv() -> list[str]:
+    return [sys.executable, "-m", "own_program"]
+
+
+def write_job(folder: Path, code: str = "") -> Path:
+    job = folder / "jobs" / str(len(list(folder.glob("jobs/*"))))
+    Job(program="own", key="k", settings={"code": code}).write(job)
+    return job
+
+
+def run(folder: Path, code: str = "", **env: str) -> dict[str, Any] | Failure:
+    outcome = run_job(write_job(folder, code), argv(), env=env, stall_timeout_s=60, poll_s=0.02)
+    return outcome.failure or outcome.figures
+
+
+def warm_pid() -> int:
+    process = warm._current
+    assert process is not None
+    return process.pid
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def pid_at_work(job: Path) -> int:
+    until(lambda: read_events(job / "events.jsonl", 0, ["note"])[0])
+    return int(read_events(job / "events.jsonl", 0, ["started"])[0][0]["pid"])
+
+
+def test_a_program_finds_the_modules_imported_and_is_shown_by_its_own_command(tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    figures = run_job(job, argv(), stall_timeout_s=60, poll_s=0.02).figures
+    assert figures == {"warm": True, "secret": None, "argv": ["-m", "own_program", str(job)], "threads": 1}
+
+
+def test_each_program_has_its_own_environment(tmp_path: Path) -> None:
+    first, second = run(tmp_path, SECRET="planted"), run(tmp_path)
+    assert isinstance(first, dict) and isinstance(second, dict)
+    assert (first["secret"], second["secret"]) == ("planted", None)
+
+
+def test_a_variable_that_libraries_read_on_import_makes_a_new_process(tmp_path: Path) -> None:
+    figures = run(tmp_path, OMP_NUM_THREADS="7")
+    assert isinstance(figures, dict) and not figures["warm"]
+
+
+def test_outside_a_run_programs_are_new_processes(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warm, "_allowed", False)
+        figures = run(tmp_path)
+    assert isinstance(figures, dict) and not figures["warm"]
+
+
+def test_a_crash_in_native_code_ends_that_program_alone(tmp_path: Path) -> None:
+    failure = run(tmp_path, "os.abort()")
+    assert isinstance(failure, Failure) and "crashed in native code" in failure.message
+    figures = run(tmp_path)
+    assert isinstance(figures, dict) and figures["warm"]
+
+
+def test_a_job_outlives_the_warm_process_and_the_next_one_is_a_new_process(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "time.sleep(60)")
+    handle = start(job, argv(), {})
+    pid = pid_at_work(job)
+    os.kill(warm_pid(), signal.SIGKILL)
+    until(lambda: not start_ticks(warm_pid()))
+    figures = run(tmp_path)
+    assert isinstance(figures, dict) and not figures["warm"]
+    assert poll(handle) and start_ticks(pid)
+    stop(handle, 5)
+    assert not start_ticks(pid)
+
+
+def test_a_program_dies_with_its_supervisor_and_the_next_try_waits_for_nobody(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "if not os.fork(): time.sleep(60)\ntime.sleep(60)")
+    handle = start(job, argv(), {})
+    pid = pid_at_work(job)
+    until(lambda: descendants(pid))
+    (orphan,) = descendants(pid)
+    os.kill(handle.pid, signal.SIGKILL)
+    until(lambda: not start_ticks(pid))
+    Job(program="own", key="k", settings={"code": ""}).write(job)
+    outcome = run_job(job, argv(), stall_timeout_s=60, poll_s=0.02)
+    assert outcome.figures["warm"] and not start_ticks(orphan)
+
+
+def test_the_warm_process_ends_with_the_run(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warm, "_allowed", False)
+        patch.setattr(warm, "_current", None)
+        with warm.warm_programs():
+            warm.start()
+            pid = warm_pid()
+            assert start_ticks(pid)
+        assert not start_ticks(pid)
