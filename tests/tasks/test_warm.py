@@ -18,7 +18,7 @@ from tests.fork_server import NEW_PYTHON
 from training.jobs.processes import descendants, start_ticks
 from training.jobs.protocol import Failure, Job, read_events
 
-PRELOADED = "xml.dom.pulldom"
+PRELOADED = "preloaded_module"
 """A module that nothing imports by itself."""
 PROGRAM = f"""
 import os, signal, sys, time
@@ -46,6 +46,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A warm process for the module `own_program`."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "own_program.py").write_text(PROGRAM)
+    (tmp_path / "modules" / f"{PRELOADED}.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
     monkeypatch.setattr(warm, "MODULES", (PRELOADED,))
@@ -67,6 +68,11 @@ def write_job(folder: Path, code: str = "") -> Path:
 def run(folder: Path, code: str = "", **env: str) -> dict[str, Any] | Failure:
     outcome = run_job(write_job(folder, code), argv(), env=env, stall_timeout_s=60, poll_s=0.02)
     return outcome.failure or outcome.figures
+
+
+def is_warm(ended: dict[str, Any] | Failure) -> bool:
+    assert isinstance(ended, dict), ended
+    return bool(ended["warm"])
 
 
 def warm_pid() -> int:
@@ -100,22 +106,25 @@ def test_each_program_has_its_own_environment(tmp_path: Path) -> None:
 
 
 def test_a_variable_that_libraries_read_on_import_makes_a_new_process(tmp_path: Path) -> None:
-    figures = run(tmp_path, OMP_NUM_THREADS="7")
-    assert isinstance(figures, dict) and not figures["warm"]
+    assert not is_warm(run(tmp_path, OMP_NUM_THREADS="7"))
+
+
+def test_after_a_change_of_an_imported_module_programs_are_new_processes(tmp_path: Path) -> None:
+    assert is_warm(run(tmp_path))
+    (tmp_path / "modules" / f"{PRELOADED}.py").write_text("changed = True")
+    assert not is_warm(run(tmp_path))
 
 
 def test_outside_a_run_programs_are_new_processes(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warm, "_allowed", False)
-        figures = run(tmp_path)
-    assert isinstance(figures, dict) and not figures["warm"]
+        assert not is_warm(run(tmp_path))
 
 
 def test_a_crash_in_native_code_ends_that_program_alone(tmp_path: Path) -> None:
     failure = run(tmp_path, "os.abort()")
     assert isinstance(failure, Failure) and "crashed in native code" in failure.message
-    figures = run(tmp_path)
-    assert isinstance(figures, dict) and figures["warm"]
+    assert is_warm(run(tmp_path))
 
 
 def test_a_job_outlives_the_warm_process_and_the_next_one_is_a_new_process(tmp_path: Path) -> None:
@@ -124,8 +133,7 @@ def test_a_job_outlives_the_warm_process_and_the_next_one_is_a_new_process(tmp_p
     pid = pid_at_work(job)
     os.kill(warm_pid(), signal.SIGKILL)
     until(lambda: not start_ticks(warm_pid()))
-    figures = run(tmp_path)
-    assert isinstance(figures, dict) and not figures["warm"]
+    assert not is_warm(run(tmp_path))
     assert poll(handle) and start_ticks(pid)
     stop(handle, 5)
     assert not start_ticks(pid)

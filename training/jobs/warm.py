@@ -8,9 +8,10 @@ object in DIGITS digits, with two open files, and then the object:
 
     {"folder": "/…/jobs/KEY", "argv": ["…/python", "-m", "MODULE", …], "env": {…}, "grace_s": 20}
 
-The answer is the pid of the job's supervisor in DIGITS digits. The supervisor is a fork with the two files as its
-standard input and output, and the program is a fork of the supervisor. A job outlives this process, which ends when
-the other end of its socket is closed.
+The answer is the pid of the job's supervisor in DIGITS digits, or 0 if the file of an imported module has changed: then
+only a new process runs the code that the artifact's key names. The supervisor is a fork with the two files as its
+standard input and output, and the program is a fork of the supervisor. A job outlives this process, which ends when the
+other end of its socket is closed.
 
 Nothing here starts a thread of Python's, uses a GPU or draws random numbers. OpenBLAS and jemalloc start threads when
 numpy and pyarrow are imported, and handle forks themselves.
@@ -28,6 +29,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +39,7 @@ from training.jobs.supervise import Supervisor
 
 DIGITS = 10
 """Of a length or a pid in a message."""
+_STARTED = time.time()
 HIDDEN = ("deepspeed", "peft")
 """Packages that no forked program needs. Libraries import them where they are installed, which takes seconds."""
 
@@ -75,8 +78,9 @@ def _serve(connection: socket.socket) -> list[str] | None:
     if not header:
         sys.exit(0)
     request = json.loads(connection.recv(int(header), socket.MSG_WAITALL))
-    supervisor = os.fork()
-    if supervisor:
+    changed = _modules_changed()
+    supervisor = 0 if changed else os.fork()
+    if supervisor or changed:
         for file in files:
             os.close(file)
         connection.sendall(b"%*d" % (DIGITS, supervisor))
@@ -96,6 +100,15 @@ def _serve(connection: socket.socket) -> list[str] | None:
         os._exit(status)
     show_command(argv)
     return list(argv[argv.index("-m") + 1 :])
+
+
+def _modules_changed() -> bool:
+    """Whether the file of an imported module has changed since this process started."""
+    specs = [getattr(module, "__spec__", None) for module in list(sys.modules.values())]
+    try:
+        return any(os.stat(spec.origin).st_ctime >= _STARTED for spec in specs if spec and spec.has_location)
+    except OSError:  # it was removed
+        return True
 
 
 if __name__ == "__main__":
