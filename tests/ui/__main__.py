@@ -1,9 +1,9 @@
-"""What people see: real servers, the demo run through a worker, and a headless Chromium that looks at it all.
+"""Real servers, a run of the demo by a worker, and a headless Chromium that checks and pictures its pages.
 
     python -m tests.ui
 
-Each page must say what it is there for. The pictures go to tests/ui/pictures/; docs/how-to/servers.md shows three.
-The exit status is 1 where a page does not say what it should. Chromium comes with the system: apt-get install chromium.
+Each page must show its texts. The pictures go to tests/ui/pictures/; docs/how-to/servers.md shows three.
+The exit status is 1 if a page lacks a text. Chromium comes with the system: apt-get install chromium.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A headless Chromium, told what to do through its DevTools protocol: https://chromedevtools.github.io/devtools-protocol"""
+"""A headless Chromium, driven through its DevTools protocol: https://chromedevtools.github.io/devtools-protocol"""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 WIDTH, HEIGHT = 1360, 850  # pixels
 ANSWER_TIMEOUT_S = 60.0
 TEXT_TIMEOUT_S = 90.0
+CLICK_TIMEOUT_S = 5.0  # until a click counts as missed
 SETTLE_S = 1.5  # for charts that are drawn with a flourish
 
 TEXT = """(() => {
-  const told = [document.body.innerText];
-  for (const field of document.querySelectorAll("input, textarea")) told.push(field.value, field.placeholder);
-  for (const frame of document.querySelectorAll("iframe")) told.push(frame.contentDocument?.body?.innerText);
-  return told.join("\\n");
+  const texts = [document.body.innerText];
+  for (const field of document.querySelectorAll("input, textarea")) texts.push(field.value, field.placeholder);
+  for (const frame of document.querySelectorAll("iframe")) texts.push(frame.contentDocument?.body?.innerText);
+  return texts.join("\\n");
 })()"""
 CLICK = """(text => {
   const fits = node => node.innerText?.trim() === text && node.offsetParent !== null;
@@ -48,6 +49,7 @@ SCROLL = """(text => {
   const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walk.nextNode())
     if (walk.currentNode.textContent.includes(text)) {
+      walk.currentNode.parentElement.style.scrollMarginTop = "24px";
       walk.currentNode.parentElement.scrollIntoView({block: "start"});
       return true;
     }
@@ -56,7 +58,7 @@ SCROLL = """(text => {
 
 
 class Missing(AssertionError):
-    """A page does not say what it should."""
+    """A page lacks a text or an element."""
 
 
 class Page:
@@ -68,7 +70,7 @@ class Page:
         self.size(WIDTH, HEIGHT)
 
     def do(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """What the browser answers to one command."""
+        """The browser's result of one command."""
         number = next(self._numbers)
         self._connection.send(json.dumps({"id": number, "method": method, "params": parameters}))
         while True:
@@ -79,7 +81,7 @@ class Page:
                 return dict(answer["result"])
 
     def size(self, width: int, height: int) -> None:
-        """How large the window is, in pixels."""
+        """Sets the size of the window in pixels."""
         self.do("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def run(self, script: str) -> Any:
@@ -87,32 +89,40 @@ class Page:
         return self.do("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
     def open(self, url: str, *texts: str) -> None:
-        """Goes there, and waits until the page says all that. Raises Missing where it does not."""
+        """Opens the address and waits for all texts. Raises Missing if one does not appear."""
         self.do("Page.navigate", url="about:blank")  # an address that differs behind `#` alone loads nothing
         self.do("Page.navigate", url=url)
-        self.says(*texts)
+        self.wait_for(*texts)
 
-    def says(self, *texts: str) -> None:
-        """Waits until the page says all that, wherever its lines break. Raises Missing where it does not."""
-        deadline = time.monotonic() + TEXT_TIMEOUT_S
-        while missing := [text for text in texts if _one_line(text) not in (said := _one_line(str(self.run(TEXT))))]:
+    def wait_for(self, *texts: str, timeout_s: float = TEXT_TIMEOUT_S) -> None:
+        """Waits until the page shows all texts, wherever its lines break. Raises Missing if one does not appear."""
+        deadline = time.monotonic() + timeout_s
+        while missing := [text for text in texts if _one_line(text) not in (shown := _one_line(str(self.run(TEXT))))]:
             if time.monotonic() > deadline:
-                raise Missing(f"{self.run('location.href')} does not say {missing}; it says: {said[:3000]}")
+                raise Missing(f"{self.run('location.href')} does not show {missing}; it shows: {shown[:3000]}")
             time.sleep(0.3)
 
-    def click(self, text: str) -> None:
-        """Clicks what has exactly this text. Raises Missing where nothing has."""
-        x, y = self._until(CLICK, text)
-        for kind in ("mousePressed", "mouseReleased"):  # some parts of a page listen to no script's click
-            self.do("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+    def click(self, text: str, *texts: str) -> None:
+        """Clicks the element with exactly this text, and again until the page shows all `texts`: a click misses if the
+        layout moves under it. Raises Missing if there is no such element, or no click shows the texts."""
+        deadline = time.monotonic() + TEXT_TIMEOUT_S
+        while True:
+            x, y = self._until(CLICK, text)
+            for kind in ("mousePressed", "mouseReleased"):  # some parts of a page ignore a script's click
+                self.do("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+            try:
+                return self.wait_for(*texts, timeout_s=CLICK_TIMEOUT_S)
+            except Missing:
+                if time.monotonic() > deadline:
+                    raise
 
     def type(self, placeholder: str, text: str) -> None:
-        """Types into the field that has this placeholder. Raises Missing where none has."""
+        """Types into the field with this placeholder. Raises Missing if there is none."""
         self._until(FOCUS, placeholder)
         self.do("Input.insertText", text=text)
 
     def scroll_to(self, text: str) -> None:
-        """Brings the first text that holds this to the window's top. Raises Missing where none does."""
+        """Scrolls until the first text node that contains `text` is at the top. Raises Missing if there is none."""
         self._until(SCROLL, text)
 
     def _until(self, script: str, text: str) -> Any:
@@ -124,7 +134,7 @@ class Page:
         return found
 
     def picture(self, file: Path) -> None:
-        """What the window shows, as a .png or .webp file."""
+        """Saves a screenshot of the window as a .png or .webp file."""
         time.sleep(SETTLE_S)
         kind = file.suffix.removeprefix(".")
         quality = {"quality": 80} if kind == "webp" else {}
@@ -138,7 +148,7 @@ def _one_line(text: str) -> str:
 
 @contextlib.contextmanager
 def browser() -> Iterator[Page]:
-    """A tab of a browser that knows nothing of earlier ones. Raises FileNotFoundError where none is installed."""
+    """A tab of a browser with an empty profile. Raises FileNotFoundError if no Chromium is installed."""
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         raise FileNotFoundError("no Chromium is installed: on Debian and Ubuntu, apt-get install chromium")
@@ -157,12 +167,12 @@ def browser() -> Iterator[Page]:
             process.wait()
 
 
-def _tab(told: Path) -> str:
+def _tab(port_file: Path) -> str:
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
-    while not told.is_file() or not told.read_text().strip():
+    while not port_file.is_file() or not port_file.read_text().strip():
         if time.monotonic() > deadline:
             raise TimeoutError(f"Chromium has not started within {ANSWER_TIMEOUT_S:g} s")
         time.sleep(0.1)
-    request = urllib.request.Request(f"http://127.0.0.1:{told.read_text().split()[0]}/json/new", method="PUT")
+    request = urllib.request.Request(f"http://127.0.0.1:{port_file.read_text().split()[0]}/json/new", method="PUT")
     with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as answer:
         return str(json.load(answer)["webSocketDebuggerUrl"])
