@@ -48,7 +48,7 @@ FORKED = {
 }
 OWN = ("training.programs.", "tasks.registry.")
 PACKAGES = {COMMANDS: ("flows", "tasks.cache", "tasks.services", "tasks.prefect"), PROGRAMS: ("training",)}
-"""Packages of ours of which every module is imported."""
+"""By level: the packages of this project whose modules are all imported."""
 LIBRARIES = {
     COMMANDS: (
         *("mlflow", "mlflow.store.tracking.sqlalchemy_store", "mlflow.store.model_registry.sqlalchemy_store"),
@@ -60,7 +60,7 @@ LIBRARIES = {
         *("torch.utils.serialization.config", "tests.training.warm"),
     ),
 }
-"""Those that forks of the tests would import."""
+"""By level: the libraries that the forks of the tests need."""
 _LENGTH = struct.Struct("!I")
 _STATUS = struct.Struct("!i")
 _search_path: list[str] = []

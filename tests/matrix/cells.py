@@ -158,8 +158,8 @@ def refusal(combination: Combination, world: Path) -> str:
 
 def _of_the_strategy(failure: Failure) -> str:
     """What is said against sharing out such a model; empty where the training failed for another reason."""
-    told = [problem for problem in failure.problems if problem.where == "compute.strategy"]
-    return "; ".join(f"{problem.where}: {problem.message}" for problem in told)
+    found = [problem for problem in failure.problems if problem.where == "compute.strategy"]
+    return "; ".join(f"{problem.where}: {problem.message}" for problem in found)
 
 
 def _launched(combination: Combination, job: Path, kills: int) -> tuple[Outcome, int]:
@@ -275,11 +275,11 @@ class Exported:
         if {"loss", "targets"} <= {*answers.column_names}:
             sums = {name: sum(answers[name].to_pylist()) for name in ("loss", "targets")}
             figures["loss"] = sums["loss"] / sums["targets"]
-        told = {name.removeprefix("eval_"): value for name, value in forks.curve(self._job)[best_step].items()}
-        both = figures.keys() & told.keys()
-        worse = [name for name in both if abs(figures[name] - told[name]) > rounding * max(1, abs(told[name]))]
+        reported = {name.removeprefix("eval_"): value for name, value in forks.curve(self._job)[best_step].items()}
+        both = figures.keys() & reported.keys()
+        worse = [name for name in both if abs(figures[name] - reported[name]) > rounding * max(1, abs(reported[name]))]
         if worse or not both:
-            return f"no: {', '.join(f'{name} {figures[name]:.6g}, not {told[name]:.6g}' for name in worse)}"
+            return f"no: {', '.join(f'{name} {figures[name]:.6g}, not {reported[name]:.6g}' for name in worse)}"
         return "yes"
 
     def answers(self) -> str:

@@ -38,7 +38,7 @@ HUB = {"source": "hub", "path": "me/rows", "text": ["text"], "label": "label"}
 
 
 class Heard(Listener):
-    """Keeps the messages that it is told."""
+    """Keeps the messages that it gets."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -87,8 +87,8 @@ def test_a_recipe_that_publishes_without_a_token_is_refused_before_anything_cost
     assert "set HF_TOKEN to one that may" in str(refused.value)
     pin(recipe_of(rows, **hub))  # a plan may be made where nothing is published
     login.write_text("hf_secret")
-    (told,) = run(recipe_of(rows, **hub))[1]
-    assert told.startswith("release.hub: there is no champion to compare with") and "hf_secret" not in told
+    (found,) = run(recipe_of(rows, **hub))[1]
+    assert found.startswith("release.hub: there is no champion to compare with") and "hf_secret" not in found
     hub["release"]["registry"] = "thing"
     assert run(recipe_of(rows, **hub), "flow-2")[1] == []
 
@@ -120,14 +120,14 @@ def test_moved_files_are_the_same_data_and_a_changed_cell_is_other_data(home: Pa
 
 @pytest.mark.skipif(bool(visible_gpus()), reason="says what a machine without a GPU cannot do")
 def test_what_this_machine_cannot_do_for_a_strategy_is_told(home: Path, rows: dict[str, Any]) -> None:
-    told = dict(problems(recipe_of(rows, compute={"strategy": "fsdp"})))
-    assert told == {
+    found = dict(problems(recipe_of(rows, compute={"strategy": "fsdp"})))
+    assert found == {
         "compute.strategy": "'fsdp' shares a model among processes, and there is one GPU or none (num_processes: "
         "auto): set compute.num_processes or compute.offload, or use ddp.",
     }
     compute = {"strategy": "fsdp", "offload": "all", "mixed_precision": "fp16"}
-    told = dict(problems(recipe_of(rows, compute=compute)))
-    assert told == {
+    found = dict(problems(recipe_of(rows, compute=compute)))
+    assert found == {
         "compute.offload": "'all' moves what a GPU does not need, and there is none here: set it to no.",
         "compute.mixed_precision": "'fp16' with fsdp needs GPUs, and there is none here: use bf16 or no.",
     }
@@ -139,12 +139,16 @@ def test_weights_in_4_bits_need_a_gpu_and_adapters_a_package(
 ) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     monkeypatch.setitem(sys.modules, "peft", None)
-    told = list(problems(recipe_of(rows, training={"lora": {"quantization": "nf4"}})))
-    assert [where for where, _ in told] == ["training.lora.quantization", "training.lora", "training.lora.quantization"]
-    assert told[0][1].startswith(
+    found = list(problems(recipe_of(rows, training={"lora": {"quantization": "nf4"}})))
+    assert [where for where, _ in found] == [
+        "training.lora.quantization",
+        "training.lora",
+        "training.lora.quantization",
+    ]
+    assert found[0][1].startswith(
         "'nf4' holds weights in 4 bits on an NVIDIA GPU, and there is none here: set it to null"
     )
-    assert "finetune-flows[lora]" in told[1][1] and "finetune-flows[qlora]" in told[2][1]
+    assert "finetune-flows[lora]" in found[1][1] and "finetune-flows[qlora]" in found[2][1]
 
 
 def test_kernels_for_gpus_are_refused_without_one_and_without_their_package(
@@ -178,8 +182,8 @@ def test_deepspeed_that_is_not_installed_is_told_with_what_to_install(
     home: Path, rows: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "deepspeed", None)
-    (told,) = problems(recipe_of(rows, compute={"strategy": "deepspeed-zero2", "num_processes": 2}))
-    assert told[0] == "compute.strategy" and "`pip install 'finetune-flows[deepspeed]'`" in told[1]
+    (found,) = problems(recipe_of(rows, compute={"strategy": "deepspeed-zero2", "num_processes": 2}))
+    assert found[0] == "compute.strategy" and "`pip install 'finetune-flows[deepspeed]'`" in found[1]
 
 
 def test_what_was_pinned_stays_for_the_same_flow_run(home: Path, rows: dict[str, Any]) -> None:
@@ -299,9 +303,13 @@ def test_how_far_the_reading_of_files_elsewhere_is_is_told_in_bytes(home: Path) 
     url = f"memory://{uuid.uuid4().hex}"
     for name in ("train", "dev"):
         fsspec.filesystem("memory").pipe(f"{url}/{name}.csv", b"x" * 3_000_000)
-    told: list[tuple[int, int]] = []
-    pin(recipe_of({**FILES, "path": url}), lambda done, total: told.append((done, total)))
-    assert told == sorted(told) and {total for _, total in told} == {6_000_000} and told[-1][0] == 6_000_000
+    reported: list[tuple[int, int]] = []
+    pin(recipe_of({**FILES, "path": url}), lambda done, total: reported.append((done, total)))
+    assert (
+        reported == sorted(reported)
+        and {total for _, total in reported} == {6_000_000}
+        and reported[-1][0] == 6_000_000
+    )
 
 
 MODEL = {"config.json": "{}", "model.safetensors": "w", "tokenizer.json": "{}", "README.md": "x", "model.bin": "pickle"}
@@ -342,9 +350,9 @@ def test_a_chat_template_counts_by_what_it_says_wherever_it_lies_and_whatever_th
         Champion(name="n", version="1", model="m", max_length=9),
     )
 
-    def keys(template: str | None, told: str = "") -> list[str]:
+    def keys(template: str | None, content: str = "") -> list[str]:
         if template is not None:
-            (tmp_path / template).write_text(told)
+            (tmp_path / template).write_text(content)
         recipes = [recipe_of(rows, model | {"chat_template": template}) for model in (folder, SCRATCH)]
         plain, made = (pin(recipe) for recipe in recipes)
         laid_over = made.model_files
@@ -365,7 +373,7 @@ def test_a_chat_template_counts_by_what_it_says_wherever_it_lies_and_whatever_th
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("content", "why"),
     [
         (None, "cannot be read (No such file or directory): name a Jinja file."),
         (b"\xff", "is not UTF-8 text: name a Jinja file."),
@@ -374,11 +382,11 @@ def test_a_chat_template_counts_by_what_it_says_wherever_it_lies_and_whatever_th
     ],
 )
 def test_a_chat_template_that_is_none_is_refused_before_anything_runs(
-    home: Path, rows: dict[str, Any], tmp_path: Path, told: bytes | None, why: str
+    home: Path, rows: dict[str, Any], tmp_path: Path, content: bytes | None, why: str
 ) -> None:
     file = tmp_path / "chat.jinja"
-    if told is not None:
-        file.write_bytes(told)
+    if content is not None:
+        file.write_bytes(content)
     (said,) = problems(recipe_of(rows, SCRATCH | {"chat_template": str(file)}))
     assert said[0] == "model.chat_template" and said[1].startswith(f"{str(file)!r} {why}")
 
@@ -386,11 +394,11 @@ def test_a_chat_template_that_is_none_is_refused_before_anything_runs(
 def test_all_that_is_missing_is_told_together(home: Path, rows: dict[str, Any], tmp_path: Path) -> None:
     Path(rows["path"], "train.csv").unlink()
     model = write_model(tmp_path / "model", "README.md")
-    told = problems(recipe_of(rows, model))
-    assert [where for where, _ in told] == ["data.path", "model.path", "model.path", "model.path"]
-    assert "no train file" in told[0][1] and [
+    found = problems(recipe_of(rows, model))
+    assert [where for where, _ in found] == ["data.path", "model.path", "model.path", "model.path"]
+    assert "no train file" in found[0][1] and [
         part in message
-        for part, (_, message) in zip(("config.json", "safetensors", "tokenizer"), told[1:], strict=True)
+        for part, (_, message) in zip(("config.json", "safetensors", "tokenizer"), found[1:], strict=True)
     ]
 
 
@@ -495,8 +503,8 @@ def test_a_name_that_the_hub_does_not_give_is_told_with_what_to_do(
     hub.fault = lambda method, path: 503 if "me/broken" in path else None
     monkeypatch.setenv("HF_TOKEN", hub.token() if token == "friend" else token)
     path, _, revision = name.partition("@")
-    ((told, message),) = problems(recipe_of({**HUB, "path": path, "revision": revision or None}))
-    assert told == where and all(word in message for word in words), message
+    ((field, message),) = problems(recipe_of({**HUB, "path": path, "revision": revision or None}))
+    assert field == where and all(word in message for word in words), message
 
 
 def test_a_token_opens_what_is_private_or_gated(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,8 +130,12 @@ def test_a_language_models_adapter_names_its_base_and_merged_answers_the_same(
         if "lora_B" in name:
             torch.nn.init.normal_(weight)
     adapters.save(network, generator(), tmp_path / "adapter", {"path": "me/base", "revision": "a" * 40}, None)
-    told = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
-    assert (told["base_model_name_or_path"], told["revision"], told["task_type"]) == ("me/base", "a" * 40, "CAUSAL_LM")
+    config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["revision"], config["task_type"]) == (
+        "me/base",
+        "a" * 40,
+        "CAUSAL_LM",
+    )
     merged, ids = adapters.merge(generator(), tmp_path / "adapter").eval(), torch.arange(12)[None]
     with torch.inference_mode():
         ours, theirs, base = (one(input_ids=ids).logits for one in (merged, network.eval(), generator()))
@@ -186,9 +190,9 @@ def test_what_adapters_cannot_go_with_is_refused_before_anything_runs() -> None:
     }
     with pytest.raises(UserError) as refused:
         parse(recipe)
-    told = {problem.where: problem.message for problem in refused.value.problems}
-    assert "that fsdp cannot shard" in told["training.lora.quantization"]
-    assert "checkpoints hold only the trained weights" in told["release.hub.checkpoints"]
+    messages = {problem.where: problem.message for problem in refused.value.problems}
+    assert "that fsdp cannot shard" in messages["training.lora.quantization"]
+    assert "checkpoints hold only the trained weights" in messages["release.hub.checkpoints"]
 
 
 def test_a_layer_whose_name_ends_like_the_heads_stays_as_it_came_and_the_export_says_no_more_than_the_base(
@@ -244,6 +248,6 @@ def put_back(job_dir: str) -> tuple[str, str] | None:
 def test_a_checkpoint_says_what_its_adapters_mean_and_the_trainer_goes_on_from_none_that_lacks_a_weight(
     world: Path, tmp_path: Path
 ) -> None:
-    told, refused = call(put_back, str(tiny.fit_job(world, tmp_path / "job", **ASKED)))
-    assert told == "r 4, lora_alpha 16, target_modules ['query', 'value', 'output.dense']"
+    described, refused = call(put_back, str(tiny.fit_job(world, tmp_path / "job", **ASKED)))
+    assert described == "r 4, lora_alpha 16, target_modules ['query', 'value', 'output.dense']"
     assert "not of this model's adapters" in refused

@@ -1,4 +1,4 @@
-"""Files of accelerate and DeepSpeed in a recipe: its own fields in other words, and told apart where they differ."""
+"""Files of accelerate and DeepSpeed in a recipe: they may repeat its fields, and a difference is an error."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def recipe(overrides: dict[str, Any] | None = None, **compute: Any) -> Recipe:
     return parse({**PLAIN, "compute": compute}, overrides)
 
 
-def told(overrides: dict[str, Any] | None = None, **compute: Any) -> dict[str, str]:
+def find_messages(overrides: dict[str, Any] | None = None, **compute: Any) -> dict[str, str]:
     with pytest.raises(UserError) as raised:
         recipe(overrides, **compute)
     return {problem.where: problem.message for problem in raised.value.problems}
@@ -168,14 +168,14 @@ def test_a_recipe_that_has_been_read_needs_its_files_no_more() -> None:
 def test_what_is_written_twice_must_be_the_same_and_is_told_with_both_places_and_values() -> None:
     file = write("a.yaml", FSDP)
     assert recipe(accelerate=file, strategy="fsdp", num_processes=2).compute.strategy == "fsdp"
-    assert told({"compute.num_processes": 4}, accelerate=file, strategy="ddp") == {
+    assert find_messages({"compute.num_processes": 4}, accelerate=file, strategy="ddp") == {
         "a.yaml: distributed_type": "'FSDP' makes compute.strategy 'fsdp', and the recipe has it as 'ddp': leave one "
         "of them out.",
         "a.yaml: num_processes": "2 makes compute.num_processes 2, and the recipe has it as 4: leave one of them out.",
     }
     ds = write("ds.json", {"zero_optimization": {"stage": 2}})
     pointing = ZERO | {"deepspeed_config": {"deepspeed_config_file": ds, "zero_stage": 3}}
-    assert told(accelerate=write("a.yaml", pointing)) == {
+    assert find_messages(accelerate=write("a.yaml", pointing)) == {
         "ds.json: zero_optimization.stage": "2 makes compute.strategy 'deepspeed-zero2', and a.yaml: "
         "deepspeed_config.zero_stage makes it 'deepspeed-zero3': leave one of them out."
     }
@@ -215,7 +215,7 @@ def test_what_is_written_twice_must_be_the_same_and_is_told_with_both_places_and
 def test_what_accelerates_file_asks_for_and_is_not_here_is_refused_by_name(
     changed: dict[str, Any], field: str, message: str
 ) -> None:
-    found = told(accelerate=write("a.yaml", FSDP | changed))
+    found = find_messages(accelerate=write("a.yaml", FSDP | changed))
     assert found.keys() == {f"a.yaml: {field}"} and found[f"a.yaml: {field}"].startswith(message)
 
 
@@ -230,7 +230,7 @@ def test_what_accelerates_file_asks_for_and_is_not_here_is_refused_by_name(
 )
 def test_what_its_part_for_deepspeed_asks_for_and_is_not_here_is_refused(changed: dict[str, Any], field: str) -> None:
     file = write("a.yaml", ZERO | {"deepspeed_config": ZERO["deepspeed_config"] | changed})
-    assert told(accelerate=file).keys() == {f"a.yaml: deepspeed_config.{field}"}
+    assert find_messages(accelerate=file).keys() == {f"a.yaml: deepspeed_config.{field}"}
 
 
 def test_a_file_for_cpus_is_refused_where_training_would_take_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def test_a_file_for_cpus_is_refused_where_training_would_take_gpus(monkeypatch: 
 
 def test_all_problems_of_both_files_are_told_at_once_and_rules_name_the_file() -> None:
     ds = write("ds.json", {"zero_optimization": {"stage": 3}, "optimizer": {"type": "Lamb"}, "gradient_clipping": 5.0})
-    assert told(strategy="deepspeed-zero2", deepspeed=ds) == {
+    assert find_messages(strategy="deepspeed-zero2", deepspeed=ds) == {
         "ds.json: zero_optimization.stage": "3 contradicts compute.strategy, which is 'deepspeed-zero2': set that, and "
         "leave this out.",
         "ds.json: optimizer.type": "'Lamb' contradicts training.optim, which is 'adamw_torch_fused': set that, and "
@@ -250,42 +250,45 @@ def test_all_problems_of_both_files_are_told_at_once_and_rules_name_the_file() -
         "out.",
     }
     file = write("a.yaml", FSDP | {"num_processes": 1, "gpu_ids": "0", "mixed_precision": "fp9"})
-    assert told(accelerate=file).keys() == {"a.yaml: gpu_ids", "a.yaml: mixed_precision (compute.mixed_precision)"}
+    assert find_messages(accelerate=file).keys() == {
+        "a.yaml: gpu_ids",
+        "a.yaml: mixed_precision (compute.mixed_precision)",
+    }
     whole = FSDP["fsdp_config"] | {"fsdp_offload_params": False}
     file = write("a.yaml", FSDP | {"num_processes": 1, "fsdp_config": whole})
-    assert told(accelerate=file).keys() == {"a.yaml: distributed_type (compute.strategy)"}
+    assert find_messages(accelerate=file).keys() == {"a.yaml: distributed_type (compute.strategy)"}
 
 
 def test_a_file_that_cannot_be_read_is_told_with_the_field_that_names_it() -> None:
     Path("a.yaml").write_text("a: [")
     Path("ds.json").write_text('{"a":\n1,}')
-    assert told(accelerate="a.yaml") == {
+    assert find_messages(accelerate="a.yaml") == {
         "compute.accelerate: a.yaml:1": "is not YAML: expected the node content, but found '<stream end>'."
     }
-    assert told(accelerate="b.yaml") == {"compute.accelerate: b.yaml": "no such file. Did you mean 'a.yaml'?"}
-    (message,) = told(strategy="deepspeed-zero2", deepspeed="ds.json").values()
+    assert find_messages(accelerate="b.yaml") == {"compute.accelerate: b.yaml": "no such file. Did you mean 'a.yaml'?"}
+    (message,) = find_messages(strategy="deepspeed-zero2", deepspeed="ds.json").values()
     assert message.startswith("'ds.json' is not JSON: line 2: ")
     Path("ds.json").write_bytes('{"ü": 1}'.encode("latin-1"))
-    (message,) = told(strategy="deepspeed-zero2", deepspeed="ds.json").values()
+    (message,) = find_messages(strategy="deepspeed-zero2", deepspeed="ds.json").values()
     assert message == "'ds.json' is not UTF-8 text: save it as UTF-8."
 
 
 def test_sections_that_are_no_mappings_are_told() -> None:
     file = write("a.yaml", FSDP | {"fsdp_config": "yes"})
-    assert told(accelerate=file)["a.yaml: fsdp_config"] == "'yes' is of the wrong type: it takes a mapping."
+    assert find_messages(accelerate=file)["a.yaml: fsdp_config"] == "'yes' is of the wrong type: it takes a mapping."
     file = write("a.yaml", ZERO | {"deepspeed_config": {"zero_stage": 2, "offload_optimizer_device": ["cpu"]}})
     assert (
         "['cpu'] for the optimizer is not supported"
-        in told(accelerate=file)["a.yaml: deepspeed_config.offload_param_device"]
+        in find_messages(accelerate=file)["a.yaml: deepspeed_config.offload_param_device"]
     )
     ds = write("ds.json", {"zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}})
     file = write("a.yaml", ZERO | {"deepspeed_config": {"deepspeed_config_file": ds}})
-    assert told(accelerate=file) == {
+    assert find_messages(accelerate=file) == {
         "ds.json: zero_optimization.offload_optimizer": "'cpu' is of the wrong type: it takes a mapping, such as "
         "{device: cpu}."
     }
     inside = {"compute.deepspeed.gradient_clipping": 1.0}
-    assert told(inside, strategy="deepspeed-zero2", deepspeed=write("ds.json", {})) == {
+    assert find_messages(inside, strategy="deepspeed-zero2", deepspeed=write("ds.json", {})) == {
         "compute.deepspeed.gradient_clipping": "cannot be set: compute.deepspeed is 'ds.json', which has no fields."
     }
 
@@ -296,7 +299,7 @@ def test_a_name_that_deepspeed_does_not_know_is_told_with_the_nearest() -> None:
         "zero_optimization": {"stage": 2, "overlap_com": False, "offload_optimizer": {"pin_memry": True}},
         "wall_clok_breakdown": True,
     }
-    assert told(strategy="deepspeed-zero2", offload="optimizer", deepspeed=write("ds.json", config)) == {
+    assert find_messages(strategy="deepspeed-zero2", offload="optimizer", deepspeed=write("ds.json", config)) == {
         f"ds.json: {name}": f"no such field of DeepSpeed's configuration. Did you mean '{nearest}'?"
         for name, nearest in (
             ("zero_optimization.overlap_com", "overlap_comm"),
