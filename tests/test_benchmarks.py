@@ -1,7 +1,10 @@
-"""The benchmarks' table: budgets judged and shown. What is measured is no test's business."""
+"""The benchmarks: figures made from measurements, and the table that shows them with their budgets."""
 
 from __future__ import annotations
 
+import pytest
+
+from tests.benchmarks import cold
 from tests.benchmarks.table import Row, markdown
 
 
@@ -24,3 +27,20 @@ def test_the_table_has_a_line_a_figure_with_its_unit_and_its_budget() -> None:
         "| shares | a 40 %, b 60 % |  |  | timers |",
         "| size | 1,234 MiB |  |  | x/y |",
     ]
+
+
+def test_the_parts_of_a_cold_run_are_its_time_without_the_work_of_its_stages() -> None:
+    runs = [
+        cold.ColdRun(wall_s, before_s=4.0, after_s=0.5, stages_s={"fit": 7.0, "score": 2.0}, weights="")
+        for wall_s in (14.0, 30.0, 13.75)
+    ]
+    total, *parts = cold.build_rows(runs, {"fit": 3.0, "score": 1.0})
+    assert total.value == 10.0 and total.holds
+    assert sum(float(part.value) for part in parts) == pytest.approx(total.value)
+    assert {part.what: part.value for part in parts} == {
+        "… before the first stage": 4.0,
+        "… fit": 4.0,
+        "… score": 1.0,
+        "… between the stages": 0.5,
+        "… after the last stage": 0.5,
+    }

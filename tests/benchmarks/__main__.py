@@ -21,6 +21,7 @@ from pathlib import Path
 from tasks.cache import settings
 from tests.benchmarks import (
     checkpoints,
+    cold,
     kill,
     orchestration,
     peer,
@@ -41,6 +42,7 @@ BENCHMARKS: dict[str, Callable[[Subject], list[Row]]] = {
     "tokenization": tokenization.measure,
     "orchestration": orchestration.measure,
     "starts": starts.measure,
+    "cold": cold.measure,
     "scale": scale.measure,
     "checkpoints": checkpoints.measure,
     "kill": kill.measure,
