@@ -235,6 +235,9 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 def main() -> int:
     """Imports the libraries and serves requests. In a fork, runs its function and returns its exit code."""
+    import gc
+
+    gc.disable()  # until all is imported: nothing of it is ever garbage
     _search_path[:] = [path for path in sys.path if path not in ("", str(ROOT))]
     owner = os.pidfd_open(int(os.environ[OWNER]))
     level = COMMANDS
@@ -260,9 +263,13 @@ def _import_all(level: str) -> None:
 
 def _serve(path: str, owner: int) -> int:
     import gc
+    import weakref
 
     gc.collect()
     gc.freeze()  # a collection in a fork would copy the memory of all these objects
+    gc.enable()
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False  # a fork that ends would take torch's libraries of operators apart
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(f"{path}.aside")
         listener.listen(64)
