@@ -121,6 +121,18 @@ def test_outside_a_run_programs_are_new_processes(tmp_path: Path) -> None:
         assert not is_warm(run(tmp_path))
 
 
+def test_a_program_ends_after_all_exit_handlers_without_freeing_its_objects(tmp_path: Path) -> None:
+    (tmp_path / "modules" / f"{PRELOADED}.py").write_text(
+        "import atexit, pathlib, sys\natexit.register(lambda: pathlib.Path(sys.argv[1], 'handled').touch())"
+    )
+    job = write_job(
+        tmp_path, "training.kept = type('Kept', (), {'__del__': lambda kept: (job_dir / 'freed').touch()})()"
+    )
+    outcome = run_job(job, argv(), stall_timeout_s=60, poll_s=0.02)
+    assert outcome.figures["warm"]
+    assert (job / "handled").exists() and not (job / "freed").exists()
+
+
 def test_a_crash_in_native_code_ends_that_program_alone(tmp_path: Path) -> None:
     failure = run(tmp_path, "os.abort()")
     assert isinstance(failure, Failure) and "crashed in native code" in failure.message
