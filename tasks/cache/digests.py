@@ -42,6 +42,13 @@ class Digests:
         with self._memory() as memory:
             return [self._digest(path, memory) for path in paths]
 
+    def keep(self, path: Path, digest: str) -> None:
+        """Caches the digest of a file that was hashed while it was written, unless that was just now."""
+        with self._memory() as memory:
+            status = path.stat()
+            if _is_settled(status):
+                self._keep(memory, _identity(status), digest)
+
     def recalled(self, file: str, state: str) -> str | None:
         """The cached digest of a URL in this state."""
         with self._memory() as memory:
@@ -69,8 +76,7 @@ class Digests:
         if known:
             return known
         made = make(path)
-        settled = time.time_ns() - before.st_ctime_ns > SETTLED_S * 1e9
-        if settled and _identity(path.stat()) == (file, state):
+        if _is_settled(before) and _identity(path.stat()) == (file, state):
             self._keep(memory, (file + made_by, state), made)
         return made
 
@@ -121,6 +127,10 @@ def _sha256(path: Path) -> str:
     except OSError as error:
         error.filename = str(path)  # reading does not set it, and opening does
         raise
+
+
+def _is_settled(status: os.stat_result) -> bool:
+    return time.time_ns() - status.st_ctime_ns > SETTLED_S * 1e9
 
 
 def _identity(status: os.stat_result) -> tuple[str, str]:

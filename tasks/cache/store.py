@@ -49,13 +49,8 @@ def find(stage: str, key: str) -> Ref | None:
     place = folder(stage, key)
     if not place.is_dir():
         return None
-    manifest = _read_json(place / MANIFEST)
-    if manifest.keys() != {"ref", "files", "digest"} or manifest["digest"] != _seal(manifest):
-        raise Damaged(f"{place / MANIFEST} has changed")
-    ref = Ref.model_validate(manifest["ref"])
-    if (ref.stage, ref.key) != (stage, key):
-        raise Damaged(f"{place} holds {ref.stage} {ref.key}")
-    listed = {entry["path"]: entry for entry in manifest["files"]}
+    ref, files = checked_manifest(_read_json(place / MANIFEST), stage, key, str(place / MANIFEST))
+    listed = {entry["path"]: entry for entry in files}
     present = {path.relative_to(place).as_posix() for path in _files(place)}
     if odd := sorted(present ^ set(listed)):
         raise Damaged(f"{place / odd[0]} is {'missing' if odd[0] in listed else 'not in the manifest'}")
@@ -66,6 +61,16 @@ def find(stage: str, key: str) -> Ref | None:
         if digest != listed[path]["sha256"]:
             raise Damaged(f"{place / path} has changed")
     return ref
+
+
+def checked_manifest(manifest: Mapping[str, Any], stage: str, key: str, place: str) -> tuple[Ref, list[dict[str, Any]]]:
+    """The ref and the files of a manifest. Raises Damaged, with its place, if it has changed or is another's."""
+    if manifest.keys() != {"ref", "files", "digest"} or manifest["digest"] != _seal(manifest):
+        raise Damaged(f"{place} has changed")
+    ref = Ref.model_validate(manifest["ref"])
+    if (ref.stage, ref.key) != (stage, key):
+        raise Damaged(f"{place} is of {ref.stage} {ref.key}")
+    return ref, manifest["files"]
 
 
 @contextlib.contextmanager
@@ -95,7 +100,7 @@ def filling(stage: str, key: str) -> Iterator[Path]:
 def publish(aside: Path, stage: str, key: str, inputs: Mapping[str, Any], figures: Mapping[str, Any]) -> Ref:
     """Makes the filled folder the artifact of this key and returns its ref. Replaces an existing artifact, as after a
     forced run. Raises OSError if the disk is full; then nothing is published."""
-    _write_json(aside / INPUTS, dict(inputs))
+    _write(aside / INPUTS, _to_json(inputs))
     paths = sorted(_files(aside))
     digests = Digests(settings.home()).of_many(paths)
     files: list[dict[str, Any]] = [
@@ -114,9 +119,19 @@ def publish(aside: Path, stage: str, key: str, inputs: Mapping[str, Any], figure
         figures=dict(figures),
     )
     manifest = {"ref": ref.model_dump(), "files": files}
+    complete(aside, stage, key, _to_json({**manifest, "digest": _seal(manifest)}))
+    return ref
+
+
+def complete(aside: Path, stage: str, key: str, manifest: bytes) -> None:
+    """Makes the filled folder the artifact of this key, with this manifest.
+
+    Replaces an existing artifact. Raises OSError if the disk is full; then nothing is published.
+    """
+    paths = list(_files(aside))
     for path in paths:
         fsync(path)
-    _write_json(aside / MANIFEST, {**manifest, "digest": _seal(manifest)})
+    _write(aside / MANIFEST, manifest)
     for inner in {path.parent for path in paths} | {aside}:
         fsync(inner)
     place = folder(stage, key)
@@ -124,7 +139,6 @@ def publish(aside: Path, stage: str, key: str, inputs: Mapping[str, Any], figure
         discard(stage, key, "replaced")
     aside.rename(place)
     fsync(place.parent)
-    return ref
 
 
 def discard(stage: str, key: str, why: str) -> Path | None:
@@ -196,8 +210,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    with path.open("w") as file:
-        json.dump(value, file, indent=1, sort_keys=True)
+def _to_json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(dict(value), indent=1, sort_keys=True).encode()
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
