@@ -29,6 +29,12 @@ class S3:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self.asked: list[str] = []
         """`HEAD /rows/train.csv` for each request."""
+        self.logins: list[str] = []
+        """The header `Authorization` of each request."""
+        self.cut_after: int | None = None
+        """Bytes of the next answer's body after which the connection ends."""
+        self.fault: Callable[[str], int | None] = lambda request: None
+        """The HTTP status of an error in place of the answer to a request; called before the request has an effect."""
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self._client = boto3.client(
             "s3",
@@ -44,6 +50,11 @@ class S3:
         self._client.put_object(Bucket=BUCKET, Key=key, Body=content)
         self.asked.clear()
         return f"s3://{BUCKET}/{key}"
+
+    def objects(self) -> dict[str, bytes]:
+        """The content of each object."""
+        keys = [entry["Key"] for entry in self._client.list_objects_v2(Bucket=BUCKET).get("Contents", [])]
+        return {key: self._client.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys}
 
     def reached(self, monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
         """Lets s3fs find the server, with these variables more."""
@@ -74,7 +85,15 @@ class S3:
 
     def _counting(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         self.asked.append(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}")
-        return self._app(environ, start)  # type: ignore[no-any-return]
+        self.logins.append(environ.get("HTTP_AUTHORIZATION", ""))
+        if status := self.fault(self.asked[-1]):
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            start(f"{status} Fault", [("Content-Length", "0")])
+            return [b""]
+        answer = self._app(environ, start)
+        if self.cut_after is not None:
+            answer, self.cut_after = [b"".join(answer)[: self.cut_after]], None
+        return answer  # type: ignore[no-any-return]
 
 
 def server() -> Iterator[S3]:

@@ -1,0 +1,244 @@
+"""Artifacts in a bucket that many machines share.
+
+    objects/<2 hex>/<sha256>         the content of a file, once for all artifacts that have it
+    artifacts/<stage>/<key>.json     the manifest of the local store, byte for byte
+
+Objects come first and the manifest last, created only if absent: a reader finds all of an artifact or none of it, and
+of two machines that make the same key, the first manifest stands. A downloaded file is verified before it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Annotated, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from tasks.cache import settings, store
+from tasks.cache.digests import Digests
+from tasks.cache.refs import Ref
+from tasks.shared_store.bucket import AlreadyExists, Bucket, NotFound, WrongSize
+
+FILES_AT_ONCE = 4
+"""Files that are in transfer at the same time."""
+NEIGHBOURS = 50
+"""Artifacts of the same stage in which files with the same content are looked for before they are downloaded."""
+
+Result = TypeVar("Result")
+
+
+class DamagedObject(Exception):
+    """An artifact whose manifest or objects cannot be used. After `SharedStore.remove` it can be uploaded again."""
+
+    def __init__(self, stage: str, key: str, reason: str, objects: Sequence[str] = ()) -> None:
+        super().__init__(f"{stage} {key[:16]} in the shared store is damaged: {reason}")
+        self.stage, self.key, self.objects = stage, key, tuple(objects)
+
+
+def _inside(path: str) -> str:
+    # A record is run by Prefect, and a path with `..` leaves the folder.
+    if {"", ".", ".."} & set(path.split("/")) or "\0" in path or path in (store.MANIFEST, store.RECORD):
+        raise ValueError("no path of a file in an artifact")
+    return path
+
+
+class SharedFile(BaseModel):
+    """A file of an artifact."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    path: Annotated[str, AfterValidator(_inside)]
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+    @property
+    def object(self) -> str:
+        """The name of its content in the bucket."""
+        return f"objects/{self.sha256[:2]}/{self.sha256}"
+
+
+_FILES = TypeAdapter(list[SharedFile])
+
+
+@dataclass(frozen=True)
+class SharedArtifact:
+    """An artifact that can be fetched."""
+
+    ref: Ref
+    files: tuple[SharedFile, ...]
+    manifest: bytes
+    here: Mapping[str, Path]
+    """Files of this home that had the same content when they were made, by sha256."""
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes to download."""
+        return sum({file.sha256: file.bytes for file in self.files if file.sha256 not in self.here}.values())
+
+
+@dataclass(frozen=True)
+class Upload:
+    """The end of an upload."""
+
+    sent_bytes: int
+    digest: str
+    """Of the content here."""
+    standing_digest: str
+    """Of the content in the bucket: another one if another machine was first, and its content differs."""
+
+
+class SharedStore:
+    """The artifacts of a bucket.
+
+    All methods raise `bucket.BucketError` if the bucket does not answer or refuses.
+    """
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+
+    def look_up(self, stage: str, key: str) -> SharedArtifact | None:
+        """The artifact; None if it is absent. Raises DamagedObject if its manifest cannot be used."""
+        try:
+            manifest = self._bucket.read(_manifest_name(stage, key))
+        except NotFound:
+            return None
+        ref, files = _parse(manifest, stage, key)
+        return SharedArtifact(ref, files, manifest, _files_here(stage, {file.sha256 for file in files}))
+
+    def fetch(self, artifact: SharedArtifact) -> int:
+        """Publishes the artifact in the local store. Returns the bytes that were downloaded.
+
+        Raises DamagedObject, and publishes nothing, if objects are absent or have other bytes.
+        """
+        ref, by_content = artifact.ref, {file.sha256: file for file in artifact.files}
+        with store.filling(ref.stage, ref.key) as aside:
+            targets = {sha256: aside / file.path for sha256, file in by_content.items()}
+            for file in artifact.files:
+                (aside / file.path).parent.mkdir(parents=True, exist_ok=True)
+            linked = {sha256 for sha256, path in targets.items() if _link(artifact.here.get(sha256), path, sha256)}
+            missing = [file for sha256, file in by_content.items() if sha256 not in linked]
+            faults = _in_parallel(lambda file, stop: self._download(file, targets[file.sha256], stop), missing)
+            if damaged := {file.object: fault for file, fault in zip(missing, faults, strict=True) if fault}:
+                raise DamagedObject(ref.stage, ref.key, "; ".join(damaged.values()), list(damaged))
+            for file in artifact.files:
+                if targets[file.sha256] != aside / file.path:
+                    shutil.copyfile(targets[file.sha256], aside / file.path)
+            store.complete(aside, ref.stage, ref.key, artifact.manifest)
+        digests = Digests(settings.home())
+        for file in missing:
+            digests.keep(ref.path / file.path, file.sha256)
+        return sum(file.bytes for file in missing)
+
+    def upload(self, stage: str, key: str) -> Upload:
+        """Uploads an artifact of the local store: objects that are absent, then the manifest unless one stands.
+
+        Raises `store.Damaged` or LookupError if the artifact is damaged or absent here, DamagedObject if the manifest
+        in the bucket cannot be used.
+        """
+        ref = store.find(stage, key)
+        if ref is None:
+            raise LookupError(f"{stage} {key} is not in the store")
+        manifest = (ref.path / store.MANIFEST).read_bytes()
+        contents = {file.sha256: file for file in _parse(manifest, stage, key)[1]}.values()
+        sent_bytes = 0
+        while (standing := self.look_up(stage, key)) is None:
+            sent_bytes += sum(_in_parallel(lambda file, stop: self._send(file, ref.path / file.path, stop), contents))
+            with contextlib.suppress(AlreadyExists):
+                self._bucket.create(_manifest_name(stage, key), manifest)
+                return Upload(sent_bytes, ref.digest, ref.digest)
+        return Upload(sent_bytes, ref.digest, standing.ref.digest)
+
+    def remove(self, damage: DamagedObject) -> None:
+        """Removes the manifest, then the damaged objects, so that the artifact can be uploaded again."""
+        for name in (_manifest_name(damage.stage, damage.key), *damage.objects):
+            self._bucket.remove(name)
+
+    def _download(self, file: SharedFile, target: Path, stop: Event) -> str | None:
+        """Writes a file. Returns the fault of its object, if it has one."""
+        digest = hashlib.sha256()
+        try:
+            with target.open("xb") as out:
+                for chunk in self._bucket.stream(file.object, file.bytes):
+                    _check(stop)
+                    digest.update(chunk)
+                    out.write(chunk)
+        except (NotFound, WrongSize) as fault:
+            return str(fault)
+        return None if digest.hexdigest() == file.sha256 else f"{file.object} has other bytes"
+
+    def _send(self, file: SharedFile, source: Path, stop: Event) -> int:
+        """Uploads a file unless its object exists. Returns the bytes that were sent."""
+        if self._bucket.size(file.object) == file.bytes:
+            return 0
+        self._bucket.upload(file.object, source, lambda: _check(stop))
+        return file.bytes
+
+
+class _Stopped(Exception):
+    """A transfer ended because another one failed."""
+
+
+def _check(stop: Event) -> None:
+    if stop.is_set():
+        raise _Stopped
+
+
+def _in_parallel(transfer: Callable[[SharedFile, Event], Result], files: Collection[SharedFile]) -> list[Result]:
+    """The result of each transfer, in the order of the files. After an error the others stop at their next chunk."""
+    stop = Event()
+    with ThreadPoolExecutor(FILES_AT_ONCE, "transfer") as pool:
+        # The largest first: one that began last would end alone.
+        running = {file: pool.submit(transfer, file, stop) for file in sorted(files, key=lambda file: -file.bytes)}
+        try:
+            return [running[file].result() for file in files]
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _manifest_name(stage: str, key: str) -> str:
+    return f"artifacts/{stage}/{key}.json"
+
+
+def _parse(manifest: bytes, stage: str, key: str) -> tuple[Ref, tuple[SharedFile, ...]]:
+    try:
+        ref, entries = store.checked_manifest(json.loads(manifest), stage, key, "its manifest")
+        return ref, tuple(_FILES.validate_python(entries))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise DamagedObject(stage, key, f"in its manifest, {first['input']!r}: {first['msg']}") from error
+    except (store.Damaged, ValueError, AttributeError) as error:
+        raise DamagedObject(stage, key, str(error)) from error
+
+
+def _files_here(stage: str, digests: set[str]) -> dict[str, Path]:
+    """Files of the newest artifacts of a stage in the local store that have these digests in their manifests."""
+    above = settings.home() / "artifacts" / stage
+    folders = [path for path in above.glob("[!.]*") if path.is_dir()]
+    found: dict[str, Path] = {}
+    for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[:NEIGHBOURS]:
+        _, files = store.manifest_of(stage, folder.name) or (None, {})
+        found |= {entry["sha256"]: folder / path for path, entry in files.items() if entry["sha256"] in digests}
+    return found
+
+
+def _link(source: Path | None, target: Path, sha256: str) -> bool:
+    """Links the file if it still has this digest."""
+    if source is None:
+        return False
+    with contextlib.suppress(OSError):
+        os.link(source, target)
+        if Digests(settings.home()).of(target) == sha256:
+            return True
+    target.unlink(missing_ok=True)
+    return False
