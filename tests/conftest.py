@@ -106,21 +106,30 @@ def model_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def prefect_server() -> Iterator[None]:
-    """A Prefect server with a database of its own; one a session, since it takes seconds to start."""
-    from prefect.testing.utilities import prefect_test_harness
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A Prefect server with a database of its own; one a session, since it takes a second to start."""
+    from prefect.testing import utilities
 
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
+    from tasks.prefect import prefect_server
+
+    folder = tmp_path_factory.mktemp("prefect")
+    prefect_server._create_database(folder / "prefect-test.db")  # the server would migrate a new one for seconds
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utilities, "mkdtemp", lambda: str(folder))
+        with utilities.prefect_test_harness(server_startup_timeout=120):
+            yield
 
 
 @pytest.fixture(scope="session")
 def fresh_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated, empty database: making one takes seconds."""
-    from mlflow import MlflowClient
+    """An empty database of MLflow with all tables."""
+    import mlflow
+
+    from tasks.cache.database_templates import create_database
+    from tasks.tracking import connection
 
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments(max_results=1)
+    create_database(path, f"mlflow-{mlflow.__version__}", connection._migrate)
     return path
 
 

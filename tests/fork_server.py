@@ -7,9 +7,9 @@ processes of pytest-xdist are forks as well. A test of a process that has to imp
 that looks at `sys.modules`, uses NEW_PYTHON.
 
 A fork has the environment, the search path, the folder and the files of the process that asks for it, and ends with it.
-The server starts when it is first needed and ends with the tests. It has two levels: commands are forks of a process
-with Prefect and MLflow, and all others are forks of one with torch and transformers as well, so that a command has the
-modules of a real one.
+The server starts when it is first needed and ends with the tests. It has three levels: commands are forks of a process
+with Prefect and MLflow, Prefect's servers of one with the modules of its server as well, and all others of one with
+torch and transformers, so that a command has the modules of a real one.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ NEW_PYTHON = sys.executable
 """A Python that imports nothing."""
 WORKER = "import sys;exec(eval(sys.stdin.readline()))"
 """The code of a worker process of pytest-xdist."""
-COMMANDS, PROGRAMS = "commands", "programs"
-"""The two levels."""
+COMMANDS, PROGRAMS, SERVERS = "commands", "programs", "servers"
+"""The three levels."""
 FORKED = {
     **dict.fromkeys(("prefect", "tests.flows.forked", "tests.hub.stages"), COMMANDS),
     **dict.fromkeys(("accelerate.commands.launch", "training.jobs.warm"), PROGRAMS),
+    "uvicorn": SERVERS,
 }
 OWN = ("training.programs.", "tasks.registry.")
-PACKAGES = {COMMANDS: ("flows", "tasks.cache", "tasks.services", "tasks.prefect"), PROGRAMS: ("training",)}
+PACKAGES = {COMMANDS: ("flows", "tasks.cache", "tasks.services", "tasks.prefect"), PROGRAMS: ("training",), SERVERS: ()}
 """By level: the packages of this project whose modules are all imported."""
 LIBRARIES = {
     COMMANDS: (
@@ -59,6 +60,7 @@ LIBRARIES = {
         *("deepspeed.runtime.zero.muon.muon_optimizer", "mlflow.pyfunc", "mlflow.transformers", "pytest"),
         *("torch.utils.serialization.config", "tests.training.warm"),
     ),
+    SERVERS: ("uvicorn", "prefect.server.api.server"),
 }
 """By level: the libraries that the forks of the tests need."""
 _LENGTH = struct.Struct("!I")
@@ -243,9 +245,11 @@ def main() -> int:
     level = COMMANDS
     _import_all(level)
     assert not {"torch", "transformers", "huggingface_hub"} & sys.modules.keys()
-    if not os.fork():
-        level = PROGRAMS
-        _import_all(level)
+    for more in (PROGRAMS, SERVERS):
+        if not os.fork():
+            level = more
+            _import_all(level)
+            break
     return _serve(f"{os.environ[FOLDER]}/{level}", owner)
 
 
