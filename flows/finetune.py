@@ -1,5 +1,6 @@
 """The flow `finetune`: from a recipe to a model that is trained, judged and registered."""
 
+import contextlib
 import contextvars
 import json
 import sys
@@ -16,16 +17,18 @@ from prefect.states import Failed
 
 from flows.naming import flow_run_name
 from flows.pipeline import Finished, pipeline
+from flows.plan import launch_training_early
 from flows.reports.result import build_result, build_verdict_event
 from flows.reports.tracked_run import end_tracking, list_tracking_warnings, record_lineage, start_tracking
 from tasks.cache import settings
 from tasks.cache.executor import Executor
 from tasks.cache.garbage_collection import in_use
 from tasks.cache.history import History
+from tasks.cache.planner import Planner
 from tasks.cache.stage import Listener
+from tasks.jobs.early_launch import early_launches
 from tasks.jobs.launch import JobFailed
 from tasks.jobs.machines import Leader, find_machines
-from tasks.jobs.warm import warm_programs
 from tasks.prefect import events, pending_states
 from tasks.prefect.progress import PrefectProgress
 from tasks.registry import consent
@@ -51,8 +54,17 @@ def finetune(
         overrides: Fields of the recipe by dotted name, such as {"training.learning_rate": 3e-5}.
         force: Stages to run although their output is stored.
     """
-    with events.emit_heartbeats(str(flow_run.get_id())):
-        return fine_tune(parse(recipe.model_dump(exclude_unset=True), overrides), frozenset(force or ()))
+    with events.emit_heartbeats(str(flow_run.get_id())), early_launches():
+        complete, forced = parse(recipe.model_dump(exclude_unset=True), overrides), frozenset(force or ())
+        if not listeners.get():  # `finetune run` has done it
+            _launch_training_early(complete, forced)
+        return fine_tune(complete, forced)
+
+
+def _launch_training_early(recipe: Recipe, force: frozenset[str]) -> None:
+    planner = Planner(recipe.name, force)
+    with contextlib.suppress(UserError, MlflowFailed):  # the stages meet the same error, and report it
+        launch_training_early(recipe, planner, pipeline(planner, recipe).lock)
 
 
 def fine_tune(
@@ -70,7 +82,7 @@ def fine_tune(
         extra: Further fields of the result, plain JSON.
     """
     run = str(flow_run.get_id())
-    with warm_programs(), in_use(_report_removal), closing(start_tracking(recipe, run, changes)) as tracker:
+    with early_launches(), in_use(_report_removal), closing(start_tracking(recipe, run, changes)) as tracker:
         machines = find_machines(recipe.compute)
         followers = [*listeners.get(), *([Leader(machines, run)] if machines.count > 1 else [])]
         consent.record_code(run, recipe)

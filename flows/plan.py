@@ -8,6 +8,7 @@ from flows.pipeline import Finished, pipeline
 from tasks.cache.history import History
 from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.refs import Lock
+from tasks.stages.fit import launch_early
 from tasks.stages.preflight.model_check import require_model
 from tasks.tracking.mlflow_run import deliver_earlier_runs
 from training.problems import NETWORK, Problem, UserError
@@ -40,6 +41,12 @@ def plan_stages(recipe: Recipe, planner: Planner, *, before_run: bool) -> tuple[
     if problems or finished is None:
         raise UserError(problems)
     return finished, unchecked
+
+
+def launch_training_early(recipe: Recipe, planner: Planner, lock: Lock) -> None:
+    """Starts the launcher of a training that will certainly run, by the plan."""
+    if any(row.name == "fit" and row.state == "will run" for row in planner.rows):
+        launch_early(recipe, lock)
 
 
 def find_unchanged_run(recipe: str, rows: list[PlannedStage]) -> dict[str, Any] | None:

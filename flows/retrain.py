@@ -12,11 +12,12 @@ from prefect.states import Completed, Failed
 from flows.finetune import fine_tune, listeners
 from flows.naming import flow_run_name
 from flows.pipeline import pipeline
-from flows.plan import build_cached_result, find_unchanged_run, list_changes
+from flows.plan import build_cached_result, find_unchanged_run, launch_training_early, list_changes
 from flows.reports.result import build_result, build_verdict_event
 from tasks.cache.history import History
 from tasks.cache.planner import Planner
 from tasks.cache.refs import Lock
+from tasks.jobs.early_launch import early_launches
 from tasks.prefect import events
 from tasks.stages.resolve import lock_file
 from tasks.tracking.connection import MlflowFailed
@@ -62,7 +63,9 @@ def _retrain(recipe: Recipe, reason: str | None) -> dict[str, Any] | State[Any]:
     if last is None:
         changes = list_changes(recipe.name, planner.rows)
         logger.info("\n  ".join(["What changed:", *changes]))
-        return fine_tune(recipe, changes=changes, extra=extra)
+        with early_launches():
+            launch_training_early(recipe, planner, lock)
+            return fine_tune(recipe, changes=changes, extra=extra)
     result = build_cached_result(last)
     result |= extra | {"warnings": [*warnings, *result["warnings"]]}
     for listener in listeners.get():

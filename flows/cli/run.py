@@ -24,13 +24,14 @@ from flows.cli.shared import (
     option_error,
     write_json,
 )
-from flows.plan import build_cached_result, find_unchanged_run, plan_stages
+from flows.plan import build_cached_result, find_unchanged_run, launch_training_early, plan_stages
 from flows.reports.result import build_result
 from flows.reports.tables import metric_lines, verdict_lines
 from flows.reports.terminal import stage_line
 from tasks.cache.planner import Planner
 from tasks.cache.refs import Verdict
 from tasks.jobs import warm
+from tasks.jobs.early_launch import early_launches
 from tasks.jobs.launch import Machines
 from tasks.jobs.machines import Helper, find_machines
 from tasks.tracking.connection import MlflowFailed
@@ -72,7 +73,7 @@ def execute(arguments: argparse.Namespace) -> int:
         machines = find_machines(recipe.compute)
         helper = Helper(machines) if machines.rank else None
         planner = Planner(recipe.name, force)
-        plan_stages(recipe, planner, before_run=True)
+        planned, _ = plan_stages(recipe, planner, before_run=True)
     except (UserError, MlflowFailed) as error:
         write_json(out, build_result("failed", [], error=error, where="resolve"))
         raise
@@ -86,9 +87,10 @@ def execute(arguments: argparse.Namespace) -> int:
             print(f"{recipe.name}: starting", file=sys.stderr)
         overrides = parse_set(arguments.set)
         call = partial(call_flow, recipe, force, overrides=overrides, quiet=arguments.quiet)
-        with warm.warm_programs():
+        with early_launches():
             if any(row.state == "will run" and STAGES[row.name].summarize for row in planner.rows):
                 warm.start()  # it imports while the Prefect server starts
+            launch_training_early(recipe, planner, planned.lock)
             return _call_and_print(recipe, call, out, arguments.require_promotion)
     for row in [] if arguments.quiet else planner.rows:
         print(stage_line(row.name, "cached", "", "; ".join(row.reasons)))

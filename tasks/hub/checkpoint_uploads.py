@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tasks.cache.stage import Work
 from tasks.hub.push import build_environment
-from tasks.jobs.launch import Handle, poll, python_argv, start, stop
+from tasks.jobs.launch import python_argv, start
+from tasks.jobs.supervisors import Handle, poll, stop
 from training.engine import checkpoints
 from training.jobs.protocol import CHECKPOINTS, Job, Settings, read_outcome
 from training.recipe import Recipe

@@ -1,30 +1,25 @@
-"""Launching jobs on this machine: start, poll, stop, logs; and `run_job`, which follows a job to its end.
+"""Launching jobs on this machine: the commands, and `run_job`, which follows a job to its end.
 
-Each job runs under training.jobs.supervise. A handle is plain JSON, so that another process can poll or stop a job on
-Linux. Another engine, such as a cluster's scheduler, would have the same four functions.
+Each job runs under training.jobs.supervise. Another engine, such as a cluster's scheduler, would have the same four
+functions: `start` and `logs` here, `poll` and `stop` in tasks/jobs/supervisors.py.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
-
-from pydantic import BaseModel, ConfigDict
+from typing import Any, NamedTuple
 
 from tasks.cache.refs import Lock
-from tasks.jobs import warm
+from tasks.jobs import early_launch
 from tasks.jobs.child_environment import added_environment, cores, environment
 from tasks.jobs.hardware import killed_for_memory, visible_gpus
-from training.jobs.processes import send, start_ticks
+from tasks.jobs.supervisors import STOP_GRACE_S, Handle, poll, start_supervisor, stop
 from training.jobs.protocol import (
     EVENTS,
     LOGS,
@@ -41,8 +36,6 @@ from training.jobs.protocol import (
 from training.problems import UserError, full_disk
 from training.recipe.tables.strategies import STRATEGIES
 
-STOP_GRACE_S = 20.0
-"""For training to save a checkpoint; below the 30 s after which Prefect kills a cancelled run."""
 STALLED_GRACE_S = 5.0
 LOG_LINES = 20
 """The end of the log that a failure's message shows."""
@@ -54,22 +47,6 @@ GROUP_OF_ONE = {
 port."""
 LAUNCH = "launch.json"
 """In a job's folder: how its program was started."""
-
-# By pid, the other end of each supervisor's standard input, which closes when this process ends, however it ends.
-_lifelines: dict[int, int] = {}
-
-
-class Handle(BaseModel):
-    """A started job."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    job: str
-    """The job's folder, absolute."""
-    pid: int
-    """Of its supervisor."""
-    started: int
-    """When the supervisor started, in clock ticks since boot: Linux reuses process ids."""
 
 
 class JobFailed(Exception):
@@ -200,62 +177,8 @@ def start(job: Path, argv: Sequence[str], env: Mapping[str, str], *, work: Path 
     (job / LOGS).mkdir(parents=True, exist_ok=True)
     for outcome in job.glob("outcome*.json"):
         outcome.unlink()  # of an earlier try: this one may be killed before it writes its own
-    request = {
-        "folder": str(job),
-        "argv": [*argv, str(work or job)],
-        "env": environment(env),
-        "grace_s": STOP_GRACE_S,
-    }
-    stdin, lifeline = os.pipe()
-    try:
-        with open(job / LOGS / "supervisor.log", "ab") as log:
-            pid = warm.fork(request, stdin, log) or _start_supervisor(request, stdin, log)
-    except BaseException:
-        os.close(lifeline)
-        raise
-    finally:
-        os.close(stdin)
-    _lifelines[pid] = lifeline
-    return Handle(job=str(job), pid=pid, started=start_ticks(pid))
-
-
-def _start_supervisor(request: dict[str, Any], stdin: int, log: IO[bytes]) -> int:
-    """Starts a supervisor as a process of its own and returns its pid."""
-    command = [*python_argv("training.jobs.supervise"), "--grace-s", str(request["grace_s"]), request["folder"], "--"]
-    supervisor = subprocess.Popen(
-        [*command, *request["argv"]],
-        stdin=stdin,
-        stdout=log,
-        stderr=log,
-        env=request["env"],
-        start_new_session=True,
-    )
-    supervisor.returncode = 0  # `poll` reaps it
-    return supervisor.pid
-
-
-def poll(handle: Handle) -> bool:
-    """Whether the job still runs; False only after its supervisor and all processes below it have ended."""
-    if start_ticks(handle.pid) == handle.started != 0:
-        return True
-    if lifeline := _lifelines.pop(handle.pid, None):
-        os.close(lifeline)
-        with contextlib.suppress(ChildProcessError):  # a fork is the warm process's child
-            os.waitpid(handle.pid, 0)
-    return False
-
-
-def stop(handle: Handle, grace_s: float) -> None:
-    """Stops the job, kills its remaining processes after `grace_s`, and returns when all have ended."""
-    deadline = time.monotonic() + grace_s
-    if poll(handle):
-        send(handle.pid, signal.SIGTERM)
-    while poll(handle) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    if poll(handle):
-        send(handle.pid, signal.SIGTERM)  # at the second signal the supervisor kills
-    while poll(handle):
-        time.sleep(0.05)
+    early = early_launch.take(job, argv, env)
+    return early or start_supervisor(job, [*argv, str(work or job)], environment(env))
 
 
 def logs(handle: Handle) -> Path:

@@ -7,16 +7,19 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from tasks.jobs.child_environment import added_environment, environment
 from training.jobs.warm import DIGITS
 
+TRAINING = (
+    *("accelerate.commands.launch", "training.engine.inference", "training.models.loading"),
+    *("training.task_types.task_type", "training.engine.task_setup", "training.engine.trainer"),
+)
 MODULES = (
-    # The launcher's first: it starts while the others are imported.
-    *("torch", "accelerate.commands.launch"),
-    *("training.engine.inference", "training.models.loading", "training.task_types.task_type"),
+    *TRAINING,
     *("training.evaluation.metrics", "training.evaluation.bootstrap", "training.evaluation.plots"),
     *("mlflow", "mlflow.transformers", "tasks.tracking.connection"),
 )
@@ -35,12 +38,14 @@ class WarmProcess:
     def __init__(self) -> None:
         self._environment = environment({})
         self._connection, theirs = socket.socketpair()
+        self._turn = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "training.jobs.warm", *MODULES, ROOM],
                 stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                text=True,
                 # Without this, libraries that look for a GPU would start CUDA, which does not survive a fork.
                 env=self._environment | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
                 start_new_session=True,
@@ -60,9 +65,10 @@ class WarmProcess:
             return 0
         body = json.dumps(request).encode()
         try:
-            socket.send_fds(self._connection, [b"%*d" % (DIGITS, len(body))], [stdin, log.fileno()])
-            self._connection.sendall(body)
-            return int(self._connection.recv(DIGITS, socket.MSG_WAITALL) or 0)
+            with self._turn:
+                socket.send_fds(self._connection, [b"%*d" % (DIGITS, len(body))], [stdin, log.fileno()])
+                self._connection.sendall(body)
+                return int(self._connection.recv(DIGITS, socket.MSG_WAITALL) or 0)
         except OSError:  # it was killed
             return 0
 
@@ -71,9 +77,18 @@ class WarmProcess:
         same = all(env.get(name) == self._environment.get(name) for name in added_environment({}))
         return same and list(argv[:2]) == [sys.executable, "-m"]
 
+    def wait_for(self, module: str) -> None:
+        """Waits until the process has imported the module, or all of its modules, or has ended."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.rstrip() == module:
+                return
+
     def close(self) -> None:
         """Ends the process. Its jobs go on."""
         self._connection.close()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
         self._process.terminate()
         self._process.wait()
 
@@ -97,6 +112,12 @@ def start() -> None:
     global _current
     if _allowed and _current is None:
         _current = WarmProcess()
+
+
+def wait_for(module: str) -> None:
+    """Waits until the warm process has imported one of MODULES, if there is a warm process."""
+    if _current is not None:
+        _current.wait_for(module)
 
 
 def fork(request: Mapping[str, Any], stdin: int, log: IO[bytes]) -> int:

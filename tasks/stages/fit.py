@@ -15,6 +15,7 @@ from tasks.cache.secret_files import create_secret
 from tasks.cache.settings import home
 from tasks.cache.stage import Inputs, Work, stage
 from tasks.hub.checkpoint_uploads import upload_checkpoints
+from tasks.jobs import early_launch
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import run_child
 from tasks.jobs.hardware import visible_gpus
@@ -23,7 +24,7 @@ from tasks.jobs.machines import find_machines, gather
 from training import distributed, task_types
 from training.engine import checkpoints
 from training.engine.training_task import needs_own_checkpoint
-from training.jobs.protocol import sha256
+from training.jobs.protocol import Imports, sha256
 from training.problems import Problem, UserError
 from training.recipe import Recipe, ResolvedCompute
 from training.recipe.lora import packages_of
@@ -177,6 +178,32 @@ def launch(recipe: Recipe, lock: Lock, key: str) -> Launch:
     return Launch(argv, env, distributed.load(strategy).build_configuration(_resolved_compute(recipe, lock)))
 
 
+def launch_early(recipe: Recipe, lock: Lock) -> None:
+    """Starts the launcher of a training before its data are ready: it imports, and waits for the job.
+
+    Not with several machines, which agree on each start, nor with TensorBoard, whose folder is named by the key.
+    """
+    if lock.num_machines > 1 or "tensorboard" in recipe.training.report_to:
+        return
+    launched = launch(recipe, lock, key="")
+    strategy, engine = STRATEGIES[recipe.compute.strategy], ENGINES.get(recipe.training.engine)
+    modules = ["training.engine.task_setup", "training.engine.export", strategy.module]
+    modules += [engine.module] if engine else []
+    modules += task_types.code_modules(recipe.task)
+    modules += task_types.metric_modules(recipe.task, recipe.evaluation.metrics)
+    needed = {"deepspeed": strategy.package == "deepspeed", "peft": recipe.training.lora is not None}
+    imports = Imports(
+        modules=modules,
+        hidden=[package for package in needed if not needed[package]],
+        needed=[package for package in needed if needed[package]],
+    )
+    early_launch.start(launched.argv, _environment(launched), imports)
+
+
+def _environment(launched: Launch) -> dict[str, str]:
+    return {**launched.env, checkpoints.SEAL_KEY: str(seal_key())}
+
+
 def _user_code(recipe: Recipe) -> dict[str, str]:
     """User code that can change the weights, by recipe field. Metrics are included only if they choose the best
     checkpoint.
@@ -273,7 +300,7 @@ def fit(work: Work, recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: R
             work,
             "training.programs.fit",
             launched.argv,
-            env={**launched.env, checkpoints.SEAL_KEY: str(seal_key())},
+            env=_environment(launched),
             settings=job.settings,
             inputs=job.folders,
             batches=job.batches,

@@ -15,7 +15,7 @@ from typing import Any
 import training
 from tasks.tracking.stage_table import STAGES
 from tests.flows.small import command, environment, write_project
-from training.jobs.processes import descendants, die_with_parent
+from training.jobs.processes import JOB_LINK, descendants, die_with_parent
 
 ROOT = Path(training.__path__[0]).parent
 MARK = "FINETUNE_DRILL"
@@ -146,19 +146,25 @@ def argv(pid: int) -> list[str]:
 
 
 def victims(flow: int) -> dict[str, list[int]]:
-    """Who of a run is alive, by part: flow, warm process, supervisor, launcher, ranks; or program, where nothing
-    launches one."""
+    """The living processes of a run by part: flow, warm process, supervisor, launcher, rank, or program if nothing
+    launches one; waiting launcher, with its supervisor and ranks, until it has its job."""
     found = {"flow": [flow]}
     for supervisor in descendants(flow):
-        if argv(supervisor)[1:3] == ["-m", "training.jobs.warm"]:
+        words = argv(supervisor)
+        if words[1:3] == ["-m", "training.jobs.warm"]:
             found["warm process"] = [supervisor]
-        if argv(supervisor)[1:3] == ["-m", "training.jobs.supervise"]:
-            found["supervisor"] = [supervisor]
-            below = {pid: argv(pid) for pid in descendants(supervisor)}
-            launched = [pid for pid, words in below.items() if "accelerate.commands.launch" in words]
-            programs = [pid for pid, words in below.items() if "-m" in words and pid not in launched]
-            parts = {"launcher": launched, "rank" if launched else "program": programs}
-            found |= {part: pids for part, pids in parts.items() if pids}
+        if words[1:3] != ["-m", "training.jobs.supervise"]:
+            continue
+        below = {pid: argv(pid) for pid in descendants(supervisor)}
+        folder = Path(words[-1])
+        if folder.parent.name == "waiting" and not (folder / JOB_LINK).exists():
+            found["waiting launcher"] = [supervisor, *below]
+            continue
+        found["supervisor"] = [supervisor]
+        launched = [pid for pid, words in below.items() if "accelerate.commands.launch" in words]
+        programs = [pid for pid, words in below.items() if "-m" in words and pid not in launched]
+        parts = {"launcher": launched, "rank" if launched else "program": programs}
+        found |= {part: pids for part, pids in parts.items() if pids}
     return found
 
 

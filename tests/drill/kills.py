@@ -17,7 +17,7 @@ from tests.drill.compare import Left, left_by, tracking_faults
 from tests.drill.ground import WAYS, Ground, Run, victims
 from tests.drill.watch import Watch
 
-PARTS = ("flow", "warm process", "supervisor", "launcher", "rank")
+PARTS = ("flow", "warm process", "waiting launcher", "supervisor", "launcher", "rank")
 """Who is drawn. Before there is a launcher or a rank, the next part above it dies in its place."""
 SHORT = 2.5
 """Bends the draw of delays towards short ones: many kills come upon one training, since a run that was killed goes on
@@ -139,6 +139,7 @@ class Training:
         above = {
             "rank": ("rank", "program", "launcher", "supervisor"),
             "launcher": ("launcher", "program", "supervisor"),
+            "waiting launcher": ("waiting launcher", "supervisor"),
         }
         while run.process.poll() is None:
             alive = victims(run.process.pid)

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 
 from tasks.tracking.stage_table import STAGES
-from tests.drill.kills import Kills
+from tests.drill.kills import PARTS, Kills
 from tests.drill.watch import Watch
 
-VICTIMS = ["flow", "warm process", "supervisor", "launcher", "rank", "program"]
+VICTIMS = [*PARTS, "program"]
 
 
 def summary(kills: Kills, fires: Mapping[str, str], watch: Watch, seconds: float) -> list[str]:

@@ -17,7 +17,7 @@ from tests.drill import kills as killing
 from tests.drill import watch as watching
 from tests.drill.compare import Left
 from tests.drill.ground import MARK, Ground, Run
-from tests.drill.kills import Kills, Planned, Training, Undisturbed, not_to_be_given_up, plan
+from tests.drill.kills import PARTS, Kills, Planned, Training, Undisturbed, not_to_be_given_up, plan
 from tests.drill.report import summary
 from tests.drill.watch import Watch
 
@@ -34,7 +34,7 @@ def asleep(number: int, stdin: IO[str] | None = None) -> subprocess.Popen[bytes]
 
 def test_a_seed_always_draws_the_same_kills() -> None:
     assert plan(50, seed=3) == plan(50, seed=3) != plan(50, seed=4)
-    assert {kill.part for kill in plan(50, seed=3)} == {"flow", "warm process", "supervisor", "launcher", "rank"}
+    assert {kill.part for kill in plan(50, seed=3)} == set(PARTS)
     assert max(kill.after for kill in plan(50, seed=3)) > 0.9
 
 

@@ -242,7 +242,7 @@ def test_a_handle_is_plain_json_that_another_process_can_use(tmp_path: Path) -> 
     handle = start(job, argv, {})
     pid_at_work(job)
     code = (
-        "import sys; from tasks.jobs.launch import Handle, logs, poll, stop\n"
+        "import sys; from tasks.jobs.launch import logs; from tasks.jobs.supervisors import Handle, poll, stop\n"
         "handle = Handle.model_validate_json(sys.argv[1])\n"
         "before = poll(handle); stop(handle, 10); print(before, poll(handle), logs(handle).name)\n"
     )

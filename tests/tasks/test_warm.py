@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tasks.jobs import warm
-from tasks.jobs.launch import poll, run_job, start, stop
+from tasks.jobs.launch import run_job, start
+from tasks.jobs.supervisors import poll, stop
 from tests.fork_server import NEW_PYTHON
 from training.jobs.processes import descendants, start_ticks
 from training.jobs.protocol import Failure, Job, read_events

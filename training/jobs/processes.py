@@ -11,6 +11,8 @@ from pathlib import Path
 
 SUPERVISOR = "FINETUNE_SUPERVISOR"
 """Environment variable of a job's processes: the `identity` of their supervisor."""
+JOB_LINK = "job"
+"""In the folder of a program that waits for its job: the link to the job's directory."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

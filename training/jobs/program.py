@@ -5,26 +5,30 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import importlib
 import os
 import shutil
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from training.jobs.processes import SUPERVISOR, die_with_parent, identity
+from training.jobs.processes import JOB_LINK, SUPERVISOR, die_with_parent, identity
 from training.jobs.protocol import (
     CHECKPOINTS,
     EVENTS,
+    IMPORTS,
     LOGS,
     OUTCOME,
     OUTPUT,
     Events,
     Failure,
     FailureKind,
+    Imports,
     Job,
     Outcome,
     crash_file,
@@ -33,7 +37,7 @@ from training.jobs.protocol import (
     sha256,
     write_atomically,
 )
-from training.jobs.search_path import use_search_path
+from training.jobs.search_path import hide_package, modules_changed, restart, restart_with, use_search_path
 from training.problems import UserError, full_disk, user_code_error
 
 
@@ -79,7 +83,7 @@ def run_program(main: Callable[[Path, Job, Events], dict[str, Any]], *, stops_it
     _die_with_supervisor()
     _handle_stop_signals(raises=not stops_itself)
     use_search_path()
-    job_dir = Path(sys.argv[1])
+    job_dir = _await_job(Path(sys.argv[1]))
     if rank() > 0:
         _redirect_output(job_dir / LOGS / f"rank{rank()}.log")
     file = job_dir / (OUTCOME if rank() == 0 else f"outcome.rank{rank()}.json")
@@ -96,6 +100,35 @@ def run_program(main: Callable[[Path, Job, Events], dict[str, Any]], *, stops_it
     if rank() == 0 or outcome.state == "failed":
         write_atomically(file, outcome.model_dump_json(indent=1).encode())
     sys.exit(0 if outcome.state == "finished" else 1)
+
+
+def _await_job(folder: Path) -> Path:
+    """The job's directory: `folder`, unless the program starts before its job is known."""
+    job, imports = folder / JOB_LINK, folder / IMPORTS
+    if not imports.exists():
+        return folder
+    started = time.time()
+    if not job.exists():
+        _import_early(Imports.model_validate_json(imports.read_bytes()))
+    while not job.exists():
+        if _stop_requested:
+            sys.exit(1)
+        time.sleep(0.02)
+    if modules_changed(started):  # the artifact's key names the code of now
+        restart()
+    return job.resolve()
+
+
+def _import_early(imports: Imports) -> None:
+    restart_with(imports.needed)
+    with contextlib.ExitStack() as hidden:
+        for package in imports.hidden:
+            hidden.enter_context(hide_package(package))
+        for module in imports.modules:
+            with contextlib.suppress(Exception):  # `main` imports it again, and reports the error
+                importlib.import_module(module)
+            if _stop_requested:
+                return
 
 
 def _run(main: Callable[[Path, Job, Events], dict[str, Any]], job_dir: Path) -> dict[str, Any]:

@@ -10,6 +10,9 @@ events, fills output/ and writes outcome.json last. A job without outcome was ki
     output/         the result; emptied when a program starts
     logs/           output of the launcher and rank 0, a file for each try; output of each other rank
     lock            held by the job's supervisor and all its descendants
+
+A program may start before its job is known, in a folder of its own. It imports the modules of imports.json there, and
+waits for the link `job` to its job's directory.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ OUTCOME = "outcome.json"
 CHECKPOINTS = "checkpoints"
 OUTPUT = "output"
 LOGS = "logs"
+IMPORTS = "imports.json"
 
 FailureKind = Literal["user_error", "out_of_memory", "interrupted", "lost_rank", "stalled", "not_started", "internal"]
 
@@ -68,6 +72,18 @@ class Job(BaseModel):
     def read(cls, job_dir: Path) -> Job:
         """The job in a directory. Raises FileNotFoundError or pydantic's ValidationError."""
         return cls.model_validate_json((job_dir / JOB).read_bytes())
+
+
+class Imports(BaseModel):
+    """The modules that a program imports while it waits for its job."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    modules: list[str]
+    hidden: list[str] = []
+    """Optional packages without which they are imported: see `hide_package`."""
+    needed: list[str] = []
+    """Optional packages with which they are imported."""
 
 
 class Failure(BaseModel):

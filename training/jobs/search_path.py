@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from typing import NoReturn
 
 PROJECT = Path(__file__).resolve().parents[2]
 OWN_PACKAGES = ("flows", "tasks", "training")
@@ -21,6 +22,7 @@ VARIABLE = "FINETUNE_SEARCH_PATH"
 """Environment variable that passes the search path to the programs of jobs."""
 
 _added_directories: set[str] = set()  # working directories, by this process
+_missed: set[str] = set()  # packages that were hidden while libraries were imported
 
 
 def search_path() -> list[str]:
@@ -86,6 +88,30 @@ def _find_in(places: list[str], name: str) -> ModuleSpec | None:
     return None
 
 
+def modules_changed(since: float) -> bool:
+    """Whether the file of an imported module has changed since then, in seconds since 1970."""
+    specs = [getattr(module, "__spec__", None) for module in list(sys.modules.values())]
+    try:
+        return any(os.stat(spec.origin).st_ctime >= since for spec in specs if spec and spec.has_location)
+    except OSError:  # it was removed
+        return True
+
+
+def restart_with(packages: Collection[str]) -> None:
+    """Starts this program anew if one of the packages was hidden while libraries were imported."""
+    if not _missed.isdisjoint(packages):
+        restart()
+
+
+def restart() -> NoReturn:
+    """Starts this program anew, in the same process: it then imports its modules as they are now."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    program = sys.modules["__main__"].__spec__
+    assert program is not None, "it was started by `python -m`"
+    os.execv(sys.executable, [sys.executable, "-m", program.name, *sys.argv[1:]])
+
+
 @contextmanager
 def hide_package(package: str) -> Iterator[None]:
     """Inside, `package` cannot be found or imported, unless it was imported before. Saves the seconds that an optional
@@ -93,10 +119,11 @@ def hide_package(package: str) -> Iterator[None]:
 
     A library that checks for it at import time remembers the result: accelerate and transformers, first imported
     inside, never support deepspeed in this process, and evaluate lacks its evaluators. A process that needs the package
-    later imports such libraries first, outside.
+    later imports such libraries first, outside, or calls `restart_with`.
     """
     hidden = package not in sys.modules
     if hidden:
+        _missed.add(package)
         sys.modules[package] = None  # type: ignore[assignment]
     try:
         yield

@@ -14,6 +14,10 @@ Two jobs never write to one directory. The lock is an exclusive `flock` on JOB/l
 standard input of all descendants: a launcher may close other files, but passes its standard input on. So the lock is
 held until the last descendant has ended, even if the supervisor is killed. Linux then kills the launcher, the ranks die
 with the launcher, and the next supervisor of the job kills the rest. (The file is empty: to a reader it is /dev/null.)
+
+A command may start before its job is known. JOB is then a folder to wait in, and the job's directory follows as a line
+on the standard input: the supervisor takes the job's lock, puts the lock of its descendants in its place, and links the
+job's directory as JOB/job, for which the program waits.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from pathlib import Path
 from types import FrameType
 
 from training.jobs.processes import (
+    JOB_LINK,
     SUPERVISOR,
     adopt_orphans,
     descendants,
@@ -99,10 +104,9 @@ class Supervisor:
     def _acquire(self) -> int | None:
         """Waits for the lock, and removes what an earlier try reported. Returns the open file; None if a stop is
         requested meanwhile."""
-        lock, waiting = os.open(self._job_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), False
+        waiting = False
         while self._kill_at is None:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (lock := _lock(self._job_dir / LOCK)) is not None:
                 (self._job_dir / HOLDER).write_text(identity(os.getpid()))
                 for stale in self._job_dir.glob("outcome*.json"):
                     stale.unlink()
@@ -114,6 +118,15 @@ class Supervisor:
             self._wait_a_tick()
         return None
 
+    def _take_job(self, job_dir: Path) -> None:
+        """Continues in the directory of the job, now that it is known."""
+        waiting_dir, log, self._job_dir = self._job_dir, self._log, job_dir
+        if self._acquire() is None:
+            return
+        os.replace(waiting_dir / LOCK, job_dir / LOCK)
+        os.replace(log, self._next_log())
+        os.symlink(job_dir, waiting_dir / JOB_LINK)
+
     def _kill_orphans(self) -> None:
         """Kills the processes of this job whose supervisor was killed."""
         with contextlib.suppress(OSError, ValueError):  # the holder has not written it yet, or has ended
@@ -124,7 +137,8 @@ class Supervisor:
 
     def _start(self, lock: int) -> bool:
         """Starts the command. Returns False in the process of a forked program."""
-        log = os.open(self._next_log(), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._log = self._next_log()
+        log = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         parent = os.getpid()
         self._launcher = os.fork()
         if self._launcher:
@@ -156,10 +170,13 @@ class Supervisor:
         return logs / f"{max(tries, default=0) + 1}.log"
 
     def _wait_a_tick(self) -> None:
-        """Waits TICK_S, and stops the job if the starter has ended."""
+        """Waits TICK_S, takes the job if its directory arrives, and stops if the starter has ended."""
         readable = select.select([0] if self._watching_stdin else [], [], [], TICK_S)[0]
+        line = os.read(0, 4096) if readable else b""
+        if line:
+            self._take_job(Path(os.fsdecode(line).removesuffix("\n")))
         orphaned = self._parent is not None and os.getppid() != self._parent
-        if (readable and not os.read(0, 4096)) or orphaned:
+        if (readable and not line) or orphaned:
             self._watching_stdin = False
             self._stop(ABANDONED_GRACE_S)
             self._parent = None
@@ -211,6 +228,17 @@ class Supervisor:
         # A killed writer may have left half a line: end it first. Readers skip an empty line.
         with open(self._job_dir / "events.jsonl", "ab", buffering=0) as events:
             events.write(b"\n" + line.encode() + b"\n")
+
+
+def _lock(path: Path) -> int | None:
+    """Opens and locks the file; None if another process holds it, or has just replaced it."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    with contextlib.suppress(BlockingIOError, FileNotFoundError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), os.stat(path)):
+            return lock
+    os.close(lock)
+    return None
 
 
 def main() -> int:

@@ -2,16 +2,17 @@
 
     python -m training.jobs.warm MODULE ... ROOM
 
-It imports the modules in this order. ROOM is a text of spaces, in whose memory a fork shows its own command. The
-standard input is a socket, from which it reads requests, also between two imports. A request is the length of a JSON
-object in DIGITS digits, with two open files, and then the object:
+It imports the modules in this order and prints the name of each. ROOM is a text of spaces, in whose memory a fork shows
+its own command. The standard input is a socket, from which it reads requests, also between two imports. A request is
+the length of a JSON object in DIGITS digits, with two open files, and then the object:
 
     {"folder": "/…/jobs/KEY", "argv": ["…/python", "-m", "MODULE", …], "env": {…}, "grace_s": 20}
 
 The answer is the pid of the job's supervisor in DIGITS digits, or 0 if the file of an imported module has changed: then
 only a new process runs the code that the artifact's key names. The supervisor is a fork with the two files as its
-standard input and output, and the program is a fork of the supervisor. A job outlives this process, which ends when the
-other end of its socket is closed.
+standard input and output, and the program is a fork of the supervisor. If that is accelerate's launcher of a single
+process, this process is a fork as well. A job outlives this process, which ends when the other end of its socket is
+closed.
 
 Nothing here starts a thread of Python's, uses a GPU or draws random numbers. OpenBLAS and jemalloc start threads when
 numpy and pyarrow are imported, and handle forks themselves.
@@ -29,20 +30,25 @@ import runpy
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from training.jobs.processes import die_with_parent, show_command
-from training.jobs.search_path import hide_package, use_search_path
+from training.jobs.search_path import hide_package, modules_changed, use_search_path
 from training.jobs.supervise import Supervisor
 
 DIGITS = 10
 """Of a length or a pid in a message."""
 _STARTED = time.time()
+_new_process = subprocess.Popen
+LAUNCHER = "accelerate.commands.launch"
 HIDDEN = ("deepspeed", "peft")
-"""Packages that no forked program needs. Libraries import them where they are installed, which takes seconds."""
+"""Packages that few programs need: see `restart_with`. Libraries import them where they are installed, which takes
+seconds."""
 
 
 def main() -> None:
@@ -54,15 +60,29 @@ def main() -> None:
     statuses: list[int] = []
     atexit.register(_exit_at_once, statuses)  # before all imports: the first one that is registered is called last
     gc.disable()
-    sys.argv = _import_and_serve(connection, sys.argv[1:-1])
+    argv = _import_and_serve(connection, sys.argv[1:-1])
     gc.enable()
     try:
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        _run(argv)
         statuses.append(0)
     except SystemExit as ended:
         if isinstance(ended.code, int):
             statuses.append(ended.code)
         raise
+
+
+def _run(argv: list[str]) -> None:
+    """Runs a program; if it is the launcher, also the program that is a fork of it."""
+    if argv[0] == LAUNCHER:
+        subprocess.Popen = _start_program  # type: ignore[assignment, misc]
+    sys.modules.pop(argv[0], None)  # else runpy warns that it runs twice
+    sys.argv = argv
+    try:
+        runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+    except _Program as program:
+        subprocess.Popen = _new_process  # type: ignore[misc]
+        sys.argv = program.argv
+        runpy.run_module(program.argv[0], run_name="__main__", alter_sys=True)
 
 
 def _exit_at_once(statuses: list[int]) -> None:
@@ -81,10 +101,11 @@ def _import_and_serve(connection: socket.socket, modules: Sequence[str]) -> list
             hidden.enter_context(hide_package(package))
         for module in modules:
             importlib.import_module(module)
+            print(module, flush=True)
             while select.select([connection], [], [], 0)[0]:
                 if program := _serve(connection):
                     return program
-    gc.freeze()  # a garbage collection in a fork would copy the memory of all these objects
+    os.dup2(2, 1)  # the reader of the names finds their end
     while True:
         if program := _serve(connection):
             return program
@@ -96,7 +117,8 @@ def _serve(connection: socket.socket) -> list[str] | None:
     if not header:
         sys.exit(0)
     request = json.loads(connection.recv(int(header), socket.MSG_WAITALL))
-    changed = _modules_changed()
+    changed = modules_changed(_STARTED)
+    gc.freeze()  # a garbage collection in a fork would copy the memory of all these objects
     supervisor = 0 if changed else os.fork()
     if supervisor or changed:
         for file in files:
@@ -120,13 +142,36 @@ def _serve(connection: socket.socket) -> list[str] | None:
     return list(argv[argv.index("-m") + 1 :])
 
 
-def _modules_changed() -> bool:
-    """Whether the file of an imported module has changed since this process started."""
-    specs = [getattr(module, "__spec__", None) for module in list(sys.modules.values())]
-    try:
-        return any(os.stat(spec.origin).st_ctime >= _STARTED for spec in specs if spec and spec.has_location)
-    except OSError:  # it was removed
-        return True
+class _Program(BaseException):
+    """Leaves the frames of the launcher, in the fork that becomes the program."""
+
+    def __init__(self, argv: list[str]) -> None:
+        super().__init__()
+        self.argv = argv
+
+
+class _ForkedProgram:
+    """A program with the part of Popen's interface that accelerate's launcher needs."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self) -> int:
+        self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+
+def _start_program(argv: Sequence[str], env: Mapping[str, str] | None = None, **options: Any) -> Any:
+    """Popen in the launcher: a program of ours is a fork of it."""
+    if [*argv[:2]] != [sys.executable, "-m"] or options:
+        return _new_process(argv, env=env, **options)
+    if pid := os.fork():
+        return _ForkedProgram(pid)
+    os.environ.clear()
+    os.environ.update(env or {})
+    show_command(argv)
+    raise _Program([*argv[2:]])
 
 
 if __name__ == "__main__":

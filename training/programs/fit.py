@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.jobs.program import restore_garbage_collection, run_program
 from training.jobs.protocol import EVENTS, OUTPUT, Events, Job, rank, read_events
-from training.jobs.search_path import hide_package
+from training.jobs.search_path import hide_package, restart_with
 from training.recipe.program_settings import FitSettings
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         "deepspeed": settings.compute.strategy.startswith("deepspeed"),
         "peft": settings.training.lora is not None,
     }
+    restart_with([package for package in needed if needed[package]])
     with contextlib.ExitStack() as without:
         for package in needed:
             if not needed[package]:

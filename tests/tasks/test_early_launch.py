@@ -1,0 +1,198 @@
+"""The early launcher: a program that starts before its job is known does what one does that starts with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.jobs import early_launch, warm
+from tasks.jobs.launch import accelerate_argv, accelerate_environment, run_job, start
+from tasks.jobs.supervisors import poll, stop
+from tests.fork_server import NEW_PYTHON
+from training.jobs.processes import descendants, find_readers, start_ticks
+from training.jobs.protocol import Imports, Job, read_events
+
+ROOT = Path(__file__).resolve().parents[2]
+PRELOADED = "preloaded_module"
+"""A module that nothing imports by itself."""
+PROGRAM = f"""
+import os, sys, time
+from pathlib import Path
+from training.jobs.program import run_program
+import training.jobs.protocol
+
+def main(job_dir, job, events):
+    events.note("at work")
+    exec(job.settings["code"], globals() | locals())
+    preloaded = sys.modules.get({PRELOADED!r})
+    return {{"early": "waiting" in sys.argv[1], "imported": getattr(preloaded, "VERSION", None)}}
+
+if __name__ == "__main__":
+    run_program(main)
+"""
+
+
+def preloaded(version: int) -> str:
+    return f"VERSION = {version}\nopen(f'{{__file__}}.imported', 'w').close()"
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of the modules `own_program` and PRELOADED."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    home.mkdir()
+    (folder / "own_program.py").write_text(PROGRAM)
+    (folder / f"{PRELOADED}.py").write_text(preloaded(version=1))
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setattr(warm, "MODULES", ())
+    monkeypatch.setattr(sys, "executable", NEW_PYTHON)
+    with early_launch.early_launches():
+        yield folder
+
+
+def argv() -> list[str]:
+    return [sys.executable, "-m", "own_program"]
+
+
+def launch_early(command: list[str] | None = None, **env: str) -> tuple[int, int]:
+    """Starts the program early. Returns the pids of the supervisor and of the program, which has imported PRELOADED."""
+    imported = Path(os.environ["PYTHONPATH"], f"{PRELOADED}.py.imported")
+    imported.unlink(missing_ok=True)
+    early_launch.start(command or argv(), env, Imports(modules=[PRELOADED]))
+    early = early_launch._current
+    assert early is not None
+    until(imported.exists)
+    assert early._handle is not None
+    return early._handle.pid, descendants(early._handle.pid)[-1]
+
+
+def write_job(home: Path, code: str = "", **fields: Any) -> Path:
+    job = home / "jobs" / "one"
+    Job(program="own", key="k", settings={"code": code}).write(job)
+    return job
+
+
+def run(home: Path, code: str = "", command: list[str] | None = None, **env: str) -> dict[str, Any]:
+    outcome = run_job(write_job(home, code), command or argv(), env=env, stall_timeout_s=60, poll_s=0.02)
+    assert outcome.failure is None, outcome.failure
+    return outcome.figures
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def at_work(job: Path) -> bool:
+    return bool(read_events(job / "events.jsonl", 0, ["note"])[0])
+
+
+def test_a_program_that_waits_has_imported_its_modules_when_its_job_comes(home: Path) -> None:
+    launch_early()
+    assert run(home) == {"early": True, "imported": 1}
+    job = home / "jobs" / "one"
+    assert (job / "logs" / "1.log").is_file() and find_readers(job / "lock") == []
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_under_accelerate_every_rank_gets_the_job(home: Path, processes: int) -> None:
+    command = accelerate_argv("own_program", num_processes=processes, mixed_precision="no", use_cpu=True)
+    env = accelerate_environment(num_processes=processes, use_cpu=True)
+    launch_early(command, **env)
+    assert run(home, "events.note(os.environ.get('RANK', '0'))", command, **env)["early"]
+    notes = {event["message"] for event in read_events(home / "jobs" / "one" / "events.jsonl", 0, ["note"])[0]}
+    assert notes == {"at work", *map(str, range(processes))}
+
+
+def test_a_job_with_another_command_or_environment_ends_the_one_that_waits(home: Path) -> None:
+    supervisor, program = launch_early(NAME="a")
+    assert not run(home, NAME="b")["early"]
+    assert not start_ticks(supervisor) and not start_ticks(program)
+
+
+@pytest.mark.parametrize("part", ["supervisor", "program"])
+def test_one_that_was_killed_while_it_waited_costs_nothing_but_its_start(home: Path, part: str) -> None:
+    supervisor, program = launch_early()
+    os.kill(supervisor if part == "supervisor" else program, signal.SIGKILL)
+    until(lambda: not start_ticks(supervisor))
+    assert not run(home)["early"]
+
+
+def test_a_module_that_changed_while_the_program_waited_is_imported_as_it_is_now(home: Path, modules: Path) -> None:
+    launch_early()
+    (modules / f"{PRELOADED}.py").write_text(preloaded(version=2))
+    assert run(home, f"import {PRELOADED}") == {"early": True, "imported": 2}
+
+
+def test_a_run_that_ends_before_leaves_no_process_and_no_folder(home: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(early_launch, "_current", None)
+        with early_launch.early_launches():
+            pids = launch_early()
+        assert not any(map(start_ticks, pids)) and list((home / "waiting").iterdir()) == []
+
+
+def test_when_the_run_is_killed_the_program_that_waits_ends_and_the_next_run_removes_its_folder(home: Path) -> None:
+    code = (
+        "import sys, time; from tasks.jobs import early_launch; from training.jobs.protocol import Imports\n"
+        "with early_launch.early_launches():\n"
+        "    early_launch.start(sys.argv[1:], {}, Imports(modules=[]))\n"
+        "    early_launch._current._thread.join()\n"
+        "    print(early_launch._current._handle.pid, flush=True); time.sleep(60)"
+    )
+    follower = subprocess.Popen([NEW_PYTHON, "-c", code, *argv()], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert follower.stdout is not None
+    supervisor = int(follower.stdout.readline())
+    until(lambda: descendants(supervisor))
+    pids = [supervisor, *descendants(supervisor)]
+    follower.kill()
+    follower.wait()
+    until(lambda: not any(map(start_ticks, pids)))
+    (left,) = (home / "waiting").iterdir()
+    launch_early()
+    assert not left.exists()
+
+
+def test_a_taken_job_waits_for_the_last_writer_of_an_earlier_try(home: Path) -> None:
+    job = write_job(home, "if not os.fork(): time.sleep(60)\ntime.sleep(60)")
+    handle = start(job, argv(), {})
+    until(lambda: at_work(job) and len(descendants(handle.pid)) == 2)
+    orphan = descendants(handle.pid)[-1]
+    os.kill(handle.pid, signal.SIGKILL)
+    until(lambda: not poll(handle))
+    launch_early()
+    assert run(home)["early"]
+    assert not start_ticks(orphan)
+
+
+def test_the_next_try_kills_what_a_killed_early_one_has_left(home: Path) -> None:
+    launch_early()
+    job = write_job(home, "if not os.fork(): time.sleep(60)\ntime.sleep(60)")
+    handle = start(job, argv(), {})
+    until(lambda: at_work(job) and len(descendants(handle.pid)) == 2)
+    orphan = descendants(handle.pid)[-1]
+    os.kill(handle.pid, signal.SIGKILL)
+    until(lambda: not poll(handle))
+    assert not run(home)["early"]
+    assert not start_ticks(orphan)
+
+
+def test_a_taken_job_can_be_stopped(home: Path) -> None:
+    launch_early()
+    job = write_job(home, "time.sleep(60)")
+    handle = start(job, argv(), {})
+    until(lambda: at_work(job))
+    stop(handle, 10)
+    assert not poll(handle) and find_readers(job / "lock") == []
