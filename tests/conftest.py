@@ -14,6 +14,9 @@ import pytest
 from tests import fork_server
 from tests.footprint import changed, footprint
 
+# Hundreds of processes import the same modules, and each would compile them.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Read when the libraries are imported, and passed on to the programs that tests start.
 _scratch = tempfile.TemporaryDirectory(prefix="finetune-tests-")
 os.environ.update(
