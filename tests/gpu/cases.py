@@ -190,6 +190,7 @@ CASES: tuple[Case, ...] = (
         )
         for precision in ("bf16", "fp16")
     ),
+    Case("fork", "trainings:train_as_fork", {"task": "sequence-classification"}, capability=BF16, on_cpu=True),
     *_trainings(),
 )
 """In the order in which they are tried: measurements first."""

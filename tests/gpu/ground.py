@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,11 +132,14 @@ class Ground:
         job: Path,
         *,
         victim: Victim | None = None,
+        on_events: Callable[[list[dict[str, Any]]], None] = lambda events: None,
         program: str = "training.programs.fit",
         checks_state: bool = False,
+        threads: int | None = 2,
     ) -> Outcome:
         """Runs a job by the command of the stage fit, to its end or until `victim` has killed one of its processes.
-        With `checks_state`, which takes time, restored states are compared with saved ones."""
+        With `checks_state`, which takes time, restored states are compared with saved ones. `threads` of each process;
+        as many as in a run if it is None."""
         compute = Job.read(job).settings["compute"]
         processes, strategy = compute["num_processes"], compute["strategy"]
         argv = accelerate_argv(
@@ -148,8 +151,8 @@ class Ground:
         return run_job(
             job,
             argv,
-            env={"OMP_NUM_THREADS": "2", **env, SWITCH: str(int(checks_state))},
-            on_events=victim or (lambda events: None),
+            env={**({"OMP_NUM_THREADS": str(threads)} if threads else {}), **env, SWITCH: str(int(checks_state))},
+            on_events=victim or on_events,
             stall_timeout_s=STALL_TIMEOUT_S,
             poll_s=POLL_S,
         )

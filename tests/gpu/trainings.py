@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from tasks.jobs import warm
 from tests.gpu.cases import Result
 from tests.gpu.ground import Ground
 from tests.matrix.cells import TRAINING, Exported, Victim
 from tests.training import forks
+from training.jobs.processes import variable
 from training.jobs.protocol import Failure, Outcome
 
 GLOBAL_BATCH_SIZE = 20
@@ -62,6 +65,37 @@ def train_and_resume(
     }
     names = ("train_tokens_per_second", "peak_memory_mb")
     return Result(checks, {name: outcome.figures[name] for name in names if outcome.figures.get(name) is not None})
+
+
+def train_as_fork(ground: Ground, folder: Path, task: str) -> Result:
+    """Trains in a new process and in a fork of the warm process, and compares all bytes."""
+    compute = {"strategy": "ddp", "num_processes": 1, "mixed_precision": "bf16"}
+    training = {**TRAINING, "extra": {"full_determinism": True}}
+    jobs = [
+        ground.small_job(ground.world(task), task, folder / name, compute, **training) for name in ("whole", "forked")
+    ]
+    outcomes = [ground.run(jobs[0], threads=None)]
+    forks_seen: list[bool] = []
+
+    def look(events: list[dict[str, Any]]) -> None:
+        started = [event["pid"] for event in events if event["kind"] == "started"]
+        # A fork shows the environment of the warm process, which alone has this variable.
+        forks_seen.extend(variable(pid, "PYTORCH_NVML_BASED_CUDA_CHECK") is not None for pid in started)
+
+    with mock.patch.object(warm, "MODULES", warm.TRAINING), warm.warm_programs():
+        warm.start()
+        warm.wait_for(warm.TRAINING[-1])
+        outcomes.append(ground.run(jobs[1], on_events=look, threads=None))
+    for outcome in outcomes:
+        if outcome.failure is not None:
+            return Result({"trains": f"no: {outcome.failure.message}"})
+    models = [{file.name: file.read_bytes() for file in (job / "output/model").iterdir()} for job in jobs]
+    return Result(
+        {
+            "is a fork": "yes" if forks_seen == [True] else "no: it was a new process",
+            "same bytes": "yes" if models[0] == models[1] else "no: other weights",
+        }
+    )
 
 
 def _refusal(failure: Failure) -> str:
