@@ -42,8 +42,9 @@ def execute(arguments: argparse.Namespace) -> int:
         return COMPLETED
     if arguments.remove:
         garbage_collection.require_no_run()
+    measured = garbage_collection.measure(settings.home())  # while this process imports MLflow and reads the registry
     pieces = garbage_collection.find_pieces(find_needs(arguments.give_up))
-    sizes = Sizes()
+    sizes = measured()
     print(*_format_tables(pieces, sizes), sep="\n")
     unneeded = [piece for piece in pieces if not piece.needed_by]
     if not unneeded:

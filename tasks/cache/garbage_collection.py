@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import shutil
 import stat
 import time
@@ -144,12 +145,12 @@ class Sizes:
         names = Counter(file for file, _, _ in total.linked)
         return total.bytes + sum(size for file, size, links in {*total.linked} if not freed or names[file] >= links)
 
-    def _walk(self, path: str) -> _Usage:
+    def _walk(self, path: str, status: os.stat_result | None = None) -> _Usage:
         """The usage of the path and everything below it, except files that vanish meanwhile."""
         if path not in self._walked:
             usage = self._walked[path] = _Usage()
             with contextlib.suppress(OSError):
-                status = os.lstat(path)
+                status = status or os.lstat(path)
                 usage.add(status)
                 if stat.S_ISDIR(status.st_mode):
                     self._walk_entries(path, usage)
@@ -157,11 +158,35 @@ class Sizes:
 
     def _walk_entries(self, folder: str, usage: _Usage) -> None:
         for entry in _list(folder):
-            with contextlib.suppress(OSError):
-                if entry.is_dir(follow_symlinks=False):
-                    usage.add_all(self._walk(entry.path))
-                else:
-                    usage.add(entry.stat(follow_symlinks=False))
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                usage.add_all(self._walk(entry.path, status))
+            else:
+                usage.add(status)
+
+
+def measure(folder: Path) -> Callable[[], Sizes]:
+    """Starts a process that measures the folder and everything in it. Returns a function that waits for its result."""
+    reader, writer = os.pipe()
+    process = os.fork()
+    if process == 0:
+        with contextlib.suppress(BaseException), open(writer, "wb") as pipe:
+            sizes = Sizes()
+            sizes.of([folder])
+            pickle.dump(sizes, pipe)
+        os._exit(0)
+    os.close(writer)
+
+    def result() -> Sizes:
+        with open(reader, "rb") as pipe:
+            sizes: Sizes = pickle.load(pipe)
+        os.waitpid(process, 0)
+        return sizes
+
+    return result
 
 
 def bytes_on_disk(paths: Iterable[Path], freed: bool = False) -> int:

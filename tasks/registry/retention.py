@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tasks.cache import history, settings
 from tasks.cache.garbage_collection import Needs
-from tasks.tracking.connection import FLOW_RUN_TAG, connect, mlflow_errors, search_all
+from tasks.tracking.connection import FLOW_RUN_TAG, connect, list_registered, mlflow_errors, search_all
 from tasks.tracking.mlflow_run import VERSION_TAG
 from tasks.tracking.outbox import PENDING_STATE, Outbox
 from training.problems import Problem, UserError
@@ -97,7 +97,7 @@ def _list_unfinished(
     completed = [run.keys for run in runs.values() if run.completed]
     folders = [settings.home() / "jobs", *(settings.home() / "artifacts").glob("*/")]
     stored = {name for folder in folders if folder.is_dir() for name in os.listdir(folder)}
-    registered = {f"{version.name}/{version.version}" for version in search_all(client.search_model_versions)}
+    registered = list_registered(client)
     for run in runs.values():
         if run.id in given_up:
             continue

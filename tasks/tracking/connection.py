@@ -216,6 +216,15 @@ def search_all(search: Callable[..., Any], **query: Any) -> Iterator[Any]:
         yield from page
 
 
+def list_registered(client: MlflowClient) -> set[str]:
+    """The `name/version` of all versions in the registry."""
+    if settings.tracking_is_local():  # the client would read all tags of all versions
+        query = "SELECT name, version FROM model_versions WHERE current_stage != 'Deleted_Internal'"
+        with contextlib.closing(sqlite3.connect(_database_file(), timeout=60)) as connection:
+            return {f"{name}/{version}" for name, version in connection.execute(query)}
+    return {f"{version.name}/{version.version}" for version in search_all(client.search_model_versions)}
+
+
 def run_url(run_id: str | None) -> str | None:
     """The address of an MLflow run's page; None without a run or a server."""
     return _url(f"runs/{run_id}") if run_id else None

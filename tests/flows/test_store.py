@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flows.cli.main import main
 from flows.cli.store import format_size
-from tasks.cache import garbage_collection, store
-from tasks.cache.garbage_collection import bytes_on_disk
+from tasks.cache import store
+from tasks.cache.garbage_collection import Sizes, bytes_on_disk
 from tests.flows.small import FinishedRun
 from tests.made import KEY, artifact
 
@@ -56,20 +57,23 @@ def test_without_a_terminal_nothing_is_removed_unless_yes_is_said(
 
 
 def test_ctrl_d_at_the_question_removes_nothing_and_no_folder_is_walked_twice(
-    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    closed, walked = io.StringIO(), list[str]()
+    closed, walked = io.StringIO(), tmp_path / "walked"
     monkeypatch.setattr(closed, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdin", closed)
-    walk = garbage_collection.Sizes._walk_entries
-    monkeypatch.setattr(
-        garbage_collection.Sizes,
-        "_walk_entries",
-        lambda sizes, folder, usage: walked.append(folder) or walk(sizes, folder, usage),
-    )
+    walk = Sizes._walk_entries
+
+    def record(sizes: Sizes, folder: str, usage: Any) -> None:
+        with walked.open("a") as file:  # of this process and of the one that measures the home
+            file.write(f"{folder}\n")
+        walk(sizes, folder, usage)
+
+    monkeypatch.setattr(Sizes, "_walk_entries", record)
     assert main(["store", "--remove"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "Nothing was removed."
-    assert len(walked) == len(set(walked)) > 10 and store.find("load_data", KEY) is not None
+    folders = walked.read_text().splitlines()
+    assert len(folders) == len(set(folders)) > 10 and store.find("load_data", KEY) is not None
 
 
 def test_a_home_that_is_not_there_is_not_made(home: Path) -> None:

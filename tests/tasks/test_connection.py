@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import tasks
-from tasks.tracking.connection import connect, find_or_create_run
+from tasks.tracking.connection import connect, find_or_create_run, list_registered, search_all
 
 ROOT = Path(tasks.__path__[0]).parent
 
@@ -56,3 +56,15 @@ def test_in_a_home_that_was_moved_mlflow_names_the_files_where_they_are_now(
     later = client.get_run(find_or_create_run(client, "my recipe", "later")).info.artifact_uri
     assert later.startswith((moved / "mlartifacts").as_uri()) and not tracked.exists()
     assert client.get_experiment_by_name("elsewhere").artifact_location == elsewhere
+
+
+def test_registered_versions_are_those_that_mlflow_lists_without_deleted_ones(tracked: Path) -> None:
+    client = connect()
+    for name in ("small", "other"):
+        client.create_registered_model(name)
+        for _ in range(3):
+            client.create_model_version(name, "file:///model")
+    client.delete_model_version("small", "2")
+    client.delete_registered_model("other")
+    listed = {f"{version.name}/{version.version}" for version in search_all(client.search_model_versions)}
+    assert list_registered(client) == listed == {"small/1", "small/3"}
