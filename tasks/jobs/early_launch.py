@@ -36,23 +36,27 @@ class EarlyLaunch:
         self._argv, self._env, self._imports = [*argv], added_environment(env), imports
         self._folder: Path | None = None
         self._handle: Handle | None = None
+        self._closed = False
+        self._turn = threading.Lock()
         warm.start()
         self._thread = threading.Thread(target=self._start, daemon=True)
         self._thread.start()
 
     def _start(self) -> None:
-        with contextlib.suppress(OSError):  # without it, the program starts with its job
+        warm.wait_for(warm.TRAINING[-1])  # forks need not import these modules then
+        with self._turn, contextlib.suppress(OSError):  # without it, the program starts with its job
+            if self._closed:
+                return
             _remove_abandoned()
             self._folder = Path(tempfile.mkdtemp(prefix=f"{identity(os.getpid())}-", dir=_room()))
             (self._folder / LOGS).mkdir()
             write_atomically(self._folder / IMPORTS, self._imports.model_dump_json().encode())
-            warm.wait_for(warm.TRAINING[-1])  # its forks then need not import them
             argv = [*self._argv, str(self._folder)]
             self._handle = start_supervisor(self._folder, argv, environment(self._env))
 
     def take(self, job: Path, argv: Sequence[str], env: Mapping[str, str]) -> Handle | None:
-        """Continues with this job and returns its handle; None if the job needs another command, or if the command has
-        ended. It then ends here."""
+        """Continues with this job and returns its handle. None if the job has another command, or if this one has
+        ended."""
         if argv[-1] != self._argv[-1]:  # a job of another program
             return None
         self._thread.join()
@@ -66,11 +70,12 @@ class EarlyLaunch:
 
     def close(self) -> None:
         """Ends the command if it still waits, and removes its folder."""
-        self._thread.join()
-        if self._handle is not None:
-            stop(self._handle, 0)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        with self._turn:
+            self._closed = True
+            if self._handle is not None:
+                stop(self._handle, 0)
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def start(argv: Sequence[str], env: Mapping[str, str], imports: Imports) -> None:

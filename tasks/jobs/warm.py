@@ -87,10 +87,10 @@ class WarmProcess:
     def close(self) -> None:
         """Ends the process. Its jobs go on."""
         self._connection.close()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
         self._process.terminate()
         self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()  # last: a thread may still read it
 
 
 @contextlib.contextmanager
