@@ -136,6 +136,11 @@ class Bucket:
         with self._typed_errors(name):
             obstore.put(self._store, name, content, mode="create")
 
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a small object; replaces one of this name."""
+        with self._typed_errors(name):
+            obstore.put(self._store, name, content)
+
     def upload(self, name: str, file: Path, before_part: Callable[[], None] = lambda: None) -> None:
         """Writes a file as an object, which appears as a whole; replaces an object of this name.
 

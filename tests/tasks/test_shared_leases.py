@@ -1,0 +1,103 @@
+"""Leases in a bucket: one machine works, the others wait, and a dead one holds nobody up for long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tasks.shared_store.bucket import Bucket, Unavailable
+from tasks.shared_store.leases import Leases
+from tests.s3 import S3
+from tests.tasks.shared import QUICK, bucket, on_s3, s3, url
+
+__all__ = ["bucket", "on_s3", "s3", "url"]
+
+NAME = ("fit", "k1")
+OBJECT = "leases/fit/k1.json"
+
+
+def machine(bucket: Bucket, *, beat_s: float = 0.1, stale_s: float = 0.8) -> Leases:
+    return Leases(bucket, beat_s=beat_s, stale_s=stale_s, poll_s=0.05)
+
+
+def never() -> bool:
+    return False
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_the_second_machine_waits_and_works_when_the_first_gives_the_lease_back(bucket: Bucket) -> None:
+    first, second = machine(bucket), machine(bucket)
+    assert first.acquire(*NAME, never)
+    owners: list[str] = []
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(second.acquire, *NAME, never, owners.append)
+        until(lambda: owners)
+        time.sleep(1.2)  # longer than a lease without a beat lasts
+        assert not waits.done() and owners == [first._owner]
+        first.release(*NAME)
+        assert waits.result(10)
+
+
+def test_the_second_machine_stops_waiting_when_the_artifact_is_made(bucket: Bucket) -> None:
+    first, second = machine(bucket), machine(bucket)
+    assert first.acquire(*NAME, never)
+    assert not second.acquire(*NAME, lambda: True)
+
+
+def test_a_machine_that_died_loses_its_lease(bucket: Bucket) -> None:
+    first, second = machine(bucket), machine(bucket)
+    assert first.acquire(*NAME, never)
+    first.close()
+    began = time.monotonic()
+    assert second.acquire(*NAME, never)
+    assert 0.8 <= time.monotonic() - began < 10
+
+
+def test_a_machine_that_comes_back_after_its_lease_was_taken_leaves_it_to_the_new_owner(bucket: Bucket) -> None:
+    first = machine(bucket, beat_s=1.5)
+    second = machine(bucket, stale_s=0.2)
+    assert first.acquire(*NAME, never) and second.acquire(*NAME, never)
+    until(lambda: not first._held)  # its next beat finds the new owner
+    first.release(*NAME)
+    assert second._owner.encode() in bucket.read(OBJECT)
+    second.release(*NAME)
+    assert bucket.size(OBJECT) is None
+
+
+def test_a_damaged_lease_is_taken_over(bucket: Bucket) -> None:
+    bucket.write(OBJECT, b"not JSON")
+    assert machine(bucket, stale_s=0.2).acquire(*NAME, never)
+
+
+def test_of_many_machines_at_once_one_works_at_a_time(bucket: Bucket) -> None:
+    at_work: list[int] = []
+
+    def work(number: int) -> int:
+        leases = machine(bucket, stale_s=20)
+        assert leases.acquire(*NAME, never)
+        at_work.append(number)
+        most = len(at_work)
+        time.sleep(0.05)
+        at_work.remove(number)
+        leases.release(*NAME)
+        leases.close()
+        return most
+
+    with ThreadPoolExecutor(6) as pool:
+        assert max(pool.map(work, range(6))) == 1
+
+
+def test_without_a_bucket_the_caller_gets_an_error_in_bounded_time(on_s3: str, s3: S3, tmp_path: Path) -> None:
+    s3.fault = lambda request: 503
+    with pytest.raises(Unavailable):
+        machine(Bucket(on_s3, QUICK)).acquire(*NAME, never)
