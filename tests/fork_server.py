@@ -434,9 +434,9 @@ def _follow(fork: Fork) -> int:
     return code
 
 
-def run_code(code: str) -> None:
+def run_code(code: str, *arguments: str) -> None:
     """As `python -c CODE`."""
-    sys.argv = ["-c"]
+    sys.argv = ["-c", *arguments]
     exec(code, {"__name__": "__main__"})
 
 

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -203,7 +204,8 @@ def test_interrupted_killed_then_run_twice_at_once_it_ends_with_the_same_bytes(
     home.chmod(0o700)
 
     # As a terminal does on Ctrl-C, with a Prefect server of the run's own.
-    asked = _start(home, file, tmp_path / "asked.json")
+    new = [NEW_PYTHON, "-c", code_with_forked_programs("from flows.cli.main import start; start()")]
+    asked = _start(new, home, file, tmp_path / "asked.json")
     _wait_for_checkpoint(home, asked, after=_newest_checkpoint(home))
     os.killpg(asked.pid, signal.SIGINT)
     printed = asked.communicate(timeout=60)[0]
@@ -212,7 +214,7 @@ def test_interrupted_killed_then_run_twice_at_once_it_ends_with_the_same_bytes(
     assert json.loads((tmp_path / "asked.json").read_text())["state"] == "interrupted"
     _assert_nothing_runs_within_5_s(home)
 
-    killed = _start(home, file, tmp_path / "killed.json", **server)
+    killed = _start([sys.executable, "-m", "tests.flows.forked"], home, file, tmp_path / "killed.json", **server)
     _wait_for_checkpoint(home, killed, after=_newest_checkpoint(home))
     killed.kill()
     killed.communicate()
@@ -232,11 +234,10 @@ def test_interrupted_killed_then_run_twice_at_once_it_ends_with_the_same_bytes(
         assert result["model"]["registered"] == "small/1"
 
 
-def _start(home: Path, file: Path, out: Path, **more: str) -> subprocess.Popen[str]:
+def _start(argv: list[str], home: Path, file: Path, out: Path, **more: str) -> subprocess.Popen[str]:
     """A command in a process of its own, whose programs are forks and whose training takes some seconds."""
-    code = code_with_forked_programs("from flows.cli.main import start; start()")
     return subprocess.Popen(
-        [NEW_PYTHON, "-c", code, "run", str(file), "--json", str(out)],
+        [*argv, "run", str(file), "--json", str(out)],
         env=environment(home, **{PAUSE: "0.03"}, **more),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-import tasks
 from tasks.tracking.connection import connect, find_or_create_run, list_registered, search_all
-
-ROOT = Path(tasks.__path__[0]).parent
+from tests.fork_server import COMMANDS, Fork
 
 
 def test_a_process_killed_while_it_makes_the_database_leaves_none_and_the_next_makes_a_whole_one(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # has no template to copy
-    program = "from tasks.tracking.connection import connect; connect()"
-    maker = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
+    maker = Fork(connect, level=COMMANDS).start()
     aside = home / ".mlflow.db-new"
-    while maker.poll() is None and not (aside.exists() and aside.stat().st_size > 0):
+    while maker.is_alive() and not (aside.exists() and aside.stat().st_size > 0):
         time.sleep(0.001)
-    os.kill(maker.pid, signal.SIGKILL)
-    assert maker.wait() == -signal.SIGKILL
+    maker.kill()
+    assert maker.join(10) == -signal.SIGKILL
     assert not (home / "mlflow.db").exists() and aside.stat().st_size > 0
     client = connect()
     run = client.get_run(find_or_create_run(client, "recipe", "flow"))

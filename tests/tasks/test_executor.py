@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import subprocess
-import sys
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,7 +20,6 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from pydantic import BaseModel
 
-import tasks
 from tasks.cache import store
 from tasks.cache.executor import Executor
 from tasks.cache.history import History
@@ -30,10 +27,10 @@ from tasks.cache.refs import Ref
 from tasks.cache.stage import Inputs, Listener, Row, Stage, Work, action, stage
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import JobFailed, python_argv
+from tests.fork_server import COMMANDS, Fork, run_code
 from training.jobs.protocol import Job, Outcome, sha256, write_atomically
 from training.problems import Problem, UserError
 
-ROOT = str(Path(tasks.__path__[0]).parent)
 calls: list[str] = []
 
 
@@ -357,40 +354,36 @@ def main():
 """
 
 
-def start_slow(folder: Path, home: Path, seconds: float, name: str) -> subprocess.Popen[str]:
+def start_slow(folder: Path, seconds: float, name: str) -> Fork:
+    """A process in the folder, which prints into a file with this name."""
     (folder / "slow_stage.py").write_text(SLOW)
-    settings = {"PREFECT_API_URL": str(PREFECT_API_URL.value()), "FINETUNE_HOME": str(home), "PYTHONPATH": ROOT}
-    return subprocess.Popen(
-        [sys.executable, "-c", "import slow_stage; slow_stage.main()", str(seconds), name],
-        cwd=folder,
-        env={**os.environ, **settings},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    code = f"import os, sys; os.chdir({str(folder)!r}); sys.path.insert(0, ''); import slow_stage; slow_stage.main()"
+    with open(folder / name, "wb") as printed, open(os.devnull, "r+b") as nothing:
+        env = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
+        files = (nothing, printed, nothing)
+        return Fork(run_code, [code, str(seconds), name], env=env, files=files, level=COMMANDS).start()
 
 
-def wait_until(path: Path, process: subprocess.Popen[str]) -> None:
+def wait_until(path: Path, process: Fork) -> None:
     while not path.exists():
-        assert process.poll() is None, "the process ended before it made the artifact"
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.05)
+        assert process.is_alive(), "the process ended before it made the artifact"
+        time.sleep(0.05)
 
 
 def test_of_two_processes_one_makes_it_and_the_other_waits_and_finds_it(home: Path, tmp_path: Path) -> None:
-    first, second = (start_slow(tmp_path, home, 4, name) for name in ("first", "second"))
-    said = [process.communicate(timeout=90)[0].split() for process in (first, second)]
-    assert sorted(said) == [["ran"], ["waits", "cached"]]
+    processes = {name: start_slow(tmp_path, 4, name) for name in ("first", "second")}
+    assert [process.join(90) for process in processes.values()] == [0, 0]
+    assert sorted((tmp_path / name).read_text().split() for name in processes) == [["ran"], ["waits", "cached"]]
     assert (tmp_path / "made").read_text() == "x"
 
 
 def test_when_the_one_that_makes_it_is_killed_the_next_makes_it(home: Path, tmp_path: Path) -> None:
-    first = start_slow(tmp_path, home, 60, "first")
+    first = start_slow(tmp_path, 60, "first")
     wait_until(tmp_path / "making", first)
     first.kill()
-    first.communicate(timeout=10)
-    second = start_slow(tmp_path, home, 0, "second")
-    assert second.communicate(timeout=60)[0].split() == ["ran"]
+    assert first.join(10) == -signal.SIGKILL
+    second = start_slow(tmp_path, 0, "second")
+    assert second.join(60) == 0 and (tmp_path / "second").read_text().split() == ["ran"]
     assert (tmp_path / "made").read_text() == "xx"
 
 

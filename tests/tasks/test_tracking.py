@@ -9,7 +9,6 @@ import math
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -22,7 +21,6 @@ from typing import Any
 import pytest
 from mlflow.entities import Run
 
-import tasks
 from tasks.cache import store
 from tasks.cache.refs import Ref
 from tasks.cache.stage import Row
@@ -30,9 +28,8 @@ from tasks.tracking import mlflow_run
 from tasks.tracking.connection import FLOW_RUN_TAG, MlflowFailed, build_environment, connect, mlflow_errors
 from tasks.tracking.mlflow_run import Delivery, Tracker, deliver_earlier_runs
 from tasks.tracking.outbox import OUTBOX, Outbox, find_undelivered, is_running_here, was_killed_here
+from tests.fork_server import COMMANDS, Fork, run_code
 from tests.servers import Server, closed_port, mlflow_server
-
-ROOT = str(Path(tasks.__path__[0]).parent)
 
 
 def runs() -> list[Run]:
@@ -448,15 +445,14 @@ sys.exit(tracker.trouble)
 """
 
 
-def test_two_processes_that_meet_at_a_fresh_database_both_track(home: Path) -> None:
-    quiet = {"MLFLOW_LOGGING_LEVEL": "WARNING"}
-    environment = {**os.environ, **quiet, "FINETUNE_HOME": str(home), "PYTHONPATH": ROOT}
-    both = [
-        subprocess.Popen([sys.executable, "-c", TRACK, name], env=environment, stderr=subprocess.PIPE, text=True)
-        for name in ("one", "two")
-    ]
-    for process in both:
-        assert process.communicate(timeout=90)[1] == "" and process.returncode == 0
+def test_two_processes_that_meet_at_a_fresh_database_both_track(home: Path, tmp_path: Path) -> None:
+    environment, errors = {**os.environ, "MLFLOW_LOGGING_LEVEL": "WARNING"}, tmp_path / "errors"
+    with open(errors, "ab") as printed:
+        files = (0, 1, printed)
+        both = [Fork(run_code, [TRACK, name], env=environment, files=files, level=COMMANDS) for name in ("one", "two")]
+        for process in both:
+            process.start()
+    assert [process.join(90) for process in both] == [0, 0] and errors.read_text() == ""
     assert sorted(of(run) for run in runs()) == ["one", "two"]
     assert {run.info.status for run in runs()} == {"FINISHED"}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fork_server import NEW_PYTHON, ROOT
+from tests.fork_server import NEW_PYTHON, ROOT, Fork, run_code
 from tests.training import tiny
 from training.jobs.protocol import Job, read_outcome
 from training.programs import create_model
@@ -35,18 +35,24 @@ for sys.argv[1:] in [[job] for job in sys.argv[1:]]:
 def make_twice(home: Path) -> list[Path]:
     """A model that reads and one that writes, by two processes; gives a folder for each process."""
     data = tiny.write_data(home / "data", {"train": 200, "validation": 5})
-    processes = []
-    for hash_seed in ("1", "2"):
-        jobs = [home / hash_seed, home / f"{hash_seed}-writes"]
-        for job_dir, writes in zip(jobs, (False, True), strict=True):
+    folders = [home / "new", home / "fork"]
+    for folder in folders:
+        for job_dir, writes in ((folder, False), (_that_writes(folder), True)):
             settings = {"config": tiny.CONFIG, "seed": 3, "texts": ["text"], "writes": writes}
-            Job(
-                program="training.programs.create_model", key=hash_seed, settings=settings, inputs={"data": str(data)}
-            ).write(job_dir)
-        command = [NEW_PYTHON, "-c", PROGRAM, *map(str, jobs)]
-        processes.append(subprocess.Popen(command, env=os.environ | {"PYTHONHASHSEED": hash_seed}, cwd=ROOT))
-    assert [process.wait(timeout=120) for process in processes] == [0, 0]
-    return [home / "1", home / "2"]
+            program = "training.programs.create_model"
+            Job(program=program, key=folder.name, settings=settings, inputs={"data": str(data)}).write(job_dir)
+    new, forked = ([PROGRAM, str(folder), str(_that_writes(folder))] for folder in folders)
+    # The fork has the random seed of its server.
+    fork = Fork(run_code, forked).start()
+    subprocess.run(
+        [NEW_PYTHON, "-c", *new], env=os.environ | {"PYTHONHASHSEED": "1"}, cwd=ROOT, check=True, timeout=120
+    )
+    assert fork.join(120) == 0
+    return folders
+
+
+def _that_writes(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-writes")
 
 
 def test_two_processes_make_the_same_bytes(made: list[Path]) -> None:
@@ -57,7 +63,7 @@ def test_two_processes_make_the_same_bytes(made: list[Path]) -> None:
 
 
 def test_for_a_model_that_writes_two_processes_make_the_same_bytes_too(made: list[Path]) -> None:
-    first, second = (read_outcome(job_dir.with_name(f"{job_dir.name}-writes")) for job_dir in made)
+    first, second = (read_outcome(_that_writes(job_dir)) for job_dir in made)
     assert first is not None and second is not None
     assert first.files == second.files != read_outcome(made[0]).files
 
