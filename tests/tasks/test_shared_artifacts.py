@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.cache import store
+from tasks.cache import digests, store
 from tasks.cache.digests import digest_of
 from tasks.cache.refs import Ref
 from tasks.shared_store.artifacts import DamagedObject, SharedStore
@@ -94,6 +94,21 @@ def test_an_artifact_of_one_home_is_found_whole_in_another(shared: SharedStore, 
     assert (ref.path / "model" / "weights").read_bytes() == WEIGHTS
 
 
+def test_a_fetched_file_is_not_read_again(
+    shared: SharedStore, use_home: UseHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make()
+    shared.upload("fit", KEY)
+    use_home("second")
+    monkeypatch.setattr(digests, "SETTLED_S", -1.0)
+    fetch(shared)
+    read: list[str] = []
+    sha256_of = digests._sha256
+    monkeypatch.setattr(digests, "_sha256", lambda path: read.append(path.name) or sha256_of(path))
+    assert store.find("fit", KEY) is not None
+    assert "weights" not in read
+
+
 def test_an_artifact_that_was_never_uploaded_is_absent(shared: SharedStore) -> None:
     make()
     assert shared.look_up("fit", KEY) is None
@@ -114,10 +129,20 @@ def test_content_that_is_here_is_linked_and_not_downloaded(shared: SharedStore, 
     shared.upload("fit", "other")
     use_home("second")
     here = make()
-    assert fetch(shared, "other") == len("another log")
+    found = shared.look_up("fit", "other")
+    assert found is not None and found.missing_bytes == len("another log")
+    assert shared.fetch(found) == len("another log")
     ref = store.find("fit", "other")
     assert ref is not None and (ref.path / "model" / "weights").samefile(here.path / "model" / "weights")
     assert store.find("fit", KEY) == here
+
+
+def test_an_object_that_is_cut_off_is_sent_again(shared: SharedStore, bucket: Bucket, use_home: UseHome) -> None:
+    bucket.create(object_of(WEIGHTS), WEIGHTS[:10])
+    make()
+    shared.upload("fit", KEY)
+    use_home("second")
+    assert fetch(shared) > 0
 
 
 def test_content_that_changed_here_is_downloaded(shared: SharedStore, use_home: UseHome) -> None:
@@ -178,17 +203,24 @@ def test_a_killed_upload_shows_nothing_and_the_next_one_completes_it(
 ) -> None:
     home = use_home("first")
     ref = make(weights=os.urandom(CHUNK_BYTES + 1))  # in parts
-    for request in itertools.count(1):
+    for write in itertools.count(1):
         process = Fork(uploading.upload, (home, on_s3, "fit", KEY), level=COMMANDS).start()
-        s3.asked.clear()
-        s3.fault = lambda _, process=process, last=request: process.kill() if len(s3.asked) == last else None
+        writes: list[str] = []
+
+        def kill(request: str, process: Fork = process, last: int = write, writes: list[str] = writes) -> None:
+            if request.startswith(("PUT", "POST")):
+                writes.append(request)
+                if len(writes) == last:
+                    process.kill()
+
+        s3.fault = kill
         process.join()
         s3.fault = lambda request: None
         if process.exitcode == 0:
             break
         # The server has the whole request, and may still serve it.
-        assert shared_on_s3.look_up("fit", KEY) is None or "/artifacts/" in s3.asked[request - 1]
-    assert request > 5
+        assert shared_on_s3.look_up("fit", KEY) is None or "/artifacts/" in writes[-1]
+    assert write > 3
     use_home("second")
     fetch(shared_on_s3)
     assert store.find("fit", KEY) == ref
