@@ -171,6 +171,8 @@ class SharedStore:
                     _check(stop)
                     digest.update(chunk)
                     out.write(chunk)
+                out.flush()
+                os.fsync(out.fileno())  # while other files arrive
         except (NotFound, WrongSize) as fault:
             return str(fault)
         return None if digest.hexdigest() == file.sha256 else f"{file.object} has other bytes"

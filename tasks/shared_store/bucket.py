@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, S3Credential
 
 VARIABLE = "FINETUNE_STORE"
-CHUNK_BYTES = 8 * 2**20
-"""Bytes of a chunk of a download, and of a part of a multipart upload."""
+CHUNK_BYTES = 2**20
+"""Bytes that a download gives at a time. Larger ones cost more: they are new memory each time."""
+PART_BYTES = 8 * 2**20
+"""Bytes of a part of an upload, and of a large download, that has a request of its own."""
 MAX_PARTS = 10_000
 """Parts of a multipart upload, by the rules of S3."""
 PARTS_AT_ONCE = 4
@@ -146,7 +148,7 @@ class Bucket:
 
         `before_part` is called before each part is read. An error that it raises ends the upload.
         """
-        part_bytes = max(CHUNK_BYTES, -(-file.stat().st_size // MAX_PARTS))
+        part_bytes = max(PART_BYTES, -(-file.stat().st_size // MAX_PARTS))
         with file.open("rb") as source:
             first = source.read(part_bytes)
             more = len(first) == part_bytes
@@ -160,13 +162,13 @@ class Bucket:
             obstore.delete(self._store, name)
 
     def _parallel_stream(self, name: str, size_bytes: int) -> Iterator[Bytes]:
-        starts = iter(range(0, size_bytes, CHUNK_BYTES))
+        starts = iter(range(0, size_bytes, PART_BYTES))
         pool = ThreadPoolExecutor(PARTS_AT_ONCE, "download")
         pending: deque[Future[Bytes]] = deque()
         try:
             while True:
                 while len(pending) < PARTS_AT_ONCE and (start := next(starts, None)) is not None:
-                    end = min(start + CHUNK_BYTES, size_bytes)
+                    end = min(start + PART_BYTES, size_bytes)
                     pending.append(pool.submit(obstore.get_range, self._store, name, start=start, end=end))
                 if not pending:
                     return

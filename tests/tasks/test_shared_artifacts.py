@@ -16,7 +16,7 @@ from tasks.cache import digests, store
 from tasks.cache.digests import digest_of
 from tasks.cache.refs import Ref
 from tasks.shared_store.artifacts import DamagedObject, SharedStore
-from tasks.shared_store.bucket import CHUNK_BYTES, Bucket, Forbidden, Unavailable
+from tasks.shared_store.bucket import PART_BYTES, Bucket, Forbidden, Unavailable
 from tests.fork_server import COMMANDS, Fork
 from tests.s3 import S3
 from tests.tasks import uploading
@@ -202,7 +202,7 @@ def test_a_killed_upload_shows_nothing_and_the_next_one_completes_it(
     shared_on_s3: SharedStore, on_s3: str, s3: S3, use_home: UseHome
 ) -> None:
     home = use_home("first")
-    ref = make(weights=os.urandom(CHUNK_BYTES + 1))  # in parts
+    ref = make(weights=os.urandom(PART_BYTES + 1))  # in parts
     for write in itertools.count(1):
         process = Fork(uploading.upload, (home, on_s3, "fit", KEY), level=COMMANDS).start()
         writes: list[str] = []

@@ -20,7 +20,7 @@ from training.problems import UserError
 
 __all__ = ["bucket", "on_s3", "s3", "url"]
 
-LARGE = os.urandom(2 * module.CHUNK_BYTES + 1)
+LARGE = os.urandom(2 * module.PART_BYTES + 1)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_of_many_creators_at_once_one_wins(bucket: Bucket) -> None:
     assert bucket.read("one") == b"%d" % won.index(True)
 
 
-@pytest.mark.parametrize("size", [0, 1, module.CHUNK_BYTES, len(LARGE)])
+@pytest.mark.parametrize("size", [0, 1, module.PART_BYTES, len(LARGE)])
 def test_a_file_arrives_as_it_was_sent(bucket: Bucket, tmp_path: Path, size: int) -> None:
     (tmp_path / "file").write_bytes(LARGE[:size])
     bucket.upload("file", tmp_path / "file")
