@@ -35,11 +35,13 @@ def measure(subject: Subject) -> list[Row]:
     folder = subject.folder / "shared-store"
     for room in ("bucket", "raw"):
         (folder / room).mkdir(parents=True)
-    with _server() as url, patch.dict(os.environ, {**LOGIN, "AWS_ENDPOINT_URL": url}):
-        raw = S3Store(BUCKET, prefix="raw", client_options={"allow_http": True})
-        rows = _compare(folder, f"s3://{BUCKET}/own", raw, "an S3 server on loopback", least=0.8)
-    local = LocalStore(folder / "raw")
-    return rows + _compare(folder, f"file://{folder}/bucket", local, "a folder", least=None)
+    with patch.dict(os.environ, LOGIN):  # and the homes of below
+        with _server() as url:
+            os.environ["AWS_ENDPOINT_URL"] = url
+            raw = S3Store(BUCKET, prefix="raw", client_options={"allow_http": True})
+            rows = _compare(folder, f"s3://{BUCKET}/own", raw, "an S3 server on loopback", least=0.8)
+        local = LocalStore(folder / "raw")
+        return rows + _compare(folder, f"file://{folder}/bucket", local, "a folder", least=None)
 
 
 def _compare(folder: Path, url: str, raw: ObjectStore, place: str, least: float | None) -> list[Row]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -223,6 +225,24 @@ def test_a_killed_upload_shows_nothing_and_the_next_one_completes_it(
     assert write > 3
     use_home("second")
     fetch(shared_on_s3)
+    assert store.find("fit", KEY) == ref
+
+
+def test_an_upload_to_a_folder_killed_in_the_middle_of_a_file_shows_nothing(use_home: UseHome, tmp_path: Path) -> None:
+    home, url = use_home("first"), f"file://{tmp_path}/folder"
+    ref = make(weights=os.urandom(20 * PART_BYTES))
+    weights = tmp_path / "folder" / object_of((ref.path / "model" / "weights").read_bytes())
+    weights.parent.mkdir(parents=True)
+    process = Fork(uploading.upload, (home, url, "fit", KEY), level=COMMANDS).start()
+    while not any(weights.parent.iterdir()):
+        time.sleep(0.0001)
+    process.kill()
+    assert process.join() == -signal.SIGKILL and not weights.exists()
+    shared = SharedStore(Bucket(url))
+    assert shared.look_up("fit", KEY) is None
+    shared.upload("fit", KEY)
+    use_home("second")
+    fetch(shared)
     assert store.find("fit", KEY) == ref
 
 
