@@ -32,8 +32,9 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     MlflowFailed.
     """
     events.progress(done=0, total=3)
-    # If deepspeed is installed, transformers would import it to look for its engine: 2 seconds.
-    with mlflow_errors(), hide_package("deepspeed"):
+    # If they are installed, transformers would import deepspeed to look for its engine, and peft to look for adapters,
+    # which the exported weights contain: 2 seconds each.
+    with mlflow_errors(), hide_package("deepspeed"), hide_package("peft"):
         return {"version": _log_and_register(job_dir, job, LogModelSettings.model_validate(job.settings), events)}
 
 
