@@ -19,7 +19,7 @@ from tasks.cache.refs import Lock
 from tasks.jobs import early_launch
 from tasks.jobs.child_environment import added_environment, cores, environment
 from tasks.jobs.hardware import killed_for_memory, visible_gpus
-from tasks.jobs.supervisors import STOP_GRACE_S, Handle, poll, start_supervisor, stop
+from tasks.jobs.supervisors import STOP_GRACE_S, Handle, poll, start_supervisor, stop, wait
 from training.jobs.protocol import (
     EVENTS,
     LOGS,
@@ -230,7 +230,7 @@ def run_job(
     handle, stalled, last_event = start(job, argv, env or {}), False, time.monotonic()
     try:
         while poll(handle) and not stalled:
-            time.sleep(poll_s)
+            wait(handle, poll_s)
             if events.read():
                 last_event = time.monotonic()
             stalled = time.monotonic() - last_event > stall_timeout_s

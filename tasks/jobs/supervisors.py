@@ -1,4 +1,4 @@
-"""The supervisors of jobs on this machine: start, poll, stop.
+"""The supervisors of jobs on this machine: start, poll, wait, stop.
 
 A handle is plain JSON, so that another process can poll or stop a job on Linux.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -93,6 +94,18 @@ def poll(handle: Handle) -> bool:
         with contextlib.suppress(ChildProcessError):  # a fork is the warm process's child
             os.waitpid(handle.pid, 0)
     return False
+
+
+def wait(handle: Handle, timeout_s: float) -> None:
+    """Returns as soon as the job's supervisor ends, at the latest after `timeout_s`."""
+    with contextlib.suppress(ProcessLookupError):
+        process = os.pidfd_open(handle.pid)
+        try:
+            ended = select.poll()
+            ended.register(process, select.POLLIN)
+            ended.poll(1000 * timeout_s)
+        finally:
+            os.close(process)
 
 
 def stop(handle: Handle, grace_s: float) -> None:

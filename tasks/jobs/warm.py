@@ -16,11 +16,12 @@ from training.jobs.warm import DIGITS
 
 TRAINING = (
     *("accelerate.commands.launch", "training.engine.inference", "training.models.loading"),
-    *("training.task_types.task_type", "training.engine.task_setup", "training.engine.trainer"),
+    *("training.task_types.task_type", "training.engine.task_setup", "training.evaluation.metrics.labels"),
+    "training.engine.trainer",
 )
 MODULES = (
     *TRAINING,
-    *("training.evaluation.metrics", "training.evaluation.bootstrap", "training.evaluation.plots"),
+    *("training.evaluation.bootstrap", "training.evaluation.plots"),
     *("mlflow", "mlflow.transformers", "tasks.tracking.connection"),
 )
 """What the stages' programs import that takes long, in the order in which a run needs it."""

@@ -101,6 +101,13 @@ return {"steps": 50}
     assert events == read_events(tmp_path / "job" / "events.jsonl", 0)[0]
 
 
+def test_the_end_of_a_job_is_not_waited_for_until_the_next_poll(tmp_path: Path) -> None:
+    job, argv = write_job(tmp_path, "return {}")
+    began = time.monotonic()
+    assert run_job(job, argv, stall_timeout_s=60, poll_s=30).state == "finished"
+    assert time.monotonic() - began < 30
+
+
 def test_a_finished_job_is_not_run_again_but_tells_its_events(tmp_path: Path) -> None:
     first, told = run(tmp_path, "return {'pid': os.getpid()}")
     assert run(tmp_path, "raise AssertionError('run again')") == (first, told)
