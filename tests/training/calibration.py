@@ -20,7 +20,7 @@ DISASTER_RATE, DISASTER_LOGIT = 0.005, 7.0
 
 @dataclass(frozen=True)
 class Regime:
-    """The new model and the old one on N rows, as often as asked for."""
+    """The new model and the old one on N rows, as many times as requested."""
 
     metric: str
     rows: int

@@ -57,7 +57,7 @@ def _run_main(program: str, job_dir: str, rank: dict[str, str]) -> None:
 def start(
     job_dir: Path, launched: int | None = None, program: Callable[[str, dict[str, str]], None] = run_fit
 ) -> list[Fork]:
-    """The job's ranks, started; `launched` of them where that is not what the job asks for."""
+    """The job's ranks, started; `launched` of them where that is not the job's number of processes."""
     compute = Job.read(job_dir).settings.get("compute", {"num_processes": 1, "strategy": "ddp"})
     count = launched or compute["num_processes"]
     (job_dir / "logs").mkdir(exist_ok=True)
@@ -124,7 +124,7 @@ def events(job_dir: Path, task: str) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=8)
 def _events(file: Path, size: int) -> list[dict[str, Any]]:
-    """All of them, once they are so long: whoever waits for one looks every half millisecond."""
+    """All events of a file of this size. Cached: a waiting test reads the file every half millisecond."""
     return read_events(file, 0)[0]
 
 

@@ -1,4 +1,4 @@
-"""What a user may write beside a recipe: losses, a collator, callbacks, a Trainer."""
+"""User code of a recipe: losses, a collator, callbacks, a Trainer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def twice(tokenizer: PreTrainedTokenizerBase, multiple: int) -> Callable[[list[d
 
 
 class Slower(TrainerCallback, ExportableState):
-    """Makes the learning rate of each step depend on those before; and asks for a checkpoint whenever it can."""
+    """Makes the learning rate of each step depend on those before, and requests a checkpoint whenever it can."""
 
     def __init__(self, steps: int = 0) -> None:
         self.steps = steps
@@ -78,7 +78,7 @@ class Slower(TrainerCallback, ExportableState):
 
 
 class StopsAtSeven(TrainerCallback):
-    """Has the process asked to stop while it evaluates after step 7."""
+    """Sends the process a stop signal while it evaluates after step 7."""
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 7:

@@ -39,7 +39,7 @@ def test_an_author_is_blamed_for_what_fails_in_their_code_and_libraries_and_not_
     theirs = importlib.import_module("an_authors")
     monkeypatch.delitem(sys.modules, "an_authors")
 
-    def told(call: Callable[[], object]) -> UserError | None:
+    def error_of(call: Callable[[], object]) -> UserError | None:
         monkeypatch.setitem(sys.modules, "an_authors", theirs)
         with pytest.raises(Exception) as caught:
             call()
@@ -51,9 +51,9 @@ def test_an_author_is_blamed_for_what_fails_in_their_code_and_libraries_and_not_
         lambda: theirs.call(failing(RuntimeError("Expected all tensors on the same device, but found cuda:0 and cpu"))),
     ]
     for mistake in mistakes:
-        found = told(mistake)
+        found = error_of(mistake)
         assert found is not None and f"failed in {tmp_path}/an_authors.py line " in str(found)
     of_machine = [OSError("gone"), MemoryError(), RuntimeError("CUDA error: an illegal memory access")]
     of_machine += [torch.AcceleratorError("launch failure")]
-    assert [told(lambda error=error: theirs.call(failing(error))) for error in of_machine] == [None] * 4
-    assert told(lambda: theirs.call(lambda: as_json(float("nan")))) is None
+    assert [error_of(lambda error=error: theirs.call(failing(error))) for error in of_machine] == [None] * 4
+    assert error_of(lambda: theirs.call(lambda: as_json(float("nan")))) is None

@@ -110,7 +110,7 @@ def fit_job(
     **training: Any,
 ) -> Path:
     """Write a job that trains on the world; `training` and `compute` change those sections of the recipe, `settings`
-    what else the program is told."""
+    the program's other settings."""
     chosen = {
         "num_train_epochs": 3,
         "learning_rate": 3e-3,

@@ -106,7 +106,7 @@ CHAT = {
 }
 ROBERTA = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
 
-AS_THE_FILE_SAYS: dict[str, tuple[str, Callable[[], Tokenizer], dict[str, Any]]] = {
+FROM_TOKENIZER_JSON: dict[str, tuple[str, Callable[[], Tokenizer], dict[str, Any]]] = {
     "word pieces": ("bert", word_pieces, WORD_PIECES),
     "byte pairs": ("roberta", roberta, ROBERTA),
     "unigram": ("xlm-roberta", unigram, {**ROBERTA, "unk_token": "<unk>"}),
@@ -115,14 +115,14 @@ AS_THE_FILE_SAYS: dict[str, tuple[str, Callable[[], Tokenizer], dict[str, Any]]]
     "special tokens in texts": ("bert", word_pieces, {**WORD_PIECES, "split_special_tokens": True}),
     "tokens that the file lacks": ("bert", word_pieces, {**WORD_PIECES, "mask_token": "quick", "bos_token": "<new>"}),
 }
-"""Tokenizers that are what tokenizer.json says: the type of their model, the tokenizer, its settings."""
+"""Tokenizers that follow tokenizer.json: the type of their model, the tokenizer, its settings."""
 
 
 def save_repository(
     folder: Path, model_type: str, tokenizer: Tokenizer | None, settings: dict[str, Any], **files: str
 ) -> Path:
-    """A model repository without weights: its configuration, and the tokenizer's files as of a release of
-    transformers that is current; `settings` go into tokenizer_config.json, `files` beside it (`merges_txt=...`)."""
+    """A model repository without weights: its configuration, and the tokenizer's files in the format of the current
+    transformers; `settings` go into tokenizer_config.json, and each of `files` is a file (`merges_txt=...`)."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
     settings = {"tokenizer_class": "TokenizersBackend", **settings}

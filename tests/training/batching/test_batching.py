@@ -68,7 +68,7 @@ def test_rows_of_a_batch_have_like_lengths_and_the_longest_row_comes_first() -> 
     assert padded < 1.05 * LENGTHS.sum()
 
 
-def test_fewer_rows_than_processes_is_an_error_that_says_so() -> None:
+def test_fewer_rows_than_processes_is_an_error_that_names_both() -> None:
     with pytest.raises(UserError, match="2 rows cannot be shared by 3 processes"):
         LengthGroupedBatches(LENGTHS[:2], 4, world=3)
 

@@ -40,7 +40,7 @@ class Rating(RowSpecification):
 
 
 class Chat(RowSpecification):
-    """Messages; or what is asked for, perhaps with more to go by, and what is answered."""
+    """Messages; or an instruction, optionally with an input, and the output."""
 
     columns: ClassVar = {
         "messages": Column("value"),

@@ -1,4 +1,4 @@
-"""Files of rows that a model is asked about, read and written again."""
+"""Files of rows for prediction, read and written with the predictions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def whole(text: str) -> dict[str, Any]:
 
 
 def answered(file: Path, out: Path, columns: Iterable[str] = ("text",)) -> Path:
-    """Asks somebody who knows one word."""
+    """The file with the predictions of a model that recognizes one word."""
     with Writer(out, out, ADDED) as writer:
         for rows, texts, _ in read(file, dict.fromkeys(columns, "text"), ADDED):
             writer.write(rows, [whole(text[0]) if text else None for text in texts])
@@ -96,12 +96,12 @@ def test_types_and_metadata_of_parquet_stay_what_they_are(tmp_path: Path) -> Non
     found = pq.read_table(answered(tmp_path / "in.parquet", tmp_path / "out.parquet"))
     assert found.select(table.schema.names).equals(table) and found.schema.metadata[b"made"] == b"by hand"
     assert found["label"].to_pylist() == ["pos", None, "neg"]
-    said = rows_in(answered(tmp_path / "in.parquet", tmp_path / "out.jsonl"))
-    assert said[0]["vector"] == [1.5] and datetime.datetime.fromisoformat(said[0]["when"]).year == 1970
+    rows = rows_in(answered(tmp_path / "in.parquet", tmp_path / "out.jsonl"))
+    assert rows[0]["vector"] == [1.5] and datetime.datetime.fromisoformat(rows[0]["when"]).year == 1970
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "words"),
     [
         ("in.csv", "id,txt\n1,good\n", "has no column 'text': it has id, txt. Did you mean 'txt'?"),
         (
@@ -123,15 +123,15 @@ def test_types_and_metadata_of_parquet_stay_what_they_are(tmp_path: Path) -> Non
         ("in.parquet", "PAR1", "is not readable as Parquet"),
     ],
 )
-def test_a_file_that_cannot_be_asked_about_is_told_by_one_message(
-    tmp_path: Path, name: str, content: str | bytes, said: str
+def test_a_file_that_cannot_be_predicted_is_reported_in_one_message(
+    tmp_path: Path, name: str, content: str | bytes, words: str
 ) -> None:
     file = tmp_path / name
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError) as raised:
         list(read(file, {"text": "text"}, ADDED))
     (problem,) = raised.value.problems
-    assert problem.where.removesuffix(f" row {problem.where[-1]}") == str(file) and said in problem.message
+    assert problem.where.removesuffix(f" row {problem.where[-1]}") == str(file) and words in problem.message
 
 
 def test_a_row_that_does_not_fit_the_columns_of_the_first_ones_names_the_format_that_takes_it(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_all_rows_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     }
 
 
-def test_typed_texts_that_are_not_utf_8_are_told(tmp_path: Path) -> None:
+def test_typed_texts_that_are_not_utf_8_are_reported(tmp_path: Path) -> None:
     raw = pa.array([b"fine", b"\xff"])
     texts = pa.Array.from_buffers(pa.string(), 2, raw.buffers())
     pq.write_table(pa.table({"text": texts}), tmp_path / "in.parquet")
@@ -211,7 +211,7 @@ def test_quotation_marks_of_a_text_are_never_dropped_without_a_word(tmp_path: Pa
 
 
 @pytest.mark.parametrize("suffix", WRITTEN)
-def test_rows_with_a_label_of_their_own_get_the_models_beside_it(tmp_path: Path, suffix: str) -> None:
+def test_rows_with_a_label_of_their_own_get_the_predicted_one_in_another_column(tmp_path: Path, suffix: str) -> None:
     (tmp_path / "in.tsv").write_text('text\tlabel\n"good, really"\tpos\nbad\tpos\n')
     rows = rows_in(answered(tmp_path / "in.tsv", tmp_path / f"out{suffix}"))
     assert [row["text"] for row in rows] == ["good, really", "bad"]

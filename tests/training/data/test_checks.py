@@ -1,4 +1,4 @@
-"""What each check finds, how it says so, and what becomes of the rows."""
+"""The problems that each check finds, their messages, and the rows that remain."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_check_has_a_level_and_every_level_a_check() -> None:
     assert set(ROW_CHECKS) < set(LEAVES_OUT) < set(LEVELS)
 
 
-def test_a_repeated_text_is_told_with_both_rows_and_the_text(tmp_path: Path) -> None:
+def test_a_repeated_text_is_reported_with_both_rows_and_the_text(tmp_path: Path) -> None:
     rows = {"train": [*GOOD, ("one", "a"), ("three", "a"), ("two", "b")], "validation": [("x", "a"), ("y", "b")]}
     found = warnings(tmp_path, rows)
     assert list(found) == ["duplicates"]
@@ -64,14 +64,14 @@ def test_a_repeated_text_is_told_with_both_rows_and_the_text(tmp_path: Path) -> 
     assert "(this one repeats row 1: 'one')" in found["duplicates"].message
 
 
-def test_different_labels_of_a_text_are_told_with_both_rows_and_labels(tmp_path: Path) -> None:
+def test_different_labels_of_a_text_are_reported_with_both_rows_and_labels(tmp_path: Path) -> None:
     rows = {"train": [*GOOD, ("three", "a"), ("one", "b"), ("one", "a")], "validation": [("x", "a"), ("y", "b")]}
     problem = warnings(tmp_path, rows)["conflicting_labels"]
     assert problem.where == "train.jsonl row 4"
     assert "1 text has different labels in different rows of train ('b' here, 'a' in row 1: 'one')" in problem.message
 
 
-def test_a_text_in_two_splits_is_told_with_both_places(tmp_path: Path) -> None:
+def test_a_text_in_two_splits_is_reported_with_both_places(tmp_path: Path) -> None:
     rows = {"train": GOOD, "validation": [("x", "a"), ("y", "b")], "test": [("z", "a"), ("two", "b"), ("one", "a")]}
     problem = warnings(tmp_path, rows)["shared_rows"]
     assert problem.where == "test.jsonl row 2"
@@ -90,7 +90,7 @@ def test_a_pair_is_repeated_only_as_a_whole(tmp_path: Path) -> None:
     assert "1 row of train repeats" in found["duplicates"] and "1 text has" in found["conflicting_labels"]
 
 
-def test_a_word_for_a_missing_value_is_a_text_and_told(tmp_path: Path) -> None:
+def test_a_word_for_a_missing_value_is_a_text_and_reported(tmp_path: Path) -> None:
     rows = {"train": [*GOOD, ("NaN", "a"), ("three", "null"), ("NaN", "b")], "validation": [("x", "a"), ("y", "b")]}
     (tmp_path / "in").mkdir()
     found = [problem for problem in run(tmp_path / "in", rows)["problems"] if problem["check"] == "missing_word"]
@@ -99,12 +99,12 @@ def test_a_word_for_a_missing_value_is_a_text_and_told(tmp_path: Path) -> None:
     assert "NaN" in texts(tmp_path / "in")
 
 
-def test_labels_that_are_numbers_and_words_are_told(tmp_path: Path) -> None:
+def test_labels_that_are_numbers_and_words_are_reported(tmp_path: Path) -> None:
     rows = {"train": [*GOOD, ("three", "1"), ("four", "a")], "validation": [("x", "a"), ("y", "b"), ("z", "1")]}
     assert "('1') and words in others ('b')" in warnings(tmp_path, rows)["mixed_labels"].message
 
 
-def test_a_split_without_a_label_is_told(tmp_path: Path) -> None:
+def test_a_split_without_a_label_is_reported(tmp_path: Path) -> None:
     assert (
         "validation split has no row of 'b'"
         in warnings(tmp_path, {"train": GOOD, "validation": [("x", "a")]})["absent_label"].message
@@ -122,8 +122,8 @@ def test_rows_that_cannot_be_used_are_left_out_where_they_are_no_error(tmp_path:
     assert (texts(tmp_path), texts(tmp_path, "validation")) == (["one", "two"], ["x", "y"])
     assert report["left_out"] == {"train": 4, "validation": 1}
     assert report["rows"] == {"train": 2, "validation": 2}
-    told = {problem["check"] for problem in report["problems"]}
-    assert told == (set(checks) if level == "warning" else set())
+    reported = {problem["check"] for problem in report["problems"]}
+    assert reported == (set(checks) if level == "warning" else set())
 
 
 def test_what_follows_from_a_mistake_is_no_mistake_of_its_own(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_doubles_that_are_whole_can_be_labels_by_a_cast(tmp_path: Path) -> None:
     }
 
 
-def test_labels_that_differ_only_by_case_or_spaces_are_told_with_their_counts(tmp_path: Path) -> None:
+def test_labels_that_differ_only_by_case_or_spaces_are_reported_with_their_counts(tmp_path: Path) -> None:
     rows = [(f"t{n}", "pos" if n % 2 else "neg") for n in range(20)]
     odd = [("x", "Pos"), ("y", "pos "), ("z", " p os")]
     problem = warnings(tmp_path, {"train": [*rows, *odd], "validation": rows[:2]}, checks={"shared_rows": "ignore"})[

@@ -18,7 +18,7 @@ from training.recipe import Data
 
 
 def run(folder: Path, rows: str | bytes, name: str = "train.csv", **data: Any) -> list[str]:
-    """The texts of the rows; those of validation are the same, and what is told of them is left out below."""
+    """The texts of the training rows; validation has the same rows, and its warnings are ignored below."""
     files = {"train": folder / name, "validation": folder / f"validation{Path(name).suffix}"}
     for file in files.values():
         file.write_bytes(rows.encode() if isinstance(rows, str) else rows)
@@ -29,7 +29,7 @@ def run(folder: Path, rows: str | bytes, name: str = "train.csv", **data: Any) -
     return found
 
 
-def told(folder: Path) -> dict[str | None, Problem]:
+def warnings_of(folder: Path) -> dict[str | None, Problem]:
     """The warnings of the report by check, with places as seen from the folder."""
     report = json.loads((folder / "out" / "log" / "report.json").read_text())
     found = [Problem(**problem) for problem in report["problems"] if "validation." not in problem["where"]]
@@ -48,9 +48,9 @@ LABELS = ["pos" if n % 2 else "neg" for n in range(40)]
 TSV = "text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in zip(MARKS, LABELS, strict=True))
 
 
-def test_quotation_marks_that_a_reader_removes_are_told_with_their_rows(tmp_path: Path) -> None:
+def test_quotation_marks_that_a_reader_removes_are_reported_with_their_rows(tmp_path: Path) -> None:
     assert run(tmp_path, TSV, "train.tsv") == [text.replace('"', "") for text in MARKS]
-    problem = told(tmp_path)["stray_quotes"]
+    problem = warnings_of(tmp_path)["stray_quotes"]
     assert problem.where == "train.tsv row 5" and problem.level == "warning"
     assert """text: '"Line 3" they said' (6 rows like this: 5, 12, 19, …): if they do, set data.quoting: none""" in (
         problem.message
@@ -59,7 +59,7 @@ def test_quotation_marks_that_a_reader_removes_are_told_with_their_rows(tmp_path
 
 def test_without_quoting_every_mark_and_every_line_stays(tmp_path: Path) -> None:
     assert run(tmp_path, TSV, "train.tsv", quoting="none") == MARKS
-    assert told(tmp_path) == {}
+    assert warnings_of(tmp_path) == {}
     header = '"text\tlabel\n'
     assert (
         run(tmp_path, header + TSV.partition("\n")[2], "train.tsv", quoting="none", rename={'"text': "text"}) == MARKS
@@ -70,23 +70,23 @@ def test_a_tab_separated_file_of_a_program_that_quotes_is_no_suspect(tmp_path: P
     rows = ['say ""no"" twice', "a\tb", "plain"]
     always = '"text"\t"label"\n' + "".join(f'"{text}"\t"pos"\n' for text in rows) + '"x"\t"neg"\n'
     assert run(tmp_path, always, "train.tsv") == ['say "no" twice', "a\tb", "plain", "x"]
-    assert told(tmp_path) == {}
+    assert warnings_of(tmp_path) == {}
     where_needed = 'text\tlabel\n"say ""no"" twice"\tpos\n"a\tb"\tpos\nplain\tneg\n'
     assert run(tmp_path, where_needed, "train.tsv") == ['say "no" twice', "a\tb", "plain"]
-    assert told(tmp_path) == {}
+    assert warnings_of(tmp_path) == {}
 
 
 @pytest.mark.parametrize("start", ["", "sep=\t\n"])
 def test_a_quoted_tab_separated_file_without_a_header_is_no_suspect(tmp_path: Path, start: str) -> None:
     text = start + '"one"\t"pos"\n"two"\t"neg"\n"three"\t"pos"\n'
     assert run(tmp_path, text, "train.tsv", header=["text", "label"]) == ["one", "two", "three"]
-    assert told(tmp_path) == {}
+    assert warnings_of(tmp_path) == {}
 
 
 @pytest.mark.parametrize("first", ['"one"\tpos', '"one" and\t"pos"'])
 def test_a_first_row_with_stray_marks_shows_no_program_that_quotes(tmp_path: Path, first: str) -> None:
     run(tmp_path, first + '\n"two"\tneg\n', "train.tsv", header=["text", "label"])
-    assert "(2 rows like this: 1, 2)" in told(tmp_path)["stray_quotes"].message
+    assert "(2 rows like this: 1, 2)" in warnings_of(tmp_path)["stray_quotes"].message
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -101,7 +101,9 @@ def test_rows_that_a_quotation_mark_swallows_are_an_error(tmp_path: Path, end: s
     assert "set data.quoting: none" in found[0]
     assert len(run(tmp_path, text, "train.tsv", quoting="none")) == 520
     assert len(run(tmp_path, text, "train.tsv", checks={"merged_rows": "warning"})) == 20
-    assert told(tmp_path)["line_breaks"].message.startswith("spans 501 lines; the file has 521 lines, and only 21 rows")
+    assert warnings_of(tmp_path)["line_breaks"].message.startswith(
+        "spans 501 lines; the file has 521 lines, and only 21 rows"
+    )
 
 
 def test_a_stray_mark_that_swallows_rows_of_a_comma_separated_file_is_an_error(tmp_path: Path) -> None:
@@ -119,7 +121,7 @@ def test_a_quoted_letter_with_one_delimiter_in_each_line_is_no_error(tmp_path: P
     header = f"{mark}text{mark}{delimiter}{mark}label{mark}"
     text = f'{header}\n"{letter}"{delimiter}pos\ntwo{delimiter}neg\n'
     assert run(tmp_path, text, name) == [letter, "two"]
-    assert {check: problem.level for check, problem in told(tmp_path).items()} == {"line_breaks": "warning"}
+    assert {check: problem.level for check, problem in warnings_of(tmp_path).items()} == {"line_breaks": "warning"}
 
 
 def test_a_quotation_mark_that_is_never_closed_is_an_error_where_all_fits(tmp_path: Path) -> None:
@@ -129,12 +131,12 @@ def test_a_quotation_mark_that_is_never_closed_is_an_error_where_all_fits(tmp_pa
     assert found[0].startswith("train.csv row 3: has a quotation mark that is never closed: 3 lines, ")
 
 
-def test_line_breaks_within_texts_are_told_with_their_rows(tmp_path: Path) -> None:
+def test_line_breaks_within_texts_are_reported_with_their_rows(tmp_path: Path) -> None:
     text = 'text,label\n"one\nmore",pos\ntwo,neg\n"three\r\nand, more",pos\n'
     assert run(tmp_path, text) == ["one\nmore", "two", "three\r\nand, more"]
-    problem = told(tmp_path)["line_breaks"]
+    problem = warnings_of(tmp_path)["line_breaks"]
     assert problem.where == "train.csv row 2" and "(2 rows like this: 2, 4)" in problem.message
-    assert run(tmp_path, text, checks={"line_breaks": "ignore"}) and told(tmp_path) == {}
+    assert run(tmp_path, text, checks={"line_breaks": "ignore"}) and warnings_of(tmp_path) == {}
 
 
 @pytest.mark.parametrize("delimiter", [",", "\t"])
@@ -172,14 +174,14 @@ def test_findings_do_not_depend_on_where_a_piece_of_the_file_ends(delimiter: str
         assert found(size) == whole, size
 
 
-def test_a_row_with_two_suspicious_fields_is_told_once(tmp_path: Path) -> None:
+def test_a_row_with_two_suspicious_fields_is_reported_once(tmp_path: Path) -> None:
     run(tmp_path, 'text\tlabel\tmore\n"a" b\tpos\t"c" d\n"e"\tneg\tf\n', "train.tsv")
-    assert "(2 rows like this: 2, 3)" in told(tmp_path)["stray_quotes"].message
+    assert "(2 rows like this: 2, 3)" in warnings_of(tmp_path)["stray_quotes"].message
 
 
-def test_a_limit_leaves_out_what_is_told_of_later_rows(tmp_path: Path) -> None:
+def test_a_limit_leaves_out_warnings_about_later_rows(tmp_path: Path) -> None:
     run(tmp_path, TSV, "train.tsv", limit=8)
-    assert "(" not in told(tmp_path)["stray_quotes"].message.partition("data.quoting")[0].partition("said'")[2]
+    assert "(" not in warnings_of(tmp_path)["stray_quotes"].message.partition("data.quoting")[0].partition("said'")[2]
 
 
 def test_a_quoted_file_as_pandas_and_python_write_it_is_read_without_a_word(tmp_path: Path) -> None:
@@ -187,7 +189,7 @@ def test_a_quoted_file_as_pandas_and_python_write_it_is_read_without_a_word(tmp_
     with (tmp_path / "t.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["text", "label"], *rows])
     assert run(tmp_path, (tmp_path / "t.csv").read_bytes()) == [text for text, _ in rows]
-    assert told(tmp_path) == {}
+    assert warnings_of(tmp_path) == {}
 
 
 # Headers
@@ -195,7 +197,7 @@ def test_a_quoted_file_as_pandas_and_python_write_it_is_read_without_a_word(tmp_
 
 def test_a_table_without_a_header_is_read_by_the_recipes_names(tmp_path: Path) -> None:
     assert run(tmp_path, "one,pos\ntwo,neg\n", header=["text", "label"]) == ["one", "two"]
-    assert told(tmp_path) == {}
+    assert warnings_of(tmp_path) == {}
     found = errors(tmp_path, "one,pos\ntwo\n\nthree,neg,more\n ,pos\nfour,neg\n", header=["text", "label"])
     assert [one.partition(":")[0] for one in found] == ["train.csv row 2", "train.csv row 4", "train.csv row 5"]
     assert "has 3 fields where data.header names 2" in found[1]
@@ -222,7 +224,7 @@ def test_rows_may_lack_the_last_fields_if_the_recipe_does_not_use_them(tmp_path:
         ("word " * 30 + ",x", "has 150 characters"),
     ],
 )
-def test_a_first_row_that_looks_like_data_is_told_where_a_column_is_missing(
+def test_a_first_row_that_looks_like_data_is_reported_if_a_column_is_missing(
     tmp_path: Path, first: str, why: str
 ) -> None:
     (found,) = errors(tmp_path, f"{first}\nanother,pos\n")
@@ -239,7 +241,7 @@ def test_a_first_row_without_any_wanted_column_is_shown(tmp_path: Path) -> None:
 def test_names_for_the_values_of_the_first_row_do_not_hide_it(tmp_path: Path) -> None:
     rename = {"A stirring film": "text", "pos": "label"}
     run(tmp_path, "A stirring film,pos\nanother,neg\none more,pos\n", rename=rename)
-    problem = told(tmp_path)["header_row"]
+    problem = warnings_of(tmp_path)["header_row"]
     assert problem.where == "train.csv row 1" and "'pos', the name of its column 2, is a label of rows below" in (
         problem.message
     )
@@ -248,9 +250,9 @@ def test_names_for_the_values_of_the_first_row_do_not_hide_it(tmp_path: Path) ->
 
 def test_numbered_columns_of_a_data_frame_are_names(tmp_path: Path) -> None:
     run(tmp_path, ",0,1\n0,one,a\n1,two,b\n", rename={"0": "text", "1": "label"})
-    assert told(tmp_path) == {}
+    assert warnings_of(tmp_path) == {}
     run(tmp_path, "id,1\none,a\ntwo,b\n", rename={"id": "text", "1": "label"})
-    assert "'1' is a number" in told(tmp_path)["header_row"].message
+    assert "'1' is a number" in warnings_of(tmp_path)["header_row"].message
 
 
 @pytest.mark.parametrize(
@@ -264,24 +266,24 @@ def test_numbered_columns_of_a_data_frame_are_names(tmp_path: Path) -> None:
 )
 def test_a_name_that_is_also_a_label_or_a_year_is_a_name(tmp_path: Path, text: str, rename: dict[str, str]) -> None:
     run(tmp_path, text, rename=rename)
-    assert told(tmp_path) == {}
+    assert warnings_of(tmp_path) == {}
 
 
 @pytest.mark.parametrize("first", ["7", "great"])
-def test_a_label_in_the_header_beside_another_value_looks_like_data(tmp_path: Path, first: str) -> None:
+def test_a_label_in_the_header_next_to_another_value_looks_like_data(tmp_path: Path, first: str) -> None:
     run(tmp_path, f"{first},pos\none,neg\ntwo,pos\ngreat,neg\n", rename={first: "text", "pos": "label"})
-    assert "looks like data" in told(tmp_path)["header_row"].message
+    assert "looks like data" in warnings_of(tmp_path)["header_row"].message
 
 
-def test_a_year_beside_a_number_is_a_value(tmp_path: Path) -> None:
+def test_a_year_next_to_a_number_is_a_value(tmp_path: Path) -> None:
     run(tmp_path, "text,7,2020\none,1,a\ntwo,2,b\n", rename={"2020": "label"})
-    assert "'2020' is a number" in told(tmp_path)["header_row"].message
+    assert "'2020' is a number" in warnings_of(tmp_path)["header_row"].message
 
 
-def test_header_lines_within_a_file_are_told_with_their_rows(tmp_path: Path) -> None:
+def test_header_lines_within_a_file_are_reported_with_their_rows(tmp_path: Path) -> None:
     table = "text,label\n" + "one,pos\ntwo,neg\n\n" * 3000
     run(tmp_path, table * 3)
-    problem = told(tmp_path)["header_row"]
+    problem = warnings_of(tmp_path)["header_row"]
     assert problem.where == "train.csv row 9002" and problem.level == "warning"
     assert problem.message == (
         "repeats the header (2 rows like this: 9002, 18003): if it is no row of data, remove it from the file; "
@@ -290,16 +292,16 @@ def test_header_lines_within_a_file_are_told_with_their_rows(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("first", ["text,label", "sentence,label"])
-def test_a_header_that_is_read_as_a_row_is_told(tmp_path: Path, first: str) -> None:
+def test_a_header_that_is_read_as_a_row_is_reported(tmp_path: Path, first: str) -> None:
     assert len(run(tmp_path, f"\n{first}\none,pos\ntwo,neg\n", header=["text", "label"])) == 3
-    problem = told(tmp_path)["header_row"]
+    problem = warnings_of(tmp_path)["header_row"]
     assert problem.where == "train.csv row 2" and "if it is a header, remove data.header" in problem.message
 
 
 def test_a_first_row_with_a_label_like_its_columns_name_is_a_row(tmp_path: Path) -> None:
     names = {"header": ["text", "spam"], "label": "spam"}
     run(tmp_path, "win now,spam\nhello,ham\nmore,spam\n", **names)
-    assert told(tmp_path) == {}
+    assert warnings_of(tmp_path) == {}
 
 
 @pytest.mark.parametrize("hint", ["sep=;\n", '"sep=;"\r\n', "SEP=;\n\n"])
@@ -307,11 +309,11 @@ def test_the_delimiter_of_excels_first_line_is_taken(tmp_path: Path, hint: str) 
     text = hint + "text;label\none, two;pos\n ;pos\nthree;neg\n"
     assert run(tmp_path, text, checks={"blank_text": "warning"}) == ["one, two", "three"]
     row = 3 + text[: text.index("text")].count("\n")
-    assert told(tmp_path)["blank_text"].where == f"train.csv row {row}"
+    assert warnings_of(tmp_path)["blank_text"].where == f"train.csv row {row}"
     assert run(tmp_path, f"{hint}one, two;pos\nthree;neg\n", header=["text", "label"]) == ["one, two", "three"]
 
 
-def test_a_delimiter_that_contradicts_the_first_line_is_told(tmp_path: Path) -> None:
+def test_a_delimiter_that_contradicts_the_first_line_is_reported(tmp_path: Path) -> None:
     text = "sep=;\ntext;label\none;pos\ntwo;neg\n"
     assert run(tmp_path, text, delimiter=";") == ["one", "two"]
     (found,) = errors(tmp_path, text, delimiter=",")

@@ -1,4 +1,4 @@
-"""Which rows a filter takes, and what it says of what it does not understand."""
+"""The rows that a filter takes, and its messages about mistakes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def taken(text: str, rows: Any = ROWS) -> list[int]:
         ("  stars == 5\n  or stars == 1\n", [0, 3]),
     ],
 )
-def test_a_filter_takes_the_rows_that_it_says(text: str, rows: list[int]) -> None:
+def test_a_filter_takes_the_rows_that_match(text: str, rows: list[int]) -> None:
     assert taken(text) == rows
     assert taken(text, ROWS.combine_chunks().to_batches()[0]) == rows
 
@@ -75,14 +75,14 @@ def test_a_filter_of_no_rows_takes_none() -> None:
     assert taken("stars == 1 or empty == 1", ROWS.slice(0, 0)) == []
 
 
-def test_a_filter_knows_its_columns_and_can_be_sent_to_another_process() -> None:
+def test_a_filter_lists_its_columns_and_can_be_sent_to_another_process() -> None:
     found = parse_filter('len(b) > 2 and a in ("x",) and "y" in c and b is not None')
     assert found.columns == ("b", "a", "c")
     assert pickle.loads(pickle.dumps(found)) == found
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "words"),
     [
         ("stars = 4", "'=' at character 7 of 'stars = 4' is not understood: write ==."),
         ("a == 1 AND b == 2", "'AND' at character 8 of 'a == 1 AND b == 2' is not understood: write and."),
@@ -112,14 +112,14 @@ def test_a_filter_knows_its_columns_and_can_be_sent_to_another_process() -> None
         ("not " * 100_000 + "a", "a filter of 400,001 characters is nested too deeply"),
     ],
 )
-def test_what_is_not_understood_is_told_with_its_place_and_what_is_allowed(text: str, said: str) -> None:
+def test_a_syntax_error_is_reported_with_its_place_and_what_is_allowed(text: str, words: str) -> None:
     with pytest.raises(ValueError) as raised:
         parse_filter(text)
-    assert said in str(raised.value)
+    assert words in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "words"),
     [
         ("text == 4", "column 'text' is string and does not compare with 4: set data.cast.text: int64, or write a"),
         ("text > 0.5", "column 'text' is string and does not compare with 0.5: set data.cast.text: float64, or"),
@@ -138,10 +138,10 @@ def test_what_is_not_understood_is_told_with_its_place_and_what_is_allowed(text:
         ("starz > 1", "there is no column 'starz': there is text, stars, share, "),
     ],
 )
-def test_what_does_not_compare_is_told_with_the_column_and_its_type(text: str, said: str) -> None:
+def test_an_impossible_comparison_is_reported_with_the_column_and_its_type(text: str, words: str) -> None:
     with pytest.raises(ValueError) as raised:
         taken(text)
-    assert said in str(raised.value)
+    assert words in str(raised.value)
 
 
 def test_a_wrong_filter_is_a_mistake_of_the_recipe() -> None:

@@ -1,4 +1,4 @@
-"""Columns of every form, from every source: what is stored of them, what is wrong with them, and what is told."""
+"""Columns of every form from every source: the stored values, and the messages about wrong ones."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ def run(task: RowSpecification, file: str, out: Path, source: str = "json", **da
     return report
 
 
-def told(task: RowSpecification, rows: list[Row], folder: Path, **data: Any) -> list[str]:
-    """What is wrong with rows of JSON: check and row, and what is said but for what to do."""
+def problems_of(task: RowSpecification, rows: list[Row], folder: Path, **data: Any) -> list[str]:
+    """The problems of rows of JSON: check, row and message without the next step."""
     try:
         found = [Problem(**one) for one in run(task, json_lines(folder / "r.jsonl", rows), folder, **data)["problems"]]
     except UserError as error:
         found = list(error.problems)
-    said = (
+    messages = (
         f"{one.check} {one.where.partition(' ')[2]}: {one.message}" for one in found if "validation" not in one.where
     )
-    return [re.sub(": (set|correct|left out).*", "", one) for one in said]
+    return [re.sub(": (set|correct|left out).*", "", one) for one in messages]
 
 
 def stored(out: Path) -> pa.Table:
@@ -128,7 +128,7 @@ def test_a_list_of_labels_counts_each_of_them(tmp_path: Path) -> None:
     assert (report["characters"]["train"]["min"], report["characters"]["train"]["max"]) == (2, 17)
 
 
-def test_what_is_wrong_with_lists_is_told_with_the_row(tmp_path: Path) -> None:
+def test_mistakes_in_lists_are_reported_with_the_row(tmp_path: Path) -> None:
     bad = [
         {"words": [], "tags": []},
         {"words": ["a", " "], "tags": ["O", "O"]},
@@ -140,7 +140,7 @@ def test_what_is_wrong_with_lists_is_told_with_the_row(tmp_path: Path) -> None:
         {"words": ["a"], "tags": ["O", "O"]},
         {"words": ["\ud800"], "tags": ["O"]},
     ]
-    found = told(Tags(), [*TAGS, *bad], tmp_path)
+    found = problems_of(Tags(), [*TAGS, *bad], tmp_path)
     assert found == [
         "malformed row 12: holds half a character (such as \\ud83d without its other half) in column 'words'",
         "type row 8: holds no list of texts in column 'words': 'a b' (2 rows like this: 8, 9)",
@@ -157,7 +157,7 @@ def test_what_is_wrong_with_lists_is_told_with_the_row(tmp_path: Path) -> None:
     assert stored(tmp_path / "out")["words"].to_pylist() == [row["words"] for row in TAGS]
 
 
-def test_cells_that_are_no_json_are_told_with_an_example(tmp_path: Path) -> None:
+def test_cells_that_are_no_json_are_reported_with_an_example(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     file.write_text('words,tags\n"[""a""]","[""O""]"\na b,"[""O""]"\n')
     with pytest.raises(UserError) as raised:
@@ -167,7 +167,7 @@ def test_cells_that_are_no_json_are_told_with_an_example(tmp_path: Path) -> None
     assert """holds no JSON such as ["EU", "rejects"] in column 'words': 'a b': correct""" in problem.message
 
 
-def test_a_parquet_column_of_another_type_is_told_before_it_is_read(tmp_path: Path) -> None:
+def test_a_parquet_column_of_another_type_is_reported_before_it_is_read(tmp_path: Path) -> None:
     pq.write_table(pa.table({"words": ["a b"], "tags": [[0.5]]}), tmp_path / "t.parquet")
     with pytest.raises(UserError) as raised:
         run(Tags(), str(tmp_path / "t.parquet"), tmp_path, "parquet")
@@ -177,7 +177,7 @@ def test_a_parquet_column_of_another_type_is_told_before_it_is_read(tmp_path: Pa
     }
 
 
-def test_bytes_in_a_list_that_are_no_text_are_told_with_the_row(tmp_path: Path) -> None:
+def test_bytes_in_a_list_that_are_no_text_are_reported_with_the_row(tmp_path: Path) -> None:
     words = pa.ListArray.from_arrays([0, 1, 2], pa.array([b"ok", b"\xff"]).view(pa.string()))
     table = pa.table({"words": words, "tags": [["O"], ["B"]]})
     with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as writer:
@@ -198,7 +198,7 @@ def test_a_row_with_an_unknown_label_among_others_is_left_out_and_no_longer_coun
 
 
 def test_equal_words_with_other_tags_are_a_conflict(tmp_path: Path) -> None:
-    found = told(Tags(), [*TAGS, {"words": ["No"], "tags": ["B"]}], tmp_path)
+    found = problems_of(Tags(), [*TAGS, {"words": ["No"], "tags": ["B"]}], tmp_path)
     assert found[0].startswith("duplicates row 4: 1 row of train repeats the text of an earlier row")
     assert "(['B'] here, ['O'] in row 3: ['No'])" in found[1]
 
@@ -214,10 +214,10 @@ def test_numbers_are_stored_as_such_and_none_counts_as_a_label(tmp_path: Path) -
     assert [file.name for file in (tmp_path / "drawn").iterdir()] == ["lengths.png"]
 
 
-def test_what_is_no_finite_number_is_told_with_the_row(tmp_path: Path) -> None:
+def test_a_label_that_is_no_finite_number_is_reported_with_the_row(tmp_path: Path) -> None:
     values = [1.5, float("nan"), "much", None, 2, "7"]
     rows = [{"text": f"t{n}", "label": value} for n, value in enumerate(values)]
-    found = told(Rating(), rows, tmp_path, text=["text"], label="label")
+    found = problems_of(Rating(), rows, tmp_path, text=["text"], label="label")
     assert found == [
         "type row 3: holds no finite number in column 'label': 'much' (2 rows like this: 3, 2)",
         "missing_label row 4: has no label in column 'label'",
@@ -233,7 +233,7 @@ def test_values_are_stored_as_their_json_and_equal_ones_found(tmp_path: Path) ->
     expected = '[{"role":"user","content":"Say \\"hé\\""},{"role":"assistant","content":"hé"}]'
     assert stored(tmp_path / "csv")["messages"][0].as_py() == expected
     assert contents(tmp_path / "json") == contents(tmp_path / "csv") == contents(tmp_path / "parquet")
-    found = told(Chat(), [*CHATS, {"messages": None}, CHATS[0]], tmp_path, checks={"blank_text": "warning"})
+    found = problems_of(Chat(), [*CHATS, {"messages": None}, CHATS[0]], tmp_path, checks={"blank_text": "warning"})
     assert found[0].startswith("blank_text row 3: has no value in column 'messages'")
     assert found[1].startswith("duplicates row 4: 1 row of train repeats the text of an earlier row")
 
@@ -255,7 +255,7 @@ def test_the_recipes_columns_choose_among_the_kinds_sets_and_blank_ones_may_be_e
         run(Chat(), str(tmp_path / "c.jsonl"), tmp_path, columns={"instruction": "q"})
 
 
-def test_where_the_columns_of_another_way_are_there_the_recipe_is_told_how_to_ask_for_them(tmp_path: Path) -> None:
+def test_columns_of_another_layout_are_reported_with_the_fields_that_select_them(tmp_path: Path) -> None:
     rows = [{"instruction": "Add", "output": "3"}]
     with pytest.raises(UserError, match=r"For rows of instruction and output, set data\.columns: {instruction: inst"):
         run(Chat(), json_lines(tmp_path / "c.jsonl", rows), tmp_path)
@@ -289,10 +289,10 @@ def test_a_text_that_the_model_shall_write_is_checked_like_one_that_it_is_shown_
     texts = [("a dog", "ein Hund"), ("a cat", " "), ("a dog", "der Hund"), ("three", "null")]
     rows = [{"en": source, "de": target} for source, target in texts]
     columns = {"columns": {"source": "en", "target": "de"}}
-    found = told(Seq2Seq(), rows, tmp_path, **columns)
+    found = problems_of(Seq2Seq(), rows, tmp_path, **columns)
     assert found[0] == "blank_text row 2: has no text in column 'de'"
     assert [one.partition(" ")[0] for one in found[1:]] == ["missing_word", "duplicates"]
-    told(Seq2Seq(), rows, tmp_path, **columns, checks={"blank_text": "warning"})
+    problems_of(Seq2Seq(), rows, tmp_path, **columns, checks={"blank_text": "warning"})
     assert stored(tmp_path).to_pylist()[1] == {"source": "a dog", "target": "der Hund"}
 
 
@@ -317,10 +317,10 @@ def test_labels_in_one_cell_are_separated(tmp_path: Path, source: str, monkeypat
     assert stored(tmp_path / "out").column("label").to_pylist() == [[4, 27], [4], [0, 4], [10, 0]]
 
 
-def test_an_empty_cell_and_an_empty_label_among_others_are_told(tmp_path: Path) -> None:
+def test_an_empty_cell_and_an_empty_label_among_others_are_reported(tmp_path: Path) -> None:
     rows = [{"text": "a", "label": "x,y"}, {"text": "b", "label": " "}, {"text": "c", "label": "x,"}]
     given = {"text": ["text"], "label": "label", "label_separator": ","}
-    found = told(MultiLabelClassification(), rows, tmp_path, **given)
+    found = problems_of(MultiLabelClassification(), rows, tmp_path, **given)
     assert [one.partition(":")[0] for one in found if "missing_label" in one][:2] == [
         "missing_label row 2",
         "missing_label row 3",
@@ -330,8 +330,8 @@ def test_an_empty_cell_and_an_empty_label_among_others_are_told(tmp_path: Path) 
 def test_numbers_to_predict_that_are_all_alike_are_an_error(tmp_path: Path) -> None:
     rows: list[Row] = [{"text": f"t{n}", "label": 3} for n in range(20_000)]
     given = {"text": ["text"], "label": "label", "checks": {"duplicates": "ignore"}}
-    found = told(Regression(), rows, tmp_path, **given)
+    found = problems_of(Regression(), rows, tmp_path, **given)
     assert found == [
         "single_label : the train split has only the number 3: it needs rows of at least two different numbers."
     ]
-    assert told(Regression(), [*rows, {"text": "x", "label": 3.5}], tmp_path, **given) == []
+    assert problems_of(Regression(), [*rows, {"text": "x", "label": 3.5}], tmp_path, **given) == []

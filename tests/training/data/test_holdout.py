@@ -64,7 +64,7 @@ def test_a_row_that_moves_to_another_share_moves_alone(tmp_path: Path) -> None:
     assert 60 < len(small["validation"]) < 140 and 60 < len(large["test"]) < 140
 
 
-def test_the_report_tells_what_was_held_out_a_label(tmp_path: Path) -> None:
+def test_the_report_has_the_held_out_share_and_the_rows_of_each_label(tmp_path: Path) -> None:
     found = splits_of(tmp_path / "in", texts(300))
     report = json.loads((tmp_path / "in" / "out" / "log" / "report.json").read_text())
     assert report["held_out"] == {"validation": 0.1}

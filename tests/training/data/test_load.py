@@ -230,7 +230,7 @@ def test_the_names_in_parquet_metadata_are_kept_in_their_order(tmp_path: Path) -
     assert labels_of(tmp_path / "out", "validation") == ["ape"]
 
 
-def test_splits_that_number_their_names_differently_are_told_apart(tmp_path: Path) -> None:
+def test_splits_that_number_their_names_differently_are_distinguished(tmp_path: Path) -> None:
     source = folder(tmp_path / "in")
     write_parquet(source, {"train": [("a", 0), ("b", 1)]}, names=["no", "yes"])
     write_parquet(source, {"validation": [("c", 0)]}, names=["yes", "no"])
@@ -281,7 +281,7 @@ def test_labels_find_their_places(
     assert label_places(wanted, stored, dict.fromkeys(seen, 1)) == (names, places)
 
 
-def test_all_faults_of_all_splits_are_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_faults_of_all_splits_are_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.csv").write_bytes(
         b'text,label\nfine,pos\n  ,neg\nbad\xe9,neg\ntoo,many,fields\nno label,\n"",pos\ngood,neg\n'
@@ -354,7 +354,7 @@ def test_json_lines_that_cannot_be_read_are_named_by_their_line(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("is_array", [False, True])
-def test_a_name_that_a_json_object_has_twice_is_told_with_its_row(tmp_path: Path, is_array: bool) -> None:
+def test_a_name_that_a_json_object_has_twice_is_reported_with_its_row(tmp_path: Path, is_array: bool) -> None:
     """Python would keep the last of the values."""
     lines = ['{"text": "a", "label": 1}', '{"text": "b", "label": 0, "label": 1}', '{"text": "c", "label": 0}']
     (tmp_path / "train.jsonl").write_text(f"[{', '.join(lines)}]" if is_array else "\n".join(lines))
@@ -364,7 +364,7 @@ def test_a_name_that_a_json_object_has_twice_is_told_with_its_row(tmp_path: Path
     assert problem.message.startswith("has an object with one name twice ('label'): ")
 
 
-def test_a_name_twice_in_an_object_below_a_row_is_told_for_arrays_and_lines(tmp_path: Path) -> None:
+def test_a_name_twice_in_a_nested_object_is_reported_for_arrays_and_lines(tmp_path: Path) -> None:
     row = '{"text": "b", "label": 1, "more": [{"a": {"x": 1, "x": 2}}]}'
     for name, content in (("a.json", f"[{row}]"), ("b.jsonl", row)):
         (tmp_path / name).write_text(content)
@@ -425,7 +425,7 @@ def test_reading_imports_no_heavy_library() -> None:
     assert seen.stdout.strip() == "[]"
 
 
-def test_no_more_problems_are_told_than_anybody_reads(tmp_path: Path) -> None:
+def test_the_number_of_reported_problems_is_limited(tmp_path: Path) -> None:
     files = [tmp_path / f"train-{number:03}.jsonl" for number in range(250)]
     for number, file in enumerate(files):
         file.write_text(json.dumps({"text": "", "label": "ab"[number % 2]}))

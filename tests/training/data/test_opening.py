@@ -1,4 +1,4 @@
-"""Files opened: local and elsewhere, packed, in other encodings, and what is said of those that cannot be read."""
+"""Opening of local and remote files, packed or in other encodings, and the messages about unreadable ones."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def read(file: Path | str, **values: Any) -> bytes:
 
 
 def problem(file: Path | str, **values: Any) -> str:
-    """What is said of a file that cannot be read; always of that file."""
+    """The message about a file that cannot be read; it names the file."""
     with pytest.raises(UserError) as raised:
         read(file, **values)
-    (told,) = raised.value.problems
-    assert told.where == str(file)
-    return told.message
+    (found,) = raised.value.problems
+    assert found.where == str(file)
+    return found.message
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_pyarrow_and_a_loop_over_lines_read_it_alike(tmp_path: Path) -> None:
         assert sum(batch.num_rows for batch in batches) == 200_000
 
 
-def test_a_block_is_as_long_as_was_asked(tmp_path: Path) -> None:
+def test_a_block_has_the_requested_length(tmp_path: Path) -> None:
     file = written(tmp_path / "rows.csv.gz", gzip.compress(b"x" * 5_000_000))
     with open_text(str(file), data()) as rows:
         assert [len(rows.read(3_000_000)) for _ in range(3)] == [3_000_000, 2_000_000, 0]
@@ -169,10 +169,10 @@ def test_a_small_file_packed_from_an_endless_one_is_refused_at_the_cap_in_bounde
             most = pa.total_allocated_bytes() - before
     assert most + tracemalloc.get_traced_memory()[1] < 8_000_000
     tracemalloc.stop()
-    (told,) = raised.value.problems
-    assert told.where == str(bomb)
-    assert "more than 0.01 GB once unpacked from" in told.message and "MB of" in told.message
-    assert "raise data.max_file_gb" in told.message
+    (found,) = raised.value.problems
+    assert found.where == str(bomb)
+    assert "more than 0.01 GB once unpacked from" in found.message and "MB of" in found.message
+    assert "raise data.max_file_gb" in found.message
 
 
 def test_a_plain_file_over_the_cap_is_refused_before_it_is_read(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_plain_file_over_the_cap_is_refused_before_it_is_read(tmp_path: Path) 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("how", ["cut", "flipped", "other"])
-def test_a_packed_file_that_is_damaged_is_told(tmp_path: Path, suffix: str, how: str) -> None:
+def test_a_packed_file_that_is_damaged_is_reported(tmp_path: Path, suffix: str, how: str) -> None:
     packed = bytearray(PACK[suffix](os.urandom(100_000)))
     if how == "flipped":
         packed[-5 if suffix == ".gz" else 3] ^= 0xFF
@@ -211,7 +211,9 @@ def test_a_packed_file_that_is_damaged_is_told(tmp_path: Path, suffix: str, how:
         (b"PAR1rest", "is no text but a Parquet file: set data.source: parquet."),
     ],
 )
-def test_what_is_no_utf_8_at_all_is_told_with_what_it_is(tmp_path: Path, content: bytes, words: str) -> None:
+def test_content_that_is_no_utf_8_text_is_reported_with_its_likely_format(
+    tmp_path: Path, content: bytes, words: str
+) -> None:
     assert problem(written(tmp_path / "rows.csv", content)) == words
 
 
@@ -222,7 +224,7 @@ def test_text_that_has_not_the_mark_of_the_encoding_is_not_made_nonsense_of(tmp_
     )
 
 
-def test_a_file_that_is_gone_is_told(tmp_path: Path, folder: str) -> None:
+def test_a_file_that_does_not_exist_is_reported(tmp_path: Path, folder: str) -> None:
     assert "does not exist (any more)" in problem(tmp_path / "rows.csv")
     assert "does not exist: check the URL" in problem(f"{folder}/rows.csv")
     for file in (str(tmp_path / "rows.parquet"), f"{folder}/rows.parquet"):
@@ -230,7 +232,7 @@ def test_a_file_that_is_gone_is_told(tmp_path: Path, folder: str) -> None:
             pass
 
 
-def test_a_file_that_may_not_be_read_is_told() -> None:
+def test_a_file_without_read_permission_is_reported() -> None:
     # As root, who may read everything, no file gives this error.
     with (
         pytest.raises(UserError, match=r"may not be read by this user: change its permissions"),
@@ -249,12 +251,12 @@ def test_a_file_that_may_not_be_read_is_told() -> None:
         ("gs://bucket/rows.csv", "gs:// cannot be read here: install the package gcsfs (pip install gcsfs)."),
     ],
 )
-def test_a_protocol_that_cannot_be_read_is_told_with_what_is_missing(url: str, words: str) -> None:
+def test_a_protocol_that_cannot_be_read_is_reported_with_the_next_step(url: str, words: str) -> None:
     assert problem(url).startswith(words)
 
 
 class Web(BaseHTTPRequestHandler):
-    """A web server that knows one file, and gives it from its beginning only."""
+    """A web server with one file, which ignores ranges."""
 
     def do_HEAD(self) -> None:
         name = self.path.partition("?")[0]
@@ -300,16 +302,16 @@ def test_a_file_of_a_plain_web_server_is_not_read_by_place(web: str) -> None:
         ("cut.csv", NETWORK, "check the network, then run the same command again."),
     ],
 )
-def test_what_a_web_server_refuses_is_told_by_what_it_is(web: str, name: str, kind: str, words: str) -> None:
+def test_a_refusal_of_a_web_server_is_reported_by_its_kind(web: str, name: str, kind: str, words: str) -> None:
     with pytest.raises(UserError) as raised:
         read(f"{web}/{name}")
-    (told,) = raised.value.problems
-    assert (told.kind, told.where) == (kind, f"{web}/{name}") and words in told.message
+    (found,) = raised.value.problems
+    assert (found.kind, found.where) == (kind, f"{web}/{name}") and words in found.message
 
 
 def test_a_server_that_does_not_answer_is_a_matter_of_the_network() -> None:
     with pytest.raises(UserError) as raised:
         read("http://127.0.0.1:9/rows.csv")
-    (told,) = raised.value.problems
-    assert (told.kind, told.where) == (NETWORK, "http://127.0.0.1:9/rows.csv")
-    assert told.message.endswith("check the network, then run the same command again.")
+    (found,) = raised.value.problems
+    assert (found.kind, found.where) == (NETWORK, "http://127.0.0.1:9/rows.csv")
+    assert found.message.endswith("check the network, then run the same command again.")

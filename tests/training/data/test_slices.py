@@ -134,7 +134,7 @@ def texts(out: Path, split: str = "validation") -> list[str]:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_file_of_any_format_keeps_the_same_columns_beside_the_same_rows(name: str, tmp_path: Path) -> None:
+def test_a_file_of_any_format_keeps_the_same_columns_of_the_same_rows(name: str, tmp_path: Path) -> None:
     source, write = WRITERS[name]
     file, alone = tmp_path / name, tmp_path / f"alone-{name}"
     write(file, JUDGED)
@@ -215,10 +215,10 @@ def test_columns_whose_type_is_none_of_these_are_not_read(tmp_path: Path) -> Non
     assert slices(out) == {"bytes": ["1", str(2**64 - 1)], "view": ["x", "z"]}
 
 
-def test_they_stay_beside_their_rows_through_casts_filters_limits_cuts_and_labels_that_are_left_out(
+def test_kept_columns_stay_aligned_with_their_rows_through_casts_filters_limits_cuts_and_labels_that_are_left_out(
     tmp_path: Path,
 ) -> None:
-    """Every row's text says what its other columns hold."""
+    """Every row's text repeats the values of its other columns."""
     number = np.arange(15_000)
     rows = {
         "text": [f"text {n}" for n in number],
@@ -280,8 +280,8 @@ def test_csv_whose_other_columns_are_no_text_or_badly_named_is_read(tmp_path: Pa
     assert texts(out) == ["one", "two"]
     assert slices(out) == {"good": ["x", None]}
     nameless = "has no name that is text"
-    told = {"name": "holds text that is not UTF-8", "twice": "occurs more than once", "": nameless}
-    assert summary(out)["left_out"] == {"caf\ufffd": nameless, **told}
+    reasons = {"name": "holds text that is not UTF-8", "twice": "occurs more than once", "": nameless}
+    assert summary(out)["left_out"] == {"caf\ufffd": nameless, **reasons}
 
 
 def test_json_whose_other_columns_are_of_any_type_is_read(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_each_source_has_its_suffixes_packed_or_not(tmp_path: Path, source: str,
 
 
 @pytest.mark.parametrize("path", [".", "reviews-1.csv", "*.csv", "reviews-*"])
-def test_where_no_name_tells_all_files_are_train(tmp_path: Path, path: str) -> None:
+def test_files_whose_names_name_no_split_are_train(tmp_path: Path, path: str) -> None:
     touch(tmp_path, "reviews-1.csv", "reviews-2.csv.gz", "text.csv", "latest.csv", "notes.txt", "reviews-notes.txt")
     assert (
         names(find_files(data(tmp_path / path)))["train"]
@@ -169,7 +169,7 @@ def test_files_are_absolute_when_the_recipe_is_not(tmp_path: Path, monkeypatch: 
     assert find_files(data("rows"))["train"] == [str(tmp_path / "rows" / "train.csv")]
 
 
-def test_a_missing_train_file_is_told_with_what_is_there(tmp_path: Path) -> None:
+def test_a_missing_train_file_is_reported_with_the_files_that_exist(tmp_path: Path) -> None:
     touch(tmp_path, "training.csv")
     with pytest.raises(UserError) as raised:
         find_files(data(tmp_path))
@@ -188,7 +188,7 @@ def test_a_named_file_that_is_missing_is_named_by_its_field(tmp_path: Path) -> N
     assert "Did you mean 'dev'?" in problem.message
 
 
-def test_every_named_file_that_is_missing_is_told(tmp_path: Path) -> None:
+def test_every_named_file_that_is_missing_is_reported(tmp_path: Path) -> None:
     touch(tmp_path, "train.csv")
     with pytest.raises(UserError) as raised:
         find_files(data(tmp_path, splits={"train": ["train", "trian"], "test": "best"}))
@@ -247,12 +247,12 @@ def test_one_split_may_lie_here_and_another_elsewhere(tmp_path: Path, folder: st
 
 
 @pytest.mark.parametrize("path", ["/none", "/none.csv"])
-def test_a_url_that_does_not_exist_is_told(folder: str, path: str) -> None:
+def test_a_url_that_does_not_exist_is_reported(folder: str, path: str) -> None:
     with pytest.raises(UserError, match=rf"{folder}{path}: does not exist: check the URL"):
         find_files(data(folder + path))
 
 
-def test_a_split_that_is_missing_elsewhere_is_told_with_what_is_there(folder: str) -> None:
+def test_a_split_that_is_missing_elsewhere_is_reported_with_the_files_that_exist(folder: str) -> None:
     with pytest.raises(UserError, match=rf"no test file in {folder}: .* there is dev.csv.gz, train.csv.*Did you mean"):
         find_files(data(folder, splits={"train": "train", "test": "trein"}))
 
@@ -334,13 +334,13 @@ def test_the_working_directory_shadows_no_library(my_rows: Path) -> None:
         (lambda name: f"{name}:text", "of type str: it must be"),
     ],
 )
-def test_a_wrong_callable_says_what_is_wrong(my_rows: Path, change: object, message: str) -> None:
+def test_a_wrong_callable_is_refused_with_the_reason(my_rows: Path, change: object, message: str) -> None:
     with pytest.raises(UserError, match=message) as raised:
         load_object(change(my_rows.stem))  # type: ignore[operator]
     assert raised.value.problems[0].where == "data.path"
 
 
-def test_a_module_that_fails_says_why(my_rows: Path) -> None:
+def test_a_module_that_fails_is_reported_with_its_error(my_rows: Path) -> None:
     broken = my_rows.with_name(f"{my_rows.stem}_broken.py")
     broken.write_text("import no_such_library\n")
     with pytest.raises(UserError, match=r"importing .* failed: No module named 'no_such_library'"):

@@ -96,7 +96,7 @@ def test_arrow_is_read_however_it_was_written(name: str, options: dict[str, Any]
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_damaged_file_is_told_or_read_but_never_a_traceback(name: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_or_read_but_never_a_traceback(name: str, tmp_path: Path) -> None:
     whole = FORMS[name](pa.table(GOOD))
     chance = random.Random(7)
     for number in range(40):
@@ -120,7 +120,9 @@ def test_what_the_taker_of_the_rows_raises_is_not_blamed_on_the_file(name: str, 
 
 
 @pytest.mark.parametrize("form", [ipc_file, parquet])
-def test_the_cap_counts_what_rows_hold_and_not_what_the_file_says(form: Callable[..., bytes], tmp_path: Path) -> None:
+def test_the_cap_counts_the_values_of_the_rows_and_not_the_sizes_that_the_file_declares(
+    form: Callable[..., bytes], tmp_path: Path
+) -> None:
     packed = form(pa.table({"text": [LONG] * 150, "label": ["a"] * 150}), compression="zstd")
     assert len(packed) < 2_000_000
     name = "rows.parquet" if form is parquet else "rows.arrow"
@@ -187,7 +189,7 @@ def test_a_time_that_no_text_can_tell_is_a_fault_of_its_row(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("to", [None, "string", "int64", "float64", "bool"])
-def test_a_column_of_any_type_is_cast_or_told(kind: str, to: str | None, tmp_path: Path) -> None:
+def test_a_column_of_any_type_is_cast_or_reported(kind: str, to: str | None, tmp_path: Path) -> None:
     table = pa.table({"text": ["one"], "label": ODD[kind]})
     try:
         (made,) = read(tmp_path, "odd.arrow", stream(table), cast={"label": to} if to else {})

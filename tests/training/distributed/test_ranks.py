@@ -45,11 +45,11 @@ EPOCHS = {
 
 @pytest.fixture(scope="module")
 def launched(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two ranks that nobody disturbed, as the product launches them."""
+    """Two undisturbed ranks, as the product launches them."""
     job_dir = tiny.fit_job(world, tmp_path_factory.mktemp("jobs") / "launched", processes=2, **EPOCHS)
     argv = accelerate_argv("training.programs.fit", num_processes=2, mixed_precision="no", use_cpu=True)
     env = accelerate_environment(num_processes=2, use_cpu=True) | {SWITCH: "1"}
-    outcome = run_job(job_dir, argv, env=env, on_events=lambda told: None, stall_timeout_s=120)
+    outcome = run_job(job_dir, argv, env=env, on_events=lambda event: None, stall_timeout_s=120)
     assert outcome.state == "finished", outcome
     return job_dir
 
@@ -92,10 +92,10 @@ def test_a_stop_that_reaches_one_rank_stops_both_after_the_same_step(
 ) -> None:
     job_dir = tiny.fit_job(world, tmp_path / "stopped", processes=2, **EPOCHS | {"checkpoint_interval_s": 600.0})
     assert kill_when(job_dir, lambda: bool(events(job_dir, "metrics")), signal.SIGTERM, victim=1)
-    told = [Outcome.model_validate_json(path.read_bytes()) for path in sorted(job_dir.glob("outcome*.json"))]
+    outcomes = [Outcome.model_validate_json(path.read_bytes()) for path in sorted(job_dir.glob("outcome*.json"))]
     (checkpoint,) = (job_dir / "checkpoints").glob("checkpoint-*")
     stopped = f"stopped after step {checkpoint.name.split('-')[1]}"
-    assert len(told) == 2 and all(stopped in failure(outcome).message for outcome in told)
+    assert len(outcomes) == 2 and all(stopped in failure(outcome).message for outcome in outcomes)
     assert finish(job_dir).state == "finished"
     assert_same(job_dir, launched)
 
@@ -160,8 +160,8 @@ def test_an_evaluation_counts_each_row_once_over_two_ranks_in_the_order_of_one_p
     found = []
     extra = {"eval_on_start": True}
     for processes, rows in ((1, 14), (2, 7)):
-        asked = {"max_steps": 1, "eval_strategy": "no", "per_device_eval_batch_size": rows, "extra": extra}
-        job_dir = tiny.fit_job(world, tmp_path / str(processes), processes=processes, **asked)
+        settings = {"max_steps": 1, "eval_strategy": "no", "per_device_eval_batch_size": rows, "extra": extra}
+        job_dir = tiny.fit_job(world, tmp_path / str(processes), processes=processes, **settings)
         job = Job.read(job_dir)
         job.model_copy(update={"settings": {**job.settings, "metrics": ["tests.training.own:Places"]}}).write(job_dir)
         assert finish(job_dir).state == "finished"
@@ -171,17 +171,17 @@ def test_an_evaluation_counts_each_row_once_over_two_ranks_in_the_order_of_one_p
     assert found[0] == found[1] and loss[0] == pytest.approx(loss[1], rel=1e-6)
 
 
-def test_the_true_traceback_of_the_rank_that_failed_first_is_told(world: Path, tmp_path: Path) -> None:
+def test_the_true_traceback_of_the_rank_that_failed_first_is_reported(world: Path, tmp_path: Path) -> None:
     collator = "tests.training.failing:on_second_rank"
     job_dir = tiny.fit_job(world, tmp_path / "failing", processes=2, **EPOCHS, collator=collator)
-    told = failure(finish(job_dir))
-    assert (told.kind, told.rank, told.message) == ("internal", 1, "ZeroDivisionError: only here")
-    assert "failing.py" in told.traceback and "in collate" in told.traceback
+    problem = failure(finish(job_dir))
+    assert (problem.kind, problem.rank, problem.message) == ("internal", 1, "ZeroDivisionError: only here")
+    assert "failing.py" in problem.traceback and "in collate" in problem.traceback
 
 
 def test_ranks_that_would_train_alone_are_refused(world: Path, tmp_path: Path) -> None:
-    told = failure(finish(tiny.fit_job(world, tmp_path / "alone", processes=2, **EPOCHS), launched=1))
-    assert told.kind == "internal" and "requested {'processes': 2" in told.message
+    problem = failure(finish(tiny.fit_job(world, tmp_path / "alone", processes=2, **EPOCHS), launched=1))
+    assert problem.kind == "internal" and "requested {'processes': 2" in problem.message
 
 
 def predict_job(world: Path, launched: Path, job_dir: Path, program: str = "predict", **settings: object) -> Path:
@@ -207,8 +207,8 @@ def test_two_processes_predict_the_bytes_of_one(world: Path, launched: Path, tmp
             outcome = finish(job_dir, processes, run_main(program))
             assert outcome.state == "finished", outcome
             written.append({file: (job_dir / "output" / file).read_bytes() for file in outcome.files})
-            told = events(job_dir, "progress")[-1]
-            assert told["done"] == told["total"] == outcome.figures["rows"]
+            progress = events(job_dir, "progress")[-1]
+            assert progress["done"] == progress["total"] == outcome.figures["rows"]
         assert len(events(job_dir, "started")) == 2
         assert written[0] == written[1] and "validation.parquet" in written[0]
 
@@ -217,9 +217,9 @@ def test_a_process_that_fails_to_predict_fails_the_job_with_its_own_traceback(
     world: Path, launched: Path, tmp_path: Path
 ) -> None:
     job_dir = predict_job(world, launched, tmp_path / "failing", splits=["validation"])
-    told = failure(finish(job_dir, 2, predict_but_on_second_rank))
-    assert (told.kind, told.rank, told.message) == ("internal", 1, "ZeroDivisionError: only here")
-    assert "in predict" in told.traceback and not (job_dir / "output/validation.parquet").exists()
+    problem = failure(finish(job_dir, 2, predict_but_on_second_rank))
+    assert (problem.kind, problem.rank, problem.message) == ("internal", 1, "ZeroDivisionError: only here")
+    assert "in predict" in problem.traceback and not (job_dir / "output/validation.parquet").exists()
 
 
 class KillOnce(Listener):
@@ -254,20 +254,20 @@ def test_two_machines_train_the_bytes_of_one_though_a_process_is_lost_and_the_he
     monkeypatch.setenv(SWITCH, "1")
     place = rendezvous()
     first, second = Machines(2, 0, place), Machines(2, 1, place)
-    leader, helper, said = Leader(first, "run"), Helper(second), []
-    helping = threading.Thread(target=lambda: said.append(helper.help(60.0, lambda text: None)), daemon=True)
+    leader, helper, replies = Leader(first, "run"), Helper(second), []
+    helping = threading.Thread(target=lambda: replies.append(helper.help(60.0, lambda text: None)), daemon=True)
     helping.start()
     listener = KillOnce()
     work = Work("k" * 40, tmp_path / "out", "run", (listener,), "fit")
     work.out.mkdir()
-    asked = Job.read(tiny.fit_job(world, work.job, processes=2, **EPOCHS))
+    job = Job.read(tiny.fit_job(world, work.job, processes=2, **EPOCHS))
     run_child(
         work,
         "training.programs.fit",
         accelerate_argv("training.programs.fit", num_processes=2, mixed_precision="no", use_cpu=True, machines=first),
         env=accelerate_environment(num_processes=2, use_cpu=True, machines=first),
-        settings=asked.settings,
-        inputs={name: Path(path) for name, path in asked.inputs.items()},
+        settings=job.settings,
+        inputs={name: Path(path) for name, path in job.inputs.items()},
         stall_timeout_s=100.0,
         before_try=lambda: gather(first, work, 60.0),
     )
@@ -275,4 +275,6 @@ def test_two_machines_train_the_bytes_of_one_though_a_process_is_lost_and_the_he
     assert_same(work.job, launched)
     leader.stage_ended(Row("fit", work.key, "ran", 1.0), Ref(stage="fit", key=work.key, digest="d"))
     helping.join(30.0)
-    assert [(told.ended, Path(told.message).parts[-3:]) for told in said] == [("completed", ("fit", "k" * 40, "model"))]
+    assert [(reply.ended, Path(reply.message).parts[-3:]) for reply in replies] == [
+        ("completed", ("fit", "k" * 40, "model"))
+    ]

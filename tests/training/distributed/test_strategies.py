@@ -74,7 +74,7 @@ def one_process(world: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(world: Path, one_process: Path) -> Callable[[str], Path]:
-    """The job of a strategy that nobody disturbs, on the steps of the one process; run once."""
+    """An undisturbed job of a strategy with the steps of the one process; run once."""
 
     @cache
     def run(strategy: str) -> Path:
@@ -126,9 +126,9 @@ def test_stopped_and_killed_it_ends_with_the_same_bytes_and_the_export_needs_no_
     assert finish(job_dir).state == "finished"
     assert f"resuming from {checkpoint.name}" in [event["message"] for event in events(job_dir, "note")]
     assert_same(job_dir, undisturbed(strategy))
-    (told,) = events(undisturbed(strategy), "strategy")
+    (reported,) = events(undisturbed(strategy), "strategy")
     foreseen = distributed.load(strategy).build_configuration(ResolvedCompute(**Job.read(job_dir).settings["compute"]))
-    assert distributed.FROM_THE_MODEL in str(foreseen) and distributed.FROM_THE_MODEL not in str(told)
+    assert distributed.FROM_THE_MODEL in str(foreseen) and distributed.FROM_THE_MODEL not in str(reported)
 
     exported = job_dir / "output/model"
     model, found = AutoModelForSequenceClassification.from_pretrained(exported, output_loading_info=True)
@@ -199,18 +199,18 @@ def test_a_strategy_that_silently_became_another_is_refused_before_it_trains(
     world: Path, tmp_path: Path, strategy: str
 ) -> None:
     job_dir = tiny.fit_job(world, tmp_path / "job", processes=2, compute={"strategy": strategy}, **EPOCHS)
-    told = failure(finish(job_dir, program=run_as_accelerate_would))
-    assert told.kind == "internal" and "requested {'processes': 2" in told.message
+    problem = failure(finish(job_dir, program=run_as_accelerate_would))
+    assert problem.kind == "internal" and "requested {'processes': 2" in problem.message
     assert not events(job_dir, "progress")
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", pytest.param("deepspeed-zero3", marks=needs_deepspeed)])
-def test_a_model_that_is_not_wrapped_at_all_is_told(strategy: str) -> None:
+def test_a_model_that_is_not_wrapped_at_all_is_reported(strategy: str) -> None:
     compute = ResolvedCompute.model_validate({"strategy": strategy, "num_processes": 2, "mixed_precision": "no"})
     assert distributed.load(strategy).check_wrapper(torch.nn.Linear(1, 1), compute) == "it is a Linear"
 
 
-def test_more_of_deepspeeds_configuration_is_passed_on_beside_what_follows_from_the_recipe() -> None:
+def test_more_of_deepspeeds_configuration_is_passed_on_with_the_settings_of_the_recipe() -> None:
     more = {"zero_optimization": {"stage": 3, "overlap_comm": False, "reduce_bucket_size": 7}, "gradient_clipping": 1.0}
     chosen = {"strategy": "deepspeed-zero3", "offload": "all", "deepspeed": more | {"wall_clock_breakdown": True}}
     compute = ResolvedCompute.model_validate(chosen | {"num_processes": 2, "mixed_precision": "no"})
@@ -242,15 +242,21 @@ def test_the_layers_that_fsdp_puts_together_are_found_from_the_model_or_named(wo
         assert hint in problem.message
 
 
-# Of one process, tests/training/models/test_lora.py says the same.
+# tests/training/models/test_lora.py has the same test with one process.
 @pytest.mark.drill
 @each("ddp", "fsdp", "deepspeed-zero2", "deepspeed-zero3")
 def test_adapters_shared_by_two_processes_end_with_the_same_bytes_after_a_kill_and_merged_answer_the_same(
     world: Path, tmp_path: Path, strategy: str
 ) -> None:
     lora = {"r": 4, "target_modules": ["query", "value"]}
-    asked = {"processes": 2, "compute": {"strategy": strategy}, "lora": lora, "checkpoint_interval_s": 0.01, **EPOCHS}
-    undisturbed, killed = (tiny.fit_job(world, tmp_path / name, **asked) for name in ("undisturbed", "killed"))
+    settings = {
+        "processes": 2,
+        "compute": {"strategy": strategy},
+        "lora": lora,
+        "checkpoint_interval_s": 0.01,
+        **EPOCHS,
+    }
+    undisturbed, killed = (tiny.fit_job(world, tmp_path / name, **settings) for name in ("undisturbed", "killed"))
     assert finish(undisturbed).state == "finished"
     assert kill_when(killed, lambda: checkpoints_written(killed) >= 4, victim=1)
     assert finish(killed).state == "finished"

@@ -29,10 +29,10 @@ def write(folder: Path, step: int, content: str = "weights", needs: Sequence[str
 
 
 def newest(folder: Path) -> tuple[str | None, list[str]]:
-    """The name of the newest good one, and what was said on the way to it."""
-    said: list[str] = []
-    found = checkpoints.find_newest_intact(folder, said.append)
-    return found.name if found else None, said
+    """The name of the newest intact checkpoint, and the warnings on the way to it."""
+    warnings: list[str] = []
+    found = checkpoints.find_newest_intact(folder, warnings.append)
+    return found.name if found else None, warnings
 
 
 def test_checkpoint_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ def test_damaged_checkpoint_is_put_aside_for_the_one_before(tmp_path: Path, dama
             manifest.unlink()
         case "torn manifest":
             manifest.write_bytes(manifest.read_bytes()[:20])
-    found, (said,) = newest(tmp_path)
+    found, (warning,) = newest(tmp_path)
     assert found == "checkpoint-1"
-    assert "checkpoint-2 cannot be used" in said
+    assert "checkpoint-2 cannot be used" in warning
     [kept] = (tmp_path / "quarantine").iterdir()
     assert kept.name.endswith("-checkpoint-2")
     write(tmp_path, 2)
@@ -185,7 +185,7 @@ def test_what_this_home_did_not_write_is_refused(tmp_path: Path, key: Path, forg
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "deepspeed-zero2", "deepspeed-zero3"])
-def test_a_training_unpickles_no_checkpoint_from_elsewhere_that_it_is_not_told_to_trust(
+def test_a_training_unpickles_no_checkpoint_from_elsewhere_without_consent(
     tmp_path: Path, strategy: str, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = tmp_path / "written"

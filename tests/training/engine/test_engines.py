@@ -25,7 +25,7 @@ def two(task, more): ...
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder beside the recipe, in which the documented file lies."""
+    """The recipe's folder, with the documented file in it."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "my_engine.py").write_text(example("engine"))
     (tmp_path / "my_mistakes.py").write_text(MISTAKES)
@@ -33,8 +33,8 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_readmes_engine_trains_what_is_exported_and_goes_on_after_a_kill(world: Path, mine: Path) -> None:
-    asked = {"engine": "my_engine:train", "num_train_epochs": 3, "learning_rate": 0.5}
-    whole = tiny.fit_job(world, mine / "whole", **asked)
+    settings = {"engine": "my_engine:train", "num_train_epochs": 3, "learning_rate": 0.5}
+    whole = tiny.fit_job(world, mine / "whole", **settings)
     outcome = finish(whole)
     assert outcome.state == "finished", outcome
     assert (outcome.figures["steps"], outcome.figures["epochs"]) == (57, 3.0)
@@ -44,7 +44,7 @@ def test_the_readmes_engine_trains_what_is_exported_and_goes_on_after_a_kill(wor
     assert exported.keys() <= trained.keys()
     assert all(torch.equal(trained[name], weight) for name, weight in exported.items())
 
-    killed = tiny.fit_job(world, mine / "killed", **asked)
+    killed = tiny.fit_job(world, mine / "killed", **settings)
     assert kill_when(killed, lambda: any((killed / "checkpoints").glob("checkpoint-19")))
     assert finish(killed).figures["steps"] == 57
     assert any(event["message"].startswith("resuming from checkpoint-") for event in events(killed, "note"))

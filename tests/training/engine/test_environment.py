@@ -22,8 +22,8 @@ HERE: dict[str, Any] = {
 }
 
 
-def told(accepted: bool, here: dict[str, Any], **written: Any) -> str | None:
-    """What is accepted, or the message of the refusal."""
+def result_of(accepted: bool, here: dict[str, Any], **written: Any) -> str | None:
+    """The accepted differences, or the message of the refusal."""
     try:
         return find_differences(Path("checkpoint-4"), "field", {**HERE, **written}, {**HERE, **here}, accepted=accepted)
     except UserError as error:
@@ -33,13 +33,13 @@ def told(accepted: bool, here: dict[str, Any], **written: Any) -> str | None:
 
 
 def test_what_does_not_change_the_bytes_is_no_difference() -> None:
-    assert told(False, {}, threads=4) is None  # taken over
-    assert told(False, {}, **{"global batch size": 8, "steps per epoch": 9}) is None  # a matter of the recipe
-    assert told(False, {"cuda": 3}) is None  # its writer did not say
+    assert result_of(False, {}, threads=4) is None  # taken over
+    assert result_of(False, {}, **{"global batch size": 8, "steps per epoch": 9}) is None  # a matter of the recipe
+    assert result_of(False, {"cuda": 3}) is None  # not recorded by its writer
 
 
 def test_all_differences_are_named_at_once_with_the_flag_that_accepts_them() -> None:
-    message = told(False, {}, torch="1", device="another", processes=1) or ""
+    message = result_of(False, {}, torch="1", device="another", processes=1) or ""
     for part in (
         "torch 1 (here 2)",
         "device another (here a processor)",
@@ -47,9 +47,9 @@ def test_all_differences_are_named_at_once_with_the_flag_that_accepts_them() -> 
         "inexact_resume: true",
     ):
         assert part in message
-    accepted = told(True, {}, torch="1", device="another", threads=4)
+    accepted = result_of(True, {}, torch="1", device="another", threads=4)
     assert accepted == "device another (here a processor), threads 4 (here 1), torch 1 (here 2)"
-    assert told(True, {}, threads=4) == "threads 4 (here 1)"
+    assert result_of(True, {}, threads=4) == "threads 4 (here 1)"
 
 
 @pytest.mark.parametrize(
@@ -66,5 +66,5 @@ def test_what_cannot_work_is_refused_whatever_is_accepted(
     here: dict[str, Any], written: dict[str, Any], why: str
 ) -> None:
     for accepted in (False, True):
-        message = told(accepted, here, **written) or ""
+        message = result_of(accepted, here, **written) or ""
         assert "It cannot be resumed" in message and why in message

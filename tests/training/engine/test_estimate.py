@@ -72,16 +72,18 @@ def test_a_trial_that_does_not_fit_is_made_on_fewer_rows_and_puts_everything_bac
 
 
 def test_too_little_memory_names_the_rows_that_would_fit() -> None:
-    said = SAID | {"memory_mb": 1000, "memory_per_row_mb": 50.0}
-    assert estimation.memory_warning(said, 1_000_000_000) is None and estimation.memory_warning(said, None) is None
-    warning = estimation.memory_warning(said, 840_000_000)
+    estimate = SAID | {"memory_mb": 1000, "memory_per_row_mb": 50.0}
+    assert (
+        estimation.memory_warning(estimate, 1_000_000_000) is None and estimation.memory_warning(estimate, None) is None
+    )
+    warning = estimation.memory_warning(estimate, 840_000_000)
     assert warning is not None and "training.per_device_train_batch_size 4 would fit" in warning
-    assert "not even single rows would fit" in str(estimation.memory_warning(said, 500_000_000))
+    assert "not even single rows would fit" in str(estimation.memory_warning(estimate, 500_000_000))
     untried = SAID | {"memory_mb": None, "memory_per_row_mb": 0.0}
     assert str(estimation.memory_warning(untried, 10**12)).startswith(
         "memory ran out when a single row was tried: lower to"
     )
-    assert "about 1.0 GB of memory per process (of 840 MB), 2.0 MB of disk" in estimation.summary(said, 840_000_000)
+    assert "about 1.0 GB of memory per process (of 840 MB), 2.0 MB of disk" in estimation.summary(estimate, 840_000_000)
 
 
 def test_an_engine_of_the_recipes_own_is_refused_no_disk(tmp_path: Path) -> None:
@@ -121,12 +123,12 @@ def test_a_control_group_limits_memory_and_its_processes_share_what_is_left(
     assert resources.memory_left(2) == 250_000_000
 
 
-def test_the_expected_end_is_told_once_as_a_time_of_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_expected_end_is_reported_once_as_a_time_of_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throughput, "FIRST_STEPS_S", 0.0)
     monkeypatch.setattr(throughput, "SOON_S", 0.0)
-    said = Events(tmp_path / "events.jsonl")
+    written = Events(tmp_path / "events.jsonl")
     batches = LengthGroupedBatches(np.ones(8, np.int32), 2, seed=0)
-    reporter = throughput.Reporter(said, throughput.Speed(said, batches, (1.0, 1.0), 1.0), 4)
+    reporter = throughput.Reporter(written, throughput.Speed(written, batches, (1.0, 1.0), 1.0), 4)
     for step in range(1, 5):
         reporter.report_step(step, 1.0)
     (note,) = (event["message"] for event in events(tmp_path, "note"))

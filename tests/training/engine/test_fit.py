@@ -30,7 +30,7 @@ EPOCHS = {"gradient_accumulation_steps": 3, "checkpoint_interval_s": 0.02}
 
 @pytest.fixture(scope="module")
 def undisturbed(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job that nobody disturbed: 3 epochs, accumulation with a remainder, an evaluation each epoch."""
+    """An undisturbed job: 3 epochs, accumulation with a remainder, an evaluation each epoch."""
     job_dir = tiny.fit_job(world, tmp_path_factory.mktemp("jobs") / "undisturbed", **EPOCHS)
     assert finish(job_dir).state == "finished"
     return job_dir
@@ -65,7 +65,7 @@ def test_run_killed_while_saving_and_while_evaluating_ends_with_the_same_weights
     assert_same(job_dir, undisturbed)
 
 
-def test_asked_to_stop_it_saves_and_says_interrupted_and_the_next_run_goes_on_from_there(
+def test_a_stopped_training_saves_and_reports_interrupted_and_the_next_run_resumes_there(
     world: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     job_dir = tiny.fit_job(world, tmp_path / "stopped", **EPOCHS | {"checkpoint_interval_s": 600.0})
@@ -85,10 +85,10 @@ def test_stopped_where_an_epoch_ends_with_an_evaluation_of_its_own_steps_nothing
     world: Path, tmp_path: Path
 ) -> None:
     """An epoch has 7 steps; what is logged at its end comes after the evaluation. The last step is within an epoch."""
-    asked = {"eval_strategy": "steps", "eval_steps": 7, "max_steps": 17, "extra": {"logging_strategy": "epoch"}}
-    asked |= EPOCHS | {"checkpoint_interval_s": 600.0}
-    whole = tiny.fit_job(world, tmp_path / "whole", **asked)
-    stopped = tiny.fit_job(world, tmp_path / "stopped", **asked, callbacks=["tests.training.own:StopsAtSeven"])
+    settings = {"eval_strategy": "steps", "eval_steps": 7, "max_steps": 17, "extra": {"logging_strategy": "epoch"}}
+    settings |= EPOCHS | {"checkpoint_interval_s": 600.0}
+    whole = tiny.fit_job(world, tmp_path / "whole", **settings)
+    stopped = tiny.fit_job(world, tmp_path / "stopped", **settings, callbacks=["tests.training.own:StopsAtSeven"])
     assert finish(whole).state == "finished"
     failure = finish(stopped).failure
     assert failure is not None and failure.message.startswith("stopped after step 7;")
@@ -176,38 +176,39 @@ def test_a_run_that_was_over_when_it_was_killed_only_exports(world: Path, undist
         assert_same(moved, whole)
 
 
-def test_a_checkpoint_of_another_job_is_gone_on_from_with_all_that_it_needs(
+def test_a_training_resumes_from_a_checkpoint_of_another_job_with_all_that_it_needs(
     world: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     newest = max((undisturbed / "checkpoints").glob("checkpoint-*"), key=step)
-    asked = EPOCHS | {"lr_scheduler_type": "constant", "resume_from_checkpoint": str(newest)}
-    longer = tiny.fit_job(world, tmp_path / "longer", **asked, num_train_epochs=4)
+    settings = EPOCHS | {"lr_scheduler_type": "constant", "resume_from_checkpoint": str(newest)}
+    longer = tiny.fit_job(world, tmp_path / "longer", **settings, num_train_epochs=4)
     (needed,) = json.loads((newest / "manifest.json").read_text())["needs"]
     shutil.copytree(newest.with_name(needed), longer / "checkpoints" / needed)  # killed before the other was copied
     figures = finish(longer).figures
     assert figures["steps"] == step(newest) // 3 * 4
     assert not [point for point in curve(longer) if point <= step(newest)]
 
-    told = []
+    messages = []
     for name, wrong in (
         ("no-more", {}),
         ("damaged", {"resume_from_checkpoint": str(damaged_copy(newest, tmp_path))}),
         ("other", {"resume_from_checkpoint": str(tmp_path)}),
         ("versions", {"resume_from_checkpoint": str(of_another_version(newest, tmp_path))}),
     ):
-        failure = finish(tiny.fit_job(world, tmp_path / name, **asked | wrong)).failure
+        failure = finish(tiny.fit_job(world, tmp_path / name, **settings | wrong)).failure
         assert failure is not None and failure.problems[0].where == "training.resume_from_checkpoint"
-        told.append(failure.problems[0].message)
-    assert "is where this training ends, after 21 steps: raise num_train_epochs, or if it had" in told[0]
-    assert "optimizer.pt changed after it was written" in told[1]
-    assert "is no checkpoint: name a folder such as checkpoint-40" in told[2]
+        messages.append(failure.problems[0].message)
+    assert "is where this training ends, after 21 steps: raise num_train_epochs, or if it had" in messages[0]
+    assert "optimizer.pt changed after it was written" in messages[1]
+    assert "is no checkpoint: name a folder such as checkpoint-40" in messages[2]
     assert (
-        f"written with torch 1.0 (here {torch.__version__}): resuming from it would end with other weights" in told[3]
+        f"written with torch 1.0 (here {torch.__version__}): resuming from it would end with other weights"
+        in messages[3]
     )
     assert not list((tmp_path / "versions/checkpoints").iterdir())
 
     accepted = {"resume_from_checkpoint": str(tmp_path / "version/checkpoints" / newest.name), "inexact_resume": True}
-    inexact = tiny.fit_job(world, tmp_path / "inexact", **asked | accepted, num_train_epochs=4)
+    inexact = tiny.fit_job(world, tmp_path / "inexact", **settings | accepted, num_train_epochs=4)
     assert finish(inexact).state == "finished"
     (warning,) = (event["message"] for event in events(inexact, "warning"))
     assert "torch 1.0" in warning and "ends with other weights" in warning
@@ -281,7 +282,7 @@ def test_few_checkpoints_are_kept_and_the_best_is_among_them(undisturbed: Path) 
     assert best in kept and len(kept) <= 4  # the last but one may need what was best before
 
 
-def test_a_metric_that_the_labels_do_not_take_is_told_before_the_first_step(world: Path, tmp_path: Path) -> None:
+def test_a_metric_that_does_not_fit_the_labels_is_reported_before_the_first_step(world: Path, tmp_path: Path) -> None:
     job_dir = tiny.fit_job(world, tmp_path / "of-numbers", max_steps=1)
     job = Job.read(job_dir)
     job.settings["metrics"].append("mse")
@@ -330,34 +331,37 @@ def test_value_that_training_arguments_refuses_is_the_users_mistake(world: Path,
     assert "torch_empty_cache_steps" in outcome.failure.problems[0].message
 
 
-def test_what_is_said_before_the_first_step_leaves_no_trace_in_the_weights_and_the_curve(
+def test_the_estimate_before_the_first_step_changes_neither_weights_nor_curve(
     world: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     without = tiny.fit_job(world, tmp_path / "without", **EPOCHS)
-    # As if an earlier try had said it, and was killed before its first checkpoint.
+    # As if an earlier try had written the estimate and was killed before its first checkpoint.
     (without / "events.jsonl").write_text(json.dumps({"time": 0.0, "kind": "estimate", "micro_batch_size": 8}) + "\n")
     assert finish(without).state == "finished"
     assert (len(events(undisturbed, "estimate")), len(events(without, "note"))) == (1, 0)
     assert_same(without, undisturbed)
 
 
-def test_what_is_said_before_the_first_step_comes_true(undisturbed: Path) -> None:
-    (said,), figures = events(undisturbed, "estimate"), (read_outcome(undisturbed) or Outcome(state="failed")).figures
-    assert (said["steps"], said["micro_batch_size"]) == (figures["steps"], figures["micro_batch_size"])
+def test_the_estimate_before_the_first_step_comes_true(undisturbed: Path) -> None:
+    (estimate,), figures = (
+        events(undisturbed, "estimate"),
+        (read_outcome(undisturbed) or Outcome(state="failed")).figures,
+    )
+    assert (estimate["steps"], estimate["micro_batch_size"]) == (figures["steps"], figures["micro_batch_size"])
     assert figures["estimated_memory_mb"] == pytest.approx(figures["peak_memory_mb"], rel=0.3)
     model = (undisturbed / "output/model/model.safetensors").stat().st_size
-    assert said["parameters"] == said["trainable"] == pytest.approx(model / 4, rel=0.05)
+    assert estimate["parameters"] == estimate["trainable"] == pytest.approx(model / 4, rel=0.05)
     checkpoints = sum(path.stat().st_size for path in (undisturbed / "checkpoints").rglob("*") if path.is_file())
-    assert checkpoints + model <= said["disk_mb"] * 1e6
+    assert checkpoints + model <= estimate["disk_mb"] * 1e6
     (note,) = (event["message"] for event in events(undisturbed, "note"))
-    assert note.startswith(f"{said['parameters']:,} parameters, all trained; 21 steps, ")
+    assert note.startswith(f"{estimate['parameters']:,} parameters, all trained; 21 steps, ")
 
 
-def test_speed_counts_each_row_and_its_tokens_once_and_is_told_as_often_as_the_loss(undisturbed: Path) -> None:
-    told, (said,) = events(undisturbed, "speed"), events(undisturbed, "estimate")
-    assert [event["step"] for event in told] == [4, 8, 12, 16, 20, 21]
-    rows, tokens, seconds = (sum(event[name] for event in told) for name in ("rows", "tokens", "seconds"))
-    assert (rows, tokens) == (3 * 150, 3 * said["tokens_per_epoch"])
+def test_speed_counts_each_row_and_its_tokens_once_and_is_reported_as_often_as_the_loss(undisturbed: Path) -> None:
+    speeds, (estimate,) = events(undisturbed, "speed"), events(undisturbed, "estimate")
+    assert [event["step"] for event in speeds] == [4, 8, 12, 16, 20, 21]
+    rows, tokens, seconds = (sum(event[name] for event in speeds) for name in ("rows", "tokens", "seconds"))
+    assert (rows, tokens) == (3 * 150, 3 * estimate["tokens_per_epoch"])
     figures = (read_outcome(undisturbed) or Outcome(state="failed")).figures
     assert figures["train_tokens_per_second"] == pytest.approx(tokens / seconds, rel=1e-3)
     assert 0 < figures["hardware_share"] < 1

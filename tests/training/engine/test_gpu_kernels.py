@@ -19,7 +19,7 @@ LLAMA = {
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A causal language model on packed rows; its world is beside the rows."""
+    """A causal language model on packed rows; its world is in the folder of the rows."""
     home = tmp_path_factory.mktemp("packed")
     training = {"max_steps": 6, "logging_steps": 1, "per_device_train_batch_size": 4, "eval_strategy": "epoch"}
     values = {

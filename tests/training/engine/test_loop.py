@@ -115,7 +115,7 @@ ROUNDED = ("eval_loss", "eval_calibration_error")
 """Means over the validation rows, whose last digits hang on the rows' order."""
 
 
-def told(job_dir: Path) -> dict[int, dict[str, float]]:
+def points(job_dir: Path) -> dict[int, dict[str, float]]:
     return {step: {k: v for k, v in point.items() if k not in ROUNDED} for step, point in curve(job_dir).items()}
 
 
@@ -143,7 +143,7 @@ def test_its_weights_curve_and_figures_are_those_of_the_trainer_to_the_byte(
     trainer = tiny.fit_job(world, tmp_path / "trainer", **ASKED | {"engine": "trainer"})
     theirs, ours = finished(trainer), (read_outcome(undisturbed) or pytest.fail()).figures
     assert weights(undisturbed) == weights(trainer)
-    assert told(undisturbed) == told(trainer)
+    assert points(undisturbed) == points(trainer)
     for name in ROUNDED:
         assert evaluated(undisturbed, name) == pytest.approx(evaluated(trainer, name), rel=1e-5)
     for figures, job_dir in ((theirs, trainer), (ours, undisturbed)):
@@ -173,10 +173,10 @@ def test_killed_within_steps_evaluations_and_saves_it_ends_with_the_same_bytes(
 
 
 def test_patience_is_remembered_over_a_kill(world: Path, tmp_path: Path) -> None:
-    asked = {"engine": "accelerate", "num_train_epochs": 6, "learning_rate": 1e-9, "per_device_train_batch_size": 50}
-    asked |= {"metric_for_best_model": "accuracy", "early_stopping_patience": 2}
-    asked |= {"per_device_eval_batch_size": 20}
-    job_dir = tiny.fit_job(world, tmp_path / "patience", **asked)
+    settings = {"engine": "accelerate", "num_train_epochs": 6, "learning_rate": 1e-9, "per_device_train_batch_size": 50}
+    settings |= {"metric_for_best_model": "accuracy", "early_stopping_patience": 2}
+    settings |= {"per_device_eval_batch_size": 20}
+    job_dir = tiny.fit_job(world, tmp_path / "patience", **settings)
     die_in(job_dir, "evaluate", 9)
     figures = finished(job_dir)
     assert (figures["steps"], figures["best_step"]) == (9, 3)  # the best epoch, and two that are no better
@@ -230,14 +230,14 @@ def test_two_ranks_stopped_or_killed_end_with_the_same_bytes(world: Path, two_ra
 
 
 @pytest.mark.parametrize("engine", ["trainer", "accelerate"])
-def test_what_both_engines_refuse_while_they_train(world: Path, tmp_path: Path, engine: str) -> None:
-    asked = {"engine": engine, "max_steps": 3, "logging_steps": 1, "per_device_eval_batch_size": 60}
+def test_mistakes_that_both_engines_refuse_while_they_train(world: Path, tmp_path: Path, engine: str) -> None:
+    settings = {"engine": engine, "max_steps": 3, "logging_steps": 1, "per_device_eval_batch_size": 60}
     diverges = {"optim": "sgd", "learning_rate": 1e30, "max_grad_norm": 0.0}
     for wrong, where, message in (
         (diverges, "learning_rate", "tensors NaN or infinite: "),
         ({"metric_for_best_model": "f2"}, "metric_for_best_model", "'f2' is not evaluated: choose from accuracy, f1,"),
     ):
-        job_dir = tiny.fit_job(world, tmp_path / where, **asked | wrong)
+        job_dir = tiny.fit_job(world, tmp_path / where, **settings | wrong)
         failure = finish(job_dir).failure
         assert failure is not None and failure.kind == "user_error", failure
         (problem,) = failure.problems
@@ -268,8 +268,8 @@ def recording(job_dir: str, rank: dict[str, str]) -> None:
 
 
 def test_the_settings_that_it_takes_are_those_that_it_reads(world: Path, tmp_path: Path) -> None:
-    asked = {"engine": "accelerate", "loss": "focal", "max_steps": 2, "logging_steps": 1}
-    job_dir = tiny.fit_job(world, tmp_path / "read", **asked)
+    settings = {"engine": "accelerate", "loss": "focal", "max_steps": 2, "logging_steps": 1}
+    job_dir = tiny.fit_job(world, tmp_path / "read", **settings)
     assert finish(job_dir, program=recording).state == "finished"
     read = set((job_dir / "read.txt").read_text().split())
     before = {
@@ -281,14 +281,14 @@ def test_the_settings_that_it_takes_are_those_that_it_reads(world: Path, tmp_pat
     assert read | before == set(LIMITS.training)
 
 
-def made(job_dir: str, asked: list[dict[str, Any]]) -> list[Any]:
+def made(job_dir: str, settings: list[dict[str, Any]]) -> list[Any]:
     """What has become of each of the settings."""
     from training.engine.loop import Loop
     from training.models import loading as model
 
     model.make_deterministic()
     task, found = tiny.task_of(Path(job_dir)), []
-    for training in asked:
+    for training in settings:
         loop = Loop(replace(task, training=task.training.model_copy(update=training)))
         first, *_ = loop.optimizer.param_groups
         loop.optimizer.step()
@@ -303,10 +303,10 @@ def test_each_of_the_extra_settings_acts(world: Path, tmp_path: Path) -> None:
     adam = {"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6}
     cycles = {"lr_scheduler_type": "cosine_with_restarts", "extra": {"lr_scheduler_kwargs": {"num_cycles": 5}}}
     momentum = {"optim": "sgd", "extra": {"optim_args": "momentum=0.9", "full_determinism": True}}
-    asked = [{"extra": adam}, cycles, {"lr_scheduler_type": "cosine_with_restarts"}, momentum]
-    assert {name for one in asked for name in one.get("extra", {})} == set(LIMITS.extra) <= ACCEPTED.keys()
+    settings = [{"extra": adam}, cycles, {"lr_scheduler_type": "cosine_with_restarts"}, momentum]
+    assert {name for one in settings for name in one.get("extra", {})} == set(LIMITS.extra) <= ACCEPTED.keys()
     job_dir = tiny.fit_job(world, tmp_path / "made")
-    (adam_seen, warns), (five, _), (one, _), (sgd, warns_still) = call(made, str(job_dir), asked)
+    (adam_seen, warns), (five, _), (one, _), (sgd, warns_still) = call(made, str(job_dir), settings)
     assert (adam_seen["betas"], adam_seen["eps"]) == ((0.8, 0.95), 1e-6)
     assert five["lr"] != one["lr"]
     assert sgd["momentum"] == 0.9

@@ -69,12 +69,12 @@ def test_for_a_model_that_writes_two_processes_make_the_same_bytes_too(made: lis
 
 
 def test_a_tokenizer_of_a_model_that_writes_gives_texts_back_as_they_were() -> None:
-    said = ["Ein Mann läuft, über 20 €!", "„Wohin?“, fragt sie.\n\tNach  Haus", "don't (mind) the_gap"]
-    learnt = create_model.train_bpe(lambda: iter(said), 300)
-    told = [learnt.encode(text, add_special_tokens=False) for text in said]
-    assert [learnt.decode(one.ids) for one in told] == said
-    assert "." in told[1].tokens and "▁Mann" in told[0].tokens
-    ids = learnt.encode(said[0]).ids
+    texts = ["Ein Mann läuft, über 20 €!", "„Wohin?“, fragt sie.\n\tNach  Haus", "don't (mind) the_gap"]
+    learnt = create_model.train_bpe(lambda: iter(texts), 300)
+    encodings = [learnt.encode(text, add_special_tokens=False) for text in texts]
+    assert [learnt.decode(one.ids) for one in encodings] == texts
+    assert "." in encodings[1].tokens and "▁Mann" in encodings[0].tokens
+    ids = learnt.encode(texts[0]).ids
     assert [learnt.id_to_token(ids[place]) for place in (0, -1)] == ["[CLS]", "[SEP]"]
 
 

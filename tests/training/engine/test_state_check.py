@@ -74,11 +74,11 @@ def test_every_part_that_is_restored_wrongly_is_named_before_the_first_step(
     job_dir = shutil.copytree(killed, tmp_path / name)
     failure = finish(job_dir, program=run_damaged).failure
     assert failure is not None and failure.kind == "internal"
-    told = failure.message.partition("differs from the saved one: ")[2]
-    assert re.findall(r"(\w+) \(\d+ of", told) == parts, failure
+    differences = failure.message.partition("differs from the saved one: ")[2]
+    assert re.findall(r"(\w+) \(\d+ of", differences) == parts, failure
 
 
-def test_a_batch_that_was_trained_otherwise_is_told(killed: Path, tmp_path: Path) -> None:
+def test_a_batch_that_was_trained_otherwise_is_reported(killed: Path, tmp_path: Path) -> None:
     job_dir = shutil.copytree(killed, tmp_path / "batches")
     assert batches(job_dir)
     with (job_dir / "logs/batches.rank0.jsonl").open("a") as file:

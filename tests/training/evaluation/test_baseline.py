@@ -156,20 +156,20 @@ def test_tokens_are_predicted_by_how_often_the_training_targets_are_they(task: s
     collate = made.collator(load_tokenizer(folder), 1)
 
     def targets(split: str) -> list[list[int]]:
-        """The tokens of each row that the model is asked for, as its batches have them."""
+        """The target tokens of each row, as the batches have them."""
         rows = TokenRows(world / "tokens" / f"{split}.arrow")
         of_rows = (collate([rows[row]])["labels"][0] for row in range(len(rows)))
         return [row[row != IGNORED].tolist() for row in of_rows]
 
     size = json.loads((folder / "config.json").read_text())["vocab_size"]
     counts = 1 + np.bincount(list(chain.from_iterable(targets("train"))), minlength=size)
-    losses, asked = -np.log(counts / counts.sum()), targets("validation")
-    rows = Likelihoods(np.zeros(len(asked)), np.zeros(len(asked), np.int64), np.zeros(len(asked), np.int64))
+    losses, expected = -np.log(counts / counts.sum()), targets("validation")
+    rows = Likelihoods(np.zeros(len(expected)), np.zeros(len(expected), np.int64), np.zeros(len(expected), np.int64))
     answered = baseline.choose_constant(found, "perplexity").predict(rows, "validation")
     assert isinstance(answered, Likelihoods)
-    assert answered.targets.tolist() == [len(row) for row in asked] and sum(answered.targets) > 50
-    assert answered.loss == pytest.approx([losses[row].sum() for row in asked])
-    assert answered.hits.tolist() == [row.count(int(counts.argmax())) for row in asked]
+    assert answered.targets.tolist() == [len(row) for row in expected] and sum(answered.targets) > 50
+    assert answered.loss == pytest.approx([losses[row].sum() for row in expected])
+    assert answered.hits.tolist() == [row.count(int(counts.argmax())) for row in expected]
 
 
 LABELS = [f"label {number}" for number in range(28)]
@@ -239,11 +239,11 @@ def test_a_first_model_that_has_learnt_is_better_than_the_baseline_and_the_rows_
     tmp_path: Path,
 ) -> None:
     truth = np.arange(40) % 2
-    said = np.where(np.arange(40) < 3, 1 - truth, truth)
+    predicted = np.where(np.arange(40) < 3, 1 - truth, truth)
 
     def model(file: Path) -> None:
         file.parent.mkdir()
-        tiny.write_predictions(file, truth, np.eye(2, dtype=np.float32)[said] * 3, np.full(40, 4, np.int32))
+        tiny.write_predictions(file, truth, np.eye(2, dtype=np.float32)[predicted] * 3, np.full(40, 4, np.int32))
 
     found = compared(tmp_path, "sequence-classification", "accuracy", ["neg", "pos"], model, [1, 1, 0], truth)
     assert found.better and (found.value, found.champion_value) == (37 / 40, 0.5)

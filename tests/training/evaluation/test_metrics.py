@@ -103,7 +103,7 @@ LABELS = [["0", "1"], ["1", "2.5", "10"], [str(n) for n in range(12)]]
 
 
 @pytest.mark.parametrize("labels", LABELS, ids=len)
-def test_every_metric_is_what_the_library_says_called_directly(labels: list[str]) -> None:
+def test_every_metric_equals_that_of_the_library_called_directly(labels: list[str]) -> None:
     assert DIRECTLY.keys() == set(METRICS)
     rows = guessed(labels, 300)
     assert metrics.compute(METRICS, rows) == pytest.approx({n: f(rows) for n, f in DIRECTLY.items()}, abs=1e-12)
@@ -111,7 +111,7 @@ def test_every_metric_is_what_the_library_says_called_directly(labels: list[str]
 
 @pytest.mark.filterwarnings("ignore")  # the libraries warn of what has no value
 @pytest.mark.parametrize("labels", LABELS, ids=len)
-def test_figures_of_drawn_rows_are_what_the_library_says_of_those_rows(labels: list[str]) -> None:
+def test_figures_of_drawn_rows_equal_those_of_the_library_on_those_rows(labels: list[str]) -> None:
     """Also of draws in which labels are missing, or all predictions are alike."""
     rows = guessed(labels, 24)
     (counts,) = draws(len(rows), 12, seed=3)
@@ -289,7 +289,7 @@ def test_all_metrics_that_cannot_be_used_are_named_together() -> None:
     assert number.startswith("'mse' needs numbers, and the label 'no' is not one") and "Given" in own
 
 
-def test_what_is_no_number_is_told() -> None:
+def test_a_metric_that_returns_no_number_is_reported() -> None:
     (message,) = refusals([f"{__name__}:Odd"], TWO.take(np.array([2])))
     assert message.endswith("returned 'a' as str: it must be a number.")
 

@@ -80,7 +80,7 @@ BOTH = [(MANY, labelled), (NUMBERS, numbered)]
 
 
 @pytest.mark.parametrize(("names", "rows"), BOTH, ids=["labels", "numbers"])
-def test_every_metric_of_the_kind_is_what_the_library_says(
+def test_every_metric_of_the_task_type_equals_that_of_the_library(
     names: list[str], rows: Callable[[int], Predictions]
 ) -> None:
     of = rows(300)
@@ -89,7 +89,7 @@ def test_every_metric_of_the_kind_is_what_the_library_says(
 
 @pytest.mark.filterwarnings("ignore")  # the libraries warn of what has no value
 @pytest.mark.parametrize(("names", "rows"), BOTH, ids=["labels", "numbers"])
-def test_figures_of_drawn_rows_are_what_the_library_says_of_those_rows(
+def test_figures_of_drawn_rows_equal_those_of_the_library_on_those_rows(
     names: list[str], rows: Callable[[int], Predictions]
 ) -> None:
     """Also of a draw of one row alone, where correlations have no value."""

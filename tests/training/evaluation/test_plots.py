@@ -68,11 +68,11 @@ def test_where_there_are_no_rows_nothing_is_drawn(tmp_path: Path) -> None:
 
 
 def test_a_few_far_longer_texts_leave_the_others_their_bars(tmp_path: Path) -> None:
-    told = lengths(*range(100, 600), 90_000, 95_000)
-    edges, counts = told["histogram"]["edges"], told["histogram"]["counts"]
+    statistics = lengths(*range(100, 600), 90_000, 95_000)
+    edges, counts = statistics["histogram"]["edges"], statistics["histogram"]["counts"]
     assert (edges[0], edges[-2:], counts[-1], sum(counts)) == (100, [600, 95_001], 2, 502)
     assert len(counts) == 40
-    draw_rows({"characters": {"train": told}, "labels": {"train": {"a": 502}}}, tmp_path)
+    draw_rows({"characters": {"train": statistics}, "labels": {"train": {"a": 502}}}, tmp_path)
     assert drawn(tmp_path) == ["labels.png", "lengths.png"]
 
 

@@ -121,7 +121,7 @@ def test_a_model_that_the_permutation_test_rejects_takes_few_draws_at_any_confid
     assert not found.better and found.p_value > 0.01 and drawn < 15_000
 
 
-def test_a_slow_figure_takes_fewer_permutations_and_the_least_p_value_tells_how_many() -> None:
+def test_a_slow_figure_takes_fewer_permutations_and_the_least_p_value_follows_their_number() -> None:
     figure = mean(*np.random.default_rng(3).normal(0, 1, (2, ROWS)))
     least = [paired(figure, ROWS, margin=0.0, confidence=1 - 1e-9, cost=cost).least_p_value for cost in (1, 100, 10**6)]
     assert least == [1 / 1_000_001, 1 / 100_001, 1 / 20_001]

@@ -156,16 +156,16 @@ def test_the_figures_of_a_group_are_those_of_its_rows_alone() -> None:
         assert found == score.compute_scores(METRICS, part) and list(found) == [*METRICS]
 
 
-def test_groups_beyond_the_largest_are_told_of_and_progress_reaches_its_end(scored: Path) -> None:
+def test_groups_beyond_the_largest_are_reported_and_progress_reaches_its_end(scored: Path) -> None:
     assert list(groups(scored, "$k\\/")) == ["0", "1", "10", "11", "59"]
-    told, _ = read_events(scored / "events.jsonl", 0)
-    (warning,) = [event["message"] for event in told if event["kind"] == "warning" and "$k" in event["message"]]
-    assert "test has no column 'elsewhere', so no groups of it." in [event.get("message") for event in told]
+    events, _ = read_events(scored / "events.jsonl", 0)
+    (warning,) = [event["message"] for event in events if event["kind"] == "warning" and "$k" in event["message"]]
+    assert "test has no column 'elsewhere', so no groups of it." in [event.get("message") for event in events]
     assert warning == "$k\\/ has 60 groups in test: only the largest and those that floors name have figures, 5 in all."
-    assert [event["message"] for event in told if event.get("message", "").startswith("third")] == [
+    assert [event["message"] for event in events if event.get("message", "").startswith("third")] == [
         "third has 10 groups in test: only the largest and those that floors name have intervals, 4 in all."
     ]
-    done = [(event["done"], event["total"]) for event in told if event.get("phase") == "slices"]
+    done = [(event["done"], event["total"]) for event in events if event.get("phase") == "slices"]
     assert done.count((5000, 5000)) == 1 and all(some <= total for some, total in done)
 
 

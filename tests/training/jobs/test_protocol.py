@@ -81,7 +81,7 @@ def test_a_misspelt_field_of_a_job_is_refused(tmp_path: Path) -> None:
         Job.read(tmp_path)
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "outcome.json"
     write_atomically(path, b"old")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -208,7 +208,7 @@ def test_the_users_mistakes_come_back_all_together_and_without_a_traceback(tmp_p
         ("raise SystemExit(0)", "internal"),
     ],
 )
-def test_an_exception_is_told_by_kind_with_its_true_traceback(tmp_path: Path, main: str, kind: str) -> None:
+def test_an_exception_is_reported_by_kind_with_its_true_traceback(tmp_path: Path, main: str, kind: str) -> None:
     job = tmp_path / "job"
     assert run_to_end(job, main) == 1
     failed = failure(job)
@@ -216,7 +216,7 @@ def test_an_exception_is_told_by_kind_with_its_true_traceback(tmp_path: Path, ma
     assert "job.py" in failed.traceback and "in main" in failed.traceback
 
 
-def test_a_program_asked_to_stop_is_interrupted_at_once(tmp_path: Path) -> None:
+def test_a_program_that_receives_a_stop_signal_is_interrupted_at_once(tmp_path: Path) -> None:
     job = tmp_path / "job"
     program = start_program(job, "events.note('at work')\ntime.sleep(60)")
     wait_for_event(job, "note")
@@ -243,14 +243,14 @@ raise Interrupted("saved at step 5")
     assert (job / "checkpoints" / "saved").exists()
 
 
-def test_a_killed_program_tells_nothing_not_even_what_an_earlier_try_told(tmp_path: Path) -> None:
+def test_a_killed_program_has_no_outcome_not_even_that_of_an_earlier_try(tmp_path: Path) -> None:
     job = tmp_path / "job"
     assert run_to_end(job, "return {}") == 0
     assert run_to_end(job, "os.kill(os.getpid(), 9)") == -9
     assert read_outcome(job) is None
 
 
-def test_a_rank_other_than_the_first_tells_of_its_failure_but_not_of_success(tmp_path: Path) -> None:
+def test_a_rank_other_than_the_first_reports_its_failure_but_not_its_success(tmp_path: Path) -> None:
     job = tmp_path / "job"
     assert run_to_end(job, "return {}", RANK="1") == 0
     assert read_outcome(job) is None

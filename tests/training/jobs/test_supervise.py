@@ -1,4 +1,4 @@
-"""Real process trees, really killed: a supervisor, a launcher that knows nothing of signals, and ranks."""
+"""Real process trees, really killed: a supervisor, a launcher without signal handlers, and ranks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ run_program(main, stops_itself=True)
 
 
 class Tree:
-    """A started supervisor and the pids that its ranks told of."""
+    """A started supervisor and the pids that its ranks reported."""
 
     def __init__(self, job: Path, argv: list[str], *, grace_s: float = 10.0) -> None:
         self.job = job
@@ -62,11 +62,11 @@ class Tree:
         self.pids: list[int] = []
 
     def wait_for_work(self) -> None:
-        until(lambda: len(self.told("at work")) == 2)
-        for event in self.told("at work"):
+        until(lambda: len(self.events("at work")) == 2)
+        for event in self.events("at work"):
             self.pids += event["pids"]
 
-    def told(self, kind: str) -> list[dict[str, list[int]]]:
+    def events(self, kind: str) -> list[dict[str, list[int]]]:
         return [event for event in read_events(self.job / "events.jsonl", 0)[0] if event["kind"] == kind]
 
     @property
@@ -117,7 +117,7 @@ def python(code: str) -> list[str]:
 
 @pytest.mark.parametrize("victim", ["launcher", "rank"])
 def test_when_a_part_of_it_is_killed_nothing_is_left(tree: Tree, victim: str) -> None:
-    # A killed rank is the launcher's to notice; this one waits for all of them, so it is asked to stop.
+    # The launcher must notice a killed rank; this one waits for all ranks, so it receives a stop signal.
     os.kill(tree.launcher if victim == "launcher" else tree.rank, signal.SIGKILL)
     if victim == "rank":
         tree.supervisor.send_signal(signal.SIGTERM)
@@ -125,7 +125,7 @@ def test_when_a_part_of_it_is_killed_nothing_is_left(tree: Tree, victim: str) ->
     assert tree.supervisor.wait(GONE_WITHIN_S) == (128 + signal.SIGKILL if victim == "launcher" else 1)
 
 
-def test_when_its_starter_is_gone_nothing_is_left(tree: Tree) -> None:
+def test_when_its_starter_dies_no_process_is_left(tree: Tree) -> None:
     assert tree.supervisor.stdin is not None
     tree.supervisor.stdin.close()
     until(lambda: not tree.alive(), GONE_WITHIN_S)
@@ -143,7 +143,7 @@ def test_when_it_is_killed_itself_its_ranks_go_with_it_and_the_rest_before_the_n
     assert tree.alive() == []
 
 
-def test_asked_to_stop_the_ranks_may_save_although_the_launcher_does_not_listen(tree: Tree) -> None:
+def test_after_a_stop_signal_the_ranks_may_save_although_the_launcher_ignores_it(tree: Tree) -> None:
     tree.supervisor.send_signal(signal.SIGTERM)
     assert tree.supervisor.wait(10) == 1
     assert tree.alive() == []
@@ -152,7 +152,7 @@ def test_asked_to_stop_the_ranks_may_save_although_the_launcher_does_not_listen(
     assert outcome is not None and outcome.failure is not None and outcome.failure.kind == "interrupted"
 
 
-def test_asked_twice_it_kills_at_once(job: Path, tree: Tree) -> None:
+def test_a_second_stop_signal_kills_at_once(job: Path, tree: Tree) -> None:
     os.kill(tree.rank, signal.SIGSTOP)  # a rank that hangs
     tree.supervisor.send_signal(signal.SIGTERM)
     time.sleep(0.3)
@@ -169,8 +169,8 @@ def test_after_the_grace_what_hangs_is_killed(job: Path) -> None:
     assert tree.supervisor.wait(3) == 128 + signal.SIGKILL
 
 
-def test_the_next_one_starts_only_after_the_last_writer_of_a_killed_one_is_gone(job: Path) -> None:
-    # The writer is an orphan that nobody can tell for one of the job's: its environment is empty.
+def test_the_next_supervisor_starts_only_after_the_last_writer_of_a_killed_one_has_ended(job: Path) -> None:
+    # The writer is an orphan that cannot be recognized as the job's: its environment is empty.
     writer = (
         "import sys, time\n"
         "for _ in range(150): print(time.monotonic(), file=open(sys.argv[1], 'a')); time.sleep(0.01)\n"
@@ -188,14 +188,14 @@ def test_the_next_one_starts_only_after_the_last_writer_of_a_killed_one_is_gone(
     second = Tree(job, python("import time; print(time.monotonic())"))
     assert second.supervisor.wait(20) == 0
     assert float((job / "logs" / "2.log").read_text()) > float(written.read_text().split()[-1])
-    assert len(second.told("note")) == 1
+    assert len(second.events("note")) == 1
 
 
 def test_one_that_waits_for_the_lock_can_be_stopped(job: Path) -> None:
     first = Tree(job, python("import time; time.sleep(60)"))
     until((job / "logs" / "1.log").exists)
     second = Tree(job, python("print('never')"))
-    until(lambda: len(second.told("note")) == 1)
+    until(lambda: len(second.events("note")) == 1)
     second.supervisor.send_signal(signal.SIGTERM)
     assert second.supervisor.wait(5) == 128 + signal.SIGTERM
     assert not (job / "logs" / "2.log").exists()
@@ -211,7 +211,7 @@ def test_it_gives_the_exit_status_and_keeps_a_log_of_every_try(job: Path) -> Non
     assert sorted((job / "logs" / "2.log").read_text().split()) == ["0", "err", "out"]
 
 
-def test_what_an_earlier_try_told_is_gone_before_the_next_begins(job: Path) -> None:
+def test_outcomes_of_an_earlier_try_are_deleted_before_the_next_begins(job: Path) -> None:
     for name in ("outcome.json", "outcome.rank1.json"):
         write_atomically(job / name, b'{"state": "finished"}')
     assert Tree(job, python("pass")).supervisor.wait(10) == 0

@@ -48,7 +48,7 @@ HEAD = {"classifier.weight", "classifier.bias"}
 
 @pytest.fixture(scope="module")
 def trained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A job of each engine that nobody disturbs."""
+    """An undisturbed job of each engine."""
     made = {}
     for engine in ENGINES:
         made[engine] = tiny.fit_job(world, tmp_path_factory.mktemp("jobs") / engine, engine=engine, **ASKED)
@@ -157,7 +157,7 @@ def test_a_model_is_tried_on_the_device_where_it_lies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lora", "where", "says"),
+    ("lora", "where", "reason"),
     [
         (
             {"target_modules": ["c_atn"]},
@@ -170,12 +170,12 @@ def test_a_model_is_tried_on_the_device_where_it_lies() -> None:
     ],
 )
 def test_layers_that_are_not_there_or_cannot_be_merged_are_refused_by_name(
-    lora: dict[str, Any], where: str, says: str
+    lora: dict[str, Any], where: str, reason: str
 ) -> None:
     with pytest.raises(UserError) as refused:
         adapted(**lora)
     (problem,) = refused.value.problems
-    assert problem.where == f"training.lora.{where}".rstrip(".") and says in problem.message
+    assert problem.where == f"training.lora.{where}".rstrip(".") and reason in problem.message
 
 
 def test_what_adapters_cannot_go_with_is_refused_before_anything_runs() -> None:
@@ -195,7 +195,7 @@ def test_what_adapters_cannot_go_with_is_refused_before_anything_runs() -> None:
     assert "checkpoints hold only the trained weights" in messages["release.hub.checkpoints"]
 
 
-def test_a_layer_whose_name_ends_like_the_heads_stays_as_it_came_and_the_export_says_no_more_than_the_base(
+def test_a_layer_whose_name_ends_like_the_heads_is_unchanged_and_the_export_has_the_configuration_of_the_base(
     world: Path, tmp_path: Path
 ) -> None:
     """DistilBERT for another number of labels: classifier is drawn anew, pre_classifier is not."""
@@ -228,7 +228,7 @@ def test_a_layer_whose_name_ends_like_the_heads_stays_as_it_came_and_the_export_
 
 
 def put_back(job_dir: str) -> tuple[str, str] | None:
-    """What a checkpoint says of its adapters, and what the Trainer says of one that lacks a weight of theirs."""
+    """The adapters as a checkpoint describes them, and the Trainer's error for one that lacks an adapter weight."""
     from training.engine.trainer import make_trainer
 
     task = tiny.task_of(Path(job_dir))
@@ -245,7 +245,7 @@ def put_back(job_dir: str) -> tuple[str, str] | None:
     return None
 
 
-def test_a_checkpoint_says_what_its_adapters_mean_and_the_trainer_goes_on_from_none_that_lacks_a_weight(
+def test_a_checkpoint_describes_its_adapters_and_the_trainer_resumes_from_none_that_lacks_a_weight(
     world: Path, tmp_path: Path
 ) -> None:
     described, refused = call(put_back, str(tiny.fit_job(world, tmp_path / "job", **ASKED)))

@@ -1,4 +1,4 @@
-"""What a model is asked to be able to before it is trained."""
+"""Requirements of a model before it is trained."""
 
 from __future__ import annotations
 
@@ -30,21 +30,24 @@ HALVES = {
 def test_a_model_takes_as_many_tokens_as_it_has_places_for_and_no_more(model_type: str, config: dict[str, int]) -> None:
     model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(model_type, **config)).eval()
 
-    def asked(tokens: int) -> None:
+    def predict(tokens: int) -> None:
         ids = torch.full((1, tokens), 7)
         decoded = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
         model(input_ids=ids, attention_mask=torch.ones_like(ids), **decoded)
 
     require_positions(model, max_length=16)
-    asked(16)
+    predict(16)
     with pytest.raises((IndexError, RuntimeError)):
-        asked(17)
+        predict(17)
     with pytest.raises(UserError) as refused:
         require_positions(model, max_length=17, max_new_tokens=16, max_target_length=20)
-    said = f"is out of range: {type(model).__name__} has positions for 16 tokens."
-    assert str(refused.value).splitlines() == [f"tokens.max_length: 17 {said}", f"options.max_target_length: 20 {said}"]
+    reason = f"is out of range: {type(model).__name__} has positions for 16 tokens."
+    assert str(refused.value).splitlines() == [
+        f"tokens.max_length: 17 {reason}",
+        f"options.max_target_length: 20 {reason}",
+    ]
 
 
-def test_a_model_that_tells_places_apart_by_rotation_takes_any_number_of_tokens() -> None:
+def test_a_model_with_rotary_positions_takes_any_number_of_tokens() -> None:
     config = transformers.AutoConfig.for_model("llama", **SMALL, max_position_embeddings=16)
     require_positions(transformers.AutoModel.from_config(config), max_length=17)

@@ -1,4 +1,4 @@
-"""A model beside the champion, on the same rows."""
+"""Comparison of a model with the champion on the same rows."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ TOKENS = np.full(ROWS, 4, dtype=np.int32)
 
 def logits_of(wrong: list[int], sure: float = 2.0) -> npt.NDArray[np.float32]:
     """Of a model that is right but on these rows, and surest on the last ones."""
-    said = np.where(np.isin(np.arange(ROWS), wrong), 1 - TRUE, TRUE)
+    predicted = np.where(np.isin(np.arange(ROWS), wrong), 1 - TRUE, TRUE)
     logits = np.zeros((ROWS, 2), dtype=np.float32)
-    logits[np.arange(ROWS), said] = sure * (1 + np.arange(ROWS) / ROWS)
+    logits[np.arange(ROWS), predicted] = sure * (1 + np.arange(ROWS) / ROWS)
     return logits
 
 
@@ -90,19 +90,19 @@ def test_other_metrics_and_margins_are_compared_by_permutation_and_a_margin_belo
 def test_rows_that_decide_alone_are_warned_of(tmp_path: Path) -> None:
     new, old = logits_of([], sure=3.0), logits_of([], sure=2.5)
     new[7] = [20, -20]  # the true label is 1
-    asked = {"metrics": ["log_loss"], "figure": "log_loss"}
-    found, _ = run(tmp_path / "one", new, old, **asked)
+    settings = {"metrics": ["log_loss"], "figure": "log_loss"}
+    found, _ = run(tmp_path / "one", new, old, **settings)
     (warning,) = found.warnings
     assert warning.startswith("1 of 40 rows make up 97% of the variance of the difference in log_loss (row 7)")
     assert not found.better
-    found, _ = run(tmp_path / "none", logits_of([], sure=3.0), logits_of([], sure=0.5), **asked)
+    found, _ = run(tmp_path / "none", logits_of([], sure=3.0), logits_of([], sure=0.5), **settings)
     assert found.warnings == []
 
 
 def test_of_log_loss_less_is_better(tmp_path: Path) -> None:
     sure, unsure = logits_of([1], sure=1.0), logits_of([1], sure=0.1)
-    asked = {"metrics": ["log_loss"], "figure": "log_loss"}
-    found, rows = run(tmp_path, sure, unsure, **asked)
+    settings = {"metrics": ["log_loss"], "figure": "log_loss"}
+    found, rows = run(tmp_path, sure, unsure, **settings)
     assert found.value < found.champion_value and found.gain == pytest.approx(found.champion_value - found.value)
     assert found.better and rows == []
 

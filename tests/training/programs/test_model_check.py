@@ -53,7 +53,7 @@ def test_a_type_that_cannot_do_the_task_is_refused_with_some_that_can() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "where", "says"),
+    ("changed", "where", "start"),
     [
         ({"hidden_size": 33}, "", "no bert can be made of it: The hidden size (33) is not a multiple of the number of"),
         (
@@ -65,10 +65,10 @@ def test_a_type_that_cannot_do_the_task_is_refused_with_some_that_can() -> None:
     ],
 )
 def test_values_that_do_not_fit_each_other_are_refused_in_one_line(
-    changed: dict[str, Any], where: str, says: str
+    changed: dict[str, Any], where: str, start: str
 ) -> None:
     ((field, message),) = problems(BERT | changed).items()
-    assert field == f"model.config{where}" and message.startswith(says) and "\n" not in message
+    assert field == f"model.config{where}" and message.startswith(start) and "\n" not in message
     with pytest.raises(UserError) as refused:  # and where the model is made, too
         create_model.make_config(BERT | changed, "model.config")
         create_model.create(BERT | changed, create_model.train_wordpiece(lambda: iter(["a b"]), 30), 0)
@@ -79,13 +79,13 @@ def test_settings_of_a_published_model_that_transformers_passes_over_are_no_mist
     assert problems(BERT | {"hiden_size": 32, "gradient_checkpoint": False}, field="model.path") == {}
 
 
-def test_more_tokens_than_positions_are_refused_by_each_field_that_asks_for_them() -> None:
+def test_more_tokens_than_positions_are_refused_for_each_field_that_sets_them() -> None:
     found = problems(MARIAN, "seq2seq", labels=[], max_length=65, options={"max_target_length": 90})
     assert found.keys() == {"tokens.max_length", "options.max_target_length", "options.max_new_tokens"}
     assert found["tokens.max_length"] == "65 is out of range: MarianMTModel has positions for 64 tokens."
 
 
-def test_all_layers_that_the_model_lacks_are_told_by_name() -> None:
+def test_all_layers_that_the_model_lacks_are_reported_by_name() -> None:
     lora = {"target_modules": ["qery", "value", "kay"], "modules_to_save": ["hed"]}
     with pytest.raises(UserError) as refused:
         check(
@@ -98,8 +98,8 @@ def test_all_layers_that_the_model_lacks_are_told_by_name() -> None:
                 field="model.config",
             )
         )
-    told = [(problem.where, problem.message[:6]) for problem in refused.value.problems]
-    assert told == [
+    problems = [(problem.where, problem.message[:6]) for problem in refused.value.problems]
+    assert problems == [
         ("tokens.max_length", "999 is"),
         ("training.lora.modules_to_save", "'hed' "),
         ("training.lora.target_modules", "'qery'"),

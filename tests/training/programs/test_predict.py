@@ -86,7 +86,7 @@ def test_two_runs_write_the_same_bytes(world: Path, trained: Path, tmp_path: Pat
         assert (first / f"{split}.parquet").read_bytes() == (second / f"{split}.parquet").read_bytes()
 
 
-def test_export_beside_another_models_tokenizer_keeps_its_own_weights(world: Path, tmp_path: Path) -> None:
+def test_export_with_another_models_tokenizer_keeps_its_own_weights(world: Path, tmp_path: Path) -> None:
     both = tmp_path / "both"
     for folder in ("model", "tokenizer"):
         shutil.copytree(world / "base" / folder, both, dirs_exist_ok=True)

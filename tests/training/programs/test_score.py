@@ -77,11 +77,11 @@ def test_each_metric_has_an_interval_and_what_has_no_value_is_null_and_warned_of
     assert written["blind"] == dict.fromkeys(("value", "low", "high", "baseline"))
     assert (written["recall"]["baseline"], written["roc_auc"]["baseline"]) == (1.0, 0.5)
     assert figures["validation.accuracy"] == 0.5 and figures["validation.blind"] is None
-    told, _ = read_events(output.parent / "events.jsonl", 0)
-    assert [event["message"].split(":")[0] for event in told if event["kind"] == "warning"] == [
+    events, _ = read_events(output.parent / "events.jsonl", 0)
+    assert [event["message"].split(":")[0] for event in events if event["kind"] == "warning"] == [
         "blind has no value on validation"
     ]
-    assert any(event.get("done") == event.get("total") == 1000 for event in told)
+    assert any(event.get("done") == event.get("total") == 1000 for event in events)
 
 
 def test_intervals_hold_the_true_value_as_often_as_they_say_and_are_the_same_every_time() -> None:

@@ -12,8 +12,8 @@ from training.recipe import parse
 TASK_TYPES = "tests.training.data.task_types:"
 
 
-def told(task: str, data: dict[str, Any], **more: Any) -> dict[str, str]:
-    """What is wrong, by field."""
+def problems_of(task: str, data: dict[str, Any], **more: Any) -> dict[str, str]:
+    """The message of each mistake by its field."""
     data = {"source": "json", "path": "rows", **data}
     recipe = {"name": "own", "task": task, "data": data, "model": {"source": "folder", "path": "base"}, **more}
     try:
@@ -38,7 +38,7 @@ def told(task: str, data: dict[str, Any], **more: Any) -> dict[str, str]:
     ],
 )
 def test_a_recipe_names_what_its_kind_wants_and_no_more_than_it_must(task: str, data: dict[str, Any]) -> None:
-    assert told(task, data) == {}
+    assert problems_of(task, data) == {}
 
 
 @pytest.mark.parametrize(
@@ -75,16 +75,16 @@ def test_a_recipe_names_what_its_kind_wants_and_no_more_than_it_must(task: str, 
          f"'{TASK_TYPES}Tags' is the class Tags: it must be a subclass of training.task_types.task_type.TaskType."),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_the_kind_is_told_once_with_what_it_wants(
+def test_a_field_that_does_not_fit_the_task_type_is_reported_once_with_what_is_expected(
     task: str, data: dict[str, Any], where: str, message: str
 ) -> None:
-    assert {name: text.partition(" Did you")[0] for name, text in told(task, data).items()} == {where: message}
+    assert {name: text.partition(" Did you")[0] for name, text in problems_of(task, data).items()} == {where: message}
 
 
 def test_a_column_of_the_kind_is_no_slice() -> None:
     evaluation = {"metrics": ["accuracy"], "slices": ["ner"]}
     message = "'ner' is a column that the task type uses as tags: choose another, or length_bucket for groups by their"
     message += " length."
-    assert told(f"{TASK_TYPES}Tagging", {"columns": {"tags": "ner"}}, evaluation=evaluation) == {
+    assert problems_of(f"{TASK_TYPES}Tagging", {"columns": {"tags": "ner"}}, evaluation=evaluation) == {
         "evaluation.slices[0]": message
     }

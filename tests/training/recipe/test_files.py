@@ -129,7 +129,7 @@ def fields(compute: dict[str, Any], **training: Any) -> Recipe:
     return parse({**PLAIN, "compute": compute, "training": training})
 
 
-def test_accelerates_file_is_the_recipe_that_says_the_same() -> None:
+def test_an_accelerate_file_is_equivalent_to_the_recipe_with_the_same_settings() -> None:
     shared = {"num_machines": 1, "num_processes": 2, "mixed_precision": "bf16"}
     wrapped = {"fsdp_reshard_after_forward": False, "fsdp_wrap": ["BertLayer", "BertPooler"]}
     assert recipe(accelerate=write("a.yaml", FSDP)) == fields(
@@ -165,7 +165,7 @@ def test_a_recipe_that_has_been_read_needs_its_files_no_more() -> None:
     assert parse(read.model_dump()) == parse(json.loads(read.model_dump_json())) == read
 
 
-def test_what_is_written_twice_must_be_the_same_and_is_told_with_both_places_and_values() -> None:
+def test_a_setting_written_twice_must_agree_and_is_reported_with_both_places_and_values() -> None:
     file = write("a.yaml", FSDP)
     assert recipe(accelerate=file, strategy="fsdp", num_processes=2).compute.strategy == "fsdp"
     assert find_messages({"compute.num_processes": 4}, accelerate=file, strategy="ddp") == {
@@ -212,7 +212,7 @@ def test_what_is_written_twice_must_be_the_same_and_is_told_with_both_places_and
          "'a:None' is not a name for it: use host:port of machine 0"),
     ],
 )  # fmt: skip
-def test_what_accelerates_file_asks_for_and_is_not_here_is_refused_by_name(
+def test_an_unsupported_setting_of_an_accelerate_file_is_refused_by_name(
     changed: dict[str, Any], field: str, message: str
 ) -> None:
     found = find_messages(accelerate=write("a.yaml", FSDP | changed))
@@ -228,7 +228,7 @@ def test_what_accelerates_file_asks_for_and_is_not_here_is_refused_by_name(
         ({"deepspeed_multinode_launcher": "pdsh"}, "deepspeed_multinode_launcher"),
     ],
 )
-def test_what_its_part_for_deepspeed_asks_for_and_is_not_here_is_refused(changed: dict[str, Any], field: str) -> None:
+def test_an_unsupported_setting_of_its_deepspeed_part_is_refused(changed: dict[str, Any], field: str) -> None:
     file = write("a.yaml", ZERO | {"deepspeed_config": ZERO["deepspeed_config"] | changed})
     assert find_messages(accelerate=file).keys() == {f"a.yaml: deepspeed_config.{field}"}
 
@@ -236,10 +236,10 @@ def test_what_its_part_for_deepspeed_asks_for_and_is_not_here_is_refused(changed
 def test_a_file_for_cpus_is_refused_where_training_would_take_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.recipe.accelerate_file._sees_gpus", lambda: True)
     found = translate({"distributed_type": "MULTI_CPU", "use_cpu": True})
-    assert [said.field for said in found if isinstance(said, Refusal)] == ["use_cpu"]
+    assert [one.field for one in found if isinstance(one, Refusal)] == ["use_cpu"]
 
 
-def test_all_problems_of_both_files_are_told_at_once_and_rules_name_the_file() -> None:
+def test_all_problems_of_both_files_are_reported_at_once_and_rules_name_the_file() -> None:
     ds = write("ds.json", {"zero_optimization": {"stage": 3}, "optimizer": {"type": "Lamb"}, "gradient_clipping": 5.0})
     assert find_messages(strategy="deepspeed-zero2", deepspeed=ds) == {
         "ds.json: zero_optimization.stage": "3 contradicts compute.strategy, which is 'deepspeed-zero2': set that, and "
@@ -259,7 +259,7 @@ def test_all_problems_of_both_files_are_told_at_once_and_rules_name_the_file() -
     assert find_messages(accelerate=file).keys() == {"a.yaml: distributed_type (compute.strategy)"}
 
 
-def test_a_file_that_cannot_be_read_is_told_with_the_field_that_names_it() -> None:
+def test_a_file_that_cannot_be_read_is_reported_with_the_field_that_names_it() -> None:
     Path("a.yaml").write_text("a: [")
     Path("ds.json").write_text('{"a":\n1,}')
     assert find_messages(accelerate="a.yaml") == {
@@ -273,7 +273,7 @@ def test_a_file_that_cannot_be_read_is_told_with_the_field_that_names_it() -> No
     assert message == "'ds.json' is not UTF-8 text: save it as UTF-8."
 
 
-def test_sections_that_are_no_mappings_are_told() -> None:
+def test_sections_that_are_no_mappings_are_reported() -> None:
     file = write("a.yaml", FSDP | {"fsdp_config": "yes"})
     assert find_messages(accelerate=file)["a.yaml: fsdp_config"] == "'yes' is of the wrong type: it takes a mapping."
     file = write("a.yaml", ZERO | {"deepspeed_config": {"zero_stage": 2, "offload_optimizer_device": ["cpu"]}})
@@ -294,7 +294,7 @@ def test_sections_that_are_no_mappings_are_told() -> None:
 
 
 @NEEDS_DEEPSPEED
-def test_a_name_that_deepspeed_does_not_know_is_told_with_the_nearest() -> None:
+def test_a_name_that_is_unknown_to_deepspeed_is_reported_with_the_nearest() -> None:
     config = {
         "zero_optimization": {"stage": 2, "overlap_com": False, "offload_optimizer": {"pin_memry": True}},
         "wall_clok_breakdown": True,

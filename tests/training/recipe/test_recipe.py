@@ -33,13 +33,13 @@ def changed(**overrides: Any) -> Recipe:
 
 
 def problems(values: Any = PLAIN, overrides: dict[str, Any] | None = None) -> dict[str, str]:
-    """Where and message of everything that is wrong; every mistake is told once."""
+    """The message of each mistake by its field; every mistake is reported once."""
     with pytest.raises(UserError) as raised:
         parse(values, overrides or {})
-    told = {problem.where: problem.message for problem in raised.value.problems}
-    assert len(told) == len(raised.value.problems)
+    found = {problem.where: problem.message for problem in raised.value.problems}
+    assert len(found) == len(raised.value.problems)
     assert {problem.kind for problem in raised.value.problems} == {"recipe"}
-    return told
+    return found
 
 
 def deployment(tmp_path: Path, text: str) -> Path:
@@ -90,7 +90,7 @@ def test_a_recipe_survives_being_written_and_read() -> None:
     assert parse(recipe.model_dump(mode="json")) == recipe
 
 
-def test_every_field_says_what_it_does() -> None:
+def test_every_field_has_a_description() -> None:
     def undescribed(model: type[BaseModel]) -> list[str]:
         inner = [field.annotation for field in model.model_fields.values()]
         below = [task for task in inner if isinstance(task, type) and issubclass(task, BaseModel)]
@@ -206,7 +206,7 @@ def test_six_different_mistakes_give_six_messages() -> None:
          "'latest' is reserved by MLflow for versions: choose another, such as champion."),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_with_its_value_and_what_is_allowed(where: str, value: Any, message: str) -> None:
+def test_a_mistake_is_reported_with_its_value_and_what_is_allowed(where: str, value: Any, message: str) -> None:
     assert problems(overrides={where: value}) == {where: message}
 
 
@@ -219,18 +219,18 @@ def test_a_metric_that_is_not_computed_while_training_cannot_choose_the_best_mod
         "training": {"metric_for_best_model": "rougeL"},
     }
     parse(seq2seq)
-    (told,) = problems({**seq2seq, "options": {"generate_while_training": False}}).items()
-    assert told == (
+    (unavailable,) = problems({**seq2seq, "options": {"generate_while_training": False}}).items()
+    assert unavailable == (
         "training.metric_for_best_model",
         "'rougeL' is not computed while training (options.generate_while_training is false): set that to true, or set "
         "this to null, for the loss.",
     )
     (shared,) = problems({**seq2seq, "compute": {"strategy": "fsdp"}}).items()
-    assert shared[0] == told[0] and "(with fsdp, nothing is generated while training" in shared[1]
+    assert shared[0] == unavailable[0] and "(with fsdp, nothing is generated while training" in shared[1]
     parse({**seq2seq, "options": {"generate_while_training": False}, "training": {}})
 
 
-def test_metrics_of_numbers_are_told_of_labels_that_the_recipe_names_and_that_are_none() -> None:
+def test_metrics_of_numbers_are_refused_where_the_named_labels_are_no_numbers() -> None:
     metrics = {"evaluation.metrics": ["accuracy", "mse", "spearman"]}
     assert problems(overrides={**metrics, "data.label_names": ["1", "good"]}) == {
         f"evaluation.metrics[{index}]": (
@@ -244,7 +244,7 @@ def test_metrics_of_numbers_are_told_of_labels_that_the_recipe_names_and_that_ar
 
 
 @pytest.mark.parametrize(
-    ("slices", "told"),
+    ("slices", "expected"),
     [
         (["genre", "label", "genre"], {"evaluation.slices[2]": "'genre' is listed twice."}),
         ([""], {"evaluation.slices[0]": "is empty: it takes text."}),
@@ -253,13 +253,13 @@ def test_metrics_of_numbers_are_told_of_labels_that_the_recipe_names_and_that_ar
                                             "by their length."}),
     ],
 )  # fmt: skip
-def test_slices_that_no_rows_could_have_are_told(slices: list[str], told: dict[str, str]) -> None:
-    assert problems(overrides={"data.label": "stars", "evaluation.slices": slices}) == told
+def test_slices_that_no_rows_could_have_are_reported(slices: list[str], expected: dict[str, str]) -> None:
+    assert problems(overrides={"data.label": "stars", "evaluation.slices": slices}) == expected
 
 
 def test_columns_are_slices_of_the_splits_that_keep_them() -> None:
-    asked = {"evaluation.splits": ["train", "validation"], "evaluation.slices": ["length_bucket", "genre"]}
-    assert problems(overrides=asked) == {
+    chosen = {"evaluation.splits": ["train", "validation"], "evaluation.slices": ["length_bucket", "genre"]}
+    assert problems(overrides=chosen) == {
         "evaluation.slices[1]": (
             "'genre' is not stored for train: leave train out of evaluation.splits, or slice by label."
         )
@@ -279,7 +279,7 @@ def test_rows_that_are_packed_are_not_predicted() -> None:
 
 
 def test_a_floor_is_of_a_slice_that_is_evaluated_and_of_a_metric_of_which_more_is_better() -> None:
-    asked = {"evaluation.slices": ["genre", "a=b"], "evaluation.metrics": ["accuracy", "log_loss"]}
+    chosen = {"evaluation.slices": ["genre", "a=b"], "evaluation.metrics": ["accuracy", "log_loss"]}
     floors = {
         "gnre": {"accuracy": 0.5},
         "label=pos": {"accuracy": 0.5},
@@ -287,7 +287,7 @@ def test_a_floor_is_of_a_slice_that_is_evaluated_and_of_a_metric_of_which_more_i
         "genre=war": {},
     }
     choices = "names no slice: choose from genre, a=b (or genre=GROUP), or add it to evaluation.slices."
-    assert problems(overrides={**asked, "release.gate.floors": floors}) == {
+    assert problems(overrides={**chosen, "release.gate.floors": floors}) == {
         "release.gate.floors.gnre": f"{choices} Did you mean 'genre'?",
         "release.gate.floors.label=pos": choices,
         "release.gate.floors.genre.f1": (
@@ -313,14 +313,14 @@ def test_a_floor_is_of_a_slice_that_is_evaluated_and_of_a_metric_of_which_more_i
         "release.gate.floors.label.roc_auc": f"roc_auc {nothing}",
         "release.gate.floors.label=pos.f1": f"f1 {nothing}",
     }
-    recipe = parse(PLAIN, {**asked, "release.gate.floors": named})
+    recipe = parse(PLAIN, {**chosen, "release.gate.floors": named})
     assert named_groups(recipe.release.gate.floors, recipe.evaluation.slices) == {"genre": ["war"], "a=b": ["c"]}
     assert problems(overrides={"release.gate.floors": {"genre": {"accuracy": 0.5}}}) == {
         "release.gate.floors.genre": "names no slice: add it to evaluation.slices."
     }
 
 
-def test_an_unknown_metric_is_told_with_its_place_and_the_nearest() -> None:
+def test_an_unknown_metric_is_reported_with_its_place_and_the_nearest() -> None:
     assert problems(overrides={"evaluation.metrics": ["f1", "acuracy"]}) == {
         "evaluation.metrics[1]": (
             f"'acuracy' is unknown: choose from {', '.join(load_task('sequence-classification').metrics)}, "
@@ -332,7 +332,7 @@ def test_an_unknown_metric_is_told_with_its_place_and_the_nearest() -> None:
 def test_metrics_losses_and_slices_are_those_that_fit_the_kind() -> None:
     assert changed(task="regression").evaluation.metrics == ["mse"]
     assert changed(task="multi-label-classification").evaluation.metrics == ["accuracy"]
-    told = problems(
+    found = problems(
         overrides={
             "task": "regression",
             "evaluation.metrics": ["r2", "hamming_loss"],
@@ -344,7 +344,7 @@ def test_metrics_losses_and_slices_are_those_that_fit_the_kind() -> None:
     )
     idle = "does nothing with task regression: leave it out, or set it to {}."
     choices = f"{', '.join(load_task('regression').metrics)}, or name your class as module:Class."
-    assert told == {
+    assert found == {
         "training.loss": idle.format("cross_entropy"),
         "training.label_smoothing_factor": idle.format("0.0"),
         "training.class_weights": idle.format("null"),
@@ -416,7 +416,9 @@ def test_what_is_out_of_scope_is_refused_by_name_with_todays_equivalent(where: s
          "set compute.strategy to ddp or fsdp."),
     ],
 )  # fmt: skip
-def test_what_a_strategy_cannot_do_is_told(where: str, strategy: str, values: dict[str, Any], message: str) -> None:
+def test_settings_that_a_strategy_cannot_take_are_reported(
+    where: str, strategy: str, values: dict[str, Any], message: str
+) -> None:
     overrides = {"compute.strategy": strategy, "compute.num_processes": 2, **values}
     assert problems(overrides=overrides) == {where: message}
 
@@ -453,12 +455,12 @@ def test_a_strategy_with_all_its_options_is_a_recipe() -> None:
          "digits, '.', '_' and '-'."),
     ],
 )  # fmt: skip
-def test_what_a_repository_cannot_take_is_told(values: dict[str, Any], where: str, message: str) -> None:
+def test_settings_that_a_repository_cannot_take_are_reported(values: dict[str, Any], where: str, message: str) -> None:
     assert problems(overrides={"release.hub": {"repo": "me/thing", "license": "mit"}, **values}) == {where: message}
     parse(PLAIN, {"release.hub": {"repo": "me/thing", "license": "mit", "checkpoints": False}})
 
 
-def test_missing_fields_are_told_with_what_they_are_for() -> None:
+def test_missing_fields_are_reported_with_their_purpose() -> None:
     values = {**PLAIN, "data": {"source": "csv", "path": "reviews", "text": ["text"]}}
     assert problems(values) == {
         "data.label": "is missing: The column of labels: names or whole numbers; lists of them or any numbers for some "
@@ -478,13 +480,13 @@ def test_evaluating_a_split_that_the_data_lacks_is_refused() -> None:
     }
 
 
-def test_a_misspelt_split_is_told_with_the_nearest() -> None:
+def test_a_misspelt_split_is_reported_with_the_nearest() -> None:
     assert problems(overrides={"data.splits": {"train": "a", "validaton": "b"}}) == {
         "data.splits.validaton": ("no such split: choose from train, validation, test. Did you mean 'validation'?"),
     }
 
 
-def test_a_missing_train_split_is_told() -> None:
+def test_a_missing_train_split_is_reported() -> None:
     assert problems(overrides={"data.splits": {"validation": "a"}}) == {
         "data.splits.train": "is missing: training needs a train split.",
     }
@@ -535,7 +537,7 @@ def test_rows_are_held_out_where_there_is_no_split_for_them() -> None:
          "'int' is unknown: choose from string, int64, float64, bool. Did you mean 'int64'?"),
     ],
 )  # fmt: skip
-def test_a_mistake_about_the_rows_is_told(data: dict[str, Any], where: str, message: str) -> None:
+def test_a_mistake_about_the_rows_is_reported(data: dict[str, Any], where: str, message: str) -> None:
     assert problems({**PLAIN, "data": {**PLAIN["data"], **data}}) == {where: message}
 
 
@@ -569,9 +571,9 @@ def test_two_columns_may_change_their_names_for_each_other() -> None:
 @pytest.mark.parametrize("where", ["data.path", "data.splits.train"])
 def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str, what: str, where: str) -> None:
     given = {where: url} if where == "data.path" else {"data.splits": {"train": ["a.csv", url]}}
-    ((told, message),) = problems(overrides=given).items()
-    said = f"holds {what}, and recipes are stored and shown: set credentials in the environment instead: "
-    assert told == where and message.startswith(said) and "hush" not in message
+    ((field, message),) = problems(overrides=given).items()
+    start = f"holds {what}, and recipes are stored and shown: set credentials in the environment instead: "
+    assert field == where and message.startswith(start) and "hush" not in message
     assert ("AWS_ACCESS_KEY_ID" if url.startswith("s3") else "FSSPEC_HTTPS=") in message
     assert "hush" not in display_name(url)
 
@@ -662,8 +664,8 @@ def test_set_reads_values_as_yaml_and_short_floats_as_numbers() -> None:
 def test_set_names_every_argument_that_cannot_be_read() -> None:
     with pytest.raises(UserError) as raised:
         parse_set(["training.seed", "=1", "data.text=[a", "tokens.max_length=64"])
-    told = [problem.message for problem in raised.value.problems]
-    assert [message.partition(":")[0] for message in told] == ["'training.seed'", "'=1'", "'data.text=[a'"]
+    messages = [problem.message for problem in raised.value.problems]
+    assert [message.partition(":")[0] for message in messages] == ["'training.seed'", "'=1'", "'data.text=[a'"]
 
 
 def test_an_override_changes_one_field_and_leaves_the_mapping_alone() -> None:
@@ -687,7 +689,7 @@ def test_an_override_reaches_into_mappings_whatever_dots_their_keys_have() -> No
     assert recipe.data.splits == {"train": "a", "validation": "b"}
 
 
-def test_an_override_of_an_unknown_field_is_told_with_the_nearest() -> None:
+def test_an_override_of_an_unknown_field_is_reported_with_the_nearest() -> None:
     assert problems(overrides={"training.learning_rat": 1, "learning_rate": 1, "name.x": 1}) == {
         "training.learning_rat": "no such field. Did you mean 'learning_rate'?",
         "learning_rate": "no such field. Did you mean 'training.learning_rate'?",
@@ -744,7 +746,7 @@ def test_a_file_without_a_finetune_entry_lists_what_it_has(tmp_path: Path) -> No
          ("FILE", "entry 'a' has no `parameters.recipe` with the fields of a recipe.")),
     ],
 )  # fmt: skip
-def test_a_file_that_is_no_deployment_file_is_told_with_its_line(
+def test_a_file_that_is_no_deployment_file_is_reported_with_its_line(
     tmp_path: Path, text: str, problem: tuple[str, str]
 ) -> None:
     where, message = file_problem(deployment(tmp_path, text))
@@ -752,19 +754,19 @@ def test_a_file_that_is_no_deployment_file_is_told_with_its_line(
     assert message.startswith(problem[1])
 
 
-def test_a_missing_file_is_told_with_its_neighbour(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_the_nearest_name(tmp_path: Path) -> None:
     neighbour = deployment(tmp_path, "{}")
     missing = tmp_path / "deploymnt.yaml"
     assert file_problem(missing) == ("FILE", f"no such file. Did you mean {str(neighbour)!r}?")
 
 
-def test_a_file_that_is_not_text_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "deployment.yaml"
     file.write_bytes(b"name: caf\xe9")
     assert file_problem(file) == ("FILE", "is not UTF-8 text (byte 9).")
 
 
-def test_limits_of_answers_that_contradict_one_another_are_told_by_their_fields() -> None:
+def test_contradicting_limits_of_answers_are_reported_by_their_fields() -> None:
     pairs = {"task": "seq2seq", "data.text": None, "data.label": None, "evaluation.metrics": ["bleu"]}
     limits = {"options": {"max_new_tokens": 8, "min_new_tokens": 9, "length_penalty": 0.5}}
     assert problems(overrides=pairs | limits) == {

@@ -89,7 +89,7 @@ def test_what_would_have_no_effect_is_refused(training: dict[str, Any], where: s
     assert problems(**training) == {where: message}
 
 
-def test_weights_for_labels_that_the_recipe_does_not_name_are_told() -> None:
+def test_weights_for_labels_that_the_recipe_does_not_name_are_reported() -> None:
     values = {**PLAIN, "data": {**PLAIN["data"], "label_names": ["bad", "good"]}}
     with pytest.raises(UserError, match=r"is no label: data.label_names has bad, good. Did you mean 'good'\?"):
         parse({**values, "training": {"class_weights": {"goo": 2.0}}})
@@ -131,7 +131,7 @@ NUMBERS: dict[str, Any] = {
     "use_cache": True,
     "tf32": False,
 }
-"""All that can be asked for together, on a CPU and with one process."""
+"""All settings that can be combined on a CPU with one process."""
 TOGETHER: dict[str, Any] = {"lr_scheduler_type": "cosine_with_restarts", "extra": NUMBERS}
 
 
@@ -143,7 +143,7 @@ def together(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return job_dir
 
 
-def test_all_that_are_asked_for_together_are_seen_in_what_the_run_tells(together: Path) -> None:
+def test_all_settings_combined_show_in_the_curve_and_the_model_of_the_run(together: Path) -> None:
     points = curve(together)
     assert list(points) == [0, 1, 19, 38, 57]  # eval_on_start, logging_first_step, logging_strategy
     assert "eval_loss" in points[0] and "eval_loss" not in points[19] and "eval_loss" in points[38]  # eval_delay
@@ -151,9 +151,7 @@ def test_all_that_are_asked_for_together_are_seen_in_what_the_run_tells(together
     assert '"use_cache": true' in (together / "output/model/config.json").read_text()
 
 
-def test_all_that_are_asked_for_together_end_with_the_same_bytes_after_kills(
-    world: Path, together: Path, tmp_path: Path
-) -> None:
+def test_all_settings_combined_end_with_the_same_bytes_after_kills(world: Path, together: Path, tmp_path: Path) -> None:
     job_dir = tiny.fit_job(world, tmp_path / "killed", **TOGETHER, checkpoint_interval_s=0.02)
     kills = sum(kill_when(job_dir, lambda count=count: checkpoints_written(job_dir) >= count) for count in (1, 8))
     assert finish(job_dir).state == "finished"
@@ -173,8 +171,8 @@ def test_those_that_are_about_the_weights_change_them_and_those_about_memory_or_
 ) -> None:
     def after_five_steps(name: str, without: set[str]) -> str:
         extra = {field: value for field, value in NUMBERS.items() if field not in without}
-        asked = {"max_steps": 5, "load_best_model_at_end": False, "eval_strategy": "no"}
-        job_dir = tiny.fit_job(world, tmp_path / name, **TOGETHER | asked | {"extra": extra})
+        settings = {"max_steps": 5, "load_best_model_at_end": False, "eval_strategy": "no"}
+        job_dir = tiny.fit_job(world, tmp_path / name, **TOGETHER | settings | {"extra": extra})
         assert finish(job_dir).state == "finished"
         return weights(job_dir)
 
@@ -233,7 +231,7 @@ def test_what_acts_elsewhere_than_here_arrives(world: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.drill
-def test_a_compiled_model_trains_and_says_what_is_not_exact(world: Path, tmp_path: Path) -> None:
+def test_a_compiled_model_trains_and_warns_of_what_is_not_exact(world: Path, tmp_path: Path) -> None:
     extra = {"torch_compile": True, "torch_compile_backend": "eager"}
     job_dir = tiny.fit_job(world, tmp_path / "compiled", max_steps=2, extra=extra)
     outcome = finish(job_dir)

@@ -1,4 +1,4 @@
-"""Language models: documents that are kept apart, masks that are the same whoever makes them, and sums by row."""
+"""Language models: separation of documents, masks independent of the process, and sums by row."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def network(model_type: str, **config: Any) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(made, **config).eval()
 
 
-def test_documents_are_packed_without_a_gap_and_nobody_is_asked_for_the_first_token_of_one() -> None:
+def test_documents_are_packed_without_a_gap_and_the_first_token_of_each_is_no_target() -> None:
     task = task_types.load("causal-lm")
     rows = rows_of(task, "train", 5, documents(*DOCUMENTS[:2]), documents(*DOCUMENTS[2:]))
     assert [rows[row]["input_ids"].tolist() for row in range(3)] == [[1, 2, 3, 4, 5], [6, 9, 7, 9, 8], [8, 8, 9, 9]]
@@ -141,7 +141,7 @@ def test_a_model_that_cannot_keep_documents_apart_or_sees_what_it_shall_tell_is_
 
 @pytest.fixture(scope="module")
 def speakers(world: Path) -> Path:
-    """A world with a causal model beside the other one, and the tokens of both kinds."""
+    """A world with a causal model and a masked one, and the tokens of both task types."""
     made = tokenizer_of(world)
     config = tiny.CONFIG | {"model_type": "gpt2", "vocab_size": made.get_vocab_size()}
     create_model.create(config, made, seed=1).save_pretrained(world / "causal-lm/model")
@@ -172,8 +172,13 @@ def fit_job(world: Path, job_dir: Path, task: str, **training: Any) -> Path:
 def test_killed_within_an_epoch_it_ends_with_the_same_bytes(
     speakers: Path, tmp_path: Path, task: str, engine: str
 ) -> None:
-    asked = {"engine": engine, "checkpoint_interval_s": 0.02, "num_train_epochs": 2, "gradient_accumulation_steps": 2}
-    whole, killed = (fit_job(speakers, tmp_path / name, task, **asked) for name in ("whole", "killed"))
+    settings = {
+        "engine": engine,
+        "checkpoint_interval_s": 0.02,
+        "num_train_epochs": 2,
+        "gradient_accumulation_steps": 2,
+    }
+    whole, killed = (fit_job(speakers, tmp_path / name, task, **settings) for name in ("whole", "killed"))
     assert finish(whole).state == "finished"
     assert kill_when(killed, lambda: checkpoints_written(killed) >= 3)
     assert finish(killed).state == "finished"
@@ -197,9 +202,9 @@ def test_a_split_is_predicted_row_by_row_and_its_perplexity_is_that_of_the_model
         losses, hits = [], 0
         for window in (torch.tensor(ids[start : start + 12]) for start in range(0, len(ids), 12)):
             with torch.no_grad():
-                told = model(window[None]).logits[0, :-1].double().log_softmax(-1)
-            losses += (-told[torch.arange(len(told)), window[1:]]).tolist()
-            hits += int((told.argmax(-1) == window[1:]).sum())
+                likelihoods = model(window[None]).logits[0, :-1].double().log_softmax(-1)
+            losses += (-likelihoods[torch.arange(len(likelihoods)), window[1:]]).tolist()
+            hits += int((likelihoods.argmax(-1) == window[1:]).sum())
         for table in tables:
             of_row = {name: table[name][row].as_py() for name in table.column_names}
             assert of_row.pop("loss") == pytest.approx(sum(losses), abs=1e-4)
@@ -212,7 +217,9 @@ def test_a_split_is_predicted_row_by_row_and_its_perplexity_is_that_of_the_model
     assert compute_scores(["perplexity"], found)["perplexity"]["low"] < values["perplexity"]
 
 
-def test_a_text_goes_on_with_the_likeliest_tokens_whatever_is_asked_beside_it(speakers: Path, tmp_path: Path) -> None:
+def test_a_text_is_continued_with_the_likeliest_tokens_whatever_its_generation_settings_and_its_batch(
+    speakers: Path, tmp_path: Path
+) -> None:
     task, folder = task_types.load("causal-lm", {"max_new_tokens": 5}), speakers / "causal-lm"
     tokenizer = load_tokenizer(folder / "tokenizer")
     model = load_for_training(task, folder / "model", [], tokenizer, seed=1)
@@ -235,8 +242,8 @@ def test_a_text_goes_on_with_the_likeliest_tokens_whatever_is_asked_beside_it(sp
         assert answer["generated_text"] == tokenizer.decode(written, skip_special_tokens=True)
     assert len(lengths) > 1
     (tmp_path / "model/generation_config.json").write_text('{"temperature": 0.6, "early_stopping": true}')
-    (name, told), *_ = task.published_files(tmp_path / "model").items()
-    (tmp_path / "model" / name).write_text(told)
+    (name, content), *_ = task.published_files(tmp_path / "model").items()
+    (tmp_path / "model" / name).write_text(content)
     settings = GenerationConfig.from_pretrained(tmp_path / "model")
     assert (settings.max_new_tokens, settings.do_sample, settings.temperature) == (5, False, None)
     settings.validate(strict=True)
@@ -319,7 +326,9 @@ def test_masks_are_the_same_whatever_the_batch_or_rank_and_others_each_epoch(mas
     assert (batch["input_ids"][0].tolist(), batch["labels"][0].tolist()) == (ids, labels)
 
 
-def test_of_a_row_as_many_tokens_are_chosen_as_asked_and_most_become_the_mask(masked: tuple[TokenRows, Any]) -> None:
+def test_the_configured_share_of_a_rows_tokens_is_chosen_and_most_become_the_mask(
+    masked: tuple[TokenRows, Any],
+) -> None:
     rows, collate = masked
     became = {"mask": 0, "same": 0, "other": 0}
     for epoch in range(10):
@@ -336,9 +345,7 @@ def test_of_a_row_as_many_tokens_are_chosen_as_asked_and_most_become_the_mask(ma
     assert shares == pytest.approx({"mask": 0.8, "same": 0.1, "other": 0.1}, abs=0.03)
 
 
-def test_asked_about_a_text_with_mask_tokens_the_likeliest_are_put_in_their_places(
-    speakers: Path, tmp_path: Path
-) -> None:
+def test_mask_tokens_of_a_text_are_replaced_by_the_likeliest_tokens(speakers: Path, tmp_path: Path) -> None:
     task, folder = task_types.load("masked-lm"), speakers / "masked-lm"
     tokenizer = load_tokenizer(folder / "tokenizer")
     export(load_for_training(task, folder / "model", [], tokenizer, seed=1), folder / "tokenizer", tmp_path / "model")
@@ -346,10 +353,10 @@ def test_asked_about_a_text_with_mask_tokens_the_likeliest_are_put_in_their_plac
     first, *rest = text.split()
     hidden = " ".join([first, "[MASK]", "[MASK]", *rest])
     predictor = Predictor(task, tmp_path / "model", tmp_path / "model", 64)
-    told = [row["filled_text"] for row in predictor.predict(pa.RecordBatch.from_pydict({"text": [hidden, text]}))]
+    predicted = [row["filled_text"] for row in predictor.predict(pa.RecordBatch.from_pydict({"text": [hidden, text]}))]
     found = pipeline("fill-mask", str(tmp_path / "model"), top_k=1, dtype=torch.float32)(hidden)
     filled = [one[0]["token_str"].strip() for one in found]
-    assert told == [" ".join([first, *filled, *rest]), None]
+    assert predicted == [" ".join([first, *filled, *rest]), None]
     cut = Predictor(task, tmp_path / "model", tmp_path / "model", 4)
     (one,) = cut.predict(pa.RecordBatch.from_pydict({"text": ["[MASK] [MASK] [MASK]"]}))
     assert one["filled_text"].count("[MASK]") == 1 and one["filled_text"].endswith("[MASK]")

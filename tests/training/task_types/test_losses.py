@@ -86,7 +86,7 @@ def test_a_loss_may_give_each_rows_or_their_mean() -> None:
     assert one == other
 
 
-def test_what_is_no_loss_or_no_label_is_told() -> None:
+def test_an_unknown_loss_or_label_is_reported() -> None:
     assert refusal(loss="tests.training.own:hing") == (
         "training.loss",
         "'tests.training.own' has no 'hing': it has hinge, mean_hinge, for_each_logit, twice. Did you mean 'hinge'?",
@@ -119,17 +119,17 @@ def test_weighted_focal_loss_learns_the_same_from_micro_batches_and_ranks_as_fro
     (base / "model/config.json").write_text(json.dumps(config | quiet))
     found = []
     for processes, batch, accumulation in ((1, 12, 1), (1, 5, 3), (2, 2, 3)):
-        asked = {"loss": "focal", "class_weights": {"tool": 5.0}, "num_train_epochs": 1, "logging_steps": 1}
-        asked |= {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
+        settings = {"loss": "focal", "class_weights": {"tool": 5.0}, "num_train_epochs": 1, "logging_steps": 1}
+        settings |= {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
         if batch == 5:  # the same steps, cut unevenly, as when memory is short
-            asked |= {"per_device_train_batch_size": 12, "gradient_accumulation_steps": 1}
+            settings |= {"per_device_train_batch_size": 12, "gradient_accumulation_steps": 1}
         job_dir = tiny.fit_job(
             world,
             tmp_path / f"{processes}-{batch}",
             base=base.name,
             processes=processes,
             division=3 if batch == 5 else 1,
-            **asked,
+            **settings,
         )
         assert finish(job_dir).state == "finished"
         found.append({step: point.get("train_loss") for step, point in curve(job_dir).items()})

@@ -35,8 +35,8 @@ def undisturbed(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def problem(outcome: Outcome) -> tuple[str, str]:
     assert outcome.failure is not None and outcome.failure.kind == "user_error", outcome
-    (told,) = outcome.failure.problems
-    return told.where, told.message
+    (found,) = outcome.failure.problems
+    return found.where, found.message
 
 
 def test_random_batches_own_loss_callback_with_state_and_trainer_end_with_the_same_bytes_after_kills(
@@ -62,8 +62,8 @@ def test_workers_draw_the_same_random_batches_as_the_process_itself(
 
 
 def test_random_batches_of_two_ranks_are_the_same_after_a_kill(world: Path, tmp_path: Path) -> None:
-    asked = OWN | {"per_device_train_batch_size": 4, "num_train_epochs": 1}
-    jobs = [tiny.fit_job(world, tmp_path / name, processes=2, **asked) for name in ("whole", "killed")]
+    settings = OWN | {"per_device_train_batch_size": 4, "num_train_epochs": 1}
+    jobs = [tiny.fit_job(world, tmp_path / name, processes=2, **settings) for name in ("whole", "killed")]
     assert kill_when(jobs[1], lambda: checkpoints_written(jobs[1]) >= 3, victim=1)
     for job_dir in jobs:
         assert finish(job_dir).state == "finished"
@@ -87,7 +87,7 @@ def test_what_is_evaluated_while_training_is_batched_as_it_will_be_for_predictio
 
 
 @pytest.mark.parametrize(
-    ("asked", "where", "message"),
+    ("settings", "where", "message"),
     [
         ({"trainer": "tests.training.own:Masked"}, "training.trainer",
          "is the class Masked: it must be a subclass of training.trainer.ExactTrainer."),
@@ -100,7 +100,7 @@ def test_what_is_evaluated_while_training_is_batched_as_it_will_be_for_predictio
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_the_users_mistake(
-    world: Path, tmp_path: Path, asked: dict[str, Any], where: str, message: str
+    world: Path, tmp_path: Path, settings: dict[str, Any], where: str, message: str
 ) -> None:
-    told = problem(finish(tiny.fit_job(world, tmp_path / "wrong", **asked)))
-    assert told[0] == where and message in told[1]
+    reported = problem(finish(tiny.fit_job(world, tmp_path / "wrong", **settings)))
+    assert reported[0] == where and message in reported[1]

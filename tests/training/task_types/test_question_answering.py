@@ -48,12 +48,12 @@ def rows(count: int, draw: random.Random) -> list[dict[str, Any]]:
     """Questions about sentences, some of which stand far behind the first token that a model sees."""
     found = []
     for _ in range(count):
-        said = {"name": draw.choice(NAMES), "city": draw.choice(CITIES), "year": str(draw.choice(YEARS))}
+        facts = {"name": draw.choice(NAMES), "city": draw.choice(CITIES), "year": str(draw.choice(YEARS))}
         context = (
-            RAIN * draw.randrange(3) + "{name} moved to {city} in {year}. ".format(**said) + RAIN * draw.randrange(3)
+            RAIN * draw.randrange(3) + "{name} moved to {city} in {year}. ".format(**facts) + RAIN * draw.randrange(3)
         )
         question, of = draw.choice([*QUESTIONS.items()])
-        answers = {"text": [said[of]], "answer_start": [context.index(said[of])]}
+        answers = {"text": [facts[of]], "answer_start": [context.index(facts[of])]}
         found.append({"question": question, "context": context, "answers": answers})
     return found
 
@@ -97,11 +97,11 @@ def read(file: Path) -> pa.Table:
 @pytest.fixture(scope="module")
 def trained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     job_dir = tmp_path_factory.mktemp("jobs") / "fit"
-    asked = {"num_train_epochs": 8, "learning_rate": 5e-3, "per_device_train_batch_size": 16}
-    tiny.fit_job(world, job_dir, base="base/output", **asked, metric_for_best_model="f1")
+    training = {"num_train_epochs": 8, "learning_rate": 5e-3, "per_device_train_batch_size": 16}
+    tiny.fit_job(world, job_dir, base="base/output", **training, metric_for_best_model="f1")
     written = Job.read(job_dir)
-    told = {"task": KIND, "options": OPTIONS, "labels": [], "max_length": 32, "metrics": ["f1", "exact_match"]}
-    written.model_copy(update={"settings": {**written.settings, **told}}).write(job_dir)
+    settings = {"task": KIND, "options": OPTIONS, "labels": [], "max_length": 32, "metrics": ["f1", "exact_match"]}
+    written.model_copy(update={"settings": {**written.settings, **settings}}).write(job_dir)
     outcome = finish(job_dir)
     assert outcome.state == "finished", outcome
     return job_dir / "output" / "model"
@@ -163,9 +163,9 @@ def test_the_model_learns_and_the_best_window_of_a_row_answers_it(world: Path, t
     for row, context in zip(table.to_pylist(), data["context"].to_pylist(), strict=True):
         assert context[row["start"] :].startswith(row["answer"])
     predictor = Predictor(ExtractiveQA(OPTIONS), trained, trained, 32)
-    asked = predictor.predict(data.select(["question", "context"]).to_batches()[0])
-    assert [row["answer"] for row in asked] == table["answer"].to_pylist()
-    assert [row["score"] for row in asked] == pytest.approx(table["score"].to_pylist(), abs=1e-4)
+    predictions = predictor.predict(data.select(["question", "context"]).to_batches()[0])
+    assert [row["answer"] for row in predictions] == table["answer"].to_pylist()
+    assert [row["score"] for row in predictions] == pytest.approx(table["score"].to_pylist(), abs=1e-4)
 
     nothing = {"slices": ["length_bucket"], "each": ["length_bucket"], "named": {}, "fewest_rows": 5, "most_groups": 50}
     inputs = {"predictions": stored, "data": world / "data", "tokens": world / "tokens", "model": world / "base"}
@@ -212,7 +212,7 @@ def test_a_mistake_in_the_code_of_a_kind_is_its_authors_in_a_program_too(
     assert f"`predictions` failed in {__file__} line {line}: KeyError" in failure.problems[0].message
 
 
-def test_answers_are_the_likeliest_stretch_of_the_context_and_no_longer_than_asked() -> None:
+def test_answers_are_the_likeliest_span_of_the_context_within_the_maximum_length() -> None:
     logits = torch.full((1, 2, 6), -1.0)
     logits[0, 0, [1, 3]], logits[0, 1, [2, 5]] = torch.tensor([9.0, 2.0]), torch.tensor([1.0, 4.0])
     batch = {"context": torch.tensor([[0, 0, 1, 1, 1, 1]])}
@@ -228,7 +228,7 @@ def test_figures_are_those_of_squads_script() -> None:
     """By hand, as evaluate-v1.1.py counts: articles, punctuation, case are nothing, and the nearest answer counts."""
     table: list[tuple[str, list[str], float, float]] = [
         ("the Cat!", ["cat"], 1.0, 1.0),
-        ("a black cat", ["cat", "the black cat's tail"], 2 / 3, 0.0),  # black cat beside cat, and black cats tail
+        ("a black cat", ["cat", "the black cat's tail"], 2 / 3, 0.0),  # "black cat" against "cat" and "black cats tail"
         ("black cat", ["black cat sat", "cat"], 0.8, 0.0),
         ("U.S. a-n", ["us an"], 1.0, 1.0),
         ("cat cat", ["cat"], 2 / 3, 0.0),
@@ -236,7 +236,8 @@ def test_figures_are_those_of_squads_script() -> None:
         ("", ["cat"], 0.0, 0.0),
     ]
     answered = Answered(
-        np.fromiter((right for _, right, *_ in table), object), np.array([said for said, *_ in table], object)
+        np.fromiter((right for _, right, *_ in table), object),
+        np.array([prediction for prediction, *_ in table], object),
     )
     assert answered.row_scores.tolist() == pytest.approx([f1 for *_, f1, _ in table])
     found = metrics.compute(["exact_match", "f1"], answered)
@@ -250,7 +251,7 @@ def test_figures_are_those_of_squads_script() -> None:
         metrics.compute(["accuracy"], answered)
 
 
-def test_answers_that_do_not_stand_where_they_should_are_told_with_their_row(tmp_path: Path) -> None:
+def test_answers_that_do_not_stand_at_their_offset_are_reported_with_their_row(tmp_path: Path) -> None:
     good = {"question": "q", "context": "in Rome, 1931"}
     wrong = [
         {"text": ["Rome"], "answer_start": [3]},
@@ -259,9 +260,9 @@ def test_answers_that_do_not_stand_where_they_should_are_told_with_their_row(tmp
     ]
     lines = [{**good, "question": f"q{number}", "answers": answers} for number, answers in enumerate(wrong)]
     (tmp_path / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in lines))
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as raised:
         loaded(tmp_path / "out", tmp_path, "train")
-    found = {problem.check: f"{problem.where} {problem.message}" for problem in told.value.problems}
+    found = {problem.check: f"{problem.where} {problem.message}" for problem in raised.value.problems}
     assert "row 2" in found["answer_start"]
     assert "'Rome' at character 4, where the context has 'ome,'" in found["answer_start"]
     assert "row 3" in found["answers"] and '"answer_start": [0]' in found["answers"]

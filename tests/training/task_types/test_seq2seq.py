@@ -85,7 +85,9 @@ def test_tokens_are_those_that_autotokenizer_gives_for_sources_with_their_prefix
     assert tokens["reference"].to_pylist() == targets
 
 
-def test_targets_that_are_cut_are_counted_and_told_of_by_the_option_that_cuts_them(world: Path, tmp_path: Path) -> None:
+def test_targets_that_are_cut_are_counted_and_reported_with_the_option_that_cuts_them(
+    world: Path, tmp_path: Path
+) -> None:
     task = Seq2Seq({"max_target_length": 5})
     tokenize(task, world / "data", world / "base/output/tokenizer", tmp_path, 32)
     tokenizer = AutoTokenizer.from_pretrained(world / "base/output/tokenizer")
@@ -207,7 +209,7 @@ def fit_job(world: Path, job_dir: Path, *, options: dict[str, Any] | None = None
 
 @pytest.fixture(scope="module")
 def trained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job that nobody disturbed, with the metrics of what it generates after each epoch."""
+    """An undisturbed job, with the metrics of its generated texts after each epoch."""
     job_dir = fit_job(world, tmp_path_factory.mktemp("jobs") / "undisturbed")
     assert finish(job_dir).state == "finished"
     return job_dir
@@ -232,9 +234,12 @@ def test_a_silent_kind_gives_the_loss_alone_while_training_and_a_metric_that_wou
     assert failure is not None and failure.problems[0].where == "training.metric_for_best_model"
     job_dir = fit_job(world, tmp_path / "silent", options=silent)
     assert finish(job_dir).state == "finished"
-    told, heard = curve(job_dir), curve(trained)
-    assert told[30]["eval_loss"] == heard[30]["eval_loss"] and told[30].keys() < heard[30].keys()
-    assert not [name for name in METRICS if f"eval_{name}" in told[30]]
+    without_metrics, with_metrics = curve(job_dir), curve(trained)
+    assert (
+        without_metrics[30]["eval_loss"] == with_metrics[30]["eval_loss"]
+        and without_metrics[30].keys() < with_metrics[30].keys()
+    )
+    assert not [name for name in METRICS if f"eval_{name}" in without_metrics[30]]
     task = Seq2Seq().while_training("fsdp")
     assert task.loss_only_reason is not None and task.loss_only_reason.startswith(
         "with fsdp, nothing is generated while training"
@@ -270,7 +275,7 @@ def predictions(world: Path, trained: Path, tmp_path_factory: pytest.TempPathFac
     return predicted(world, trained / "output/model", tmp_path_factory.mktemp("predictions") / "job", 16)
 
 
-def test_what_is_written_to_a_row_does_not_hang_on_the_rows_beside_it(
+def test_the_text_generated_for_a_row_is_independent_of_the_other_rows_in_the_batch(
     world: Path, trained: Path, predictions: Path, tmp_path: Path
 ) -> None:
     one = pq.read_table(predicted(world, trained / "output/model", tmp_path / "one", 1) / "validation.parquet")
@@ -298,9 +303,9 @@ def test_answers_are_what_the_exported_model_generates_by_itself_with_the_option
     model.generation_config.num_beams = 4
     assert Seq2Seq(OPTIONS).options.settings_for(model).num_beams == 1
     predictor = Predictor(Seq2Seq(OPTIONS), folder, folder, 32)
-    asked = predictor.predict(rows_of(world / "data", "validation").select(["source"]).to_batches()[0])
+    generated = predictor.predict(rows_of(world / "data", "validation").select(["source"]).to_batches()[0])
     stored = pq.read_table(predictions / "validation.parquet")["prediction"].to_pylist()
-    assert asked == [{"prediction": text} for text in stored]
+    assert generated == [{"prediction": text} for text in stored]
 
 
 def test_scores_have_intervals_and_the_worst_rows_show_source_target_and_prediction(
@@ -310,16 +315,16 @@ def test_scores_have_intervals_and_the_worst_rows_show_source_target_and_predict
     nothing = {"slices": ["length_bucket"], "each": [], "named": {}, "fewest_rows": 10, "most_groups": 50}
     out = run(score, tmp_path / "score", inputs, options={}, metrics=METRICS, labels=[], **nothing)
     table = pq.read_table(predictions / "validation.parquet")
-    told, texts = table["label"].to_pylist(), table["prediction"].to_pylist()
-    assert told == rows_of(world / "data", "validation")["target"].to_pylist()
+    labels, texts = table["label"].to_pylist(), table["prediction"].to_pylist()
+    assert labels == rows_of(world / "data", "validation")["target"].to_pylist()
     found = json.loads((out / "metrics.json").read_text())["validation"]
     assert list(found) == METRICS
-    assert found["bleu"]["value"] == pytest.approx(sacrebleu.corpus_bleu(texts, [told]).score, abs=1e-9)
+    assert found["bleu"]["value"] == pytest.approx(sacrebleu.corpus_bleu(texts, [labels]).score, abs=1e-9)
     assert found["chrf"]["low"] < found["chrf"]["value"] < found["chrf"]["high"]
     with open(out / "log/predictions_sample.csv", newline="", encoding="utf-8") as file:
         worst = list(csv.DictReader(file))
     assert [row["source"] for row in worst] != [] and len(worst) == 30
-    assert all(row["target"] == row["label"] == told[int(row["row"])] for row in worst)
+    assert all(row["target"] == row["label"] == labels[int(row["row"])] for row in worst)
     assert [float(row["chrf"]) for row in worst] == sorted(float(row["chrf"]) for row in worst)
 
 

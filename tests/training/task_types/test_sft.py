@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from tests.training import tiny
-from tests.training.data.test_forms import told
+from tests.training.data.test_forms import problems_of
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
 from tests.training.vocabularies import CHAT, ROBERTA, chat, roberta, save_repository
 from training.batching.batches import IGNORED, TokenRows
@@ -57,8 +57,8 @@ def words(folder: Path, template: str | None = CHATML, **settings: Any) -> Path:
     made = Tokenizer(models.WordLevel({word: place for place, word in enumerate(vocabulary)}, unk_token="a"))
     made.add_special_tokens(vocabulary[:2])
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    said = {} if template is None else {"chat_template": template}
-    return save_repository(folder, "llama", made, {"eos_token": "<|im_end|>", **said, **settings})
+    template_settings = {} if template is None else {"chat_template": template}
+    return save_repository(folder, "llama", made, {"eos_token": "<|im_end|>", **template_settings, **settings})
 
 
 def learnt(folder: Path, rows: Mapping[str, list[Any]], most: int = 64, **options: Any) -> list[tuple[Any, ...]]:
@@ -83,10 +83,10 @@ def test_of_a_conversation_its_answers_and_what_ends_them_are_learnt(tmp_path: P
         ([0, 2, 5, 6, 1, 0, 3], [0] * 7),
     ]
     once = {"instruction": ["b c", "b", "b"], "input": ["", "c", None], "output": ["d", "d", "d"]}
-    written = [([0, 2, *asked, 1, 0, 3, 7, 1], [0] * (5 + len(asked)) + [1, 1]) for asked in ([5, 6], [5, 6], [5])]
+    written = [([0, 2, *prompt, 1, 0, 3, 7, 1], [0] * (5 + len(prompt)) + [1, 1]) for prompt in ([5, 6], [5, 6], [5])]
     assert learnt(folder, once) == written
-    asked = learnt(folder, {"instruction": ["b c"]})
-    assert asked == [([0, 2, 5, 6, 1, 0, 3], [0] * 7)] == learnt(folder, {"messages": [[USER]]})
+    rows = learnt(folder, {"instruction": ["b c"]})
+    assert rows == [([0, 2, 5, 6, 1, 0, 3], [0] * 7)] == learnt(folder, {"messages": [[USER]]})
 
 
 def test_of_a_prompt_with_its_completion_that_and_the_eos_token_are_learnt_without_any_template(tmp_path: Path) -> None:
@@ -128,21 +128,25 @@ def test_marked_answers_are_those_that_the_library_masks(tmp_path: Path, templat
     folder = save_repository(tmp_path / "it", "llama", chat(), {**CHAT, "chat_template": "never read"})
     (folder / "chat_template.jinja").write_text(template)
     library = AutoTokenizer.from_pretrained(folder)
-    said = [[USER, {"role": "assistant", "content": "Fünf Äpfel, 日本語"}, AGAIN, LAST], [AGAIN, LAST]]
+    conversations = [[USER, {"role": "assistant", "content": "Fünf Äpfel, 日本語"}, AGAIN, LAST], [AGAIN, LAST]]
     encoder = (
         transformers_encoder.load_encoder(folder, folder, 200) if by_class else encoder_module.load_encoder(folder, 200)
     )
-    rows = {"messages": list(map(json.dumps, said))}
+    rows = {"messages": list(map(json.dumps, conversations))}
     made = KIND.features(encoder, pa.record_batch(rows)).rows
-    for messages, ids, mask in zip(said, made["input_ids"].to_pylist(), made["of_answer"].to_pylist(), strict=True):
+    for messages, ids, mask in zip(
+        conversations, made["input_ids"].to_pylist(), made["of_answer"].to_pylist(), strict=True
+    ):
         theirs = library.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
         assert (ids, mask) == (theirs["input_ids"], theirs["assistant_masks"]) and 0 < sum(mask) < len(mask)
-    for messages, ids in zip(said, KIND.prompts(encoder, pa.record_batch(rows), GenerationConfig()), strict=True):
+    for messages, ids in zip(
+        conversations, KIND.prompts(encoder, pa.record_batch(rows), GenerationConfig()), strict=True
+    ):
         theirs = library.apply_chat_template(messages[:-1], add_generation_prompt=True)
         assert ids.tolist() == theirs["input_ids"]
 
 
-def test_a_template_that_rewrites_what_was_said_is_refused_unless_it_marks_the_answers(tmp_path: Path) -> None:
+def test_a_template_that_rewrites_messages_is_refused_unless_it_marks_the_answers(tmp_path: Path) -> None:
     spoken = [USER, BOT, AGAIN, LAST]
     with pytest.raises(UserError, match=r"changes message 2 of the conversation 'b c' .* {% generation %}"):
         learnt(words(tmp_path / "rewrites", REWRITES), {"messages": [spoken]})
@@ -160,12 +164,12 @@ def test_a_template_that_rewrites_what_was_said_is_refused_unless_it_marks_the_a
         ("{{ messages + 1 }}", "can only concatenate list"),
     ],
 )
-def test_what_a_template_cannot_write_is_told_with_the_conversation(template: str, why: str) -> None:
+def test_an_error_of_a_template_is_reported_with_the_conversation(template: str, why: str) -> None:
     with pytest.raises(UserError, match=rf"model\.chat_template: cannot write the conversation 'b c': .*{why}"):
         ChatTemplate(template, {}).render_answers([USER, BOT])
 
 
-def test_a_template_that_asks_for_the_day_gets_its_own(tmp_path: Path) -> None:
+def test_a_template_that_uses_the_date_gets_a_fixed_one(tmp_path: Path) -> None:
     dated = "{% if strftime_now is defined %}{{ strftime_now('%d') }}{% else %}26 Jul 2024{% endif %}"
     assert ChatTemplate(dated, {}).render_prompt([USER]) == "26 Jul 2024"
 
@@ -202,13 +206,13 @@ def test_rows_that_are_no_conversation_are_named(tmp_path: Path) -> None:
     for row, fault in zip((3, 4, 5, 6, 7, 8, 11), [*faults[:6], faults[8]], strict=True):
         found.append(f"messages row {row}: has no conversation in column 'messages' ({fault})")
     found.append("messages row 12: has no conversation in column 'messages' (for less frequent reasons)")
-    assert told(KIND, rows, tmp_path) == found
+    assert problems_of(KIND, rows, tmp_path) == found
 
 
 @pytest.mark.parametrize(
     "text", ["{% for m in messages %}{{ m.text }}{% endfor %}", "a{% generation %}{% endgeneration %}"]
 )
-def test_a_template_that_writes_no_answer_is_told_as_what_it_is(text: str) -> None:
+def test_a_template_that_writes_no_answer_is_reported_as_such(text: str) -> None:
     with pytest.raises(UserError, match=r"^model\.chat_template: writes no answer"):
         ChatTemplate(text, {}).render_answers([USER, BOT])
 
@@ -330,7 +334,7 @@ def network() -> Any:
 
 @pytest.fixture(scope="module")
 def assistants(world: Path) -> Path:
-    """A world with a causal model beside the other one, and conversations in tokens."""
+    """A world with a causal model too, and conversations in tokens."""
     made = Tokenizer.from_file(str(world / "base/tokenizer/tokenizer.json"))
     config = tiny.CONFIG | {"model_type": "gpt2", "vocab_size": made.get_vocab_size()}
     create_model.create(config, made, seed=1).save_pretrained(world / "sft/model")
@@ -343,17 +347,17 @@ def assistants(world: Path) -> Path:
 
 
 def spoken(draw: random.Random) -> list[dict[str, str]]:
-    """Somebody says a few words of a sort, and the answer is the sort."""
+    """A conversation: a few words of one sort, and the name of the sort as the answer."""
     sort = draw.choice(tiny.LABELS)
-    asked = " ".join(draw.choices(tiny.WORDS[sort], k=draw.randint(1, 6)))
-    return [{"role": "user", "content": asked}, {"role": "assistant", "content": draw.choice(tiny.WORDS[sort])}]
+    question = " ".join(draw.choices(tiny.WORDS[sort], k=draw.randint(1, 6)))
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": draw.choice(tiny.WORDS[sort])}]
 
 
 def fit_job(world: Path, job_dir: Path) -> Path:
     settings = {"task": "sft", "labels": [], "metrics": ["perplexity", "token_accuracy"]}
-    asked: dict[str, Any] = {"checkpoint_interval_s": 0.05, "num_train_epochs": 4, "gradient_accumulation_steps": 2}
-    asked |= {"per_device_train_batch_size": 2}
-    return tiny.fit_job(world, job_dir, base="sft", tokens="sft/tokens", settings=settings, **asked)
+    training: dict[str, Any] = {"checkpoint_interval_s": 0.05, "num_train_epochs": 4, "gradient_accumulation_steps": 2}
+    training |= {"per_device_train_batch_size": 2}
+    return tiny.fit_job(world, job_dir, base="sft", tokens="sft/tokens", settings=settings, **training)
 
 
 @pytest.fixture(scope="module")
@@ -378,15 +382,17 @@ def test_a_conversation_is_answered_alike_with_and_without_the_answer_that_it_ha
     task, folder = SupervisedFineTuning({"max_new_tokens": 5, "min_new_tokens": 3}), trained / "output/model"
     rows = [spoken(random.Random(seed)) for seed in (1, 4)]
     rows += [row[:-1] for row in rows]
-    told = Predictor(task, folder, folder, 64).predict(pa.record_batch({"messages": list(map(json.dumps, rows))}))
-    assert [one["targets"] > 0 for one in told] == [True, True, False, False]
-    assert [one["loss"] is not None for one in told] == [True, True, False, False]
-    written = [one["generated_text"] for one in told]
+    predictions = Predictor(task, folder, folder, 64).predict(
+        pa.record_batch({"messages": list(map(json.dumps, rows))})
+    )
+    assert [one["targets"] > 0 for one in predictions] == [True, True, False, False]
+    assert [one["loss"] is not None for one in predictions] == [True, True, False, False]
+    written = [one["generated_text"] for one in predictions]
     assert written[:2] == written[2:] and all(written)
-    assert task.lines(told[2]) == [written[2]] and len(task.lines(told[0])) == 4
-    unasked = {name: value for name, value in told[2].items() if name != "generated_text"}
-    assert task.lines(unasked) == ["no answer is generated: options.max_new_tokens is 0"]
-    assert task.same_prediction(told[2], told[2], 1e-3)
+    assert task.lines(predictions[2]) == [written[2]] and len(task.lines(predictions[0])) == 4
+    without_text = {name: value for name, value in predictions[2].items() if name != "generated_text"}
+    assert task.lines(without_text) == ["no answer is generated: options.max_new_tokens is 0"]
+    assert task.same_prediction(predictions[2], predictions[2], 1e-3)
     cut = {"loss": None, "targets": 0, "perplexity": None}  # as an evaluation stores a row that has no answer left
-    assert task.same_prediction(told[2], cut, 1e-3)
-    assert not task.same_prediction(told[2], told[2] | {"generated_text": "else"}, 1e-3)
+    assert task.same_prediction(predictions[2], cut, 1e-3)
+    assert not task.same_prediction(predictions[2], predictions[2] | {"generated_text": "else"}, 1e-3)

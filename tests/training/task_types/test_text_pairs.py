@@ -66,7 +66,7 @@ def fit_job(rows: Path, job_dir: Path, name: str, **more: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def fitted(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A job of each task type that nobody disturbed."""
+    """An undisturbed job of each task type."""
     folder, jobs = tmp_path_factory.mktemp("jobs"), {}
     for name, more in {"many": EPOCHS, "numbers": CHOSEN_BY_MSE}.items():
         jobs[name] = fit_job(rows, folder / name, name, **more)
@@ -95,8 +95,8 @@ def test_thresholds_are_those_of_the_exported_weights_also_where_processes_share
     assert finish(both).state == "finished", (both / "log.txt").read_text()
     for name, job_dir in {"one": fitted["many"], "two": both}.items():
         config = json.loads((job_dir / "output/model/config.json").read_text())
-        said = predicted(rows, job_dir, tmp_path / name, "many")
-        found = MANY.metric_inputs(pq.read_table(said), tiny.LABELS)
+        predictions = predicted(rows, job_dir, tmp_path / name, "many")
+        found = MANY.metric_inputs(pq.read_table(predictions), tiny.LABELS)
         assert config["problem_type"] == "multi_label_classification"
         assert config["thresholds"] == found.thresholds.tolist() != [0.5, 0.5, 0.5]
         assert config["thresholds"] == pytest.approx(MANY.calibrate(found)["thresholds"], abs=1e-6)
@@ -120,15 +120,15 @@ def predicted(rows: Path, fit: Path, job_dir: Path, name: str) -> Path:
 def test_a_model_is_predicted_scored_and_compared(
     rows: Path, fitted: dict[str, Path], tmp_path: Path, name: str, figures: tuple[str, ...], drawn: str
 ) -> None:
-    said = predicted(rows, fitted[name], tmp_path / "new", name)
-    table = pq.read_table(said)
+    predictions = predicted(rows, fitted[name], tmp_path / "new", name)
+    table = pq.read_table(predictions)
     tokens = TokenRows(rows / f"{name}/validation.arrow")
     assert table["label"].to_pylist() == [row["label"].tolist() for row in tokens]
     settings = {**ASKED[name], "metrics": list(figures), "slices": ["length_bucket"], "each": [], "named": {}}
     settings |= {"fewest_rows": 10, "most_groups": 50}
     comparison = {**ASKED[name], "metrics": list(figures), "split": "validation", "figure": figures[0], "margin": 0.0}
     comparison |= {"champion": "small/1", "confidence": 0.95, "less_is_better": [], "warnings": []}
-    inputs = {"predictions": str(said.parent), "data": str(rows / f"data-{name}"), "tokens": "", "model": ""}
+    inputs = {"predictions": str(predictions.parent), "data": str(rows / f"data-{name}"), "tokens": "", "model": ""}
     events = Events(tmp_path / "events.jsonl")
     job = Job(program="training.programs.score", key="s", settings=settings, inputs=inputs)
     scored = score.main(tmp_path / "score", job, events)
@@ -229,17 +229,17 @@ def test_a_threshold_is_the_middle_between_the_neighbours_where_f1_is_best(
     assert best_threshold(np.array(given), np.array(has, bool)) == threshold
 
 
-def test_labels_that_a_champion_says_are_matched_by_name_with_its_own_thresholds() -> None:
-    """Its probabilities of a, gone and b; of those, a row has today's b and new."""
+def test_labels_predicted_by_a_champion_are_matched_by_name_with_its_own_thresholds() -> None:
+    """The champion has labels a, gone and b; the recipe has b, new and a."""
     given = np.array([[0.6, 0.9, 0.3], [0.4, 0.1, 0.8]])
     logits = np.log(given / (1 - given)).astype(np.float32)
     model = SimpleNamespace(config=SimpleNamespace(thresholds=[0.5, 0.5, 0.2]))
     answers = pa.Table.from_batches([MANY.predictions(model, {"logits": torch.from_numpy(logits)}, {})])
     assert answers["prediction"].to_pylist() == [[0, 1, 2], [2]]
     labelled = answers.add_column(0, "label", pa.array([[0, 1], []], pa.list_(pa.int64())))
-    retold = MANY.remap_labels(labelled, ["a", "gone", "b"], ["b", "new", "a"])
-    assert retold["label"] == labelled["label"] and retold["prediction"].to_pylist() == [[0, 2], [0]]
-    found = MANY.metric_inputs(retold, ["b", "new", "a"])
+    remapped = MANY.remap_labels(labelled, ["a", "gone", "b"], ["b", "new", "a"])
+    assert remapped["label"] == labelled["label"] and remapped["prediction"].to_pylist() == [[0, 2], [0]]
+    found = MANY.metric_inputs(remapped, ["b", "new", "a"])
     assert found.thresholds.tolist() == [0.2, 0.5, 0.5] and found.predictions.tolist() == [[1, 0, 1], [1, 0, 0]]
     np.testing.assert_allclose(found.probabilities, [[0.3, 0, 0.6], [0.8, 0, 0.4]], atol=1e-7)
     assert found.correct.tolist() == [False, False]
@@ -254,7 +254,7 @@ def test_thresholds_of_a_champion_that_training_starts_from_are_not_taken_over(
     assert again.config.thresholds == [0.5, 0.5]
 
 
-def test_a_champion_of_the_same_class_that_was_trained_for_something_else_is_told(fitted: dict[str, Path]) -> None:
+def test_a_champion_of_the_same_class_that_was_trained_for_another_task_is_reported(fitted: dict[str, Path]) -> None:
     exported = fitted["many"] / "output/model"
     require_task(MANY, "multi-label-classification", exported, "small/1")
     with pytest.raises(UserError, match="small/1 was trained for multi_label_classification, and a champion of reg"):

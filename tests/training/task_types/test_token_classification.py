@@ -20,7 +20,7 @@ from seqeval.metrics.sequence_labeling import get_entities
 from tokenizers import models, normalizers, pre_tokenizers
 
 from tests.training import tiny, vocabularies
-from tests.training.data.test_forms import json_lines, run, told
+from tests.training.data.test_forms import json_lines, problems_of, run
 from tests.training.forks import assert_same, checkpoints_written, finish, kill_when
 from tests.training.tokenization.test_exact_tokens import python_pieces
 from tests.training.vocabularies import ROBERTA, WORD_PIECES, save_repository
@@ -92,7 +92,7 @@ def test_rows_that_break_iob2_or_have_too_few_tags_are_named_with_the_word(tmp_p
         tagged("B-PER", "I-LOC"),
         tagged("I-PER", "I-PER"),
     ]
-    assert told(KIND, rows, tmp_path, **ASKED) == [
+    assert problems_of(KIND, rows, tmp_path, **ASKED) == [
         "uneven_tags row 4: has more or fewer tags than words: 'Rome', word 3 of 3, has none",
         "iob2 row 3: has an I- tag without a span before it: 'i-per1' is I-PER after O (3 rows like this: 3, 5, 6)",
     ]
@@ -108,11 +108,11 @@ def test_rows_that_break_iob2_or_have_too_few_tags_are_named_with_the_word(tmp_p
 
 
 def test_tags_of_two_sorts_are_refused_and_those_without_prefix_may_be_anything(tmp_path: Path) -> None:
-    (message,) = told(KIND, [tagged("O", "B-PER"), tagged("PER", "O")], tmp_path, **ASKED)
+    (message,) = problems_of(KIND, [tagged("O", "B-PER"), tagged("PER", "O")], tmp_path, **ASKED)
     assert message.startswith(
         "None row 2: label 'PER' and 'B-PER' are of different schemes: either all tags are O, B-X and I-X"
     )
-    assert told(KIND, [tagged("NOUN", "I"), tagged("VERB", "O")], tmp_path, **ASKED) == []
+    assert problems_of(KIND, [tagged("NOUN", "I"), tagged("VERB", "O")], tmp_path, **ASKED) == []
     assert json.loads((tmp_path / "labels.json").read_text()) == ["I", "NOUN", "O", "VERB"]
 
 
@@ -155,7 +155,7 @@ def test_ids_and_tags_are_those_of_the_librarys_recipe(tmp_path: Path, name: str
         made.pre_tokenizer = None
         model_type, settings = "llama", ROBERTA
     else:
-        model_type, make, settings = vocabularies.AS_THE_FILE_SAYS[name]
+        model_type, make, settings = vocabularies.FROM_TOKENIZER_JSON[name]
         made = make()
     folder = save_repository(tmp_path / "repository", model_type, made, settings)
     reference = load_tokenizer(folder)
@@ -258,8 +258,11 @@ def test_a_span_is_right_by_its_first_word_its_last_and_its_type_worked_by_hand(
     assert metrics.compute(["precision", "recall", "f1_macro", "accuracy"], rows) == pytest.approx(
         {"precision": 1 / 3, "recall": 1 / 3, "f1_macro": (2 / 3 + 0) / 2, "accuracy": 4 / 6}
     )
-    told = rows.describe_row(0, {"text": ["Angela", "Merkel", "in", "Rome"]})
-    assert (told["label"], told["prediction"]) == ("[PER Angela Merkel] [LOC Rome]", "[PER Angela Merkel] [PER Rome]")
+    described = rows.describe_row(0, {"text": ["Angela", "Merkel", "in", "Rome"]})
+    assert (described["label"], described["prediction"]) == (
+        "[PER Angela Merkel] [LOC Rome]",
+        "[PER Angela Merkel] [PER Rome]",
+    )
     assert rows.row_scores == pytest.approx([np.log([0.9, 0.9, 0.9, 0.1]).mean(), np.log([0.9, 0.1]).mean()])
 
 
@@ -270,7 +273,7 @@ def test_words_of_plain_tags_count_one_by_one_and_those_without_prediction_as_wr
     assert found == pytest.approx({"accuracy": 0.5, "precision": 2 / 3, "recall": 0.5, "f1_macro": (2 / 3 + 0.5) / 2})
 
 
-def test_figures_of_drawn_rows_are_what_seqeval_says_of_those_rows() -> None:
+def test_figures_of_drawn_rows_equal_those_of_seqeval_on_those_rows() -> None:
     rows = guessed(["O", "B-LOC", "I-LOC", "B-PER", "I-PER"], 25)
     (counts,) = bootstrap.draws(len(rows), 5, seed=1)
     for name, figure in figures(NAMES, rows).items():
@@ -305,7 +308,7 @@ def sentences(count: int, seed: int) -> dict[str, list[Any]]:
 
 @pytest.fixture(scope="module")
 def tags(world: Path) -> Path:
-    """data/ and tokens/ of tagged words beside the world's model."""
+    """data/ and tokens/ of tagged words, added to the world's model."""
     home = world / "tags"
     home.mkdir()
     for split, count, seed in (("train", 150, 1), ("validation", 60, 2)):
@@ -395,9 +398,9 @@ def test_scores_count_cut_words_as_outside_and_say_so_and_show_the_worst_rows_as
     assert found["f1"]["value"] == pytest.approx(seqeval.f1_score(true, given), abs=1e-12)
     assert found["f1"]["low"] < found["f1"]["value"] < found["f1"]["high"]
     events, _ = read_events(output.parent / "events.jsonl", 0)
-    said = [event["message"] for event in events if event["kind"] == "warning"]
+    warnings = [event["message"] for event in events if event["kind"] == "warning"]
     unseen = sum(row.count(None) for row in table["prediction"].to_pylist())
-    assert [message.partition(": they")[0] for message in said] == [
+    assert [message.partition(": they")[0] for message in warnings] == [
         f"validation: {unseen} of {sum(map(len, true))} words have no prediction"
     ]
     assert (output / "log/spans_validation.png").read_bytes()[:4] == b"\x89PNG"

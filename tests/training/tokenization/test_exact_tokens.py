@@ -107,11 +107,9 @@ def rows(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, bool]:
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("kind", vocabularies.AS_THE_FILE_SAYS)
-def test_tokenizers_that_are_what_their_file_says(
-    tmp_path: Path, rows: tuple[Path, bool], kind: str, side: str
-) -> None:
-    model_type, make, settings = vocabularies.AS_THE_FILE_SAYS[kind]
+@pytest.mark.parametrize("kind", vocabularies.FROM_TOKENIZER_JSON)
+def test_tokenizers_that_follow_their_file(tmp_path: Path, rows: tuple[Path, bool], kind: str, side: str) -> None:
+    model_type, make, settings = vocabularies.FROM_TOKENIZER_JSON[kind]
     repository = save_repository(tmp_path / "it", model_type, make(), {**settings, "truncation_side": side})
     check_ids(repository, *rows, tmp_path / "out")
     assert uses_tokenizer_json(tmp_path / "tokenizer", tmp_path / "model")

@@ -90,7 +90,7 @@ def test_the_report_counts_tokens_and_what_was_cut(tmp_path: Path) -> None:
     assert seen == [(4, 8), (8, 8)]
 
 
-def test_what_is_cut_is_told_for_each_split_with_what_would_keep_all(tmp_path: Path) -> None:
+def test_cut_texts_are_reported_for_each_split_with_the_length_that_would_keep_all(tmp_path: Path) -> None:
     data, folder = save_rows(tmp_path / "data", ROWS), save_tokenizer(tmp_path / "tokenizer")
     tokenize(SequenceClassification(), data, folder, tmp_path / "warned", 8)
     report = report_of(tmp_path / "warned")
