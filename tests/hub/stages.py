@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,6 +67,8 @@ def outcome(case: Sequence[Step]) -> Any:
 
 if __name__ == "__main__":
     prepare_environment()
+    sleep = time.sleep
+    time.sleep = lambda seconds: sleep(seconds / 50)  # the clients wait for up to eight seconds between tries
     with ThreadPoolExecutor() as pool:
         outcomes = list(pool.map(outcome, json.load(sys.stdin)))
     heavy = sorted({"torch", "transformers", "datasets"} & set(sys.modules))
