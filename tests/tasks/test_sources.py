@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tasks.stages.load_data import load_data
 from tasks.stages.load_model import load_model
 from tasks.stages.resolve import pin
 from tasks.stages.tokenize import tokenize
+from training.evaluation import plots
 from training.problems import UserError
 from training.recipe import parse
 
@@ -95,6 +96,14 @@ OBJECTS = {
         "source = DatasetDict({s: Dataset.from_list(rows) for s, rows in ROWS.items()})\n"
     ),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_drawn() -> Iterator[None]:
+    """No plots, which take two thirds of the time of these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "_save", lambda figure, file: None)
+        yield
 
 
 def artifact(stage: Stage[Any], *inputs: Any) -> Ref:

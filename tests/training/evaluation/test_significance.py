@@ -99,13 +99,14 @@ def test_of_figures_of_which_less_is_better_the_gain_is_how_much_less() -> None:
 
 
 def test_very_high_confidence_continues_the_draws_as_a_normal_distribution() -> None:
-    random = np.random.default_rng(2)
-    gains = random.normal(0.25, 1, ROWS)
-    found = paired(mean(gains, np.zeros(ROWS)), ROWS, margin=0.0, confidence=1 - 1e-6)
-    error = gains.std() / np.sqrt(ROWS)
+    rows = 200  # each of which counts in a million draws
+    gains = np.random.default_rng(2).normal(0.6, 1, rows)
+    found = paired(mean(gains, np.zeros(rows)), rows, margin=0.0, confidence=1 - 1e-6)
+    error = gains.std() / np.sqrt(rows)
     assert found.better and found.at_least == pytest.approx(gains.mean() - 4.75 * error, rel=0.1)
     assert found.p_value <= 1e-6
-    assert not paired(mean(gains - 0.1, np.zeros(ROWS)), ROWS, margin=0.0, confidence=1 - 1e-6).better
+    less = gains - gains.mean() + 4.5 * error
+    assert not paired(mean(less, np.zeros(rows)), rows, margin=0.0, confidence=1 - 1e-6).better
 
 
 def test_a_model_that_the_permutation_test_rejects_takes_few_draws_at_any_confidence() -> None:
