@@ -32,6 +32,7 @@ from tasks.jobs.machines import Leader, find_machines
 from tasks.prefect import events, pending_states
 from tasks.prefect.progress import PrefectProgress
 from tasks.registry import consent
+from tasks.shared_store.opening import open_remote
 from tasks.tracking.connection import MlflowFailed
 from tasks.tracking.stage_table import STAGES_WITH_REPORT
 from training.problems import UserError, full_disk
@@ -62,8 +63,8 @@ def finetune(
 
 
 def _launch_training_early(recipe: Recipe, force: frozenset[str]) -> None:
-    planner = Planner(recipe.name, force)
     with contextlib.suppress(UserError, MlflowFailed):  # the stages meet the same error, and report it
+        planner = Planner(recipe.name, force, open_remote())
         launch_training_early(recipe, planner, pipeline(planner, recipe).lock)
 
 
@@ -81,13 +82,13 @@ def fine_tune(
         changes: The changes since the last completed run, if known.
         extra: Further fields of the result, plain JSON.
     """
-    run = str(flow_run.get_id())
+    run, remote = str(flow_run.get_id()), open_remote()
     with early_launches(), in_use(_report_removal), closing(start_tracking(recipe, run, changes)) as tracker:
         machines = find_machines(recipe.compute)
         followers = [*listeners.get(), *([Leader(machines, run)] if machines.count > 1 else [])]
         consent.record_code(run, recipe)
         progress = PrefectProgress(lambda: tracker.url)
-        executor = Executor(recipe.name, run, (tracker, progress, *followers), force)
+        executor = Executor(recipe.name, run, (tracker, progress, *followers), force, remote)
         finished, error = _run_stages(executor, recipe)
         if isinstance(error, UserError):
             tracker.log_text(
@@ -103,7 +104,7 @@ def fine_tune(
             progress.end()
         result = build_result(state, executor.rows, flow_run_id=run, finished=finished, error=error) | dict(extra)
         end_tracking(tracker, recipe, run, result, finished, changes)
-        warnings = [*list_tracking_warnings(tracker), *([] if error else _remember(recipe, result))]
+        warnings = [*remote.end_run(), *list_tracking_warnings(tracker), *([] if error else _remember(recipe, result))]
         for warning in warnings:
             get_run_logger().warning(warning)
         if server_down:

@@ -8,6 +8,7 @@ from flows.pipeline import Finished, pipeline
 from tasks.cache.history import History
 from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.refs import Lock
+from tasks.shared_store.opening import open_remote
 from tasks.stages.fit import launch_early
 from tasks.stages.preflight.model_check import require_model
 from tasks.tracking.mlflow_run import deliver_earlier_runs
@@ -62,12 +63,15 @@ def find_unchanged_run(recipe: str, rows: list[PlannedStage]) -> dict[str, Any] 
 
 
 def build_cached_result(last: dict[str, Any]) -> dict[str, Any]:
-    """Builds the result of a run that repeats the run `last`. Delivers what MLflow still lacks of other runs."""
-    trouble = deliver_earlier_runs()
+    """Builds the result of a run that repeats the run `last`. Delivers what MLflow and the shared store still lack of
+    other runs."""
+    trouble, warnings = deliver_earlier_runs(), open_remote().end_run()
+    if trouble:
+        warnings.append(f"MLflow has not everything yet ({trouble}).")
     return {
         **last,
         "stages": [{**stage, "state": "cached", "seconds": 0.0} for stage in last["stages"]],
-        "warnings": [f"MLflow has not everything yet ({trouble})."] if trouble else [],
+        "warnings": warnings,
     }
 
 

@@ -19,6 +19,7 @@ from tasks.cache.planner import Planner
 from tasks.cache.refs import Lock
 from tasks.jobs.early_launch import early_launches
 from tasks.prefect import events
+from tasks.shared_store.opening import open_remote
 from tasks.stages.resolve import lock_file
 from tasks.tracking.connection import MlflowFailed
 from training.problems import NETWORK, Problem, UserError
@@ -47,7 +48,7 @@ def _retrain(recipe: Recipe, reason: str | None) -> dict[str, Any] | State[Any]:
     if lock_file(str(flow_run.get_id())).is_file():
         logger.info("This run is a retry and continues with the versions that it pinned at first.")
         return fine_tune(recipe)
-    planner = Planner(recipe.name)
+    planner = Planner(recipe.name, remote=open_remote())
     try:
         lock = pipeline(planner, recipe).lock
     except (UserError, MlflowFailed):  # the stages meet the same error, and report it like every error

@@ -1,23 +1,25 @@
 """Show which stages a run would execute, why, and the memory and disk that training needs.
 
-Downloads nothing.
+Downloads nothing but artifacts of the shared store.
 """
 
 from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 
 import yaml
 
 from flows.cli.shared import COMPLETED, add_recipe_arguments, load_recipe
 from flows.plan import find_unchanged_run, list_changes, plan_stages
 from flows.reports.tables import problem_line
-from flows.reports.terminal import stage_line
+from flows.reports.terminal import Terminal, stage_line
 from tasks.cache import settings
 from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.refs import Lock
 from tasks.hub.push import find_publishing_problems
+from tasks.shared_store.opening import open_remote
 from tasks.stages.fit import fit, launch, training_job
 from tasks.stages.preflight.training_estimate import estimate_lines
 from training.recipe import Recipe
@@ -33,8 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Prints a line for each stage. Raises UserError for mistakes in the file and the names in the recipe."""
     recipe = load_recipe(arguments)
-    planner = Planner(recipe.name)
+    remote, terminal = open_remote(), Terminal()
+    planner = Planner(recipe.name, remote=remote, fetch_progress=terminal.fetch_progress_of)
     finished, unchecked = plan_stages(recipe, planner, before_run=False)
+    terminal.close()
     for row in planner.rows:
         print(stage_line(row.name, row.state, "", "; ".join(row.reasons)), flush=True)
     training = next(row for row in planner.rows if row.name == "fit")
@@ -46,6 +50,8 @@ def execute(arguments: argparse.Namespace) -> int:
         for problem in find_publishing_problems(recipe):  # a warning: the token may be set by then
             print(problem_line(problem.model_dump() | {"level": "warning"}))
     print(_summarize(recipe, planner.rows))
+    for warning in remote.end_run():
+        print(warning, file=sys.stderr)
     if arguments.show_launch:
         print(_format_launch(recipe, finished.lock, training.key or "KEY"))
     return COMPLETED

@@ -27,13 +27,14 @@ from flows.cli.shared import (
 from flows.plan import build_cached_result, find_unchanged_run, launch_training_early, plan_stages
 from flows.reports.result import build_result
 from flows.reports.tables import metric_lines, verdict_lines
-from flows.reports.terminal import stage_line
+from flows.reports.terminal import Quiet, Terminal, stage_line
 from tasks.cache.planner import Planner
 from tasks.cache.refs import Verdict
 from tasks.jobs import warm
 from tasks.jobs.early_launch import early_launches
 from tasks.jobs.launch import Machines
 from tasks.jobs.machines import Helper, find_machines
+from tasks.shared_store.opening import open_remote
 from tasks.tracking.connection import MlflowFailed
 from tasks.tracking.stage_table import STAGES
 from training.problems import UserError
@@ -72,8 +73,10 @@ def execute(arguments: argparse.Namespace) -> int:
             raise option_error("--require-promotion", message)
         machines = find_machines(recipe.compute)
         helper = Helper(machines) if machines.rank else None
-        planner = Planner(recipe.name, force)
+        terminal = Quiet() if arguments.quiet else Terminal()
+        planner = Planner(recipe.name, force, open_remote(), terminal.fetch_progress_of)
         planned, _ = plan_stages(recipe, planner, before_run=True)
+        terminal.close()
     except (UserError, MlflowFailed) as error:
         write_json(out, build_result("failed", [], error=error, where="resolve"))
         raise

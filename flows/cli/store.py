@@ -11,6 +11,7 @@ from flows.reports.tables import align
 from tasks.cache import garbage_collection, settings
 from tasks.cache.garbage_collection import INCOMPLETE, JOBS, QUARANTINE, RECORDS, REMOVED, Piece, Sizes
 from tasks.registry.retention import find_needs
+from tasks.tracking.reports import format_size
 
 # Listed after the artifacts of the stages.
 LEFTOVERS = (JOBS, QUARANTINE, INCOMPLETE, REMOVED, RECORDS)
@@ -70,16 +71,6 @@ def _confirm(question: str) -> bool:
     except EOFError:
         print()
         return False
-
-
-def format_size(size_bytes: int) -> str:
-    """`1.2 GB`"""
-    size, unit = float(size_bytes), "B"
-    for larger in ("kB", "MB", "GB"):
-        if size < 999.5:
-            break
-        size, unit = size / 1000, larger
-    return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.1f} {unit}"
 
 
 def _format_tables(pieces: Sequence[Piece], sizes: Sizes) -> Iterator[str]:

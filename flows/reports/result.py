@@ -44,6 +44,7 @@ def build_result(
                 "state": row.state,
                 "seconds": round(row.seconds, 3),
                 "artifact": row.artifact,
+                "fetched_bytes": row.fetched_bytes,
             }
             for row in rows
         ],

@@ -10,9 +10,9 @@ from typing import Any, TextIO
 
 from flows.reports.tables import metric_lines
 from tasks.cache.refs import Ref
-from tasks.cache.stage import Listener, Row
+from tasks.cache.stage import Listener, Row, fetch_event
 from tasks.tracking.reports import find_worst_groups
-from tasks.tracking.stage_summary import Pace, format_evaluation, summarize_result
+from tasks.tracking.stage_summary import Pace, format_evaluation, summarize_row
 from training.recipe import Recipe
 
 # Intervals of progress lines: a terminal redraws one line, a file gets a new line each time.
@@ -65,6 +65,10 @@ class Terminal(Listener):
         """Returns a function that shows the stage's progress."""
         return lambda done, total: self._progress(stage, {"done": done, "total": total})
 
+    def fetch_progress_of(self, stage: str) -> Callable[[int, int], None]:
+        """Returns a function that shows a download for the stage, in bytes."""
+        return lambda done, total: self.stage_events(stage, [fetch_event(done, total)])
+
     def clear(self) -> None:
         """Removes the progress line."""
         if self._redraws:
@@ -87,7 +91,7 @@ class Terminal(Listener):
     def _format_bar(self, event: Mapping[str, Any], width: int = 1000) -> str:
         """`██████░░░░ 280/560  loss 0.754  927 rows/s  16 s left, until 14:05` within `width` columns."""
         done, total = event["done"], event["total"]
-        text = f" {done:,}/{total:,}"
+        text = f" {done:,}/{total:,}" + (f" {event['unit']}" if "unit" in event else "")
         text += f"  loss {event['loss']:.3f}" if event.get("loss") is not None else ""
         text += f"  {event['samples_per_second']:,.0f} rows/s" if "samples_per_second" in event else ""
         if (left_s := self._pace.left_s(done, total)) is not None:
@@ -99,7 +103,7 @@ class Terminal(Listener):
         return "█" * full + "░" * (length - full) + text
 
     def _stage_lines(self, row: Row, result: Any) -> list[str]:
-        lines = [stage_line(row.name, row.state, f"{row.seconds:7.1f} s", summarize_result(row.name, result))]
+        lines = [stage_line(row.name, row.state, f"{row.seconds:7.1f} s", summarize_row(row, result))]
         if row.name == "score" and isinstance(result, Ref) and self._recipe:
             groups = find_worst_groups(self._recipe, result.path).values()
             lines += [stage_line("", "", "", f"slices: worst {group}") for group in groups]
@@ -126,6 +130,10 @@ class Quiet(Listener):
         self.result = result
         for text in metric_lines(result["metrics"]):
             print(text)
+
+    def fetch_progress_of(self, stage: str) -> Callable[[int, int], None]:
+        """Returns a function that shows nothing."""
+        return lambda done, total: None
 
     def close(self) -> None:
         """Does nothing."""

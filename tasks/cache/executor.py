@@ -27,6 +27,7 @@ from tasks.cache import settings, store
 from tasks.cache.history import History
 from tasks.cache.locks import FlockManager
 from tasks.cache.refs import Ref
+from tasks.cache.remote import Remote
 from tasks.cache.stage import Listener, Row, Stage, Work
 from training.jobs.protocol import read_outcome
 
@@ -72,16 +73,23 @@ class Executor:
         run: the flow run's id.
         listeners: receive each stage's start, events and end; an error in one fails no stage.
         force: the stages to run although their output is stored.
+        remote: artifacts of other machines.
     """
 
     def __init__(
-        self, recipe: str, run: str, listeners: Sequence[Listener] = (), force: frozenset[str] = frozenset()
+        self,
+        recipe: str,
+        run: str,
+        listeners: Sequence[Listener] = (),
+        force: frozenset[str] = frozenset(),
+        remote: Remote | None = None,
     ) -> None:
         self.rows: list[Row] = []
         self._history = History(recipe)
         self._run = run
         self._listeners = _Listeners(listeners)
         self._force = force
+        self._remote = remote or Remote()
         self._uncommitted: list[Callable[[], None]] | None = None
         """History entries of an open `together`."""
 
@@ -101,7 +109,8 @@ class Executor:
             state = work.state
         finally:
             artifact = result.location if isinstance(result, Ref) else None
-            row = Row(stage.name, key or None, state, time.monotonic() - started, artifact)
+            fetched = self._remote.fetched_bytes(stage.name, key) if state == "cached" else None
+            row = Row(stage.name, key or None, state, time.monotonic() - started, artifact, fetched)
             self.rows.append(row)
             self._listeners.stage_ended(row, result)
         if self._uncommitted is None:
@@ -150,7 +159,7 @@ class Executor:
         policy = GivenKey(given=f"{stage.name}/{work.key}/{store.RECORD}")
         forced = stage.name in self._force
         return Task(
-            fn=_artifact_body(stage, work, flat, forced),
+            fn=_artifact_body(stage, work, flat, forced, self._remote),
             name=stage.name,
             cache_policy=policy.configure(lock_manager=locks, isolation_level=IsolationLevel.SERIALIZABLE),
             result_storage=settings.home() / "artifacts",
@@ -190,11 +199,13 @@ class _Listeners(Listener):
                 self._failed.add(id(listener))
 
 
-def _artifact_body(stage: Stage[Any], work: Work, flat: dict[str, Any], forced: bool) -> Any:
+def _artifact_body(stage: Stage[Any], work: Work, flat: dict[str, Any], forced: bool, remote: Remote) -> Any:
     def body(*arguments: Any) -> Ref | State[Ref]:
         found = None if forced else _find_or_discard(stage.name, work.key)
+        if found is None and not forced:
+            found = remote.find(stage.name, work.key, work.fetch_progress)
         if found is not None:
-            # Complete except for Prefect's record: an earlier run was killed between the two.
+            # Complete except for Prefect's record: fetched, or an earlier run was killed between the two.
             shutil.rmtree(work.job, ignore_errors=True)
             return Completed(name="Cached", data=found)
         if forced:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from tasks.cache import store
 from tasks.cache.history import History
 from tasks.cache.refs import Lock, Ref
+from tasks.cache.remote import Progress, Remote, no_progress
 from tasks.cache.stage import Stage, Work
 
 
@@ -46,19 +47,29 @@ class PlannedStage:
 
 
 class Planner:
-    """Walks a composition of stages and changes nothing.
+    """Walks a composition of stages and changes nothing, except that it fetches artifacts of other machines: inputs
+    of later stages are read from their files.
 
     Args:
         recipe: its name, to compare the inputs of a stage with those of its last run.
         force: the stages to run although their output is stored.
+        remote: artifacts of other machines.
+        fetch_progress: gives the function that shows the download of a stage's artifact.
     """
 
-    def __init__(self, recipe: str, force: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        recipe: str,
+        force: frozenset[str] = frozenset(),
+        remote: Remote | None = None,
+        fetch_progress: Callable[[str], Progress] = lambda stage: no_progress,
+    ) -> None:
         self.rows: list[PlannedStage] = []
         self.arguments: dict[str, tuple[Any, ...]] = {}
         """The arguments of each stage."""
         self._history = History(recipe)
         self._force = force
+        self._remote, self._fetch_progress = remote or Remote(), fetch_progress
 
     def __call__(self, stage: Stage[Any], *arguments: Any) -> Any:
         """The stage's result if it is known without running it, else Unknown."""
@@ -132,6 +143,8 @@ class Planner:
             ref = store.find(stage.name, key)
         except store.Damaged as damage:
             return None, (f"damaged: {damage}",)
+        if ref is None:
+            ref = self._remote.find(stage.name, key, self._fetch_progress(stage.name))
         return ref, () if ref else self._explain_missing(stage, key, flat, names)
 
     def _expect(self, stage: Stage[Any]) -> Unknown:

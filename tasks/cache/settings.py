@@ -4,6 +4,7 @@
 |---|---|---|
 | FINETUNE_HOME | the store, jobs, locks, and the default tracking database | `.finetune` in the working directory |
 | MLFLOW_TRACKING_URI | where runs and models are tracked | `sqlite:///<home>/mlflow.db` |
+| FINETUNE_STORE | artifacts that machines share: `s3://bucket/prefix`, or `file:///folder` | none |
 | PREFECT_API_URL | the Prefect server | `finetune up`, the active profile, or one for the run |
 """
 

@@ -71,6 +71,8 @@ class Row:
     seconds: float
     artifact: str | None = None
     """The artifact's folder, relative to the home."""
+    fetched_bytes: int | None = None
+    """Downloaded from the shared store for a cached stage; None if the artifact was here."""
 
 
 @dataclass
@@ -103,6 +105,15 @@ class Work:
     def progress(self, done: int, total: int) -> None:
         """Reports the progress of a stage without a child program, in rows."""
         self.on_events([{"kind": "progress", "done": done, "total": total}])
+
+    def fetch_progress(self, done: int, total: int) -> None:
+        """Reports the progress of a download, in bytes."""
+        self.on_events([fetch_event(done, total)])
+
+
+def fetch_event(done: int, total: int) -> dict[str, Any]:
+    """The progress of a download, from bytes."""
+    return {"kind": "progress", "done": done // 10**6, "total": total // 10**6, "unit": "MB"}
 
 
 class Driver(Protocol):

@@ -20,7 +20,7 @@ from tasks.prefect.artifacts import (
     tabulate_data_report,
 )
 from tasks.tracking.reports import read_report
-from tasks.tracking.stage_summary import Pace, format_evaluation, summarize_result
+from tasks.tracking.stage_summary import Pace, format_evaluation, summarize_row
 from tasks.tracking.stage_table import STAGES_WITH_REPORT
 from training.problems import Problem
 
@@ -72,7 +72,7 @@ class PrefectProgress(Listener):
     def stage_ended(self, row: Row, result: Any) -> None:
         """Logs one line, completes the bar of a stage that did not fail, and shows the stage's result."""
         ended = f"{row.name}: {row.state}, {row.seconds:,.0f} s"
-        get_run_logger().info("  ".join(filter(None, [ended, summarize_result(row.name, result)])))
+        get_run_logger().info("  ".join(filter(None, [ended, summarize_row(row, result)])))
         if self._has_bar and row.state != "failed":
             self._artifacts.put(row.name, Bar(100.0, ended))
         if row.name in STAGES_WITH_REPORT and isinstance(result, Ref):
@@ -100,7 +100,9 @@ class PrefectProgress(Listener):
 def _build_bar(stage: str, event: Mapping[str, Any], left_s: float | None) -> Bar:
     """`step 280 of 560, loss 0.754, 927 rows/s, ends about 14:05 UTC`"""
     done, total = event["done"], event["total"]
-    parts = [f"{'step ' if stage == 'fit' else ''}{done:,} of {total:,}"]
+    parts = [
+        f"{'step ' if stage == 'fit' else ''}{done:,} of {total:,}{' ' + event['unit'] if 'unit' in event else ''}"
+    ]
     if event.get("phase") == "evaluate":
         parts.append("evaluating")
     if event.get("loss") is not None:

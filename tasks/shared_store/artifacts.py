@@ -114,10 +114,11 @@ class SharedStore:
         ref, files = _parse(manifest, stage, key)
         return SharedArtifact(ref, files, manifest, _files_here(stage, {file.sha256 for file in files}))
 
-    def fetch(self, artifact: SharedArtifact) -> int:
+    def fetch(self, artifact: SharedArtifact, on_bytes: Callable[[int], None] = lambda count: None) -> int:
         """Publishes the artifact in the local store. Returns the bytes that were downloaded.
 
-        Raises DamagedObject, and publishes nothing, if objects are absent or have other bytes.
+        `on_bytes` is called with the bytes of each chunk, in several threads. Raises DamagedObject, and publishes
+        nothing, if objects are absent or have other bytes.
         """
         ref, by_content = artifact.ref, {file.sha256: file for file in artifact.files}
         with store.filling(ref.stage, ref.key) as aside:
@@ -126,7 +127,9 @@ class SharedStore:
                 (aside / file.path).parent.mkdir(parents=True, exist_ok=True)
             linked = {sha256 for sha256, path in targets.items() if _link(artifact.here.get(sha256), path, sha256)}
             missing = [file for sha256, file in by_content.items() if sha256 not in linked]
-            faults = _in_parallel(lambda file, stop: self._download(file, targets[file.sha256], stop), missing)
+            faults = _in_parallel(
+                lambda file, stop: self._download(file, targets[file.sha256], stop, on_bytes), missing
+            )
             if damaged := {file.object: fault for file, fault in zip(missing, faults, strict=True) if fault}:
                 raise DamagedObject(ref.stage, ref.key, "; ".join(damaged.values()), list(damaged))
             for file in artifact.files:
@@ -162,7 +165,7 @@ class SharedStore:
         for name in (_manifest_name(damage.stage, damage.key), *damage.objects):
             self._bucket.remove(name)
 
-    def _download(self, file: SharedFile, target: Path, stop: Event) -> str | None:
+    def _download(self, file: SharedFile, target: Path, stop: Event, on_bytes: Callable[[int], None]) -> str | None:
         """Writes a file. Returns the fault of its object, if it has one."""
         digest = hashlib.sha256()
         try:
@@ -171,6 +174,7 @@ class SharedStore:
                     _check(stop)
                     digest.update(chunk)
                     out.write(chunk)
+                    on_bytes(len(chunk))
                 out.flush()
                 os.fsync(out.fileno())  # while other files arrive
         except (NotFound, WrongSize) as fault:

@@ -58,6 +58,16 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
+def format_size(size_bytes: int) -> str:
+    """`1.2 GB`"""
+    size, unit = float(size_bytes), "B"
+    for larger in ("kB", "MB", "GB"):
+        if size < 999.5:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.1f} {unit}"
+
+
 def format_score(score: Mapping[str, float | None]) -> str:
     """`0.8312 (0.813 to 0.848; baseline 0.523)`: a metric's value, its interval, and the value of the best constant
     prediction, as training.programs.score writes them."""

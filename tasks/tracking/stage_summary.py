@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.cache.refs import Champion, Promotion, Publication, Ref, Verdict, Version
+from tasks.cache.stage import Row
+from tasks.tracking.reports import format_size
 from tasks.tracking.stage_table import STAGES
 
 
@@ -17,6 +19,12 @@ def format_evaluation(event: Mapping[str, Any]) -> str | None:
         return None
     listed = ", ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in found.items())
     return f"step {event['step']}: {listed}"
+
+
+def summarize_row(row: Row, result: Any) -> str:
+    """`fetched 12 MB`, if the artifact was downloaded, and the main figures of the result."""
+    fetched = "" if row.fetched_bytes is None else f"fetched {format_size(row.fetched_bytes)}"
+    return "  ".join(filter(None, [fetched, summarize_result(row.name, result)]))
 
 
 def summarize_result(stage: str, result: Any) -> str:

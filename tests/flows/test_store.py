@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from flows.cli.main import main
-from flows.cli.store import format_size
 from tasks.cache import store
 from tasks.cache.garbage_collection import Sizes, bytes_on_disk
+from tasks.tracking.reports import format_size
 from tests.flows.small import FinishedRun
 from tests.made import KEY, artifact
 

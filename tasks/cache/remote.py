@@ -1,0 +1,31 @@
+"""The seam between the local store and one that many machines share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tasks.cache.refs import Ref
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are transferred and those of all files."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Shows nothing."""
+
+
+class Remote:
+    """Artifacts that other machines made. This class is for a home that shares nothing; no method raises an error of
+    the network."""
+
+    def find(self, stage: str, key: str, progress: Progress = no_progress) -> Ref | None:
+        """The artifact, fetched into the local store; None if it cannot be had."""
+        return None
+
+    def fetched_bytes(self, stage: str, key: str) -> int | None:
+        """The bytes that this run or its plan downloaded for an artifact; None if it was here before."""
+        return None
+
+    def end_run(self) -> list[str]:
+        """Ends the run, or a plan without a run, and returns its warnings."""
+        return []

@@ -1,0 +1,82 @@
+"""The shared store as runs and plans see it: a bucket that fails stops no run."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+from tasks.cache import settings, store
+from tasks.cache.locks import FlockManager
+from tasks.cache.refs import Ref
+from tasks.cache.remote import Progress, Remote, no_progress
+from tasks.shared_store.artifacts import DamagedObject, SharedArtifact, SharedStore
+from tasks.shared_store.bucket import Bucket, BucketError
+
+
+class BucketRemote(Remote):
+    """The artifacts of a bucket."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._url = bucket.url
+        self._shared = SharedStore(bucket)
+        self._fetched: dict[tuple[str, str], int] = {}
+        self._is_away = False
+        """Whether a look-up failed: each further one would wait for the same answer."""
+        self._warnings: list[str] = []
+
+    def find(self, stage: str, key: str, progress: Progress = no_progress) -> Ref | None:
+        """The artifact, fetched into the local store; None if it is absent, damaged, or the bucket does not answer."""
+        if self._is_away:
+            return None
+        try:
+            artifact = self._shared.look_up(stage, key)
+            if artifact is None:
+                return None
+            with _fetch_lock(stage, key):
+                if store.find(stage, key) is None:  # another process of this home may have fetched it meanwhile
+                    on_bytes = _count(artifact, progress)
+                    self._fetched[stage, key] = self._shared.fetch(artifact, on_bytes)
+            return artifact.ref
+        except DamagedObject as damage:
+            self._warnings.append(f"{damage}. It is made again.")
+            with contextlib.suppress(BucketError):
+                self._shared.remove(damage)
+        except BucketError as error:
+            self._is_away = True
+            self._warnings.append(f"This run goes on without artifacts of the shared store: {error}")
+        return None
+
+    def fetched_bytes(self, stage: str, key: str) -> int | None:
+        """The bytes that this run or its plan downloaded for an artifact; None if it was here before."""
+        return self._fetched.get((stage, key))
+
+    def end_run(self) -> list[str]:
+        """Ends the run, or a plan without a run, and returns its warnings."""
+        warnings, self._warnings = self._warnings, []
+        self._fetched, self._is_away = {}, False
+        return warnings
+
+
+@contextlib.contextmanager
+def _fetch_lock(stage: str, key: str) -> Iterator[None]:
+    """One fetch of an artifact at a time in this home, also by plans, which hold no lock of the stage."""
+    locks, name, holder = FlockManager(settings.home() / "locks"), f"fetch/{stage}/{key}", "fetch"
+    locks.acquire_lock(name, holder)
+    try:
+        yield
+    finally:
+        locks.release_lock(name, holder)
+
+
+def _count(artifact: SharedArtifact, progress: Progress) -> Callable[[int], None]:
+    """Adds up the bytes of transfers that run at the same time."""
+    turn, total, done = threading.Lock(), artifact.missing_bytes, 0
+
+    def on_bytes(count: int) -> None:
+        nonlocal done
+        with turn:
+            done += count
+            progress(done, total)
+
+    return on_bytes
