@@ -140,9 +140,10 @@ class Ground:
 def argv(pid: int) -> list[str]:
     """The command line of a process; empty when it is gone."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0")  # a fork shows its own before empty memory
     except OSError:
         return []
+    return command.decode(errors="replace").split("\0") if command else []
 
 
 def victims(flow: int) -> dict[str, list[int]]:

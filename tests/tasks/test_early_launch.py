@@ -16,6 +16,7 @@ import pytest
 from tasks.jobs import early_launch, warm
 from tasks.jobs.launch import accelerate_argv, accelerate_environment, run_job, start
 from tasks.jobs.supervisors import poll, stop
+from tests.drill.ground import victims
 from tests.fork_server import NEW_PYTHON
 from training.jobs.processes import descendants, find_readers, start_ticks
 from training.jobs.protocol import Imports, Job, read_events
@@ -134,6 +135,13 @@ def test_a_module_that_changed_while_the_program_waited_is_imported_as_it_is_now
     launch_early()
     (modules / f"{PRELOADED}.py").write_text(preloaded(version=2))
     assert run(home, f"import {PRELOADED}") == {"early": True, "imported": 2}
+
+
+def test_the_drill_finds_the_launcher_that_waits(home: Path) -> None:
+    pids = launch_early()
+    assert {*pids} <= {*victims(os.getpid())["waiting launcher"]}
+    run(home)
+    assert "waiting launcher" not in victims(os.getpid())
 
 
 def test_a_run_that_ends_before_leaves_no_process_and_no_folder(home: Path) -> None:
