@@ -18,13 +18,13 @@ MODEL = ModelSpec("models:/reviews/1", 32, {"task": "sequence-classification", "
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), None])
-def test_an_answer_that_is_stopped_leaves_the_file_as_it_was_and_nothing_beside_it(
+def test_a_prediction_that_is_stopped_leaves_the_file_as_it_was_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
 ) -> None:
     out = tmp_path / "out.csv"
     out.write_text("old")
 
-    def half(model: ModelSpec, asked: Any, inputs: dict[str, str], on_events: Any) -> dict[str, int]:
+    def half(model: ModelSpec, settings: Any, inputs: dict[str, str], on_events: Any) -> dict[str, int]:
         Path(inputs["aside"]).write_text("new")
         if error is not None:
             raise error
@@ -39,7 +39,7 @@ def test_an_answer_that_is_stopped_leaves_the_file_as_it_was_and_nothing_beside_
     assert list(tmp_path.iterdir()) == [out] and out.read_text() == ("new" if error is None else "old")
 
 
-def test_all_rows_that_are_no_conversation_are_told_by_number_before_a_model_is_loaded(
+def test_all_rows_that_are_no_conversation_are_reported_by_number_before_a_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(predict_rows, "_load_predictor", lambda *_: pytest.fail("a model was loaded"))
@@ -50,18 +50,18 @@ def test_all_rows_that_are_no_conversation_are_told_by_number_before_a_model_is_
     by_bot = wrong.format("message 1 is by 'bot', and roles are system, user, assistant")
     settings = {"task": "sft", "model": "models:/a/1", "max_length": 9, "columns": {"messages": "spoken"}}
 
-    def told(inputs: dict[str, str], **asked: Any) -> str:
-        job = Job(program="p", key="k", settings=settings | asked, inputs=inputs)
+    def message_of(inputs: dict[str, str], **changed: Any) -> str:
+        job = Job(program="p", key="k", settings=settings | changed, inputs=inputs)
         with pytest.raises(UserError) as caught:
             predict_rows.main(tmp_path, job, Events(tmp_path / "events"))
         return str(caught.value)
 
-    of_file = told({"file": str(file), "aside": str(tmp_path / "aside")}, out=str(tmp_path / "out.jsonl"))
+    of_file = message_of({"file": str(file), "aside": str(tmp_path / "aside")}, out=str(tmp_path / "out.jsonl"))
     assert of_file.splitlines() == [
         f"{file} row 2101: {by_bot} (3 rows like this: 2101, 2104, 2105): correct or remove them.",
         f"{file} row 2103: {wrong.format('it has no message')}: correct or remove it.",
     ]
-    typed = told({}, rows=[[json.dumps(good)], [json.dumps(bad)]])
+    typed = message_of({}, rows=[[json.dumps(good)], [json.dumps(bad)]])
     assert typed == f"TEXT row 2: {by_bot}: correct or remove it."
     assert not (tmp_path / "aside").exists()
 
@@ -79,11 +79,11 @@ def test_values_are_rows_of_all_columns_or_of_those_that_no_row_may_lack() -> No
 def test_texts_may_stand_behind_options_and_an_unknown_option_is_still_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(predict, "execute", lambda given: asked.append((given.task, given.texts)) or 0)
+    calls: list[Any] = []
+    monkeypatch.setattr(predict, "execute", lambda given: calls.append((given.task, given.texts)) or 0)
     for words in (["a", "b", "--task", "x:Y"], ["--task", "x:Y", "a", "b"], ["a", "--task", "x:Y", "b"]):
         assert main.main(["predict", "reviews", *words]) == 0
-    assert asked == [("x:Y", ["a", "b"])] * 3
+    assert calls == [("x:Y", ["a", "b"])] * 3
     for wrong in (["predict", "reviews", "a", "--kynd", "x:Y"], ["runs", "a", "b"]):
         with pytest.raises(SystemExit):
             main.main(wrong)

@@ -1,4 +1,4 @@
-"""What training starts from, where the recipe says: from the champion."""
+"""Training that starts from the champion."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def test_training_starts_from_the_champion_and_the_base_model_is_not_looked_at(r
     assert lock.notes == ["training starts from small/1, the champion"] and lock.model_files == {}
 
 
-def test_a_champion_is_asked_as_it_has_learnt_to_be_asked_and_with_todays_options_beside(
+def test_a_champion_predicts_with_the_prefix_that_it_has_learnt_and_todays_other_options(
     recipe: Recipe, tmp_path: Path
 ) -> None:
-    told = json.dumps({"task": "seq2seq", "options": {"num_beams": 2, "prefix": "German: "}})
-    asked = []
-    for tags in ({TASK_TAG: told}, {TASK_TAG: json.dumps({"task": "seq2seq", "options": {}})}, {}):
+    learnt = json.dumps({"task": "seq2seq", "options": {"num_beams": 2, "prefix": "German: "}})
+    inputs = []
+    for tags in ({TASK_TAG: learnt}, {TASK_TAG: json.dumps({"task": "seq2seq", "options": {}})}, {}):
         register_champion(**tags)
         for max_target_length in (8, 9):
             options = {"prefix": "translate: ", "max_target_length": max_target_length}
@@ -83,10 +83,10 @@ def test_a_champion_is_asked_as_it_has_learnt_to_be_asked_and_with_todays_option
             found = find_current(today)
             assert found is not None
             ref = Ref(stage="load_data", key=KEY, digest="d", parts={"validation.arrow": "v", "labels.json": "l"})
-            asked.append(predict_champion.flat_inputs(today, Lock(), ref, found.champion)[0])
-    assert [one["options.prefix"] for one in asked[::2]] == ["German: ", "", "translate: "]
-    assert [one["options.num_beams"] for one in asked[::2]] == [1, 1, 1]
-    changed = {name for name in asked[0] if asked[0][name] != asked[1][name]}
+            inputs.append(predict_champion.flat_inputs(today, Lock(), ref, found.champion)[0])
+    assert [one["options.prefix"] for one in inputs[::2]] == ["German: ", "", "translate: "]
+    assert [one["options.num_beams"] for one in inputs[::2]] == [1, 1, 1]
+    changed = {name for name in inputs[0] if inputs[0][name] != inputs[1][name]}
     assert changed == {"options.max_target_length"}
 
 
@@ -97,14 +97,14 @@ def test_to_look_for_a_champion_makes_no_database(recipe: Recipe, tracked: Path)
     assert not (tracked / "mlflow.db").exists()
 
 
-def test_a_mistake_in_the_data_is_told_without_one_of_a_base_model_that_the_champion_may_replace(
+def test_a_mistake_in_the_data_is_reported_without_one_of_a_base_model_that_the_champion_may_replace(
     recipe: Recipe, tmp_path: Path
 ) -> None:
     register_champion(**{MODEL_TAG: "m" * 40})
     (tmp_path / "rows" / "train.csv").unlink()
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as raised:
         pin(recipe)
-    assert {problem.kind for problem in told.value.problems} == {"data"}
+    assert {problem.kind for problem in raised.value.problems} == {"data"}
 
 
 def test_a_champion_of_the_same_rows_is_no_change_and_one_of_other_rows_or_unknown_ones_is(
@@ -138,7 +138,7 @@ def test_rows_are_the_same_wherever_their_files_lie(recipe: Recipe, tmp_path: Pa
     assert pin(other).rows != pin(recipe).rows
 
 
-def test_a_version_tells_the_rows_that_it_was_pinned_to_whatever_became_of_their_reader_since(
+def test_a_version_records_the_rows_that_it_was_pinned_to_though_their_reader_changed_since(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
@@ -152,7 +152,7 @@ def test_a_version_tells_the_rows_that_it_was_pinned_to_whatever_became_of_their
     assert _build_origin_tags(recipe, lock, "run", {"fit": fitted})[ROWS_TAG] == lock.rows != pin(recipe).rows
 
 
-def test_labels_that_the_champion_has_in_another_order_are_told_before_training(home: Path) -> None:
+def test_labels_that_the_champion_has_in_another_order_are_reported_before_training(home: Path) -> None:
     home.mkdir(mode=0o700)
     data = artifact("load_data", {"labels.json": LABELS})
     config = {"id2label": {"0": "good", "1": "bad"}}
@@ -165,7 +165,7 @@ def test_labels_that_the_champion_has_in_another_order_are_told_before_training(
         require_same_labels(Lock(started_from=OTHER), data, unnamed)
 
 
-def test_a_start_that_is_gone_or_no_tokenizer_is_told_with_its_version(tracked: Path, tmp_path: Path) -> None:
+def test_a_start_without_a_version_or_a_tokenizer_is_reported_with_its_version(tracked: Path, tmp_path: Path) -> None:
     recipe = parse(written(tmp_path, model=SCRATCH | {"start_from": "champion"}))
     with pytest.raises(
         UserError, match=r"start_from: the version small/7, .* no longer in MLflow: set this to base, and begin a"

@@ -246,7 +246,7 @@ def is_module(name: str) -> bool:
     return stem.with_suffix(".py").is_file() or (stem / "__init__.py").is_file()
 
 
-def test_what_a_recipe_names_is_here_or_installed_and_else_told_by_its_field(work: Path) -> None:
+def test_user_code_that_is_neither_here_nor_installed_is_reported_by_its_field(work: Path) -> None:
     assert users_code({"data.path": "rows:read", "training.loss": "focal"}) == (["rows"], [])
     assert users_code({"data.path": "numpy.random:rand"}) == ([], ["numpy"])
     assert users_code({"evaluation.metrics[0]": f"hub:me/errors@{'a' * 40}"}) == ([], [])

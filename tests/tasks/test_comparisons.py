@@ -86,12 +86,12 @@ def test_an_edited_metric_of_the_users_is_another_comparison(
     client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = {"metrics": ["accuracy", "mine:Errors"], "compare": "errors"}
+    evaluation = {"metrics": ["accuracy", "mine:Errors"], "compare": "errors"}
     found = []
     for code in ("class Errors: share = 1", "class Errors: share = 2", "class Errors: share = 1  # as before"):
         (tmp_path / "mine.py").write_text(code)
-        found.append(number("a", **asked))
-    assert [*found, number("a", **asked, maximum={"errors": 9.0})] == [1, 2, 1, 3]  # less of it is better
+        found.append(number("a", **evaluation))
+    assert [*found, number("a", **evaluation, maximum={"errors": 9.0})] == [1, 2, 1, 3]  # less of it is better
 
 
 def test_new_rows_begin_anew(client: MlflowClient) -> None:

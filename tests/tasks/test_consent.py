@@ -64,8 +64,8 @@ def test_reproduce_lists_the_code_that_a_record_names_and_imports_none_of_it(
 ) -> None:
     registered(home, fresh_database, HOSTILE)
     assert main(["reproduce", "foreign/1"]) == 2
-    told = capsys.readouterr().err
-    assert [text for text in LISTED if text not in told] == [] and not payload.exists()
+    printed = capsys.readouterr().err
+    assert [text for text in LISTED if text not in printed] == [] and not payload.exists()
     assert main(["reproduce", "foreign/1", "--run-code"]) == 2  # it runs, and is no task type
     assert payload.exists() and "hostile:Kind' is the class int" in capsys.readouterr().err
 
@@ -77,8 +77,8 @@ def test_resume_lists_the_code_that_the_server_names_and_imports_none_of_it(
         parameters = {"recipe": RECIPE, "overrides": {"task": "hostile:Kind", "training.callbacks": ["os:getcwd"]}}
         run = client.create_flow_run(ours, parameters=parameters, state=Crashed())
     assert main(["resume", str(run.id)]) == 2
-    told = capsys.readouterr().err
-    assert [text for text in LISTED if text not in told] == [] and not payload.exists()
+    printed = capsys.readouterr().err
+    assert [text for text in LISTED if text not in printed] == [] and not payload.exists()
     assert main(["resume", str(run.id), "--run-code"]) == 2
     assert payload.exists()
 

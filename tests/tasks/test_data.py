@@ -44,7 +44,7 @@ def test_how_a_table_is_read_is_in_the_key_of_its_rows(read: dict[str, Any]) -> 
     assert changed and all(name.startswith(f"data.{field}") for name in changed for field in read)
 
 
-def test_names_of_labels_are_in_the_key_by_what_their_file_says(tmp_path: Path) -> None:
+def test_names_of_labels_are_in_the_key_by_the_content_of_their_file(tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("bad\ngood\n")
     (tmp_path / "same.json").write_text('["bad", "good"]')
     (tmp_path / "other.txt").write_text("bad\nbest\n")

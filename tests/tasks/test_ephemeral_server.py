@@ -44,7 +44,7 @@ def answers(url: str) -> bool:
         return False
 
 
-def gone_within(url: str, seconds: float) -> bool:
+def ended_within(url: str, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while answers(url):
         if time.monotonic() > deadline:
@@ -66,17 +66,17 @@ def test_two_runs_start_a_server_each_on_a_fresh_database_and_neither_outlives_i
         urls = [url_of(process) for process in (killed, ended)]
         assert len(set(urls)) == 2 and all(answers(url) for url in urls)
         killed.send_signal(signal.SIGKILL)
-        assert gone_within(urls[0], 5)
+        assert ended_within(urls[0], 5)
         assert answers(urls[1])
         ended.communicate(timeout=30)
-        assert ended.returncode == 0 and gone_within(urls[1], 1)
+        assert ended.returncode == 0 and ended_within(urls[1], 1)
     finally:
         for process in (killed, ended):
             process.kill()
             process.wait()
 
 
-def test_the_server_of_a_run_asks_for_the_password_of_the_home_and_keeps_its_database_there(tmp_path: Path) -> None:
+def test_the_server_of_a_run_requires_the_password_of_the_home_and_keeps_its_database_there(tmp_path: Path) -> None:
     import httpx2
 
     home = tmp_path / "home"
@@ -85,8 +85,8 @@ def test_the_server_of_a_run_asks_for_the_password_of_the_home_and_keeps_its_dat
         url = url_of(process)
         password = (home / "services" / "password").read_text()
         body = {"name": "mine", "flow_id": "00000000-0000-0000-0000-000000000000"}
-        asked = {"/deployments/": body, "/block_documents/filter": {"include_secrets": True}, "/flows/count": {}}
-        for path, sent in asked.items():
+        requests = {"/deployments/": body, "/block_documents/filter": {"include_secrets": True}, "/flows/count": {}}
+        for path, sent in requests.items():
             assert httpx2.post(url + path, json=sent).status_code == 401
         login = ("finetune", password)
         assert httpx2.post(f"{url}/flows/count", auth=login, json={}).text == "0"

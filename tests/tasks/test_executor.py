@@ -85,22 +85,22 @@ def keyless(work: Work, text: str) -> Mapping[str, Any]:
 
 
 class Log(Listener):
-    """Remembers what a listener is told."""
+    """A listener that keeps its calls."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.entries: list[Any] = []
 
     def stage_started(self, stage: str, key: str) -> None:
-        self.told.append(("started", stage))
+        self.entries.append(("started", stage))
 
     def stage_waits(self, stage: str) -> None:
-        self.told.append(("waits", stage))
+        self.entries.append(("waits", stage))
 
     def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
-        self.told.append(("events", stage, events))
+        self.entries.append(("events", stage, events))
 
     def stage_ended(self, row: Row, result: Any) -> None:
-        self.told.append(("ended", row.name, row.state))
+        self.entries.append(("ended", row.name, row.state))
 
 
 class Broken(Log):
@@ -289,7 +289,7 @@ def test_a_forced_stage_does_not_take_what_its_finished_job_left(home: Path) -> 
         run((child, "hello"), force=("child",))
 
 
-def test_an_action_asks_the_outside_world_anew_though_its_job_of_a_killed_run_had_finished(home: Path) -> None:
+def test_an_action_runs_again_though_its_job_of_a_killed_run_had_finished(home: Path) -> None:
     finish(key_of(act_by_child, "hello"), home)
     with pytest.raises(JobFailed, match="ended before it began"):
         run((act_by_child, "hello"))
@@ -309,10 +309,10 @@ def test_a_key_that_cannot_be_computed_fails_the_run_and_makes_nothing(home: Pat
     assert calls == [] and states(rows) == ["failed"]
 
 
-def test_listeners_are_told_of_each_stage_in_order(home: Path) -> None:
+def test_listeners_receive_each_stage_in_order(home: Path) -> None:
     log = Log()
     run((write, "hello"), (act, "hello"), listeners=(log,))
-    assert log.told == [
+    assert log.entries == [
         ("started", "write"),
         ("ended", "write", "ran"),
         ("started", "act"),
@@ -323,7 +323,7 @@ def test_listeners_are_told_of_each_stage_in_order(home: Path) -> None:
 def test_a_listener_that_fails_fails_no_run_and_hides_no_error(home: Path) -> None:
     log = Log()
     assert states(run((write, "hello"), listeners=(Broken(), log))[1]) == ["ran"]
-    assert log.told[-1] == ("ended", "write", "ran")
+    assert log.entries[-1] == ("ended", "write", "ran")
     with pytest.raises(OSError, match="disk full"):
         run((write, "raise"), listeners=(Broken(), log))
 
@@ -406,7 +406,7 @@ def fail(work: Work, text: str) -> None:
 
 
 def run_together(*steps: tuple[Stage[Any], str]) -> list[dict[str, Any]]:
-    """Runs actions that belong together; gives the events that their listeners are told of, also where one fails."""
+    """Runs actions that belong together. Returns the events that their listeners receive, even if one fails."""
 
     def body() -> None:
         walk = Executor("recipe", str(flow_run.get_id()), (log,))
@@ -415,38 +415,38 @@ def run_together(*steps: tuple[Stage[Any], str]) -> list[dict[str, Any]]:
                 walk(stage, text)
 
     log = Log()
-    told[:] = []
+    events[:] = []
     try:
         flow(name="walk")(body)()
     finally:
-        told[:] = [event for entry in log.told if entry[0] == "events" for event in entry[2]]
-    return told
+        events[:] = [event for entry in log.entries if entry[0] == "events" for event in entry[2]]
+    return events
 
 
-told: list[dict[str, Any]] = []
+events: list[dict[str, Any]] = []
 
 
 @pytest.mark.parametrize(("how", "error"), [("mistake", UserError), ("stop", KeyboardInterrupt)])
-def test_where_one_of_them_fails_actions_that_belong_together_take_back_what_they_did_last_first(
+def test_where_one_of_them_fails_actions_that_belong_together_are_rolled_back_last_first(
     home: Path, how: str, error: type[BaseException]
 ) -> None:
     with pytest.raises(error):
         run_together((act_and_take_back, "one"), (act_and_take_back, "two"), (fail, how))
     assert calls == ["one", "two", "not two", "not one"]
-    assert [event["message"] for event in told] == ["two was taken back", "one was taken back"]
+    assert [event["message"] for event in events] == ["two was taken back", "one was taken back"]
     assert History("recipe").last_key("act_and_take_back") is None  # a plan must not take it for done
 
 
-def test_what_cannot_be_taken_back_is_told_and_hides_neither_the_error_nor_the_others(home: Path) -> None:
+def test_a_failed_rollback_is_reported_and_hides_neither_the_error_nor_the_others(home: Path) -> None:
     with pytest.raises(UserError, match="there: no"):
         run_together((act_and_take_back, "one"), (act_and_take_back, "stuck"), (fail, "mistake"))
     assert calls == ["one", "stuck", "not one"]
-    assert told[0] == {"kind": "warning", "message": "its changes could not be rolled back: it is away"}
+    assert events[0] == {"kind": "warning", "message": "its changes could not be rolled back: it is away"}
 
 
 def test_actions_that_all_end_well_are_remembered_together(home: Path) -> None:
     run_together((act_and_take_back, "one"), (act, "two"))
-    assert calls == ["one", "two"] and told == []
+    assert calls == ["one", "two"] and events == []
     key = History("recipe").last_key("act_and_take_back")
     assert key and History("recipe").last_result("act_and_take_back", key) == {"text": "one"}
     assert History("recipe").last_key("act")

@@ -120,7 +120,7 @@ def test_of_an_installed_library_the_version_counts(mine: Path) -> None:
     assert "library.schedulefree" in inputs(optim="schedule_free_sgd", lr_scheduler_type="constant")
 
 
-def test_a_module_that_is_nowhere_is_told_with_its_field(mine: Path) -> None:
+def test_a_module_that_does_not_exist_is_reported_with_its_field(mine: Path) -> None:
     with pytest.raises(UserError) as raised:
         inputs(loss="mine:loss", callbacks=["mine:Mine", "nowhere_at_all:Mine"])
     (problem,) = raised.value.problems

@@ -35,7 +35,7 @@ def begun(client: SyncPrefectClient, ends: State[None] | None, of: object = ours
     return client.read_flow_run(run.id)
 
 
-def test_the_last_that_did_not_complete_is_gone_on_with_and_none_that_runs_here_or_elsewhere(
+def test_the_last_incomplete_run_is_resumed_and_none_that_runs_here_or_elsewhere(
     prefect_server: None, home: Path
 ) -> None:
     with get_client(sync_client=True) as client:
@@ -53,14 +53,14 @@ def test_the_last_that_did_not_complete_is_gone_on_with_and_none_that_runs_here_
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(taken_for_dead.id, Completed(), force=True)
     assert find(None).id == killed.id == find(str(killed.id)[:13]).id
-    for run, said in ((elsewhere, "is Running, here or elsewhere"), (completed, "is Completed: a new run")):
-        with pytest.raises(UserError, match=f"{run.id} {said}"):
+    for run, reason in ((elsewhere, "is Running, here or elsewhere"), (completed, "is Completed: a new run")):
+        with pytest.raises(UserError, match=f"{run.id} {reason}"):
             find(str(run.id))
     with pytest.raises(UserError, match="no flow run"):
         find(str(foreign.id))
 
 
-def test_a_server_that_died_with_its_runs_is_told_of_them_and_of_no_other(prefect_server: None, home: Path) -> None:
+def test_a_server_that_died_with_its_runs_gets_their_ends_and_no_others(prefect_server: None, home: Path) -> None:
     with get_client(sync_client=True) as client:
         killed, cancelled, alive, elsewhere = (begun(client, None) for _ in range(4))
         client.set_flow_run_state(cancelled.id, Cancelling(), force=True)

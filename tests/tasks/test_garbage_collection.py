@@ -152,7 +152,7 @@ def test_what_mlflow_has_not_got_and_what_another_registry_has_is_needed(tracked
     assert needed(look(["2222"]))["b1"] == ()
 
 
-def test_a_job_that_runs_or_is_of_today_is_kept_though_no_run_tells_of_it(tracked: Path) -> None:
+def test_a_job_that_runs_or_is_of_today_is_kept_though_no_run_records_it(tracked: Path) -> None:
     running, today, old = job("a1", 1e6), job("b1"), job("c1", 1e6)
     with (running / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -163,7 +163,7 @@ def test_a_job_that_runs_or_is_of_today_is_kept_though_no_run_tells_of_it(tracke
     assert running.is_dir() and today.is_dir() and not old.exists()
 
 
-def test_the_bytes_that_are_freed_are_those_that_were_told_and_a_file_with_two_names_counts_once(
+def test_the_freed_bytes_are_those_that_were_announced_and_a_file_with_two_names_counts_once(
     tracked: Path,
 ) -> None:
     key = made("fit", "a1", 100_000)
@@ -176,10 +176,11 @@ def test_the_bytes_that_are_freed_are_those_that_were_told_and_a_file_with_two_n
     store.discard("fit", made("fit", "d1", 30_000), "damaged")
     going = [piece.path for piece in look() if not piece.needed_by]
     before = bytes_on_disk([tracked])
-    told = bytes_on_disk(going, freed=True)
-    assert 130_000 < told < 200_000 and bytes_on_disk(going) - told >= 70_000  # which has a name in an artifact too
-    assert remove(set(going)) == (3, told)
-    assert before - bytes_on_disk([tracked]) == told
+    announced = bytes_on_disk(going, freed=True)
+    # The difference is the file that has a name in an artifact too.
+    assert 130_000 < announced < 200_000 and bytes_on_disk(going) - announced >= 70_000
+    assert remove(set(going)) == (3, announced)
+    assert before - bytes_on_disk([tracked]) == announced
     assert store.find("fit", kept) is not None
 
 
@@ -195,36 +196,36 @@ def test_nothing_is_removed_while_a_run_goes_on_which_waits_for_no_removal_but_t
     assert remove({store.folder("fit", key)})[0] == 1
 
 
-def test_a_run_that_waits_for_a_removal_says_so_and_what_is_put_aside_is_measured_after_it(
+def test_a_run_that_waits_for_a_removal_reports_it_and_removed_files_are_measured_after_it(
     tracked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free: list[bool] = []
     monkeypatch.setattr(
         "tasks.cache.garbage_collection.Sizes.of", lambda *given, **named: free.append(not is_held(lock)) or 0
     )
-    lock, said = settings.home() / "locks/home.lock", threading.Event()
+    lock, waited = settings.home() / "locks/home.lock", threading.Event()
     assert remove({store.folder("fit", made("fit", "a1"))})[0] == 1 and free == [True]
-    with in_use(said.set):
-        assert not said.is_set()
+    with in_use(waited.set):
+        assert not waited.is_set()
 
     def run() -> None:
-        with in_use(said.set):
+        with in_use(waited.set):
             pass
 
     waiting = threading.Thread(target=run, daemon=True)
     with lock.open("w") as alone:
         fcntl.flock(alone, fcntl.LOCK_EX)
         waiting.start()
-        assert said.wait(20) and waiting.is_alive()
+        assert waited.wait(20) and waiting.is_alive()
     waiting.join(20)
     assert not waiting.is_alive()
 
 
-def test_what_is_needed_since_it_was_told_stays(tracked: Path) -> None:
+def test_an_artifact_that_is_needed_since_it_was_listed_stays(tracked: Path) -> None:
     key = made("fit", "a1")
-    told = {piece.path for piece in look() if not piece.needed_by}
+    removable = {piece.path for piece in look() if not piece.needed_by}
     History("small").remember_key("fit", key)
-    assert remove(told) == (0, 0)
+    assert remove(removable) == (0, 0)
 
 
 @pytest.mark.parametrize(("during", "call", "left_whole"), [("rename", 3, 1), ("rmtree", 1, 0)])

@@ -37,7 +37,7 @@ def _somewhere(home: Path) -> None:
 
 def judge(
     bounds: dict[str, Any],
-    beside: Comparison | None = None,
+    comparison: Comparison | None = None,
     groups: list[dict[str, Any]] = GENRES,
     slices: Sequence[str] = (),
 ) -> Verdict:
@@ -56,7 +56,7 @@ def judge(
     scores = Ref(stage="score", key="k", digest="d", figures=figures)
     scores.path.mkdir(parents=True, exist_ok=True)
     (scores.path / "slices.json").write_text(json.dumps({"validation": dict.fromkeys(["genre", *slices], groups)}))
-    compared = Ref(stage="compare", key="k", digest="d", figures=beside.model_dump()) if beside else None
+    compared = Ref(stage="compare", key="k", digest="d", figures=comparison.model_dump()) if comparison else None
     verdict = gate.make(Work("k", Path(), "run"), recipe, scores, compared)
     assert isinstance(verdict, Verdict)
     return verdict
@@ -113,7 +113,7 @@ def test_a_comparison_among_others_on_the_same_rows_is_named_with_what_it_takes(
     )
 
 
-def test_a_comparison_that_no_gain_could_pass_says_so() -> None:
+def test_a_comparison_that_no_gain_could_pass_is_reported() -> None:
     late = BETTER.model_copy(update={"better": False, "comparison": 46, "confidence": 1 - 4e-5, "p_value": 5e-5})
     stuck = late.model_copy(update={"least_p_value": 5e-5})
     assert judge({}, stuck).reason == (
@@ -140,9 +140,9 @@ def test_a_better_model_is_kept_where_rows_are_too_few_and_the_reason_names_how_
 
 
 def test_a_first_model_that_may_be_no_better_than_the_baseline_is_kept_with_that_reason() -> None:
-    beside = BETTER.model_copy(update={"champion": "the constant answer 'bad'", "baseline": True})
-    assert judge({}, beside).decision == "promote"
-    chance = beside.model_copy(update={"better": False, "p_value": 0.3})
+    comparison = BETTER.model_copy(update={"champion": "the constant answer 'bad'", "baseline": True})
+    assert judge({}, comparison).decision == "promote"
+    chance = comparison.model_copy(update={"better": False, "p_value": 0.3})
     verdict = judge({}, chance)
     assert (verdict.decision, verdict.reason) == (
         "keep",
@@ -163,7 +163,7 @@ def test_a_first_model_that_may_be_no_better_than_the_baseline_is_kept_with_that
     assert judge({"baseline": False}).decision == "promote"
 
 
-def test_a_figure_without_a_value_reaches_no_bound_and_is_told_as_one_that_is_not_there() -> None:
+def test_a_figure_without_a_value_reaches_no_bound_and_is_reported() -> None:
     verdict = judge({"minimum": {"precision": 0.0, "f1": 0.9}, **floors(war={"precision": 0.0})})
     assert verdict.decision == "reject" and verdict.reason == (
         "it misses validation.f1 0.7 < 0.9; "
@@ -192,7 +192,7 @@ def floors(**limits: dict[str, float]) -> dict[str, Any]:
     return {"floors": {name if name == "genre" else f"genre={name}": limit for name, limit in limits.items()}}
 
 
-def test_a_group_below_its_floor_rejects_and_the_reason_says_where_by_how_much_and_on_how_many_rows() -> None:
+def test_a_group_below_its_floor_rejects_and_the_reason_has_its_name_its_distance_and_its_rows() -> None:
     verdict = judge({**floors(genre={"accuracy": 0.75}), "minimum": {"accuracy": 0.85}}, BETTER)
     assert verdict.decision == "reject"
     assert verdict.reason == (
@@ -230,7 +230,7 @@ def test_a_floor_of_one_group_stands_in_place_of_that_for_each() -> None:
     assert limits["validation.genre=horror.accuracy"] == 0.4 and limits["validation.genre=horror.f1"] == 0.5
 
 
-def test_a_floor_that_judges_nothing_rejects_and_says_so() -> None:
+def test_a_floor_that_judges_nothing_rejects_with_that_reason() -> None:
     few = [group("essay", 9, accuracy=1.0), group("poem", 3, accuracy=1.0)]
     verdict = judge(floors(genre={"accuracy": 0.5}), BETTER, few)
     assert (verdict.decision, verdict.checks) == ("reject", [])
@@ -249,7 +249,7 @@ def test_a_slice_that_is_called_like_a_group_of_another_is_no_floor_of_that_grou
     }
 
 
-def test_a_group_that_is_not_there_is_told_with_those_that_are() -> None:
+def test_a_group_that_does_not_exist_is_reported_with_those_that_do() -> None:
     with pytest.raises(UserError) as raised:
         judge(floors(horor={"accuracy": 0.5}, war={"accuracy": 0.5}))
     (problem,) = raised.value.problems

@@ -68,7 +68,7 @@ def test_a_process_is_pointed_at_the_servers_of_its_home_and_logged_in() -> None
     }
 
 
-def test_a_server_of_somebody_else_is_not_given_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_of_another_user_is_not_given_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
     running_services()
     monkeypatch.setenv("PREFECT_API_URL", OTHER)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.example")

@@ -27,9 +27,9 @@ def work(home: Path, tmp_path: Path) -> Work:
 
 
 def kinds(work: Work) -> list[str]:
-    (told,) = work.listeners
-    assert isinstance(told, Heard)
-    return [event["kind"] for event in told.events]
+    (listener,) = work.listeners
+    assert isinstance(listener, Heard)
+    return [event["kind"] for event in listener.events]
 
 
 def run(
@@ -104,7 +104,7 @@ HANGING_S = 20.0
         pytest.param(HANG, HANGING_S, id="hanging", marks=pytest.mark.drill),
     ],
 )
-def test_a_program_that_ends_early_or_hangs_goes_on_and_each_event_is_told_once(
+def test_a_program_that_ends_early_or_hangs_is_resumed_and_each_event_is_reported_once(
     work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, stall_timeout_s: float
 ) -> None:
     monkeypatch.setattr(launch, "STALLED_GRACE_S", 0.1)
@@ -134,7 +134,7 @@ def test_an_error_in_the_program_is_not_tried_again(work: Work, tmp_path: Path) 
     assert kinds(work).count("started") == 1
 
 
-def test_a_job_with_a_checkpoint_is_said_to_be_resumed(work: Work, tmp_path: Path) -> None:
+def test_a_job_with_a_checkpoint_is_reported_as_resumed(work: Work, tmp_path: Path) -> None:
     (work.job / "checkpoints" / "checkpoint-5").mkdir(parents=True)
     run(work, tmp_path, WRITE)
     assert work.state == "resumed"
@@ -168,10 +168,10 @@ def test_out_of_memory_halves_the_batch_until_it_fits_and_the_next_work_of_this_
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert run(work, tmp_path, NEEDS_QUARTERS, batches=BatchDivision(6, tmp_path, program="p")) == {"division": 4}
-    (told,) = work.listeners
-    assert isinstance(told, Heard)
-    said = [event["message"].split(". ")[-1] for event in told.events if event["kind"] == "warning"]
-    assert said == [
+    (listener,) = work.listeners
+    assert isinstance(listener, Heard)
+    endings = [event["message"].split(". ")[-1] for event in listener.events if event["kind"] == "warning"]
+    assert endings == [
         "Continuing with at most 3 rows at a time.",
         "Continuing with at most 2 rows at a time.",
     ]
@@ -185,7 +185,7 @@ def test_out_of_memory_halves_the_batch_until_it_fits_and_the_next_work_of_this_
     assert BatchDivision(6, tmp_path, program="p").rows == 6
 
 
-def test_when_single_rows_do_not_fit_the_run_ends_and_says_what_helps(work: Work, tmp_path: Path) -> None:
+def test_when_single_rows_do_not_fit_the_run_ends_with_the_next_step(work: Work, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(JobFailed, match="choose a smaller model") as failed:
         run(work, tmp_path, "raise MemoryError", batches=BatchDivision(3, tmp_path, program="p"))

@@ -208,7 +208,7 @@ FIELDS: dict[str, Change | Nothing] = {
 }
 """Every field, in the order of the recipe."""
 
-ASKED_BY_A_PERSON = "it says how the model answers to a person, and no stage has it write"
+ONLY_FOR_PEOPLE = "it says how the model answers to a person, and no stage has it write"
 WRITES = {"num_beams": 2, "max_new_tokens": 8, "min_new_tokens": 4, "length_penalty": 2.0, "no_repeat_ngram_size": 2}
 BEAMS = {"options.num_beams": 2}
 OPTIONS: dict[str, dict[str, Change | Nothing]] = {
@@ -217,7 +217,7 @@ OPTIONS: dict[str, dict[str, Change | Nothing]] = {
     "regression": {},
     "token-classification": {},
     "causal-lm": {
-        **{name: Nothing(value, ASKED_BY_A_PERSON, {**TEXTS, **BEAMS}) for name, value in WRITES.items()},
+        **{name: Nothing(value, ONLY_FOR_PEOPLE, {**TEXTS, **BEAMS}) for name, value in WRITES.items()},
         "packing": Change(False, "tokenize fit predict_champion", TEXTS),
         "append_eos": Change(False, "tokenize predict_champion", TEXTS),
     },
@@ -232,7 +232,7 @@ OPTIONS: dict[str, dict[str, Change | Nothing]] = {
         "generate_while_training": Change(False, "fit", {**TRANSLATION, "training.callbacks": ["mine:rows"]}),
     },
     "sft": {
-        **{name: Nothing(value, ASKED_BY_A_PERSON, {**CHAT, **BEAMS}) for name, value in WRITES.items()},
+        **{name: Nothing(value, ONLY_FOR_PEOPLE, {**CHAT, **BEAMS}) for name, value in WRITES.items()},
         "packing": Change(False, "tokenize fit predict_champion", CHAT),
         "append_eos": Change(False, "tokenize predict_champion", CHAT),
     },

@@ -79,7 +79,7 @@ def at_work_for(job: Path) -> list[int]:
     """The processes that have the job on their command lines; none where there is no /proc."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it may be gone
+        with contextlib.suppress(OSError):  # it may have ended
             if str(job).encode() in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))
     return found
@@ -108,9 +108,9 @@ def test_the_end_of_a_job_is_not_waited_for_until_the_next_poll(tmp_path: Path) 
     assert time.monotonic() - began < 30
 
 
-def test_a_finished_job_is_not_run_again_but_tells_its_events(tmp_path: Path) -> None:
-    first, told = run(tmp_path, "return {'pid': os.getpid()}")
-    assert run(tmp_path, "raise AssertionError('run again')") == (first, told)
+def test_a_finished_job_is_not_run_again_but_its_events_are_reported(tmp_path: Path) -> None:
+    first, events = run(tmp_path, "return {'pid': os.getpid()}")
+    assert run(tmp_path, "raise AssertionError('run again')") == (first, events)
 
 
 def test_a_finished_job_whose_output_was_damaged_is_run_again(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_finished_job_whose_output_was_damaged_is_run_again(tmp_path: Path) ->
     assert finished_output(tmp_path / "job") == second
 
 
-def test_a_job_that_told_that_it_finished_has_finished_whatever_its_exit_code(tmp_path: Path) -> None:
+def test_a_job_with_a_finished_outcome_has_finished_whatever_its_exit_code(tmp_path: Path) -> None:
     outcome, _ = run(tmp_path, "return {}", after="os.abort()")
     assert outcome.state == "finished"
 
@@ -145,7 +145,7 @@ def test_a_killed_program_was_interrupted(tmp_path: Path) -> None:
     assert failure(outcome).kind == "interrupted"
 
 
-def test_a_crash_in_native_code_is_told_with_the_line_that_led_there(tmp_path: Path) -> None:
+def test_a_crash_in_native_code_is_reported_with_the_line_that_led_there(tmp_path: Path) -> None:
     outcome, _ = run(tmp_path, "os.abort()")
     assert failure(outcome).kind == "internal"
     assert "in main" in failure(outcome).traceback
@@ -164,20 +164,22 @@ def test_a_rank_that_crashed_is_the_cause_and_one_that_lost_it_is_not(tmp_path: 
 
 
 @pytest.mark.parametrize("crash", ["", "Fatal Python error: Aborted"])
-def test_a_rank_that_was_killed_or_aborted_over_the_loss_of_another_is_told_as_lost(tmp_path: Path, crash: str) -> None:
+def test_a_rank_that_was_killed_or_aborted_over_the_loss_of_another_is_reported_as_lost(
+    tmp_path: Path, crash: str
+) -> None:
     outcome, _ = run(tmp_path, LOST.format(crash=crash))
     assert failure(outcome).kind == "lost_rank"
     assert failure(outcome).message.startswith("One of the processes was killed")
 
 
-def test_what_an_earlier_try_told_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+def test_the_outcome_of_an_earlier_try_is_not_taken_for_this_ones(tmp_path: Path) -> None:
     run(tmp_path, "raise MemoryError")
     outcome, _ = run(tmp_path, "return {}", before="import nowhere_to_be_found")
     assert failure(outcome).kind == "not_started"
 
 
 @pytest.mark.skipif(bool(why_not()), reason=str(why_not()))
-def test_a_disk_so_full_that_the_program_could_not_tell_of_it_is_told_all_the_same(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_even_if_the_program_could_not_report_it(tmp_path: Path) -> None:
     main = """
 with open(job_dir / "output" / "large", "wb", buffering=0) as file:
     while True:
@@ -193,9 +195,9 @@ with open(job_dir / "output" / "large", "wb", buffering=0) as file:
     with SmallDisk(tmp_path / "disk", megabytes=2) as disk:
         follower = [*disk.inside, sys.executable, "-c", code, str(job), *argv]
         env = {**os.environ, "PYTHONPATH": ROOT}
-        told = subprocess.run(follower, env=env, capture_output=True, text=True, check=True).stdout
+        printed = subprocess.run(follower, env=env, capture_output=True, text=True, check=True).stdout
         assert read_outcome(disk.seen / "job") is None
-    (problem,) = failure(Outcome.model_validate_json(told)).problems
+    (problem,) = failure(Outcome.model_validate_json(printed)).problems
     assert problem.where == str(job) and problem.message.startswith("the disk is full: 0 of 2 MB are free.")
 
 
@@ -230,7 +232,7 @@ def test_an_exception_while_following_stops_the_job_first(tmp_path: Path) -> Non
     assert start_ticks(pid_at_work(job)) == 0
 
 
-def test_when_the_follower_is_killed_the_job_is_gone_soon_after(tmp_path: Path) -> None:
+def test_when_the_process_that_follows_a_job_is_killed_the_job_ends_soon_after(tmp_path: Path) -> None:
     job, argv = write_job(tmp_path, "time.sleep(60)")
     code = (
         "import sys; from pathlib import Path; from tasks.jobs.launch import run_job\n"
@@ -254,7 +256,7 @@ def test_a_handle_is_plain_json_that_another_process_can_use(tmp_path: Path) -> 
         "before = poll(handle); stop(handle, 10); print(before, poll(handle), logs(handle).name)\n"
     )
     other = [sys.executable, "-c", code, handle.model_dump_json()]
-    # Until its starter has collected it, the stopped supervisor is a zombie: that counts as gone.
+    # Until its starter has collected it, the stopped supervisor is a zombie: that counts as ended.
     done = subprocess.run(other, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "False", "1.log"]
     assert not poll(handle)
@@ -309,7 +311,7 @@ def test_a_job_sees_no_rank_of_another_launcher_no_secret_and_the_environment_it
     assert outcome.figures == dict(zip(names, (*[None] * 5, "1", "1", "s"), strict=True))
 
 
-def test_under_accelerate_one_process_runs_whatever_the_users_own_configuration_says(
+def test_under_accelerate_one_process_runs_whatever_the_users_own_configuration(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "accelerate").mkdir()

@@ -1,4 +1,4 @@
-"""A model enters the registry only where it answers as it did, and pairs of texts are asked as they were trained."""
+"""Registration of a model that predicts as it did, and predictions for pairs of texts as in training."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PAIRS = [("a cat", "a saw and a nail"), ("bread " * 60, "soup"), ("a dog", "chee
 
 
 def make_model(world: Path) -> list[dict[str, float]]:
-    """A classifier in `world/model`, and what it says of the pairs: one by one, by itself; its logits are stored."""
+    """Writes a classifier to `world/model` and stores its logits. Returns its probabilities for each pair alone."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -64,8 +64,8 @@ def make_model(world: Path) -> list[dict[str, float]]:
     return found
 
 
-def log_and_ask(world: Path, run_id: str, uri: str) -> None:
-    """In one process, for importing costs more than all of it: a model is logged wrongly, then rightly, then asked."""
+def log_and_predict(world: Path, run_id: str, uri: str) -> None:
+    """Logs a model wrongly, then rightly, then predicts with it; in one process, since imports take longest."""
     os.environ |= {"MLFLOW_TRACKING_URI": uri, "MLFLOW_REGISTRY_URI": uri}
     found = make_model(world)
     (world / "found.json").write_text(json.dumps(found))
@@ -81,12 +81,12 @@ def log_and_ask(world: Path, run_id: str, uri: str) -> None:
     rest = {"model": "models:/own/1", "rows": [list(pair) for pair in PAIRS]}
     columns = {"columns": {"text": "first", "text_pair": "second"}}
     run(world / "typed", "tasks.registry.predict_rows", {"task": own["task"], **rest, **columns, "max_length": 32}, {})
-    asked = {"model": "models:/pairs/1", "max_length": 32, "task": "sequence-classification", "out": "out.csv"}
-    asked["columns"] = {"text": "first", "text_pair": "second"}
+    by_file = {"model": "models:/pairs/1", "max_length": 32, "task": "sequence-classification", "out": "out.csv"}
+    by_file["columns"] = {"text": "first", "text_pair": "second"}
     run(
         world / "asked",
         "tasks.registry.predict_rows",
-        asked,
+        by_file,
         {"file": str(world / "in.csv"), "aside": str(world / "aside")},
     )
 
@@ -104,7 +104,7 @@ def outcome(job_dir: Path) -> Outcome:
     return found
 
 
-def test_pairs_are_registered_where_the_logged_model_answers_as_before_and_asked_by_file(
+def test_pairs_are_registered_if_the_logged_model_predicts_as_before_and_are_predicted_by_file(
     tracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = connect()
@@ -113,7 +113,7 @@ def test_pairs_are_registered_where_the_logged_model_answers_as_before_and_asked
     world.mkdir()
     with (world / "in.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["second", "first"], *(reversed(pair) for pair in PAIRS)])
-    call(log_and_ask, world, find_or_create_run(client, "e", "run"), f"sqlite:///{tracked / 'mlflow.db'}")
+    call(log_and_predict, world, find_or_create_run(client, "e", "run"), f"sqlite:///{tracked / 'mlflow.db'}")
 
     refused = outcome(world / "refused").failure
     assert refused is not None and refused.kind == "internal" and "was stored when it was evaluated" in refused.message

@@ -27,7 +27,7 @@ ENVIRONMENT = (*("NNODES", "SLURM_NNODES", "NODE_RANK", "SLURM_NODEID"), "MASTER
 
 
 @pytest.fixture(autouse=True)
-def nothing_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_variables(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
 
@@ -55,13 +55,13 @@ def test_which_machine_this_is_comes_from_the_recipe_or_else_the_environment(
     assert find_machines(Compute(**compute)) == Machines(2, 1, "10.0.0.1:29400")
 
 
-def test_of_one_machine_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_machine_ignores_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NNODES", "4")
     monkeypatch.setenv("SLURM_NODEID", "3")
     assert find_machines(Compute()) == Machines()
 
 
-def test_what_is_not_said_of_several_machines_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_settings_of_several_machines_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError) as raised:
         find_machines(Compute(num_machines=2))
     assert [problem.where for problem in raised.value.problems] == ["compute.machine_rank", "compute.rendezvous"]
@@ -82,9 +82,9 @@ def test_what_is_not_said_of_several_machines_is_told(monkeypatch: pytest.Monkey
 def test_each_machine_launches_its_share_of_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.jobs.launch.visible_gpus", lambda: ["0", "1", "2", "3"])
     argv = accelerate_argv("p", num_processes=4, mixed_precision="no", use_cpu=False, machines=SECOND)
-    said = dict(itertools.pairwise(argv))
+    options = dict(itertools.pairwise(argv))
     names = ("--num_processes", "--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port")
-    assert [said[name] for name in names] == ["4", "2", "1", "127.0.0.1", "29400"]
+    assert [options[name] for name in names] == ["4", "2", "1", "127.0.0.1", "29400"]
     assert accelerate_environment(num_processes=4, use_cpu=False, machines=SECOND)["CUDA_VISIBLE_DEVICES"] == "0,1"
     # Between machines, gloo finds the interface itself, or by the user's own variable.
     far = Machines(2, 1, "10.0.0.1:29400")
@@ -108,19 +108,19 @@ def test_a_machine_predicts_with_its_own_processes_each_with_the_threads_of_one_
 
 @pytest.mark.parametrize(("state", "message"), [("failed", "No rows."), ("interrupted", "KeyboardInterrupt")])
 def test_a_helper_ends_as_a_run_did_that_never_came_to_train(state: str, message: str) -> None:
-    helper, told = Helper(SECOND), list[LeaderState]()
-    helping = threading.Thread(target=lambda: told.append(helped(helper)))
+    helper, replies = Helper(SECOND), list[LeaderState]()
+    helping = threading.Thread(target=lambda: replies.append(helped(helper)))
     helping.start()
     leader = Leader(FIRST, "run")
     leader.run_ended({"state": state, "problems": [{"message": message}]})
     helping.join(20.0)
-    assert [(said.ended, said.message) for said in told] == [(state, message)]
+    assert [(reply.ended, reply.message) for reply in replies] == [(state, message)]
 
 
-def test_a_helper_waits_for_a_run_of_its_own_not_for_what_an_earlier_one_said() -> None:
+def test_a_helper_waits_for_its_own_run_and_ignores_the_end_of_an_earlier_one() -> None:
     Leader(FIRST, "earlier").run_ended({"state": "failed", "problems": []})
-    said = Helper(SECOND).help(0.3, lambda text: None)
-    assert said.ended == "failed" and said.message.startswith("machine 0 has not begun within 0.3 s")
+    reply = Helper(SECOND).help(0.3, lambda text: None)
+    assert reply.ended == "failed" and reply.message.startswith("machine 0 has not begun within 0.3 s")
 
 
 def test_a_helper_ends_when_machine_0s_run_was_killed() -> None:
@@ -145,7 +145,7 @@ def test_machine_0_does_not_wait_for_ever(tmp_path: Path) -> None:
     leader.run_ended({"state": "failed", "problems": []})
 
 
-def test_finetune_run_on_a_helping_machine_registers_nothing_and_says_whose_model_it_is(
+def test_finetune_run_on_a_helping_machine_registers_nothing_and_reports_where_the_model_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, out = write_project(tmp_path / "project"), tmp_path / "out.json"

@@ -54,9 +54,9 @@ def test_training_under_a_real_limit_goes_on_with_half_the_rows_and_as_many_step
     world = tiny.make_world(tmp_path / "world", **WIDE)
     job = Job.read(tiny.fit_job(world, tmp_path / "job", per_device_train_batch_size=64, num_train_epochs=1))
     (tmp_path / "program.py").write_text(PROGRAM)
-    said: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     work = Work("k" * 40, tmp_path / "out", "run")
-    work.on_events = said.extend  # type: ignore[method-assign]
+    work.on_events = events.extend  # type: ignore[method-assign]
     work.out.mkdir()
     fits = BatchDivision(64, world / "base/model")
     figures = run_child(
@@ -68,7 +68,7 @@ def test_training_under_a_real_limit_goes_on_with_half_the_rows_and_as_many_step
         env=ENVIRONMENT,
         batches=fits,
     )
-    warnings = [event["message"] for event in said if event["kind"] == "warning"]
+    warnings = [event["message"] for event in events if event["kind"] == "warning"]
     assert (figures["micro_batch_size"], figures["steps"]) == (32, 3), warnings  # 150 rows, 64 a step
     assert json.loads((work.job / "job.json").read_text())["settings"]["micro_batch_divisor"] == 2
     would_fit = re.search(r"for 64 rows at a time.* training.per_device_train_batch_size (\d+) would fit", warnings[0])

@@ -63,7 +63,7 @@ def test_the_commit_that_was_pinned_is_taken_without_what_a_model_does_not_need(
         "tokenizer/tokenizer.json": b"{}",
         "tokenizer/special_tokens_map.json": b"{}",
     }
-    assert not [asked for asked in hub.requests if "README" in asked or ".bin" in asked or "other/" in asked]
+    assert not [request for request in hub.requests if "README" in request or ".bin" in request or "other/" in request]
 
 
 def test_what_was_loaded_once_is_not_loaded_again(hub: Hub, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_nothing_comes_after_the_end_of_a_run_until_it_is_retried(home: Path) ->
     assert entries(outbox) == ["start", "end", "start", "metrics"]
 
 
-def test_a_last_entry_of_any_size_tells_whether_the_run_is_open(home: Path) -> None:
+def test_a_last_entry_of_any_size_shows_whether_the_run_is_open(home: Path) -> None:
     outbox = begun()
     outbox.put("metrics", points=["x" * 100_000])
     assert outbox.is_open()
@@ -136,7 +136,7 @@ def _inheritable(descriptor: int) -> bool:
         return False
 
 
-def test_nobody_left_anything_where_the_folder_of_the_runs_was_removed(home: Path) -> None:
+def test_no_run_is_undelivered_where_the_folder_of_the_runs_was_removed(home: Path) -> None:
     begun()
     shutil.rmtree(home / "runs")
     assert find_undelivered() == []

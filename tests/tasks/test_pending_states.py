@@ -34,7 +34,7 @@ def state_of(run: FlowRun) -> StateType | None:
 
 @pytest.mark.parametrize("taken_for", [Running(), Crashed()], ids=["running", "crashed"])
 @pytest.mark.parametrize("state", [StateType.COMPLETED, StateType.FAILED, StateType.CRASHED])
-def test_a_server_that_is_back_is_told_once_how_a_run_ended(
+def test_a_server_that_is_back_gets_the_end_of_a_run_once(
     home: Path, prefect_server: None, state: StateType, taken_for: State
 ) -> None:
     run = left_running()
@@ -46,7 +46,7 @@ def test_a_server_that_is_back_is_told_once_how_a_run_ended(
     assert state_of(run) == state and not pending_states.is_pending(str(run.id))
 
 
-def test_what_the_server_knows_better_is_left_as_it_is(home: Path, prefect_server: None) -> None:
+def test_a_newer_state_at_the_server_is_left_as_it_is(home: Path, prefect_server: None) -> None:
     run = left_running()
     pending_states.save(str(run.id), StateType.FAILED)
     with get_client(sync_client=True) as client:
@@ -63,7 +63,7 @@ def test_a_run_that_is_tried_again_just_now_is_left_alone(home: Path, prefect_se
     assert state_of(run) == StateType.RUNNING
 
 
-def test_what_cannot_be_told_waits_and_keeps_nothing_else_from_being_told(home: Path, prefect_server: None) -> None:
+def test_a_state_that_cannot_be_delivered_waits_and_holds_up_no_other(home: Path, prefect_server: None) -> None:
     elsewhere, run = str(uuid.UUID(int=0)), left_running()
     for name in (elsewhere, str(run.id)):
         pending_states.save(name, StateType.COMPLETED)

@@ -89,7 +89,7 @@ def test_a_changed_ingredient_is_named_with_both_values(home: Path) -> None:
     assert look(tokenize, 256)[1].reasons == ("tokens.max_length 128 → 256",)
 
 
-def test_a_deleted_artifact_is_said_to_be_gone(home: Path) -> None:
+def test_a_deleted_artifact_is_a_reason_to_run(home: Path) -> None:
     ref = publish_tokens(128)
     store.discard("tokenize", ref.key, "test")
     assert look(tokenize, 128)[1].reasons == ("its artifact is gone",)
@@ -110,7 +110,7 @@ def test_a_forced_stage_will_run_and_what_it_gives_is_not_known(home: Path) -> N
     assert result is UNKNOWN and (row.state, row.reasons) == ("will run", ("forced",))
 
 
-def test_everything_below_a_stage_that_will_run_runs_too_and_says_so(home: Path) -> None:
+def test_everything_below_a_stage_that_will_run_runs_too_with_that_reason(home: Path) -> None:
     planner = Planner("recipe")
     tokens = planner(tokenize, 128)
     trained = planner(fit, tokens)
@@ -133,7 +133,7 @@ def walk_after_a_run(length: int, rate: int = 1) -> dict[str, tuple[str, str]]:
     return {row.name: (row.state, "; ".join(row.reasons)) for row in planner.rows}
 
 
-def test_below_a_stage_that_may_give_the_same_again_a_stage_may_run_and_says_when(home: Path) -> None:
+def test_below_a_stage_that_may_give_the_same_again_a_stage_may_run_with_that_condition(home: Path) -> None:
     assert walk_after_a_run(256) == {
         "tokenize": ("will run", "tokens.max_length 128 → 256"),
         "fit": ("may run", "only if tokenize gives something else than last time"),
@@ -218,9 +218,9 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("before", "now", "said"), CHANGES)
-def test_a_change_is_told_in_one_phrase(before: dict[str, Any], now: dict[str, Any], said: list[str]) -> None:
-    assert differences(before, now, {"files.train": "data/train.csv", "commit": "glue at main"}) == said
+@pytest.mark.parametrize(("before", "now", "phrases"), CHANGES)
+def test_a_change_is_described_in_one_phrase(before: dict[str, Any], now: dict[str, Any], phrases: list[str]) -> None:
+    assert differences(before, now, {"files.train": "data/train.csv", "commit": "glue at main"}) == phrases
 
 
 def test_the_users_own_changes_come_before_code_and_libraries() -> None:

@@ -159,12 +159,12 @@ def test_figures_worst_errors_and_the_groups_of_slices_are_tables_of_their_own(
     chosen = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[body()]))
     with get_client(sync_client=True) as client:
         tables = client.read_artifacts(artifact_filter=chosen)
-    told = {str(table.key): json.loads(table.data) for table in tables}
+    by_key = {str(table.key): json.loads(table.data) for table in tables}
     table = [
         {"split": "test", "metric": "f1", "value": "0.5000", "95 % interval": "0.2500 to 0.7500"},
         {"split": "test", "metric": "loss", "value": "-", "95 % interval": "-"},
     ]
-    assert told == {"finetune-figures": table, "finetune-worst-errors": wrong, "finetune-slices": groups}
+    assert by_key == {"finetune-figures": table, "finetune-worst-errors": wrong, "finetune-slices": groups}
 
 
 def test_a_run_links_what_it_made_where_that_has_an_address(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,9 +208,9 @@ def test_evaluations_warnings_and_a_line_a_stage_are_logged(caplog: pytest.LogCa
     steps = [{"train_loss": 0.5}, {"eval_loss": 0.123456, "eval_runtime": 2.0, "epoch": 1.0}]
     metrics = [{"kind": "metrics", "step": 5, "values": values} for values in steps]
     run("ran", [*metrics, {"kind": "warning", "message": "rows are cut"}])
-    said = [(record.levelname, record.message) for record in caplog.records if record.message.startswith("fit: ")]
+    logged = [(record.levelname, record.message) for record in caplog.records if record.message.startswith("fit: ")]
     evaluated = ("INFO", "fit: step 5: loss 0.1235, epoch 1")
-    assert said == [evaluated, ("WARNING", "fit: rows are cut"), ("INFO", "fit: ran, 1 s")]
+    assert logged == [evaluated, ("WARNING", "fit: rows are cut"), ("INFO", "fit: ran, 1 s")]
 
 
 @pytest.mark.filterwarnings("ignore:Artifact creation outside")

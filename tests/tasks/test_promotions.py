@@ -120,7 +120,7 @@ def test_rolled_back_twice_goes_back_twice_and_then_no_further(
     assert main(["rollback", "reviews"]) == 0 and aliases(client)["live"] == "1"
 
 
-def test_a_version_that_is_gone_is_not_rolled_back_to(client: MlflowClient) -> None:
+def test_no_rollback_goes_to_a_version_that_no_longer_exists(client: MlflowClient) -> None:
     for version in ("1", "2", "3"):
         run(version)
     client.delete_model_version("reviews", "2")
@@ -131,17 +131,17 @@ def test_what_a_person_took_from_a_version_no_run_gives_back(client: MlflowClien
     run("1")
     run("2")
     main(["rollback", "reviews", "--why", "too slow"])
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
 
     class Events(Listener):
         def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
-            told.extend(events)
+            reported.extend(events)
 
     verdict = Verdict(decision="promote", reason="better")
     work = Work("k", Path(), "run", listeners=(Events(),))
     assert promote.make(work, RECIPE, Version(name="reviews", version="2"), verdict) is None
     assert work.state == "skipped" and aliases(client)["live"] == "1"
-    assert "(too slow)" in told[0]["message"] and "finetune promote reviews 2" in told[0]["message"]
+    assert "(too slow)" in reported[0]["message"] and "finetune promote reviews 2" in reported[0]["message"]
     main(["promote", "reviews", "2"])
     run("3")
     assert run("2") == Promotion(name="reviews", version="2", alias="live", previous="3")
@@ -188,7 +188,7 @@ def move(before: str | None, to: str, by: str = "run") -> Move:
         ([], "1", ["1"]),
         ([move(None, "1"), move("1", "2")], "2", ["1", "2"]),
         ([move(None, "1"), move("1", "2")], "1", ["1"]),  # the last one never happened
-        ([move(None, "1"), move("1", "2")], "7", ["1", "2", "7"]),  # somebody moved it in MLflow's own pages
+        ([move(None, "1"), move("1", "2")], "7", ["1", "2", "7"]),  # moved by hand in MLflow's own pages
         ([move(None, "1"), move("1", "2"), move("1", "3")], "3", ["1", "3"]),
         ([move(None, "1"), move("7", "2")], "2", ["1", "7", "2"]),
         ([move(None, "1"), move("1", "2"), move(None, "3")], "3", ["1", "2", "3"]),  # and took it away before
@@ -198,7 +198,7 @@ def move(before: str | None, to: str, by: str = "run") -> Move:
         ([move("1", "2"), move("2", "3"), move("3", "1", "rollback")], "1", ["1"]),
     ],
 )
-def test_the_champions_before_this_one_are_told_by_what_happened(
+def test_the_champions_before_this_one_follow_from_the_recorded_moves(
     moves: list[Move], now: str | None, line: list[str]
 ) -> None:
     assert list_champions(moves, now) == line
@@ -211,7 +211,7 @@ def test_an_alias_other_than_the_champions_is_given_without_a_move(client: Mlflo
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "words"),
     [
         (["promote", "review", "1"], "NAME: no model 'review' is registered in sqlite:"),
         (["promote", "review", "1"], "Did you mean 'reviews'?"),
@@ -228,24 +228,24 @@ def test_an_alias_other_than_the_champions_is_given_without_a_move(client: Mlflo
         (["predict", "reviews", "--file", "no.txt", "--out", "out.csv"], "--file: no.txt is not a file."),
     ],
 )
-def test_what_is_not_there_is_told_by_one_line_and_what_is_there(
-    client: MlflowClient, capsys: pytest.CaptureFixture[str], argv: list[str], said: str
+def test_a_name_that_does_not_exist_is_reported_in_one_line_with_those_that_do(
+    client: MlflowClient, capsys: pytest.CaptureFixture[str], argv: list[str], words: str
 ) -> None:
     assert main(argv) == 2
-    told = capsys.readouterr().err
-    assert said in told and "Traceback" not in told and len(told.splitlines()) <= 2
+    printed = capsys.readouterr().err
+    assert words in printed and "Traceback" not in printed and len(printed.splitlines()) <= 2
 
 
 @pytest.mark.parametrize("argv", [["promote", "reviews", "1"], ["rollback", "reviews"], ["models"]])
-def test_mlflow_that_is_down_is_told_by_one_line(
+def test_mlflow_that_is_down_is_reported_in_one_line(
     argv: list[str], home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tests.servers import closed_port
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://ann:secret@127.0.0.1:{closed_port()}")
     assert main(argv) == 1
-    (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("MLflow at http://127.0.0.1:") and "secret" not in told
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("MLflow at http://127.0.0.1:") and "secret" not in line
 
 
 def test_models_are_listed_newest_first_with_what_is_known_of_them(

@@ -37,7 +37,7 @@ def scored(accuracy: float) -> Ref:
     return Ref(stage="score", key=f"score-{accuracy}", digest="d", figures=figures)
 
 
-def test_the_same_model_is_the_same_version_and_is_told_what_was_found_of_it_since(tracked: Path) -> None:
+def test_the_same_model_is_the_same_version_with_the_latest_verdict_and_figures(tracked: Path) -> None:
     client = connect()
     client.create_registered_model("reviews")
     client.create_model_version(

@@ -94,8 +94,8 @@ def test_a_version_is_taken_back_but_not_with_an_alias_of_which_only_the_answer_
     client, real = connect(), MlflowClient.set_registered_model_alias
     client.create_registered_model("small")
 
-    def moved_but_timed_out(*asked: Any) -> None:
-        real(*asked)
+    def moved_but_timed_out(*given: Any) -> None:
+        real(*given)
         raise MlflowException("read timed out")
 
     for version in ("1", "2"):
@@ -105,8 +105,8 @@ def test_a_version_is_taken_back_but_not_with_an_alias_of_which_only_the_answer_
             monkeypatch.setattr(MlflowClient, "set_registered_model_alias", moved_but_timed_out)
             with pytest.raises(MlflowFailed, match="read timed out"):
                 promote.make(Work("key", tracked, "run"), recipe(), Version(name="small", version=version), PROMOTE)
-        told = work.rollback()
-        assert told.startswith(f"small version {version} {'was removed again' if version == '1' else 'stays'}")
+        note = work.rollback()
+        assert note.startswith(f"small version {version} {'was removed again' if version == '1' else 'stays'}")
     (left,) = client.search_model_versions("name = 'small'")
     assert str(left.version) == aliases(client)["champion"] == "2"
 

@@ -1,4 +1,4 @@
-"""What listeners are told of a stage's report on rows."""
+"""Events for listeners from a stage's report on rows."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def warnings(number: int) -> list[dict[str, Any]]:
     ]
 
 
-def told(tmp_path: Path, number: int) -> list[str]:
+def warnings_of(tmp_path: Path, number: int) -> list[str]:
     seen = Heard()
     emit_warnings(Work("key", tmp_path, "run", [seen], "load_data"), {"problems": warnings(number)})
     assert {event["kind"] for event in seen.events} <= {"warning"}
     return [event["message"] for event in seen.events]
 
 
-def test_each_warning_is_told_with_its_place(tmp_path: Path) -> None:
-    assert told(tmp_path, 2) == ["row 0: stands twice.", "row 1: stands twice."]
-    assert told(tmp_path, 0) == []
+def test_each_warning_is_reported_with_its_place(tmp_path: Path) -> None:
+    assert warnings_of(tmp_path, 2) == ["row 0: stands twice.", "row 1: stands twice."]
+    assert warnings_of(tmp_path, 0) == []
 
 
-def test_of_many_warnings_the_first_are_told_and_where_the_others_are(tmp_path: Path) -> None:
-    lines = told(tmp_path, 1012)
+def test_of_many_warnings_the_first_are_reported_and_the_place_of_the_others(tmp_path: Path) -> None:
+    lines = warnings_of(tmp_path, 1012)
     assert len(lines) == 11 and lines[-1] == "… and 1,002 more: see the report, load_data/report.json in MLflow."
 
 
-def test_a_table_of_many_problems_ends_and_one_of_none_says_so() -> None:
+def test_a_table_of_many_problems_is_cut_and_one_of_none_has_a_line() -> None:
     assert [row["message"] for row in tabulate_problems([])] == ["No problems."]
     table = tabulate_problems(warnings(300))
     assert len(table) == 201 and table[-1]["message"] == "… and 100 more: see the report."
@@ -83,7 +83,7 @@ def test_the_worst_errors_are_the_wrong_rows_with_most_confidence_of_all_splits(
     assert table[0]["text"] == "x" * 499 + "…"
 
 
-def test_a_score_is_told_with_its_interval_and_without_one_where_there_is_none() -> None:
+def test_a_score_is_reported_with_its_interval_if_it_has_one() -> None:
     assert format_score({"value": 0.83125, "low": 0.81331, "high": 0.84844}) == "0.8313 (0.813 to 0.848)"
     assert format_score({"value": 0.5, "low": None, "high": None}) == "0.5000"
     assert format_score({"value": None, "low": None, "high": None}) == "-"
@@ -119,24 +119,24 @@ def judged_by(metric: str, metrics: Sequence[str] = ("accuracy", "f1", "log_loss
     )
 
 
-def test_the_worst_group_of_each_slice_is_told_by_what_models_are_compared_by(tmp_path: Path) -> None:
+def test_the_worst_group_of_each_slice_is_chosen_by_the_metric_that_compares_models(tmp_path: Path) -> None:
     assert find_worst_groups(judged_by("accuracy"), tmp_path) == {}
     found = scores(tmp_path, GROUPS)
-    told = "genre=horror� accuracy 0.5000 (0.450 to 0.550), 120 rows"
-    assert find_worst_groups(judged_by("accuracy"), found) == {"genre": told}
-    told = "genre=war log_loss 0.9000 (0.850 to 0.950), 300 rows"
-    assert find_worst_groups(judged_by("log_loss"), found) == {"genre": told}
+    expected = "genre=horror� accuracy 0.5000 (0.450 to 0.550), 120 rows"
+    assert find_worst_groups(judged_by("accuracy"), found) == {"genre": expected}
+    expected = "genre=war log_loss 0.9000 (0.850 to 0.950), 300 rows"
+    assert find_worst_groups(judged_by("log_loss"), found) == {"genre": expected}
     few = [group("essay", 9, accuracy=0.1), group("poem", 3, accuracy=0.2)]
     assert find_worst_groups(judged_by("log_loss"), scores(tmp_path, few))["genre"].startswith(
         "genre=essay accuracy 0.1000"
     )
 
 
-def test_the_worst_label_is_told_by_a_metric_that_means_something_on_its_rows_or_not_at_all(tmp_path: Path) -> None:
+def test_the_worst_label_is_chosen_by_a_metric_that_has_a_meaning_on_its_rows_or_not_at_all(tmp_path: Path) -> None:
     labels = [group("no", 90, f1=0.0, roc_auc=None, accuracy=0.9), group("yes", 30, f1=0.9, roc_auc=None, accuracy=0.6)]
     found = scores(tmp_path, labels, "label")
-    told = "label=yes accuracy 0.6000 (0.550 to 0.650), 30 rows"
-    assert find_worst_groups(judged_by("f1", metrics=["f1", "accuracy"]), found) == {"label": told}
+    expected = "label=yes accuracy 0.6000 (0.550 to 0.650), 30 rows"
+    assert find_worst_groups(judged_by("f1", metrics=["f1", "accuracy"]), found) == {"label": expected}
     mine = [{**group, "metrics": {"mine": group["metrics"]["f1"]}} for group in labels]
     assert find_worst_groups(judged_by("f1"), scores(tmp_path, mine, "label"))["label"].startswith(
         "label=no mine 0.0000"

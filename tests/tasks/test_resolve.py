@@ -119,7 +119,7 @@ def test_moved_files_are_the_same_data_and_a_changed_cell_is_other_data(home: Pa
 
 
 @pytest.mark.skipif(bool(visible_gpus()), reason="says what a machine without a GPU cannot do")
-def test_what_this_machine_cannot_do_for_a_strategy_is_told(home: Path, rows: dict[str, Any]) -> None:
+def test_a_strategy_that_this_machine_cannot_run_is_reported(home: Path, rows: dict[str, Any]) -> None:
     found = dict(problems(recipe_of(rows, compute={"strategy": "fsdp"})))
     assert found == {
         "compute.strategy": "'fsdp' shares a model among processes, and there is one GPU or none (num_processes: "
@@ -178,7 +178,7 @@ def test_kernels_for_gpus_are_refused_without_one_and_without_their_package(
     }
 
 
-def test_deepspeed_that_is_not_installed_is_told_with_what_to_install(
+def test_deepspeed_that_is_not_installed_is_reported_with_what_to_install(
     home: Path, rows: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "deepspeed", None)
@@ -200,7 +200,7 @@ def test_a_plan_pins_nothing(home: Path, rows: dict[str, Any]) -> None:
     assert not (home / "runs").exists() and not (home / "recipes").exists()
 
 
-def test_a_file_that_goes_away_is_told(home: Path, rows: dict[str, Any]) -> None:
+def test_a_file_that_disappears_is_reported(home: Path, rows: dict[str, Any]) -> None:
     (Path(rows["path"]) / "train.csv").unlink()
     (Path(rows["path"]) / "train.csv").symlink_to("/proc/self/mem")  # there, and not readable from its beginning
     ((where, message),) = problems(recipe_of(rows))
@@ -229,7 +229,7 @@ def test_a_file_on_s3_is_pinned_by_its_bytes_and_read(home: Path, s3: S3, monkey
 
 
 @pytest.mark.parametrize(
-    ("path", "splits", "asked"),
+    ("path", "splits", "request"),
     [
         ("two/train.csv", None, "HEAD /rows/two/train.csv"),
         ("two", None, "GET /rows"),
@@ -237,8 +237,8 @@ def test_a_file_on_s3_is_pinned_by_its_bytes_and_read(home: Path, s3: S3, monkey
         ("two", {"train": ["train"], "test": "d*.csv"}, "GET /rows"),
     ],
 )
-def test_what_is_unchanged_on_s3_costs_one_question_and_what_changed_is_another_pin(
-    home: Path, s3: S3, monkeypatch: pytest.MonkeyPatch, path: str, splits: dict[str, Any] | None, asked: str
+def test_unchanged_files_on_s3_cost_one_request_and_a_changed_one_is_another_pin(
+    home: Path, s3: S3, monkeypatch: pytest.MonkeyPatch, path: str, splits: dict[str, Any] | None, request: str
 ) -> None:
     s3.reached(monkeypatch, **KEYS)
     for name in ("train", "dev"):
@@ -246,7 +246,7 @@ def test_what_is_unchanged_on_s3_costs_one_question_and_what_changed_is_another_
     recipe = recipe_of({**FILES, "path": f"s3://{BUCKET}/{path}", "splits": splits})
     before = pin(recipe)
     s3.asked.clear()
-    assert pin(recipe) == before and s3.asked == [asked]
+    assert pin(recipe) == before and s3.asked == [request]
     s3.put("two/train.csv", ROWS.replace(b"x", b"z"))
     after = pin(recipe)
     assert after.data_files["train"] != before.data_files["train"]
@@ -255,7 +255,7 @@ def test_what_is_unchanged_on_s3_costs_one_question_and_what_changed_is_another_
 
 
 @pytest.mark.parametrize("path", ["rows/none.csv", "rows/none", "none/train.csv", "none"])
-def test_a_bucket_or_key_that_is_not_there_is_told(
+def test_a_bucket_or_key_that_does_not_exist_is_reported(
     home: Path, s3: S3, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     s3.reached(monkeypatch, **KEYS)
@@ -266,7 +266,7 @@ def test_a_bucket_or_key_that_is_not_there_is_told(
 
 @pytest.mark.parametrize("keys", [{}, {"AWS_ACCESS_KEY_ID": "other", "AWS_SECRET_ACCESS_KEY": "wrong"}])
 @pytest.mark.parametrize("path", ["three/train.csv", "three"])
-def test_where_s3_refuses_the_message_says_which_variables_to_set(
+def test_a_refusal_of_s3_is_reported_with_the_variables_to_set(
     home: Path, s3: S3, monkeypatch: pytest.MonkeyPatch, keys: dict[str, str], path: str
 ) -> None:
     s3.reached(monkeypatch, **keys)
@@ -280,7 +280,7 @@ def test_where_s3_refuses_the_message_says_which_variables_to_set(
     assert "in the environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in message and "wrong" not in message
 
 
-def test_a_file_system_that_tells_nothing_of_changes_is_read_each_time(
+def test_a_file_system_without_a_record_of_changes_is_read_each_time(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = fsspec.filesystem("memory")
@@ -299,7 +299,7 @@ def test_a_file_system_that_tells_nothing_of_changes_is_read_each_time(
     assert pin(recipe).data_files["train"][0].sha256 == hashlib.sha256(ROWS * 2).hexdigest()
 
 
-def test_how_far_the_reading_of_files_elsewhere_is_is_told_in_bytes(home: Path) -> None:
+def test_the_progress_of_reading_remote_files_is_reported_in_bytes(home: Path) -> None:
     url = f"memory://{uuid.uuid4().hex}"
     for name in ("train", "dev"):
         fsspec.filesystem("memory").pipe(f"{url}/{name}.csv", b"x" * 3_000_000)
@@ -335,7 +335,7 @@ def test_a_moved_model_folder_is_the_same_model(home: Path, rows: dict[str, Any]
     assert key("moved") == before
 
 
-def test_a_chat_template_counts_by_what_it_says_wherever_it_lies_and_whatever_the_model_is_from(
+def test_a_chat_template_counts_by_its_content_wherever_it_lies_and_whatever_the_model_is_from(
     home: Path, rows: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -363,10 +363,10 @@ def test_a_chat_template_counts_by_what_it_says_wherever_it_lies_and_whatever_th
     assert all(len({*three}) == 3 for three in zip(without, first, other, strict=True))
     assert keys("moved.jinja", "{{ 1 }}") == first
     recipe = recipe_of(rows, {"source": "hub", "path": "me/model", "chat_template": "a.jinja"})
-    said = resolve_fields(recipe, Lock(model_hub=from_hub, model_files=pin(recipe_of(rows, folder)).model_files))[
+    fields = resolve_fields(recipe, Lock(model_hub=from_hub, model_files=pin(recipe_of(rows, folder)).model_files))[
         "model"
     ]
-    assert (said["path"], said["chat_template"]) == ("me/model", str(tmp_path / "a.jinja"))
+    assert (fields["path"], fields["chat_template"]) == ("me/model", str(tmp_path / "a.jinja"))
 
 
 @pytest.mark.parametrize(
@@ -384,11 +384,11 @@ def test_a_chat_template_that_is_none_is_refused_before_anything_runs(
     file = tmp_path / "chat.jinja"
     if content is not None:
         file.write_bytes(content)
-    (said,) = problems(recipe_of(rows, SCRATCH | {"chat_template": str(file)}))
-    assert said[0] == "model.chat_template" and said[1].startswith(f"{str(file)!r} {why}")
+    (problem,) = problems(recipe_of(rows, SCRATCH | {"chat_template": str(file)}))
+    assert problem[0] == "model.chat_template" and problem[1].startswith(f"{str(file)!r} {why}")
 
 
-def test_all_that_is_missing_is_told_together(home: Path, rows: dict[str, Any], tmp_path: Path) -> None:
+def test_everything_that_is_missing_is_reported_together(home: Path, rows: dict[str, Any], tmp_path: Path) -> None:
     Path(rows["path"], "train.csv").unlink()
     model = write_model(tmp_path / "model", "README.md")
     found = problems(recipe_of(rows, model))
@@ -399,12 +399,12 @@ def test_all_that_is_missing_is_told_together(home: Path, rows: dict[str, Any], 
     ]
 
 
-def test_a_model_folder_that_is_not_there_is_told_with_its_field(home: Path, rows: dict[str, Any]) -> None:
+def test_a_model_folder_that_does_not_exist_is_reported_with_its_field(home: Path, rows: dict[str, Any]) -> None:
     ((where, message),) = problems(recipe_of(rows, {"source": "folder", "path": "no/such/folder"}))
     assert where == "model.path" and "no/such/folder is not a folder" in message
 
 
-def test_a_callable_is_pinned_by_what_it_says_it_is_made_from(
+def test_a_callable_is_pinned_by_its_own_fingerprint(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_pinned_rows.py").write_text("def rows(split): ...\nrows.fingerprint = lambda: 'version 3'\n")
@@ -435,7 +435,7 @@ def test_an_evaluated_split_that_the_source_lacks_is_refused_before_any_row_is_r
     pin(recipe_of({**HUB, "source": "python", "path": "my_splits:asked"}, evaluation=both))  # called for it
 
 
-def test_what_the_recipe_says_is_not_replaced_by_what_the_machine_offers(home: Path, rows: dict[str, Any]) -> None:
+def test_a_precision_set_in_the_recipe_is_not_replaced_by_that_of_the_machine(home: Path, rows: dict[str, Any]) -> None:
     assert pin(recipe_of(rows, compute={"mixed_precision": "no"})).mixed_precision == "no"
 
 
@@ -455,10 +455,10 @@ def test_names_on_the_hub_are_pinned_to_commits(hub: Hub, home: Path) -> None:
     model = hub.repo("model", "me/model", WHOLE)
     hub.repos["models", "me/model"].tags["v1.0"] = model
     hub.commit("model", "me/model", {"config.json": b"[]"})
-    lock, said = run(recipe_of(HUB, {"source": "hub", "path": "me/model", "revision": "v1.0"}))
+    lock, notes = run(recipe_of(HUB, {"source": "hub", "path": "me/model", "revision": "v1.0"}))
     assert lock.data_hub == PinnedCommit(name="me/rows@main", commit=rows)
     assert lock.model_hub == PinnedCommit(name="me/model@v1.0", commit=model)
-    assert said == []
+    assert notes == []
 
 
 def test_a_branch_that_moves_is_other_data_to_the_next_run_and_not_to_a_retry(hub: Hub, home: Path) -> None:
@@ -491,7 +491,7 @@ def test_a_commit_is_not_looked_up(home: Path) -> None:
         ("me/broken", "", "data.path", ["cannot be asked", "503", "the fault is the Hub's."]),
     ],
 )
-def test_a_name_that_the_hub_does_not_give_is_told_with_what_to_do(
+def test_a_name_that_the_hub_does_not_give_is_reported_with_the_next_step(
     hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch, name: str, token: str, where: str, words: list[str]
 ) -> None:
     hub.repo("dataset", "me/rows", {})
@@ -510,7 +510,7 @@ def test_a_token_opens_what_is_private_or_gated(hub: Hub, home: Path, monkeypatc
     assert pin(recipe_of(HUB)).data_hub == PinnedCommit(name="me/rows@main", commit=commit)
 
 
-def test_a_model_that_has_only_pickled_weights_is_told_before_anything_is_loaded(hub: Hub, home: Path) -> None:
+def test_a_model_that_has_only_pickled_weights_is_reported_before_anything_is_loaded(hub: Hub, home: Path) -> None:
     files = {"config.json": b"{}", "pytorch_model.bin": b"p", "tokenizer.json": b"{}", "onnx/model.safetensors": b"w"}
     commit = hub.repo("model", "me/model", files)
     hub.repo("dataset", "me/rows", {})
@@ -521,7 +521,7 @@ def test_a_model_that_has_only_pickled_weights_is_told_before_anything_is_loaded
 
 
 @pytest.mark.parametrize("how", ["offline", "stopped", "503"])
-def test_where_the_hub_cannot_be_asked_the_last_commit_of_the_same_name_is_used_and_said(
+def test_while_the_hub_is_unreachable_the_last_commit_of_the_same_name_is_used_and_reported(
     hub: Hub, home: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.repo("dataset", "me/rows", {})
@@ -552,7 +552,7 @@ def test_the_last_commit_of_main_is_known_after_a_run_that_was_pinned_to_another
     assert lock.data_hub == before.data_hub and lock.unreachable == ["me/rows"]
 
 
-def test_the_last_commit_does_not_hide_that_a_name_is_gone(hub: Hub, home: Path) -> None:
+def test_the_last_commit_does_not_hide_that_a_name_no_longer_exists(hub: Hub, home: Path) -> None:
     hub.repo("dataset", "me/rows", {})
     run(recipe_of(HUB))
     del hub.repos["datasets", "me/rows"]

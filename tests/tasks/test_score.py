@@ -1,4 +1,4 @@
-"""What a recipe asks of its rows that they cannot have, and what scores are made from."""
+"""Slices, floors and metrics that the rows cannot have, and the inputs of scores."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ def rows(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def told(recipe: Recipe, rows: Path) -> dict[str, str]:
+def problems_of(recipe: Recipe, rows: Path) -> dict[str, str]:
     with pytest.raises(UserError) as raised:
         require_fitting(recipe, rows)
     return {problem.where: problem.message for problem in raised.value.problems}
 
 
-def test_slices_that_the_rows_do_not_have_are_told_with_those_they_have_and_beside_all_else(rows: Path) -> None:
+def test_slices_that_the_rows_do_not_have_are_reported_with_those_they_have_and_all_other_mistakes(rows: Path) -> None:
     others = "Not kept: id has more than 1,000 different values; score is of type double."
-    asked = recipe("genre", "gnre", "id", "label", "length_bucket", metrics=["accuracy", "mse"])
-    assert told(asked, rows) == {
+    unfit = recipe("genre", "gnre", "id", "label", "length_bucket", metrics=["accuracy", "mse"])
+    assert problems_of(unfit, rows) == {
         "evaluation.metrics[1]": (
             "'mse' needs numbers, and the label 'bad' is not one: choose another metric, or use labels such as 1 to 5."
         ),
@@ -85,10 +85,10 @@ def test_slices_that_the_rows_do_not_have_are_told_with_those_they_have_and_besi
     require_fitting(recipe("genre", "gnre"), object())  # rows that are not known yet
 
 
-def test_an_evaluated_split_without_rows_is_refused_before_training_beside_all_else(rows: Path) -> None:
+def test_an_evaluated_split_without_rows_is_refused_before_training_with_all_other_mistakes(rows: Path) -> None:
     floors = {"label=god": {"accuracy": 0.5}}  # of the split that is not there, so nothing is known of its groups
-    asked = recipe("label", metrics=["accuracy", "mse"], splits=["validation", "test"], floors=floors)
-    found = told(asked, rows)
+    unfit = recipe("label", metrics=["accuracy", "mse"], splits=["validation", "test"], floors=floors)
+    found = problems_of(unfit, rows)
     assert found.keys() == {"evaluation.splits[1]", "evaluation.metrics[1]"}
     assert found["evaluation.splits[1]"] == (
         "'test' has no rows: 'rows' has train and validation. Name its rows in data.splits.test, hold rows of train "
@@ -96,13 +96,13 @@ def test_an_evaluated_split_without_rows_is_refused_before_training_beside_all_e
     )
 
 
-def test_a_floor_of_a_group_that_no_row_has_is_told_before_anything_is_trained(rows: Path) -> None:
+def test_a_floor_of_a_group_that_no_row_has_is_reported_before_anything_is_trained(rows: Path) -> None:
     floors = {
         f"{key}": {"accuracy": 0.5}
         for key in ("genre=wra", "genre=none", "label=god", "label=rare", "label", "length_bucket=1-2 tokns")
     }
-    asked = recipe("genre", "label", "length_bucket", floors=floors)
-    assert told(asked, rows) == {
+    unfit = recipe("genre", "label", "length_bucket", floors=floors)
+    assert problems_of(unfit, rows) == {
         "release.gate.floors.genre=wra": (
             "genre has no group 'wra' in validation: choose from horror, none, war. Did you mean 'war'?"
         ),
@@ -112,14 +112,14 @@ def test_a_floor_of_a_group_that_no_row_has_is_told_before_anything_is_trained(r
         "release.gate.floors.label=rare": "label has no group 'rare' in validation: choose from bad, good.",
     }
     with pytest.raises(UserError) as raised:
-        require_fitting_lengths(asked, tokens(rows, [1, 2, 9, 9]))
+        require_fitting_lengths(unfit, tokens(rows, [1, 2, 9, 9]))
     (problem,) = raised.value.problems
     assert problem.where == "release.gate.floors.length_bucket=1-2 tokns"
     assert problem.message == (
         "length_bucket has no group '1-2 tokns' in validation: choose from 1 token, 2 tokens, 3-9 tokens. "
         "Did you mean '2 tokens'?"
     )
-    require_fitting_lengths(asked, object())  # tokens that are not known yet
+    require_fitting_lengths(unfit, object())  # tokens that are not known yet
     named = {"length_bucket=3-9 tokens": {"accuracy": 0.5}, "length_bucket": {"accuracy": 0.4}}
     require_fitting_lengths(recipe("length_bucket", floors=named), rows)
 
@@ -132,13 +132,13 @@ def tokens(folder: Path, lengths: list[int]) -> Path:
     return folder
 
 
-def test_a_floor_of_a_column_that_only_another_split_has_is_told(rows: Path) -> None:
+def test_a_floor_of_a_column_that_only_another_split_has_is_reported(rows: Path) -> None:
     write_kept(rows, "test", {"late": ["a"]})
     floors = {"late": {"accuracy": 0.5}, "late=a": {"accuracy": 0.5}}
     message = (
         "validation is the gate's split and has no column 'late': set release.gate.split to another, or leave it out."
     )
-    assert told(recipe("late", floors=floors), rows) == dict.fromkeys(
+    assert problems_of(recipe("late", floors=floors), rows) == dict.fromkeys(
         ("release.gate.floors.late", "release.gate.floors.late=a"), message
     )
     require_fitting(recipe("late"), rows)

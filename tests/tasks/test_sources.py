@@ -223,7 +223,7 @@ def test_rows_that_change_between_pin_and_read_are_not_stored_under_the_old_name
     assert not any((home / "artifacts" / "load_data").iterdir())
 
 
-def test_a_file_that_is_renamed_is_another_only_where_its_name_says_how_to_read_it(tmp_path: Path, home: Path) -> None:
+def test_a_renamed_file_is_another_only_where_its_name_determines_how_it_is_read(tmp_path: Path, home: Path) -> None:
     keys = set()
     for name in ("one.csv", "two.csv", "three.tsv"):
         (tmp_path / name).write_bytes(as_csv("train"))

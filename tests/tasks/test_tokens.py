@@ -1,4 +1,4 @@
-"""The stage tokenize: by which way, and what it tells. A tokenizer that exists only in Python is as good as any."""
+"""The stage tokenize: its encoder and its warnings. A tokenizer that exists only in Python is as good as any."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def test_a_model_is_trained_with_a_tokenizer_that_exists_only_in_python(home: Pa
     first = pa.ipc.open_file(DATA.path / "train.arrow").read_all()["text"][0].as_py()
     ids = AutoTokenizer.from_pretrained(repository)(first, truncation=True, max_length=48)["input_ids"]
     assert TokenRows(home / "tokens" / "train.arrow")[0]["input_ids"].tolist() == ids
-    told = [event["message"] for event in heard.events if event["kind"] == "warning"]
+    warnings = [event["message"] for event in heard.events if event["kind"] == "warning"]
     assert figures["rows"] == 60 and figures["truncated"] > 0
-    assert len(told) == 2 and "of 40 rows of train" in told[0] and "of 20 rows of validation" in told[1]
+    assert len(warnings) == 2 and "of 40 rows of train" in warnings[0] and "of 20 rows of validation" in warnings[1]
     assert {"done": 60, "total": 60}.items() <= [e for e in heard.events if e["kind"] == "progress"][-1].items()
 
     task = task_types.load("sequence-classification")
@@ -93,7 +93,7 @@ def test_a_model_is_trained_with_a_tokenizer_that_exists_only_in_python(home: Pa
 
 @pytest.fixture
 def cut(home: Path, tmp_path: Path) -> Path:
-    """A repository whose tokenizer.json says all, loaded; of its rows, some are too long."""
+    """A loaded repository with a complete tokenizer.json; some of its rows are too long."""
     repository = save_repository(tmp_path / "it", "llama", chat(), CHAT)
     (repository / "model.safetensors").write_bytes(b"weights")
     loaded(repository, recipe_of(repository))
@@ -101,12 +101,12 @@ def cut(home: Path, tmp_path: Path) -> Path:
     return repository
 
 
-def test_the_stage_tells_what_was_cut_unless_the_recipe_ignores_it(cut: Path, home: Path) -> None:
+def test_the_stage_warns_of_cut_texts_unless_the_recipe_ignores_them(cut: Path, home: Path) -> None:
     for level, messages in (("warning", 1), ("ignore", 0)):
         heard, recipe = Heard(), recipe_of(cut, truncated=level)
         tokenize.make(Work("t", home / level, "run", (heard,), "tokenize"), recipe, DATA, MODEL)
-        told = [event["message"] for event in heard.events if event["kind"] == "warning"]
-        assert len(told) == messages and all(line.startswith("tokens.max_length: 48 cuts ") for line in told)
+        warnings = [event["message"] for event in heard.events if event["kind"] == "warning"]
+        assert len(warnings) == messages and all(line.startswith("tokens.max_length: 48 cuts ") for line in warnings)
     with pytest.raises(UserError, match=r"^tokens\.max_length: 48 cuts"):
         tokenize.make(Work("t", home / "error", "run"), recipe_of(cut, truncated="error"), DATA, MODEL)
 
@@ -130,15 +130,15 @@ def test_transformers_and_the_models_type_are_ingredients_only_where_a_class_has
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "words"),
     [
         ({"tokenizer_class": "CTRLTokenizer"}, r"no vocabulary in any other file.*\(CTRLTokenizer needs a vocabulary"),
         ({"tokenizer_class": None}, r"names no class that needs none"),
     ],
 )
 def test_a_class_that_lacks_its_vocabulary_is_refused(
-    home: Path, tmp_path: Path, settings: dict[str, Any], said: str
+    home: Path, tmp_path: Path, settings: dict[str, Any], words: str
 ) -> None:
     repository = save_repository(tmp_path / "it", "ctrl", None, settings)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=words):
         loaded(repository, recipe_of(repository))

@@ -254,7 +254,7 @@ def test_an_experiment_that_was_deleted_in_mlflow_is_restored_with_a_warning(tra
     ]
 
 
-def test_a_tracker_that_is_down_holds_up_no_run_and_its_password_is_not_told(
+def test_a_tracker_that_is_down_holds_up_no_run_and_its_password_is_not_shown(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@127.0.0.1:{closed_port()}")
@@ -270,7 +270,7 @@ def test_a_tracker_that_is_down_holds_up_no_run_and_its_password_is_not_told(
     assert len(Outbox("flow-1").read_undelivered()) > 5
 
 
-def test_a_server_that_accepts_and_never_answers_holds_up_no_run_for_longer_than_is_said(
+def test_a_server_that_accepts_and_never_answers_holds_up_no_run_for_longer_than_its_limit(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mlflow_run, "LAST_WAIT_S", 2.0)
@@ -327,27 +327,27 @@ def test_the_load_of_the_machine_is_tracked_also_of_the_time_when_no_server_answ
 
 
 def test_a_sample_that_comes_after_the_end_leaves_the_run_ended(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken, asked, told = threading.Event(), threading.Event(), threading.Event()
+    taken, begun, reported = threading.Event(), threading.Event(), threading.Event()
 
     def slow(tell: Callable[[dict[str, float]], None], ended: threading.Event) -> None:
-        asked.set()
+        begun.set()
         taken.wait()
         tell({"cpu_utilization_percentage": 50.0})
-        told.set()
+        reported.set()
 
     monkeypatch.setattr(mlflow_run, "sample_system_metrics", slow)
     for name in ("LOAD_WAIT_S", "LAST_WAIT_S", "DEAD_WAIT_S"):
         monkeypatch.setattr(mlflow_run, name, 0.1)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
     tracker = Tracker("recipe", "flow-1")
-    assert asked.wait(5)
+    assert begun.wait(5)
     tracker.end("FINISHED")
     taken.set()
-    assert told.wait(5)
+    assert reported.wait(5)
     assert not Outbox("flow-1").is_open()
 
 
-def test_what_a_full_disk_never_took_is_told_as_lost_and_stops_no_sample(
+def test_records_lost_to_a_full_disk_are_reported_and_stop_no_sample(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_, full = os.open, threading.Event()
@@ -426,7 +426,7 @@ def test_what_a_server_misses_before_and_in_the_middle_of_a_run_it_gets_once_whe
         assert [(p.value, p.timestamp, p.step) for p in points] == [(0.5, 1_000_500, 10), (0.25, 1_002_500, 20)]
 
 
-def test_what_mlflow_fails_in_is_told_with_its_address_and_without_its_password(
+def test_a_failure_of_mlflow_is_reported_with_its_address_and_without_its_password(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@127.0.0.1:{closed_port()}")
@@ -457,13 +457,13 @@ def test_two_processes_that_meet_at_a_fresh_database_both_track(home: Path, tmp_
     assert {run.info.status for run in runs()} == {"FINISHED"}
 
 
-def test_a_child_is_told_of_the_server_by_its_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_finds_the_server_by_its_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert build_environment()["MLFLOW_TRACKING_URI"] == f"sqlite:///{home / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@host")
     assert build_environment()["MLFLOW_REGISTRY_URI"] == "http://me:secret@host"
 
 
-def test_a_run_started_while_another_command_slowly_delivers_what_it_had_left_is_nobody_elses_and_not_killed(
+def test_a_run_that_starts_again_during_a_slow_delivery_of_its_records_is_not_taken_for_killed(
     tracked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = Outbox("flow-1")

@@ -152,7 +152,7 @@ def test_a_job_outlives_the_warm_process_and_the_next_one_is_a_new_process(tmp_p
     assert not start_ticks(pid)
 
 
-def test_a_program_dies_with_its_supervisor_and_the_next_try_waits_for_nobody(tmp_path: Path) -> None:
+def test_a_program_dies_with_its_supervisor_and_the_next_try_starts_at_once(tmp_path: Path) -> None:
     job = write_job(tmp_path, "if not os.fork(): time.sleep(60)\ntime.sleep(60)")
     handle = start(job, argv(), {})
     pid = pid_at_work(job)

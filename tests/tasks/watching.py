@@ -1,4 +1,4 @@
-"""A listener for tests of what a stage or a job tells."""
+"""A listener for tests that read the events of a stage or a job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tasks.cache.stage import Listener
 
 
 class Heard(Listener):
-    """Keeps the events that it is told."""
+    """Keeps the events that it receives."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
