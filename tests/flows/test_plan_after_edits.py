@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,16 +82,6 @@ RETRAINING = {
 }
 
 
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the project, whose code keys are computed from."""
-    for package in ("tasks", "training"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / package, tmp_path / "checkout" / package, ignore=ignored)
-    monkeypatch.setattr(code, "PROJECT", tmp_path / "checkout")
-    return tmp_path / "checkout"
-
-
 # Files of each artifact that later keys or checks read.
 ARTIFACTS = {
     "load_data": {"train.arrow": "", "validation.arrow": "", "labels.json": '["neg", "pos"]'},
@@ -124,14 +114,38 @@ class Filler:
         return ref
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    """A copy of the project, whose code keys are computed from, and the deployment file of a recipe that has been
+    trained there."""
+    folder = tmp_path_factory.mktemp("trained")
+    for package in ("tasks", "training"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, folder / "checkout" / package, ignore=ignored)
+    file = write_project(folder / "project")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(code, "PROJECT", folder / "checkout")
+        patch.setenv("FINETUNE_HOME", str(folder / "home"))
+        with pytest.raises(Trained):
+            pipeline(Filler(), load(file))  # type: ignore[arg-type]
+        yield folder / "checkout", file
+
+
 @pytest.fixture
-def file(checkout: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, model_unchecked: None) -> Path:
-    """The deployment file of a recipe that has been trained."""
+def checkout(trained: tuple[Path, Path]) -> Iterator[Path]:
+    """The copy, without its edits after the test."""
+    before = {path: path.read_bytes() for path in trained[0].rglob("*.py")}
+    yield trained[0]
+    for path, content in before.items():
+        if path.read_bytes() != content:
+            path.write_bytes(content)
+
+
+@pytest.fixture
+def file(trained: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, model_unchecked: None) -> Path:
+    """The deployment file."""
     monkeypatch.setattr("flows.cli.plan._estimate", lambda *_: [])
-    file = write_project(tmp_path / "project")
-    with pytest.raises(Trained):
-        pipeline(Filler(), load(file))  # type: ignore[arg-type]
-    return file
+    return trained[1]
 
 
 def state_of_fit(file: Path, capsys: pytest.CaptureFixture[str]) -> str:
