@@ -74,11 +74,13 @@ def call_flow(
 
 
 def _import_flow() -> None:
-    """Imports the libraries of a flow and of its tracking."""
+    """Imports the libraries of a flow, of its first stages and of its tracking."""
+    import matplotlib.figure  # noqa: F401
+
     from flows import finetune  # noqa: F401
     from tasks.tracking import connection
 
-    connection.import_client()
+    connection.import_store()
 
 
 def _open_terminal(recipe: Recipe, quiet: bool) -> Terminal | Quiet:

@@ -47,6 +47,13 @@ def import_client() -> type[MlflowClient]:
     return MlflowClient
 
 
+def import_store() -> None:
+    """Imports all of MLflow that a connection needs: half a second more for the database in the home."""
+    import_client()
+    if settings.tracking_is_local():
+        import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+
+
 def connect() -> MlflowClient:
     """Connects a client to the tracking server, or to the database in the home, which is created if missing."""
     create_client, uri = import_client(), settings.tracking_uri()
