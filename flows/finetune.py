@@ -88,6 +88,7 @@ def fine_tune(
         followers = [*listeners.get(), *([Leader(machines, run)] if machines.count > 1 else [])]
         consent.record_code(run, recipe)
         progress = PrefectProgress(lambda: tracker.url)
+        remote.deliver_earlier()
         executor = Executor(recipe.name, run, (tracker, progress, *followers), force, remote)
         finished, error = _run_stages(executor, recipe)
         if isinstance(error, UserError):
@@ -98,13 +99,14 @@ def fine_tune(
                 progress.refused(error.problems)
         state = "completed" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
         record_lineage(tracker, recipe, run, state, executor.rows, finished)
+        warnings = executor.end_uploads(wait=state != "interrupted")
         # On a terminal, a run ends without a server that is down. Elsewhere, Prefect tries for minutes to reach it.
         server_down = bool(listeners.get()) and not pending_states.server_answers()
         if not server_down:
             progress.end()
         result = build_result(state, executor.rows, flow_run_id=run, finished=finished, error=error) | dict(extra)
         end_tracking(tracker, recipe, run, result, finished, changes)
-        warnings = [*remote.end_run(), *list_tracking_warnings(tracker), *([] if error else _remember(recipe, result))]
+        warnings += [*list_tracking_warnings(tracker), *([] if error else _remember(recipe, result))]
         for warning in warnings:
             get_run_logger().warning(warning)
         if server_down:

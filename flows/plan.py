@@ -65,7 +65,9 @@ def find_unchanged_run(recipe: str, rows: list[PlannedStage]) -> dict[str, Any] 
 def build_cached_result(last: dict[str, Any]) -> dict[str, Any]:
     """Builds the result of a run that repeats the run `last`. Delivers what MLflow and the shared store still lack of
     other runs."""
-    trouble, warnings = deliver_earlier_runs(), open_remote().end_run()
+    remote = open_remote()
+    remote.deliver_earlier()
+    trouble, warnings = deliver_earlier_runs(), remote.end_run(wait=True)
     if trouble:
         warnings.append(f"MLflow has not everything yet ({trouble}).")
     return {

@@ -50,7 +50,7 @@ def execute(arguments: argparse.Namespace) -> int:
         for problem in find_publishing_problems(recipe):  # a warning: the token may be set by then
             print(problem_line(problem.model_dump() | {"level": "warning"}))
     print(_summarize(recipe, planner.rows))
-    for warning in remote.end_run():
+    for warning in remote.end_run(wait=False):
         print(warning, file=sys.stderr)
     if arguments.show_launch:
         print(_format_launch(recipe, finished.lock, training.key or "KEY"))

@@ -107,6 +107,8 @@ class Executor:
             if isinstance(result, State):  # Prefect returns a state of the body unchanged
                 result = result.result()
             state = work.state
+            if stage.cached:
+                self._remote.keep(result)
         finally:
             artifact = result.location if isinstance(result, Ref) else None
             fetched = self._remote.fetched_bytes(stage.name, key) if state == "cached" else None
@@ -134,6 +136,12 @@ class Executor:
                 remember()
         finally:
             self._uncommitted = None
+
+    def end_uploads(self, wait: bool) -> list[str]:
+        """Waits for the uploads of the run, or leaves them to a later run. Returns warnings."""
+        return self._remote.end_run(
+            wait, lambda text: self._listeners.stage_events("shared store", [{"kind": "note", "message": text}])
+        )
 
     def _remember(self, stage: Stage[Any], key: str, result: Any) -> None:
         self._history.remember_key(stage.name, key)

@@ -26,6 +26,17 @@ class Remote:
         """The bytes that this run or its plan downloaded for an artifact; None if it was here before."""
         return None
 
-    def end_run(self) -> list[str]:
-        """Ends the run, or a plan without a run, and returns its warnings."""
+    def keep(self, ref: Ref) -> None:
+        """Uploads an artifact of the run, unless other machines have it, while the run goes on."""
+
+    def deliver_earlier(self) -> None:
+        """Uploads what earlier runs of this home left, while the run goes on."""
+
+    def end_run(self, wait: bool, note: Callable[[str], None] = lambda text: None) -> list[str]:
+        """Ends the run, or a plan without a run, and returns its warnings.
+
+        Args:
+            wait: whether to wait for the end of uploads; else they are left to a later run.
+            note: shows the reason of a long wait.
+        """
         return []

@@ -141,11 +141,11 @@ class SharedStore:
             digests.keep(ref.path / file.path, file.sha256)
         return sum(file.bytes for file in missing)
 
-    def upload(self, stage: str, key: str) -> Upload:
+    def upload(self, stage: str, key: str, stop: Event | None = None) -> Upload:
         """Uploads an artifact of the local store: objects that are absent, then the manifest unless one stands.
 
-        Raises `store.Damaged` or LookupError if the artifact is damaged or absent here, DamagedObject if the manifest
-        in the bucket cannot be used.
+        Raises Stopped, before the next part of a file, if `stop` is set; `store.Damaged` or LookupError if the artifact
+        is damaged or absent here; DamagedObject if the manifest in the bucket cannot be used.
         """
         ref = store.find(stage, key)
         if ref is None:
@@ -154,7 +154,9 @@ class SharedStore:
         contents = {file.sha256: file for file in _parse(manifest, stage, key)[1]}.values()
         sent_bytes = 0
         while (standing := self.look_up(stage, key)) is None:
-            sent_bytes += sum(_in_parallel(lambda file, stop: self._send(file, ref.path / file.path, stop), contents))
+            sent_bytes += sum(
+                _in_parallel(lambda file, stop: self._send(file, ref.path / file.path, stop), contents, stop)
+            )
             with contextlib.suppress(AlreadyExists):
                 self._bucket.create(_manifest_name(stage, key), manifest)
                 return Upload(sent_bytes, ref.digest, ref.digest)
@@ -183,24 +185,27 @@ class SharedStore:
 
     def _send(self, file: SharedFile, source: Path, stop: Event) -> int:
         """Uploads a file unless its object exists. Returns the bytes that were sent."""
+        _check(stop)
         if self._bucket.size(file.object) == file.bytes:
             return 0
         self._bucket.upload(file.object, source, lambda: _check(stop))
         return file.bytes
 
 
-class _Stopped(Exception):
-    """A transfer ended because another one failed."""
+class Stopped(Exception):
+    """A transfer ended because another one failed, or its caller stopped it."""
 
 
 def _check(stop: Event) -> None:
     if stop.is_set():
-        raise _Stopped
+        raise Stopped
 
 
-def _in_parallel(transfer: Callable[[SharedFile, Event], Result], files: Collection[SharedFile]) -> list[Result]:
+def _in_parallel(
+    transfer: Callable[[SharedFile, Event], Result], files: Collection[SharedFile], stop: Event | None = None
+) -> list[Result]:
     """The result of each transfer, in the order of the files. After an error the others stop at their next chunk."""
-    stop = Event()
+    stop = stop or Event()
     with ThreadPoolExecutor(FILES_AT_ONCE, "transfer") as pool:
         # The largest first: one that began last would end alone.
         running = {file: pool.submit(transfer, file, stop) for file in sorted(files, key=lambda file: -file.bytes)}

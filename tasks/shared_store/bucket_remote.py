@@ -12,14 +12,15 @@ from tasks.cache.refs import Ref
 from tasks.cache.remote import Progress, Remote, no_progress
 from tasks.shared_store.artifacts import DamagedObject, SharedArtifact, SharedStore
 from tasks.shared_store.bucket import Bucket, BucketError
+from tasks.shared_store.uploads import Uploads
 
 
 class BucketRemote(Remote):
     """The artifacts of a bucket."""
 
     def __init__(self, bucket: Bucket) -> None:
-        self._url = bucket.url
         self._shared = SharedStore(bucket)
+        self._uploads = Uploads(self._shared, bucket.url, lambda stage, key: None)
         self._fetched: dict[tuple[str, str], int] = {}
         self._is_away = False
         """Whether a look-up failed: each further one would wait for the same answer."""
@@ -51,9 +52,18 @@ class BucketRemote(Remote):
         """The bytes that this run or its plan downloaded for an artifact; None if it was here before."""
         return self._fetched.get((stage, key))
 
-    def end_run(self) -> list[str]:
-        """Ends the run, or a plan without a run, and returns its warnings."""
-        warnings, self._warnings = self._warnings, []
+    def keep(self, ref: Ref) -> None:
+        """Uploads an artifact of the run, unless the bucket has it, while the run goes on."""
+        if (ref.stage, ref.key) not in self._fetched:
+            self._uploads.add(ref.stage, ref.key)
+
+    def deliver_earlier(self) -> None:
+        """Uploads what earlier runs of this home left, while the run goes on."""
+        self._uploads.add_earlier()
+
+    def end_run(self, wait: bool, note: Callable[[str], None] = lambda text: None) -> list[str]:
+        """Waits for the end of uploads, or leaves them to a later run. Returns the warnings of the run."""
+        warnings, self._warnings = self._warnings + self._uploads.end(wait, note), []
         self._fetched, self._is_away = {}, False
         return warnings
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -16,22 +18,23 @@ from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.refs import Ref
 from tasks.cache.remote import Remote
 from tasks.cache.stage import Inputs, Row, Work, stage
-from tasks.shared_store.artifacts import SharedStore
 from tasks.shared_store.bucket import Bucket
 from tasks.shared_store.bucket_remote import BucketRemote
-from tests.s3 import S3
+from tests.s3 import BUCKET, S3
 from tests.tasks.shared import QUICK, on_s3, s3
 
 __all__ = ["on_s3", "s3"]
 
 made: list[str] = []
+noise: list[str] = []
+"""Appended to the output of `write`, which then is not determined by its inputs."""
 TEXT = "word " * 1000
 
 
 @stage(lambda text: Inputs({"text": text}))
 def write(work: Work, text: str) -> Mapping[str, Any]:
     made.append(text)
-    (work.out / "text.txt").write_text(text)
+    (work.out / "text.txt").write_text(text + "".join(noise))
     return {"characters": len(text)}
 
 
@@ -45,6 +48,7 @@ def count(work: Work, written: Ref) -> Mapping[str, Any]:
 @pytest.fixture(autouse=True)
 def quick_flows(prefect_server: None) -> Iterator[None]:
     made.clear()
+    noise.clear()
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         yield
 
@@ -53,11 +57,23 @@ class Homes:
     """Homes, each on a machine of its own, and one bucket."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-        self._folder, self._monkeypatch, self._url = folder, monkeypatch, url
+        self.folder, self._monkeypatch, self._url = folder, monkeypatch, url
 
     def use(self, name: str) -> Remote:
-        self._monkeypatch.setenv("FINETUNE_HOME", str(self._folder / name))
+        self._monkeypatch.setenv("FINETUNE_HOME", str(self.folder / name))
         return BucketRemote(Bucket(self._url, QUICK))
+
+    def objects(self, s3: S3) -> dict[str, bytes]:
+        """The content of each object of the store."""
+        prefix = self._url.removeprefix(f"s3://{BUCKET}/")
+        return {name: content for name, content in s3.objects().items() if name.startswith(prefix)}
+
+    def share(self, name: str) -> None:
+        """A run of this home, all in the bucket."""
+        remote = self.use(name)
+        run(remote)
+        assert remote.end_run(wait=True) == []
+        made.clear()
 
 
 @pytest.fixture
@@ -86,31 +102,26 @@ def plan(remote: Remote, text: str = TEXT) -> list[PlannedStage]:
     return planner.rows
 
 
-def upload(homes: Homes, rows: list[Row]) -> None:
-    shared = SharedStore(Bucket(homes._url, QUICK))
-    for row in rows:
-        shared.upload(row.name, row.key or "")
-
-
 def states(rows: list[Row] | list[PlannedStage]) -> list[str]:
     return [row.state for row in rows]
 
 
 def test_a_stage_whose_artifact_another_machine_made_is_cached_and_its_row_has_the_bytes(homes: Homes) -> None:
-    upload(homes, run(homes.use("first")))
+    first = homes.use("first")
+    run(first)
+    assert first.end_run(wait=True) == []
     made.clear()
     remote = homes.use("second")
     rows = run(remote)
     assert states(rows) == ["cached", "cached"] and made == []
     assert (rows[0].fetched_bytes or 0) > len(TEXT)
-    remote.end_run()
+    assert remote.end_run(wait=True) == []
     again = run(remote)
     assert states(again) == ["cached", "cached"] and [row.fetched_bytes for row in again] == [None, None]
 
 
 def test_a_plan_fetches_so_that_it_can_read_the_inputs_of_later_stages(homes: Homes) -> None:
-    upload(homes, run(homes.use("first")))
-    made.clear()
+    homes.share("first")
     remote = homes.use("second")
     assert states(plan(remote)) == ["cached", "cached"]
     rows = run(remote)
@@ -123,18 +134,68 @@ def test_a_bucket_that_refuses_look_ups_is_named_once_and_tried_once(homes: Home
     s3.fault = lambda request: status
     rows = run(remote)
     assert states(rows) == ["ran", "ran"]
-    (warning,) = remote.end_run()
-    assert "goes on without" in warning
-    assert len({request for request in s3.asked if request.startswith("GET")}) == 1
+    assert sum("goes on without" in warning for warning in remote.end_run(wait=False)) == 1
+    assert len({request for request in s3.asked if "/artifacts/count" in request}) == 0
 
 
 def test_a_damaged_object_is_removed_and_its_artifact_made_again(homes: Homes, s3: S3) -> None:
-    upload(homes, run(homes.use("first")))
-    damaged = next(name for name, content in s3.objects().items() if content == TEXT.encode())
+    homes.share("first")
+    damaged = next(name for name, content in homes.objects(s3).items() if content == TEXT.encode())
     s3.put(damaged, b"other" * 1000)
     remote = homes.use("second")
     rows = run(remote)
     assert states(rows) == ["ran", "cached"]
-    (warning,) = remote.end_run()
+    (warning,) = remote.end_run(wait=True)
     assert "write" in warning and "made again" in warning
-    assert damaged not in s3.objects()
+    assert homes.objects(s3)[damaged] == TEXT.encode()
+
+
+@pytest.mark.parametrize("status", [500, 403])
+def test_what_a_run_could_not_upload_is_named_and_uploaded_by_the_next_run(homes: Homes, s3: S3, status: int) -> None:
+    first = homes.use("first")
+    s3.fault = lambda request: status if request.startswith("PUT") else None
+    keys = [row.key or "" for row in run(first)]
+    (warning,) = first.end_run(wait=True)
+    assert ("may only be read" if status == 403 else f"write {keys[0][:16]}, count {keys[1][:16]}") in warning
+    s3.fault = lambda request: None
+    later = homes.use("first")
+    later.deliver_earlier()
+    assert later.end_run(wait=True) == []
+    assert sum(name.endswith(f"{key}.json") for key in keys for name in homes.objects(s3)) == 2
+    assert list((homes.folder / "first" / "uploads").iterdir()) == []
+
+
+def test_a_home_that_may_only_read_is_told_so_once(homes: Homes, s3: S3) -> None:
+    s3.fault = lambda request: 403 if request.startswith("PUT") else None
+    warnings = []
+    for _ in range(2):
+        remote = homes.use("first")
+        run(remote)
+        warnings += remote.end_run(wait=True)
+    assert len(warnings) == 1
+
+
+def test_uploads_of_an_interrupted_run_are_left_to_the_next(homes: Homes, s3: S3) -> None:
+    remote, may_go_on = homes.use("first"), Event()
+    s3.fault = lambda request: None if may_go_on.wait(20) else 500
+    for row in run(Remote()):
+        remote.keep(Ref(stage=row.name, key=row.key or "", digest=""))
+    (warning,) = remote.end_run(wait=False)
+    may_go_on.set()
+    assert "interrupted" in warning and "write" in warning and "count" in warning
+    later = homes.use("first")
+    later.deliver_earlier()
+    assert later.end_run(wait=True) == []
+    assert sum(name.endswith(".json") for name in homes.objects(s3)) == 2
+
+
+def test_two_contents_of_one_key_are_named_and_the_first_stands(homes: Homes, s3: S3) -> None:
+    homes.share("first")
+    (first,) = [content for name, content in homes.objects(s3).items() if "/artifacts/write/" in name]
+    second = homes.use("second")
+    noise.append("other")
+    run(Remote())
+    run(second)
+    (warning,) = [text for text in second.end_run(wait=True) if "write" in text]
+    assert json.loads(first)["ref"]["digest"] in warning and "different content" in warning
+    assert first in homes.objects(s3).values()
