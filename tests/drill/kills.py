@@ -25,6 +25,8 @@ where it was. By the few long ones it gets through every stage."""
 OWN_SERVER_EVERY = 4
 """Of so many trainings, one has runs that start Prefect's server themselves."""
 END_WITHIN_S = 900.0
+BEFORE_TRAINING = ("start", "load_data", "load_model", "tokenize")
+"""Values of `Run.stage`."""
 
 
 @dataclass
@@ -141,6 +143,8 @@ class Training:
             "launcher": ("launcher", "program", "supervisor"),
             "waiting launcher": ("waiting launcher", "supervisor"),
         }
+        if planned.part == "waiting launcher":
+            _wait_for_launcher(run, planned.which)
         while run.process.poll() is None:
             alive = victims(run.process.pid)
             part = next((part for part in above.get(planned.part, (planned.part,)) if part in alive), "flow")
@@ -173,6 +177,14 @@ class Training:
     def _fault(self, what: str) -> None:
         print(f"       {self._name}: FAULT: {what}", flush=True)
         self._done.faults.append(f"{self._name}: {what}")
+
+
+def _wait_for_launcher(run: Run, seconds: float) -> None:
+    """Waits until a launcher has waited for so long, or until the run trains: it waits for a small part of a run."""
+    while run.process.poll() is None and run.stage() in BEFORE_TRAINING:
+        if "waiting launcher" in victims(run.process.pid):
+            return time.sleep(seconds)
+        time.sleep(0.02)
 
 
 def not_to_be_given_up(run: Run, parts_killed: int) -> str | None:
