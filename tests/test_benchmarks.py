@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+
 import pytest
 
 from tests.benchmarks import cold
@@ -44,3 +47,11 @@ def test_the_parts_of_a_cold_run_are_its_time_without_the_work_of_its_stages() -
         "… between the stages": 0.5,
         "… after the last stage": 0.5,
     }
+
+
+def test_the_memory_of_a_process_contains_what_it_has_written_and_an_ended_one_has_none() -> None:
+    before_kb, kept = cold._read_pss_kb(os.getpid()), bytearray(b"x") * 50_000_000
+    assert cold._read_pss_kb(os.getpid()) > before_kb + len(kept) / 1024 * 0.9
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    assert cold._read_pss_kb(ended.pid) == 0

@@ -40,6 +40,7 @@ from tasks.tracking.stage_table import STAGES
 from tests.benchmarks.subject import Subject
 from tests.benchmarks.table import Row
 from tests.flows.small import command, environment, write_project
+from training.jobs.processes import descendants
 
 ROUNDS = 3
 BUDGET_S = 10.0
@@ -79,14 +80,15 @@ class ColdRun:
 
 
 def measure(subject: Subject) -> list[Row]:
-    """The parts of the cold run whose sum is the median of several, and this sum."""
+    """The parts of the cold run whose sum is the median of several, this sum, and the peak memory of one more."""
     folder = subject.folder / "cold"
     file = write_project(folder / "project")
     work_s, weights = _measure_work(file, folder)
     runs = [_run_cold(file, folder / f"cold-{number}") for number in range(ROUNDS)]
     if {run.weights for run in runs} != {weights}:
         raise RuntimeError("the cold runs and the warm run trained different weights")
-    return build_rows(runs, work_s)
+    how = "of all processes of a run, sum of PSS from /proc, read 5 times a second"
+    return [*build_rows(runs, work_s), Row("peak memory", _measure_peak(file, folder / "peak"), how, unit="MB")]
 
 
 def build_rows(runs: Sequence[ColdRun], work_s: Mapping[str, float]) -> list[Row]:
@@ -131,6 +133,28 @@ def _run_cold(file: Path, home: Path) -> ColdRun:
         raise RuntimeError(f"{len(lines_at)} stages on the output, {len(stages_s)} in the result")
     before_s = lines_at[0] - began - next(iter(stages_s.values()))
     return ColdRun(wall_s, before_s, began + wall_s - lines_at[-1], stages_s, weights)
+
+
+def _measure_peak(file: Path, home: Path) -> float:
+    """The most memory of a run, in MB. Memory that processes share counts once."""
+    peak_kb, output = 0, subprocess.DEVNULL
+    argv = command("run", str(file))
+    with subprocess.Popen(argv, env=environment(home), stdout=output, stderr=output) as run:
+        while run.poll() is None:
+            peak_kb = max(peak_kb, sum(map(_read_pss_kb, [run.pid, *descendants(run.pid)])))
+            time.sleep(0.2)
+    if run.returncode != 0:
+        raise RuntimeError(f"the run ended with exit code {run.returncode}")
+    return peak_kb * 1024 / 1e6
+
+
+def _read_pss_kb(pid: int) -> int:
+    """The memory of a process, in which each page is divided by the number of its processes; 0 if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 def _read_result(out: Path) -> tuple[dict[str, float], str]:
