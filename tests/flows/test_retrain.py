@@ -87,7 +87,7 @@ def test_a_run_that_is_tried_again_goes_on_with_its_own_pins_and_does_not_look(
 
     recipe, calls = load(finished.file), []
     monkeypatch.setattr(retrain, "fine_tune", lambda recipe, changes=(): calls.append("trains") or {})
-    monkeypatch.setattr(retrain, "Planner", lambda recipe: calls.append("looks"))
+    monkeypatch.setattr(retrain, "Planner", lambda recipe, **more: calls.append("looks"))
     monkeypatch.setattr(retrain, "pipeline", lambda planner, recipe: (_ for _ in ()).throw(UserError([])))
     with get_client(sync_client=True) as client:
         run = client.create_flow_run(retrain.retrain, parameters={"recipe": recipe})

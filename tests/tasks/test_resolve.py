@@ -229,7 +229,7 @@ def test_a_file_on_s3_is_pinned_by_its_bytes_and_read(home: Path, s3: S3, monkey
 
 
 @pytest.mark.parametrize(
-    ("path", "splits", "request"),
+    ("path", "splits", "only"),
     [
         ("two/train.csv", None, "HEAD /rows/two/train.csv"),
         ("two", None, "GET /rows"),
@@ -238,7 +238,7 @@ def test_a_file_on_s3_is_pinned_by_its_bytes_and_read(home: Path, s3: S3, monkey
     ],
 )
 def test_unchanged_files_on_s3_cost_one_request_and_a_changed_one_is_another_pin(
-    home: Path, s3: S3, monkeypatch: pytest.MonkeyPatch, path: str, splits: dict[str, Any] | None, request: str
+    home: Path, s3: S3, monkeypatch: pytest.MonkeyPatch, path: str, splits: dict[str, Any] | None, only: str
 ) -> None:
     s3.reached(monkeypatch, **KEYS)
     for name in ("train", "dev"):
@@ -246,7 +246,7 @@ def test_unchanged_files_on_s3_cost_one_request_and_a_changed_one_is_another_pin
     recipe = recipe_of({**FILES, "path": f"s3://{BUCKET}/{path}", "splits": splits})
     before = pin(recipe)
     s3.asked.clear()
-    assert pin(recipe) == before and s3.asked == [request]
+    assert pin(recipe) == before and s3.asked == [only]
     s3.put("two/train.csv", ROWS.replace(b"x", b"z"))
     after = pin(recipe)
     assert after.data_files["train"] != before.data_files["train"]
