@@ -33,6 +33,7 @@ OUTSIDE = (
     # Start, display, storage and release of a run. In tasks, only the stages count.
     "flows",
     *(f"tasks.{room}" for room in ("cache", "hub", "jobs", "prefect", "registry", "services", "tracking")),
+    "tasks.shared_store",
     # Start, supervision and end of programs.
     "training.jobs",
     # Messages.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 from tasks.cache.refs import Ref
+from tasks.cache.stage import Work
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are transferred and those of all files."""
@@ -25,6 +28,14 @@ class Remote:
     def fetched_bytes(self, stage: str, key: str) -> int | None:
         """The bytes that this run or its plan downloaded for an artifact; None if it was here before."""
         return None
+
+    def share_checkpoints(self, work: Work, seal_key: Path, device: str | None) -> AbstractContextManager[None]:
+        """Resumes a training from the newest checkpoint of another machine, and shares its own during the block.
+
+        `seal_key` seals the checkpoints of this home. `device` is the hardware that may resume only its own
+        checkpoints; None if any may be used.
+        """
+        return nullcontext()
 
     def keep(self, ref: Ref) -> None:
         """Uploads an artifact of the run, unless other machines have it, while the run goes on."""

@@ -219,3 +219,11 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def link_or_copy(source: str, target: str) -> None:
+    """Links the file, or copies it on a file system without hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.cache.store import link_or_copy
 from tasks.hub.checkpoint_uploads import ENDED, UploadSettings
 from tasks.hub.push import Place, connect, push
-from tasks.jobs.child import link_or_copy
 from training.engine import checkpoints
 from training.jobs.program import run_program
 from training.jobs.protocol import CHECKPOINTS, EVENTS, Events, Job

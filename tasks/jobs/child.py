@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tasks.cache.stage import Work
+from tasks.cache.store import link_or_copy
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.launch import LAUNCH, EventReader, require_finished, run_job
 from training.jobs.protocol import CHECKPOINTS, EVENTS, LOGS, OUTPUT, Job, Settings, finished_output
@@ -87,11 +87,3 @@ def _link_output(job: Path, out: Path) -> None:
     for file in (job / EVENTS, job / LAUNCH, *sorted((job / LOGS).glob("*.log"))):
         if file.is_file():
             shutil.copyfile(file, log / file.name)
-
-
-def link_or_copy(source: str, target: str) -> None:
-    """Links the file, or copies it on a file system without hard links."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)

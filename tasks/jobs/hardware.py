@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -68,6 +70,16 @@ def describe_gpus() -> list[Gpu]:
 def free_gpu_memory() -> list[int]:
     """The free bytes of each visible GPU."""
     return _query_gpus(lambda nvml, gpu, name: int(nvml.nvmlDeviceGetMemoryInfo(gpu).free))
+
+
+def device() -> str:
+    """The name of the first visible GPU; without a GPU, that of the processor. Other devices round differently."""
+    if gpus := describe_gpus():
+        return gpus[0].name
+    with contextlib.suppress(OSError):
+        if found := re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return found[1]
+    return platform.machine()
 
 
 def _query_gpus(query: Callable[[Any, Any, str], Value]) -> list[Value]:

@@ -10,30 +10,24 @@ of two machines that make the same key, the first manifest stands. A downloaded 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from tasks.cache import settings, store
 from tasks.cache.digests import Digests
 from tasks.cache.refs import Ref
-from tasks.shared_store.bucket import AlreadyExists, Bucket, NotFound, WrongSize
+from tasks.shared_store.bucket import AlreadyExists, Bucket, NotFound
+from tasks.shared_store.transfers import SharedFile, download, in_parallel, send
 
-FILES_AT_ONCE = 4
-"""Files that are in transfer at the same time."""
 NEIGHBOURS = 50
 """Artifacts of the same stage in which files with the same content are looked for before they are downloaded."""
-
-Result = TypeVar("Result")
 
 
 class DamagedObject(Exception):
@@ -42,28 +36,6 @@ class DamagedObject(Exception):
     def __init__(self, stage: str, key: str, reason: str, objects: Sequence[str] = ()) -> None:
         super().__init__(f"{stage} {key[:16]} in the shared store is damaged: {reason}")
         self.stage, self.key, self.objects = stage, key, tuple(objects)
-
-
-def _inside(path: str) -> str:
-    # A record is run by Prefect, and a path with `..` leaves the folder.
-    if {"", ".", ".."} & set(path.split("/")) or "\0" in path or path in (store.MANIFEST, store.RECORD):
-        raise ValueError("no path of a file in an artifact")
-    return path
-
-
-class SharedFile(BaseModel):
-    """A file of an artifact."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    path: Annotated[str, AfterValidator(_inside)]
-    bytes: int = Field(ge=0)
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
-
-    @property
-    def object(self) -> str:
-        """The name of its content in the bucket."""
-        return f"objects/{self.sha256[:2]}/{self.sha256}"
 
 
 _FILES = TypeAdapter(list[SharedFile])
@@ -127,8 +99,9 @@ class SharedStore:
                 (aside / file.path).parent.mkdir(parents=True, exist_ok=True)
             linked = {sha256 for sha256, path in targets.items() if _link(artifact.here.get(sha256), path, sha256)}
             missing = [file for sha256, file in by_content.items() if sha256 not in linked]
-            faults = _in_parallel(
-                lambda file, stop: self._download(file, targets[file.sha256], stop, on_bytes), missing
+            faults = in_parallel(
+                lambda file, stop: download(self._bucket, file.object, file, targets[file.sha256], stop, on_bytes),
+                missing,
             )
             if damaged := {file.object: fault for file, fault in zip(missing, faults, strict=True) if fault}:
                 raise DamagedObject(ref.stage, ref.key, "; ".join(damaged.values()), list(damaged))
@@ -155,7 +128,9 @@ class SharedStore:
         sent_bytes = 0
         while (standing := self.look_up(stage, key)) is None:
             sent_bytes += sum(
-                _in_parallel(lambda file, stop: self._send(file, ref.path / file.path, stop), contents, stop)
+                in_parallel(
+                    lambda file, stop: send(self._bucket, file.object, file, ref.path / file.path, stop), contents, stop
+                )
             )
             with contextlib.suppress(AlreadyExists):
                 self._bucket.create(_manifest_name(stage, key), manifest)
@@ -166,55 +141,6 @@ class SharedStore:
         """Removes the manifest, then the damaged objects, so that the artifact can be uploaded again."""
         for name in (_manifest_name(damage.stage, damage.key), *damage.objects):
             self._bucket.remove(name)
-
-    def _download(self, file: SharedFile, target: Path, stop: Event, on_bytes: Callable[[int], None]) -> str | None:
-        """Writes a file. Returns the fault of its object, if it has one."""
-        digest = hashlib.sha256()
-        try:
-            with target.open("xb") as out:
-                for chunk in self._bucket.stream(file.object, file.bytes):
-                    _check(stop)
-                    digest.update(chunk)
-                    out.write(chunk)
-                    on_bytes(len(chunk))
-                out.flush()
-                os.fsync(out.fileno())  # while other files arrive
-        except (NotFound, WrongSize) as fault:
-            return str(fault)
-        return None if digest.hexdigest() == file.sha256 else f"{file.object} has other bytes"
-
-    def _send(self, file: SharedFile, source: Path, stop: Event) -> int:
-        """Uploads a file unless its object exists. Returns the bytes that were sent."""
-        _check(stop)
-        if self._bucket.size(file.object) == file.bytes:
-            return 0
-        self._bucket.upload(file.object, source, lambda: _check(stop))
-        return file.bytes
-
-
-class Stopped(Exception):
-    """A transfer ended because another one failed, or its caller stopped it."""
-
-
-def _check(stop: Event) -> None:
-    if stop.is_set():
-        raise Stopped
-
-
-def _in_parallel(
-    transfer: Callable[[SharedFile, Event], Result], files: Collection[SharedFile], stop: Event | None = None
-) -> list[Result]:
-    """The result of each transfer, in the order of the files. After an error the others stop at their next chunk."""
-    stop = stop or Event()
-    with ThreadPoolExecutor(FILES_AT_ONCE, "transfer") as pool:
-        # The largest first: one that began last would end alone.
-        running = {file: pool.submit(transfer, file, stop) for file in sorted(files, key=lambda file: -file.bytes)}
-        try:
-            return [running[file].result() for file in files]
-        except BaseException:
-            stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def _manifest_name(stage: str, key: str) -> str:

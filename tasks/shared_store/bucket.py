@@ -122,6 +122,11 @@ class Bucket:
         with self._typed_errors(name):
             return bytes(obstore.get(self._store, name).bytes())
 
+    def names(self, above: str) -> list[str]:
+        """The names of all objects below `above/`."""
+        with self._typed_errors(above):
+            return [entry["path"] for chunk in obstore.list(self._store, prefix=f"{above}/") for entry in chunk]
+
     def stream(self, name: str, size_bytes: int) -> Iterator[bytes | Bytes]:
         """The chunks of an object, in order. Raises WrongSize before the first if the object has another size."""
         with self._typed_errors(name):

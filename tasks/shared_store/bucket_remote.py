@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 from tasks.cache import settings, store
 from tasks.cache.locks import FlockManager
 from tasks.cache.refs import Ref
 from tasks.cache.remote import Progress, Remote, no_progress
+from tasks.cache.stage import Work
 from tasks.shared_store.artifacts import DamagedObject, SharedArtifact, SharedStore
 from tasks.shared_store.bucket import Bucket, BucketError
+from tasks.shared_store.checkpoint_uploads import share_checkpoints
+from tasks.shared_store.checkpoints import remove_checkpoints
 from tasks.shared_store.uploads import Uploads
 
 
@@ -19,8 +24,8 @@ class BucketRemote(Remote):
     """The artifacts of a bucket."""
 
     def __init__(self, bucket: Bucket) -> None:
-        self._shared = SharedStore(bucket)
-        self._uploads = Uploads(self._shared, bucket.url, lambda stage, key: None)
+        self._bucket, self._shared = bucket, SharedStore(bucket)
+        self._uploads = Uploads(self._shared, bucket.url, self._upload_ended)
         self._fetched: dict[tuple[str, str], int] = {}
         self._is_away = False
         """Whether a look-up failed: each further one would wait for the same answer."""
@@ -52,6 +57,10 @@ class BucketRemote(Remote):
         """The bytes that this run or its plan downloaded for an artifact; None if it was here before."""
         return self._fetched.get((stage, key))
 
+    def share_checkpoints(self, work: Work, seal_key: Path, device: str | None) -> AbstractContextManager[None]:
+        """Resumes a training from the newest checkpoint of another machine, and shares its own during the block."""
+        return share_checkpoints(self._bucket, work, seal_key, device, is_away=self._is_away)
+
     def keep(self, ref: Ref) -> None:
         """Uploads an artifact of the run, unless the bucket has it, while the run goes on."""
         if (ref.stage, ref.key) not in self._fetched:
@@ -66,6 +75,10 @@ class BucketRemote(Remote):
         warnings, self._warnings = self._warnings + self._uploads.end(wait, note), []
         self._fetched, self._is_away = {}, False
         return warnings
+
+    def _upload_ended(self, stage: str, key: str) -> None:
+        if stage == "fit":
+            remove_checkpoints(self._bucket, key)
 
 
 @contextlib.contextmanager

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from tasks.cache import settings, store
 from tasks.cache.locks import exclusive_lock
-from tasks.shared_store.artifacts import DamagedObject, SharedStore, Stopped, Upload
+from tasks.shared_store.artifacts import DamagedObject, SharedStore, Upload
 from tasks.shared_store.bucket import Forbidden
+from tasks.shared_store.transfers import Stopped
 
 NOTE_AFTER_S = 2.0
 """Seconds after which the end of a run reports that it waits."""

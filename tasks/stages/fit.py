@@ -18,9 +18,10 @@ from tasks.hub.checkpoint_uploads import upload_checkpoints
 from tasks.jobs import early_launch
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import run_child
-from tasks.jobs.hardware import visible_gpus
+from tasks.jobs.hardware import device, visible_gpus
 from tasks.jobs.launch import Launch, accelerate_argv, accelerate_environment
 from tasks.jobs.machines import find_machines, gather
+from tasks.shared_store.opening import open_remote
 from training import distributed, task_types
 from training.engine import checkpoints
 from training.engine.training_task import needs_own_checkpoint
@@ -295,7 +296,11 @@ def fit(work: Work, recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: R
         if machines.count > 1:
             gather(machines, work, stall_timeout_s)
 
-    with upload_checkpoints(work, recipe, model.path / "tokenizer"):
+    own_device = None if recipe.training.inexact_resume else device()
+    with (
+        open_remote().share_checkpoints(work, seal_key(), own_device),
+        upload_checkpoints(work, recipe, model.path / "tokenizer"),
+    ):
         return run_child(
             work,
             "training.programs.fit",

@@ -161,6 +161,12 @@ def _unsealed(checkpoint: Path, key: Path) -> str | None:
     return f"its {SEAL} belongs to another home, or its {MANIFEST} was changed"
 
 
+def seal(checkpoint: Path, key: Path) -> None:
+    """Seals a checkpoint as one of the home with this key. Its files must come from a writer that is trusted."""
+    (checkpoint / SEAL).write_text(_seal((checkpoint / MANIFEST).read_bytes(), key))
+    fsync(checkpoint / SEAL)
+
+
 def _seal(manifest: bytes, key: Path) -> str:
     return hmac.new(key.read_bytes(), manifest, hashlib.sha256).hexdigest()
 
@@ -285,8 +291,7 @@ def _write_manifest(folder: Path, needs: Sequence[str], environment: Mapping[str
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({"files": files, "needs": list(needs), "written_by": dict(environment)}, indent=1))
     if key := os.environ.get(SEAL_KEY):
-        (folder / SEAL).write_text(_seal(manifest.read_bytes(), Path(key)))
-        fsync(folder / SEAL)
+        seal(folder, Path(key))
     fsync(manifest)
     fsync(folder)
 

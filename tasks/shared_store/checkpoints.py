@@ -1,0 +1,226 @@
+"""Checkpoints of a running training in a bucket, from which another machine resumes it.
+
+    checkpoints/<key of fit>/<step>.json                a checkpoint, written last
+    checkpoints/<key of fit>/objects/<2 hex>/<sha256>   the content of a file
+
+The newest replaces those before it. Objects are below the key, because no artifact may need what is removed with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tasks.cache.store import link_or_copy
+from tasks.shared_store.bucket import Bucket, BucketError, Forbidden, NotFound
+from tasks.shared_store.transfers import SharedFile, check, download, in_parallel, send
+from training.engine import checkpoints
+from training.jobs.protocol import CHECKPOINTS, EVENTS, Job, fsync, sha256
+
+PROGRAM = "training.programs.fit"
+ASIDE = "shared"
+"""In a job's folder: links to the files that are being uploaded, and files that are being fetched."""
+_STEP = re.compile(r"/0*(\d+)\.json$")
+
+
+class DamagedCheckpoint(Exception):
+    """A checkpoint in the bucket cannot be used."""
+
+
+class SharedCheckpoint(BaseModel):
+    """A checkpoint that can be fetched."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    step: int = Field(ge=0)
+    device: str
+    """The hardware that computed it, as in the environment of a training."""
+    micro_batch_divisor: int = Field(ge=1)
+    """The division of batches: with another one, training would go on to other weights."""
+    files: list[SharedFile]
+    """Paths are relative to the job's folder: the checkpoint, those that it needs, and the events so far."""
+
+
+class Checkpoints:
+    """The checkpoints of one training.
+
+    All methods raise `bucket.BucketError` if the bucket does not answer or refuses.
+
+    Args:
+        bucket: where they are.
+        key: of the training.
+        job: the job's folder.
+    """
+
+    def __init__(self, bucket: Bucket, key: str, job: Path) -> None:
+        self._bucket, self._key, self._job = bucket, key, job
+        self._above = f"checkpoints/{key}"
+        self._folder, self._aside = job / CHECKPOINTS, job / ASIDE
+
+    def newest_here(self) -> int:
+        """The step of the job's newest checkpoint; 0 without one."""
+        return max(map(checkpoints.step_of, self._folder.glob("checkpoint-*")), default=0)
+
+    def resume(
+        self, seal_key: Path, refuse: Callable[[SharedCheckpoint], bool], warn: Callable[[str], None]
+    ) -> SharedCheckpoint | None:
+        """Fetches the newest checkpoint into the job's folder, if it is newer than those of the job.
+
+        Args:
+            seal_key: the key of this home: a checkpoint of the bucket is trusted like one of its own.
+            refuse: whether this machine cannot go on from a checkpoint.
+            warn: receives the reason why a damaged one was passed over.
+        """
+        steps = {int(found[1]): name for name in self._bucket.names(self._above) if (found := _STEP.search(name))}
+        for step in sorted((step for step in steps if step > self.newest_here()), reverse=True):
+            try:
+                shared = self._read(steps[step])
+                if not refuse(shared):
+                    self._fetch(shared, seal_key)
+                    return shared
+            except NotFound:
+                continue  # replaced by a newer one since
+            except DamagedCheckpoint as damage:
+                warn(f"checkpoint {step} in the shared store is damaged ({damage}) and is not used")
+                with contextlib.suppress(BucketError):
+                    self._bucket.remove(steps[step])
+            finally:
+                shutil.rmtree(self._aside, ignore_errors=True)
+        return None
+
+    def upload_newest(self, after: int, closing: Event) -> int | None:
+        """Uploads the job's newest checkpoint if it is newer than the step `after`, and removes those before it.
+
+        Returns its step. Returns None if there was nothing to do, or if training removed it meanwhile. Raises
+        `transfers.Stopped` soon after `closing` is set.
+        """
+        step = self.newest_here()
+        if step <= after:
+            return None
+        try:
+            shared = self._link_aside(step)
+            by_content = {file.sha256: file for file in shared.files}
+            in_parallel(
+                lambda file, stop: send(self._bucket, self._object(file), file, self._aside / file.path, stop, closing),
+                by_content.values(),
+            )
+        except (FileNotFoundError, shutil.Error):
+            return None
+        finally:
+            shutil.rmtree(self._aside, ignore_errors=True)
+        check(closing)
+        name = f"{self._above}/{step:010}.json"
+        self._bucket.write(name, shared.model_dump_json(indent=1).encode())
+        with contextlib.suppress(BucketError):  # some may write and not remove
+            if not self._remove_older(name, {self._object(file) for file in shared.files}):
+                return None
+        return step
+
+    def _object(self, file: SharedFile) -> str:
+        return f"{self._above}/{file.object}"
+
+    def _read(self, name: str) -> SharedCheckpoint:
+        try:
+            return SharedCheckpoint.model_validate_json(self._bucket.read(name))
+        except ValidationError as error:
+            raise DamagedCheckpoint(f"{name}: {error.errors()[0]['msg']}") from error
+
+    def _remove_older(self, newest: str, needed: set[str]) -> bool:
+        """Returns False, and removes the newest instead, if another machine that trains the same has removed objects of
+        it before its manifest was there."""
+        names = set(self._bucket.names(self._above))
+        if not needed <= names:
+            self._bucket.remove(newest)
+            return False
+        manifests = {name for name in names if _STEP.search(name)}
+        for name in manifests:
+            if name < newest:
+                self._bucket.remove(name)
+        if max(manifests) == newest:
+            for name in names - manifests - needed:
+                self._bucket.remove(name)
+        return True
+
+    def _link_aside(self, step: int) -> SharedCheckpoint:
+        """Links a checkpoint and those that it needs, because training may remove them, and copies the events.
+
+        The digests are those of the checkpoints' manifests. Raises OSError or shutil.Error if a file is gone.
+        """
+        shutil.rmtree(self._aside, ignore_errors=True)
+        newest = self._folder / checkpoints.name(step)
+        sources = [*checkpoints.list_needed(newest), newest]
+        for source in sources:
+            shutil.copytree(source, self._aside / CHECKPOINTS / source.name, copy_function=link_or_copy)
+        content = (self._job / EVENTS).read_bytes()
+        (self._aside / EVENTS).write_bytes(content[: content.rfind(b"\n") + 1])
+        files = [_describe(self._aside, EVENTS)]
+        for source in sources:
+            place = f"{CHECKPOINTS}/{source.name}"
+            written = json.loads((self._aside / place / checkpoints.MANIFEST).read_bytes())["files"]
+            files += [SharedFile(**file | {"path": f"{place}/{file['path']}"}) for file in written]
+            files.append(_describe(self._aside, f"{place}/{checkpoints.MANIFEST}"))
+        return SharedCheckpoint(
+            step=step,
+            device=str(checkpoints.read_environment(self._aside / CHECKPOINTS / newest.name).get("device", "")),
+            micro_batch_divisor=Job.read(self._job).settings["micro_batch_divisor"],
+            files=files,
+        )
+
+    def _fetch(self, shared: SharedCheckpoint, seal_key: Path) -> None:
+        """Publishes the checkpoint in the job's folder. Raises DamagedCheckpoint, and publishes nothing, if its objects
+        are absent or have other bytes."""
+        shutil.rmtree(self._aside, ignore_errors=True)
+        by_content = {file.sha256: file for file in shared.files}
+        targets = {sha256: self._aside / file.path for sha256, file in by_content.items()}
+        for file in shared.files:
+            (self._aside / file.path).parent.mkdir(parents=True, exist_ok=True)
+        faults = in_parallel(
+            lambda file, stop: download(
+                self._bucket, self._object(file), file, targets[file.sha256], stop, lambda count: None
+            ),
+            by_content.values(),
+        )
+        if damaged := {file: fault for file, fault in zip(by_content.values(), faults, strict=True) if fault}:
+            for file in damaged:  # an object of the right size would not be uploaded again
+                with contextlib.suppress(BucketError):
+                    self._bucket.remove(self._object(file))
+            raise DamagedCheckpoint("; ".join(damaged.values()))
+        for file in shared.files:
+            if targets[file.sha256] != self._aside / file.path:
+                shutil.copyfile(targets[file.sha256], self._aside / file.path)
+        self._publish(shared, seal_key)
+
+    def _publish(self, shared: SharedCheckpoint, seal_key: Path) -> None:
+        # The checkpoint last: with it, the job resumes, by this division and these events.
+        settings = {"micro_batch_divisor": shared.micro_batch_divisor}
+        Job(program=PROGRAM, key=self._key, settings=settings).write(self._job)
+        os.replace(self._aside / EVENTS, self._job / EVENTS)
+        self._folder.mkdir(exist_ok=True)
+        for fetched in sorted((self._aside / CHECKPOINTS).iterdir(), key=checkpoints.step_of):
+            checkpoints.seal(fetched, seal_key)
+            for path in (*fetched.rglob("*"), fetched):
+                fsync(path)
+            if not (self._folder / fetched.name).exists():
+                fetched.rename(self._folder / fetched.name)
+        fsync(self._folder)
+
+
+def remove_checkpoints(bucket: Bucket, key: str) -> None:
+    """Removes all checkpoints of a training, whose artifact makes them useless."""
+    with contextlib.suppress(Forbidden):  # some may write and not remove
+        # Manifests first: they have no folder between them and the key.
+        for name in sorted(bucket.names(f"checkpoints/{key}"), key=lambda name: name.count("/")):
+            bucket.remove(name)
+
+
+def _describe(folder: Path, path: str) -> SharedFile:
+    file = folder / path
+    return SharedFile(path=path, bytes=file.stat().st_size, sha256=sha256(file))
