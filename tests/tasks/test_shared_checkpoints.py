@@ -303,7 +303,7 @@ def test_a_training_whose_home_is_deleted_ends_in_another_home_with_the_same_byt
     process.kill()
     process.join()
     (found,) = steps(Bucket(on_s3))[-1:]
-    shutil.rmtree(tmp_path / "first")
+    (tmp_path / "first").rename(tmp_path / "burned")  # at once, while its processes end
     state, messages = fork_server.call(
         training_elsewhere.train, tmp_path / "second", on_s3, world, tmp_path / "again", processes, 0.0
     )
