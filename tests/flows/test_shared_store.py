@@ -1,0 +1,56 @@
+"""Two machines with a home each and one bucket."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import s3 as stand_in
+from tests.flows.forked import finetune
+from tests.flows.small import FinishedRun
+from tests.s3 import BUCKET, KEYS, S3
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3]:
+    yield from stand_in.server()
+
+
+def leave_uploads(home: Path) -> None:
+    """Records all artifacts as a killed run does."""
+    (home / "uploads").mkdir()
+    for folder in home.glob("artifacts/*/[!.]*"):
+        (home / "uploads" / f"{folder.parent.name}.{folder.name}").touch()
+
+
+def test_a_second_home_trains_nothing_and_has_the_same_model(
+    finished: FinishedRun, s3: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: dict[str, str]
+) -> None:
+    s3.reached(monkeypatch, **KEYS)
+    shared = {**server, "FINETUNE_STORE": f"s3://{BUCKET}/team"}
+    first = tmp_path / "first"
+    shutil.copytree(finished.home, first, symlinks=True)
+    leave_uploads(first)
+    run = finetune(first, "run", str(finished.file), **shared)
+    assert run.returncode == 0 and "Nothing changed" in run.stdout, run.stdout + run.stderr
+    out = tmp_path / "out.json"
+    run = finetune(tmp_path / "second", "run", str(finished.file), "--json", str(out), **shared)
+    assert run.returncode == 0, run.stdout + run.stderr
+    result = json.loads(out.read_text())
+    artifacts = [stage for stage in result["stages"] if stage["artifact"]]
+    assert {stage["name"]: stage["state"] for stage in artifacts} == dict.fromkeys(
+        (stage["name"] for stage in artifacts), "cached"
+    )
+    assert all(stage["fetched_bytes"] is not None for stage in artifacts)
+    assert result["model"]["sha256"] == finished.result["model"]["sha256"]
+    assert "load_data        cached" in run.stdout and "fetched" in run.stdout
+    assert not any((tmp_path / "second" / "uploads").glob("[!.]*"))
+    # Credentials of the bucket are nowhere in the home.
+    secret = KEYS["AWS_SECRET_ACCESS_KEY"].encode()
+    for folder, _, files in os.walk(tmp_path / "second"):
+        assert not [name for name in files if secret in (Path(folder) / name).read_bytes()]
