@@ -54,17 +54,17 @@ def _drill(folder: Path, options: argparse.Namespace) -> bool:
     from tests.drill.scenes import SCENES, play
     from tests.drill.watch import Watch
 
-    began, watch, kills, told = time.monotonic(), Watch(), Kills(), dict[str, str]()
+    began, watch, kills, results = time.monotonic(), Watch(), Kills(), dict[str, str]()
     if set(options.only) - SCENES.keys():
-        kills, told = _under_fire(folder, options, watch)
-    told |= {name: play(name, folder) for name in SCENES if name in options.only}
+        kills, results = _under_fire(folder, options, watch)
+    results |= {name: play(name, folder) for name in SCENES if name in options.only}
     watch.settle()
-    print(*summary(kills, told, watch, time.monotonic() - began), sep="\n", flush=True)
-    return bool(kills.faults or watch.faults or any(one.startswith("FAULT") for one in told.values()))
+    print(*summary(kills, results, watch, time.monotonic() - began), sep="\n", flush=True)
+    return bool(kills.faults or watch.faults or any(one.startswith("FAULT") for one in results.values()))
 
 
 def _under_fire(folder: Path, options: argparse.Namespace, watch: Watch) -> tuple[Kills, dict[str, str]]:
-    """The kills, and what came of each fire, beside runs that nothing disturbs."""
+    """The kills and the result of each fire, next to undisturbed runs."""
     from tasks.prefect import servers
     from tasks.prefect.ephemeral_server import ensure_prefect_server
     from tests.drill.fires import FIRES, Fires
@@ -77,8 +77,8 @@ def _under_fire(folder: Path, options: argparse.Namespace, watch: Watch) -> tupl
     whole, homes = {}, {}
     for way in options.ways:
         whole[way], homes[way] = undisturbed(ground, way)
-        told = f"{whole[way].seconds:.1f} s, sha256 of the weights {whole[way].left.model}"
-        print(f"undisturbed, {way}: {told}", flush=True)
+        ending = f"{whole[way].seconds:.1f} s, sha256 of the weights {whole[way].left.model}"
+        print(f"undisturbed, {way}: {ending}", flush=True)
     with_kills = "kills" in options.only
     kills = random_kills(ground, watch, whole, options.kills, options.seed) if with_kills else Kills()
     way = "2" if "2" in whole else options.ways[0]
@@ -86,7 +86,7 @@ def _under_fire(folder: Path, options: argparse.Namespace, watch: Watch) -> tupl
     for name in FIRES:
         if name in options.only:
             fires.light(name)
-    return kills, fires.told
+    return kills, fires.results
 
 
 def _options() -> argparse.Namespace:

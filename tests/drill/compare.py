@@ -89,7 +89,7 @@ def tracking_faults(home: Path, result: Mapping[str, Any], curve: Curve) -> list
 
 
 def _begun(home: Path) -> set[str]:
-    """The flow runs that told their start: one killed within its first moments has nothing to be tracked."""
+    """The flow runs that recorded their start: one killed within its first moments has nothing to be tracked."""
     return {path.parent.name for path in home.glob("runs/*/outbox.jsonl") if b'"start"' in path.read_bytes()}
 
 

@@ -1,4 +1,4 @@
-"""Named fires: each sets one thing alight in a run of its own and tells what is not as it was promised."""
+"""Named fires: each damages one thing in a run of its own and reports broken promises."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Fires:
 
     def __init__(self, ground: Ground, watch: Watch, whole: Left, finished: Path, way: str) -> None:
         self.ground, self.watch, self.whole = ground, watch, whole
-        self.told: dict[str, str] = {}
+        self.results: dict[str, str] = {}
         self.faults: list[str] = []
         self.way, self._finished = way, finished
 
@@ -51,13 +51,13 @@ class Fires:
         began = time.monotonic()
         try:
             FIRES[name](self, self.ground.prepared(f"fire-{name}", self._finished))
-            self.told[name] = "as promised"
+            self.results[name] = "as promised"
         except Skipped as reason:
-            self.told[name] = f"skipped: {reason}"
+            self.results[name] = f"skipped: {reason}"
         except Exception as error:
             self.faults.append(name)
-            self.told[name] = f"FAULT: {error}" if isinstance(error, Broken) else f"FAULT: {traceback.format_exc()}"
-        print(f"fire   {name}: {self.told[name]} ({time.monotonic() - began:.0f} s)", flush=True)
+            self.results[name] = f"FAULT: {error}" if isinstance(error, Broken) else f"FAULT: {traceback.format_exc()}"
+        print(f"fire   {name}: {self.results[name]} ({time.monotonic() - began:.0f} s)", flush=True)
 
     def start(self, home: Path, *settings: str, inside: tuple[str, ...] = (), **more: str) -> Run:
         """Starts a run that registers nothing."""
@@ -80,7 +80,7 @@ class Fires:
         faults = tracking_faults(run.home, run.result(), left.curve)
         require(not faults, "; ".join(faults))
         state = next(stage["state"] for stage in run.result()["stages"] if stage["name"] == "fit")
-        require(state == fit, f"fit is said to be {state}, not {fit}")
+        require(state == fit, f"fit is reported as {state}, not {fit}")
 
     def kill_after_checkpoints(self, home: Path, count: int) -> None:
         """A run that writes so many checkpoints more and is killed."""
@@ -100,7 +100,7 @@ def require(held: bool, otherwise: str) -> None:
 
 
 def sigterm(fires: Fires, home: Path) -> None:
-    """Asked to end, a run saves a checkpoint, exits with 130 and is gone on with."""
+    """After SIGTERM a run saves a checkpoint, exits with 130 and can be resumed."""
     run = fires.start(home, "training.checkpoint_interval_s=600")
     wait_until(lambda: '"metrics"' in _events(home), run)
     before = newest_checkpoint(home)
@@ -118,7 +118,7 @@ def stalled(fires: Fires, home: Path) -> None:
     wait_until(lambda: newest_checkpoint(home) > 0, run)
     os.kill(victims(run.process.pid)["rank"][-1], signal.SIGSTOP)
     fires.same_bytes(run, fit="resumed")
-    require(f"No sign of life for {STALL_S} s" in run.printed(), f"it was not told: {run.ending()}")
+    require(f"No sign of life for {STALL_S} s" in run.printed(), f"no message about it: {run.ending()}")
 
 
 def full_disk(fires: Fires, home: Path) -> None:
@@ -130,9 +130,9 @@ def full_disk(fires: Fires, home: Path) -> None:
         wait_until(lambda: newest_checkpoint(disk.seen) > 0, run)
         disk.fill()
         require(fires.exit_status(run) == 1, f"exit status {run.process.returncode}: {run.ending()}")
-        told = [line for line in run.printed().splitlines() if "the disk is full" in line]
+        lines = [line for line in run.printed().splitlines() if "the disk is full" in line]
         require(
-            len(told) == 1 and str(home) in told[0] and "Traceback" not in run.printed(),
+            len(lines) == 1 and str(home) in lines[0] and "Traceback" not in run.printed(),
             f"not one message that names the folder: {run.ending()}",
         )
         require(newest_checkpoint(disk.seen) > 0, "no checkpoint was kept")
@@ -164,7 +164,7 @@ def no_good_checkpoint(fires: Fires, home: Path) -> None:
 
 
 def abort_at_exit(fires: Fires, home: Path) -> None:
-    """A program that told its success has finished, although it dies at its exit."""
+    """A program that reported its success has finished, although it dies at its exit."""
     run = fires.start(home, **_fault("abort-at-exit"))
     fires.same_bytes(run, fit="ran")
     require("Trying again" not in run.printed(), f"it was run twice: {run.ending()}")
@@ -174,7 +174,7 @@ def exit_0_early(fires: Fires, home: Path) -> None:
     """A program that leaves with status 0 before the last step has failed, and is tried again."""
     run = fires.start(home, **_fault("exit-0-early"))
     fires.same_bytes(run, fit="resumed")
-    require("Trying again" in run.printed(), f"it was not told: {run.ending()}")
+    require("Trying again" in run.printed(), f"no message about it: {run.ending()}")
 
 
 def two_of_the_same(fires: Fires, home: Path) -> None:
@@ -210,15 +210,15 @@ def stale_mlflow_run(fires: Fires, home: Path) -> None:
             run.info.status for run in client.search_runs([client.get_experiment_by_name("small").experiment_id])
         )
 
-    require(statuses() == ["RUNNING"], f"after the kill MLflow says {statuses()}")
+    require(statuses() == ["RUNNING"], f"after the kill MLflow has {statuses()}")
     following = fires.start(home)
     wait_until(lambda: "KILLED" in statuses(), following)
     fires.same_bytes(following, fit="resumed")
-    require(statuses() == ["FINISHED", "KILLED"], f"at the end MLflow says {statuses()}")
+    require(statuses() == ["FINISHED", "KILLED"], f"at the end MLflow has {statuses()}")
 
 
 def taken_port(fires: Fires, home: Path) -> None:
-    """The ranks find each other although somebody else has the port that launchers take when nobody names one."""
+    """The ranks find each other although the default port of launchers is taken."""
     if fires.way == "1":
         raise Skipped("a single process needs no port")
     with socket.create_server(("", LAUNCHERS_PORT)):

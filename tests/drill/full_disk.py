@@ -22,7 +22,7 @@ def why_not() -> str | None:
 
 
 class SmallDisk:
-    """A disk at `place` for whoever is started with `inside` before its command, with what lay there.
+    """A disk at `place` with the files of that folder, for a process started with `inside` before its command.
 
     Args:
         place: a folder.

@@ -1,4 +1,4 @@
-"""Where a drill takes place: generated rows, a recipe, a Prefect server, and runs that can be told apart."""
+"""Where a drill takes place: generated rows, a recipe, a Prefect server, and runs that can be distinguished."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ class Run:
         return dict(json.loads(self.out.read_text()))
 
     def printed(self) -> str:
-        """All that it has told."""
+        """The output of the run."""
         return self._table.read_text() + self._notes.read_text()
 
     def ending(self) -> str:
-        """The last that it told, and where the rest is."""
+        """The last lines of the output, and the folder of the rest."""
         return "\n".join(["", *self.printed().splitlines()[-15:], f"(all of it: {self.out.parent})"])
 
     def ended_within(self, seconds: float) -> int:
@@ -103,10 +103,10 @@ class Ground:
 
         Args:
             home: its FINETUNE_HOME.
-            settings: fields of the recipe beside those of all runs.
+            settings: fields of the recipe in addition to those of all runs.
             embedded: whether it starts a Prefect server of its own.
             inside: what goes before the command, such as `nsenter`.
-            more: its environment beside this process's.
+            more: environment variables in addition to this process's.
         """
         self._runs += 1
         mark = f"{os.getpid()}-{self._runs}"
@@ -138,7 +138,7 @@ class Ground:
 
 
 def argv(pid: int) -> list[str]:
-    """The command line of a process; empty when it is gone."""
+    """The command line of a process; empty when it has ended."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0")  # a fork shows its own before empty memory
     except OSError:

@@ -31,7 +31,7 @@ BEFORE_TRAINING = ("start", "load_data", "load_model", "tokenize")
 
 @dataclass
 class Undisturbed:
-    """A run that nobody killed."""
+    """A run without kills."""
 
     left: Left
     seconds: float
@@ -137,7 +137,7 @@ class Training:
         return self._ground.start(self._home, *WAYS[self._way], embedded=self._own_server)
 
     def _kill(self, run: Run, planned: Planned) -> str | None:
-        """Kills the wanted part, or what there is of it, and tells which it was; None where the run has ended."""
+        """Kills the wanted part, or one that exists instead. Returns its name; None where the run has ended."""
         above = {
             "rank": ("rank", "program", "launcher", "supervisor"),
             "launcher": ("launcher", "program", "supervisor"),
@@ -153,8 +153,8 @@ class Training:
             try:
                 os.kill(pids[int(planned.which * len(pids))], signal.SIGKILL)
             except ProcessLookupError:
-                continue  # gone in between: taken again from who is alive now
-            # The kernel takes a signal to a flow that has just ended: only its exit status tells.
+                continue  # ended in between: drawn again from the processes alive now
+            # The kernel takes a signal to a flow that has just ended: only its exit status shows it.
             if part == "flow" and run.process.wait() != -signal.SIGKILL:
                 return None
             number = sum(self._done.by_stage.values()) + 1
@@ -196,5 +196,5 @@ def not_to_be_given_up(run: Run, parts_killed: int) -> str | None:
     kinds = {problem["kind"] for problem in run.result()["problems"]} if run.out.is_file() else set()
     if status == 1 and parts_killed >= TRIES and kinds and kinds <= set(RETRIED):
         return None
-    told = ", ".join(sorted(kinds)) or "no problem"
-    return f"exit status {status} after {parts_killed} kills of its parts, with {told} told"
+    reported = ", ".join(sorted(kinds)) or "no problem"
+    return f"exit status {status} after {parts_killed} kills of its parts, with {reported} reported"

@@ -1,4 +1,4 @@
-"""What a drill says at its end."""
+"""The summary of a drill."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def summary(kills: Kills, fires: Mapping[str, str], watch: Watch, seconds: float
         for count, times in sorted(Counter(kills.given_up).items()):
             lines += [f"given up after {count} kills: {times} time" + "s" * (times > 1)]
     if fires:
-        lines += ["fires", *(f"  {name:<20} {told.splitlines()[0]}" for name, told in fires.items())]
+        lines += ["fires", *(f"  {name:<20} {result.splitlines()[0]}" for name, result in fires.items())]
     total, held = sum(kills.by_stage.values()), [*kills.faults, *watch.faults]
     lines += [*(f"FAULT  {fault.splitlines()[0]}" for fault in held), ""]
     lines += [
         f"{total} kills in {kills.runs} runs of {kills.trainings} trainings, {len(fires)} fires, {seconds:.0f} s: "
         f"{kills.differences} differences, {watch.left} processes left, "
-        f"{len(held) + sum(told.startswith('FAULT') for told in fires.values())} faults in all"
+        f"{len(held) + sum(result.startswith('FAULT') for result in fires.values())} faults in all"
     ]
     return lines
 

@@ -46,11 +46,11 @@ def play(name: str, folder: Path) -> str:
             for variable in [one for one in os.environ if one.startswith(MLFLOW_LOGIN)]:
                 del os.environ[variable]  # or the next machine used this one's MLflow
         require(not of_home(machine.home), f"down leaves {of_home(machine.home)}")
-        told = "as promised"
+        result = "as promised"
     except Exception as error:
-        told = f"FAULT: {error}" if isinstance(error, Broken | AssertionError) else f"FAULT: {traceback.format_exc()}"
-    print(f"scene  {name}: {told} ({time.monotonic() - began:.0f} s)", flush=True)
-    return told
+        result = f"FAULT: {error}" if isinstance(error, Broken | AssertionError) else f"FAULT: {traceback.format_exc()}"
+    print(f"scene  {name}: {result} ({time.monotonic() - began:.0f} s)", flush=True)
+    return result
 
 
 class Nightly:
@@ -59,7 +59,7 @@ class Nightly:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.table = [["rows", "started by", "flow run ends", "verdict", "champion"]]
-        self.told: set[str] = set()
+        self.met: set[str] = set()
         self._file = write_project(machine.home.parent / "project")
         self._document = yaml.safe_load(self._file.read_text())
         (entry,) = self._document["deployments"]
@@ -100,16 +100,16 @@ class Nightly:
         return list(self.machine.api("flow_runs/filter", **chosen))
 
     def next(self, rows: str, started_by: str, name: str, champion: str) -> None:
-        """Waits for the next flow run that ends in the state of that name, and tells of it. Until rows that changed are
-        met, there may be runs that found them unchanged."""
+        """Waits for the next flow run that ends in the state of that name, and adds it to the table. Until
+        changed rows are met, there may be runs that found them unchanged."""
         found: list[dict[str, Any]] = []
 
         def has_ended() -> bool:
             for run in self.runs("COMPLETED", "FAILED", "CRASHED"):
                 state = run["state"]
-                if run["id"] in self.told or found:
+                if run["id"] in self.met or found:
                     continue
-                self.told.add(run["id"])
+                self.met.add(run["id"])
                 require(
                     state["name"] in (name, "Unchanged"), f"{rows}: {run['id']} {state['name']}: {state['message']}"
                 )
@@ -171,13 +171,13 @@ def retrain(machine: Machine) -> None:
     nightly.next("unchanged", "schedule", "Unchanged", "small/2")
     nightly.deploy(active=False)
     wait_until(lambda: not nightly.runs("RUNNING", "PENDING"), END_WITHIN_S)
-    nightly.told |= {run["id"] for run in nightly.runs("COMPLETED")}
+    nightly.met |= {run["id"] for run in nightly.runs("COMPLETED")}
     cancelled = len(nightly.runs("CANCELLED"))
     require(cancelled > 0, "no run of the schedule came due while another trained")
 
     nightly.write(260, noisy=False)
-    told = machine.finetune("data-updated", "small")
-    require(told.returncode == 0 and "retrain/small: " in told.stdout, told.stdout + told.stderr)
+    command = machine.finetune("data-updated", "small")
+    require(command.returncode == 0 and "retrain/small: " in command.stdout, command.stdout + command.stderr)
     wait_until(lambda: bool(nightly.runs("RUNNING")), END_WITHIN_S)
     second = machine.start("retrain/small", {})
     wait_until(lambda: machine.state_of(second) == "Cancelled")

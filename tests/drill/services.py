@@ -58,7 +58,7 @@ class Training(NamedTuple):
         return condition
 
     def all_answer(self) -> bool:
-        """Whether `finetune status` says so."""
+        """Whether `finetune status` exits with 0."""
         return self.machine.finetune("status").returncode == 0
 
     def resume(self) -> str:
@@ -128,10 +128,10 @@ def kill_services(machine: Machine) -> None:
         (home / QUICK).touch()
         wait_until(training.is_in("Completed"), END_WITHIN_S)
         weights.append(_weights(home))
-        told = "the same bytes" if weights[-1] == weights[0] else "OTHER BYTES"
+        comparison = "the same bytes" if weights[-1] == weights[0] else "OTHER BYTES"
         found = [] if weights[-1] == weights[0] else [f"the weights are {weights[-1]}, not {weights[0]}"]
         faults += [f"{name} killed: {fault}" for fault in (*found, *_tracking_faults(training))]
-        table.append([name, happened, done, _states(training), told])
+        table.append([name, happened, done, _states(training), comparison])
         print(align(table)[-1], flush=True)
     print(*align(table), sep="\n", flush=True)
     require(not faults, "; ".join(faults))

@@ -38,10 +38,10 @@ def test_a_seed_always_draws_the_same_kills() -> None:
     assert max(kill.after for kill in plan(50, seed=3)) > 0.9
 
 
-def test_a_process_that_outlives_its_run_is_told_of_and_ended_and_that_of_the_next_run_is_not(
+def test_a_process_that_outlives_its_run_is_reported_and_ended_and_that_of_the_next_run_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "GONE_WITHIN_S", 0.0)
+    monkeypatch.setattr(watching, "ENDED_WITHIN_S", 0.0)
     survivor, following, watch = asleep(1), asleep(2), Watch()
     watch.condemn(Run(f"{os.getpid()}-1", tmp_path, tmp_path, survivor))
     watch.settle()
@@ -83,7 +83,7 @@ def test_whatever_differs_is_named() -> None:
 
 
 def ended(folder: Path, status: int, *problems: str) -> Run:
-    """A run that has ended with this status, and told problems of these kinds."""
+    """A run that has ended with this status and reported problems of these kinds."""
     process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({status})"])
     process.wait()
     for name in ("stdout", "stderr"):
@@ -126,10 +126,10 @@ def training(run: Run, watch: Watch, done: Kills) -> Training:
     return Training(Given(run), watch, Undisturbed(Left("sha", None, {}, {}, {}), 1.0), "1", done)
 
 
-def test_whatever_outlives_a_run_that_ended_by_itself_is_told_of_too(
+def test_a_process_that_outlives_a_run_that_ended_by_itself_is_reported_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "GONE_WITHIN_S", 0.0)
+    monkeypatch.setattr(watching, "ENDED_WITHIN_S", 0.0)
     survivor, watch, done = asleep(1), Watch(), Kills()
     training(ended(tmp_path, 1, "internal"), watch, done).survive([])
     watch.settle()
@@ -137,11 +137,11 @@ def test_whatever_outlives_a_run_that_ended_by_itself_is_told_of_too(
     assert survivor.wait(5) == -9
 
 
-def test_a_victim_that_has_gone_in_between_is_no_kill_and_the_next_look_finds_another(
+def test_a_victim_that_has_ended_in_between_is_no_kill_and_the_next_look_finds_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone, flow, rank, done = ended(tmp_path, 0).process.pid, asleep(1), asleep(1), Kills()
-    looks = iter([gone, rank.pid])
+    ended_pid, flow, rank, done = ended(tmp_path, 0).process.pid, asleep(1), asleep(1), Kills()
+    looks = iter([ended_pid, rank.pid])
     monkeypatch.setattr(killing, "victims", lambda pid: {"flow": [pid], "rank": [next(looks)]})
     run = Run(f"{os.getpid()}-1", tmp_path, tmp_path, flow)
     assert training(run, Watch(), done)._kill(run, Planned("rank", 0.0, 0.0)) == "rank"
@@ -152,7 +152,7 @@ def test_a_victim_that_has_gone_in_between_is_no_kill_and_the_next_look_finds_an
     assert done.by_stage.total() == 1
 
 
-def test_the_summary_tells_how_often_a_job_was_given_up() -> None:
+def test_the_summary_has_the_number_of_jobs_that_were_given_up() -> None:
     kills = Kills(given_up=[3, 4, 3])
     kills.by_stage["rank", "fit"] = kills.by_way["rank", "1"] = 10
     lines = summary(kills, {}, Watch(), 1.0)

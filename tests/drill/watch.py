@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.drill.ground import MARK, Run, argv
 from training.jobs.processes import send, variable
 
-GONE_WITHIN_S = 5.0
+ENDED_WITHIN_S = 5.0
 
 
 class Watch:
@@ -24,8 +24,8 @@ class Watch:
         self._condemned: list[tuple[float, Run]] = []
 
     def condemn(self, run: Run) -> None:
-        """From `GONE_WITHIN_S` on, nothing of this run may be left."""
-        self._condemned.append((time.monotonic() + GONE_WITHIN_S, run))
+        """From `ENDED_WITHIN_S` on, nothing of this run may be left."""
+        self._condemned.append((time.monotonic() + ENDED_WITHIN_S, run))
 
     def look(self) -> None:
         """Takes one look at everything that belongs to this drill."""
@@ -57,7 +57,7 @@ class Watch:
             # Read again: it may have ended since the list was made.
             if mark in due and _mark(pid):
                 self.left += 1
-                self.faults.append(f"process {pid} outlived its run by {GONE_WITHIN_S:g} s: {' '.join(words)[:200]}")
+                self.faults.append(f"process {pid} outlived its run by {ENDED_WITHIN_S:g} s: {' '.join(words)[:200]}")
                 send(pid, signal.SIGKILL)
 
     def _look_for_two_writers(self, ours: dict[int, str]) -> None:

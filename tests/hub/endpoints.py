@@ -1,6 +1,6 @@
 """What the Hub answers: one function an endpoint, named in ENDPOINTS.
 
-What the clients ask beside these (Xet, multipart uploads, pages of a listing) is answered with 404.
+All other requests of the clients (Xet, multipart uploads, pages of a listing) are answered with 404.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DATE = "2026-01-02T03:04:05.000Z"
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """A request."""
 
     query: dict[str, list[str]]
@@ -82,43 +82,43 @@ def endpoint(method: str, *templates: str) -> Callable[[Endpoint], Endpoint]:
 
 
 @endpoint("GET", "/api/whoami-v2")
-def whoami(hub: Hub, asked: Asked) -> Answer:
-    if asked.token is None:
+def whoami(hub: Hub, request: Request) -> Answer:
+    if request.token is None:
         raise Refused(401, None, "Invalid username or password.")
     return as_json({"name": USER, "type": "user", "orgs": [], "auth": {"type": "access_token"}})
 
 
 @endpoint("POST", "/api/repos/create")
-def create(hub: Hub, asked: Asked) -> Answer:
-    kind, name = _named(asked)
-    hub.need_writer(asked)
+def create(hub: Hub, request: Request) -> Answer:
+    kind, name = _named(request)
+    hub.need_writer(request)
     status = 409 if (kind, name) in hub.repos else 200
     if status == 200:
-        hub.repos[kind, name] = Repo(kind, name, private=asked.json.get("visibility") == "private")
+        hub.repos[kind, name] = Repo(kind, name, private=request.json.get("visibility") == "private")
         hub.repos[kind, name].add({}, "initial commit")
     return as_json({"url": f"{hub.url}/{'datasets/' if kind == 'datasets' else ''}{name}", "name": name}, status)
 
 
 @endpoint("DELETE", "/api/repos/delete")
-def delete(hub: Hub, asked: Asked) -> Answer:
-    repo = hub.writable(asked, *_named(asked))
+def delete(hub: Hub, request: Request) -> Answer:
+    repo = hub.writable(request, *_named(request))
     del hub.repos[repo.kind, repo.name]
     return as_json({})
 
 
-def _named(asked: Asked) -> tuple[str, str]:
-    kind = f"{asked.json.get('type') or 'model'}s"
-    return kind, f"{asked.json.get('organization') or USER}/{asked.json['name']}"
+def _named(request: Request) -> tuple[str, str]:
+    kind = f"{request.json.get('type') or 'model'}s"
+    return kind, f"{request.json.get('organization') or USER}/{request.json['name']}"
 
 
 @endpoint("POST", "/api/validate-yaml")
-def validate_yaml(hub: Hub, asked: Asked) -> Answer:
+def validate_yaml(hub: Hub, request: Request) -> Answer:
     return as_json({"errors": [], "warnings": []})
 
 
 @endpoint("GET", "/api/{kind}/{name}", "/api/{kind}/{name}/revision/{rev}")
-def info(hub: Hub, asked: Asked, kind: str, name: str, rev: str = "main") -> Answer:
-    repo = hub.readable(asked, kind, name)
+def info(hub: Hub, request: Request, kind: str, name: str, rev: str = "main") -> Answer:
+    repo = hub.readable(request, kind, name)
     commit = repo.at(rev)
     return as_json(
         {
@@ -137,27 +137,27 @@ def info(hub: Hub, asked: Asked, kind: str, name: str, rev: str = "main") -> Ans
 
 
 @endpoint("GET", "/api/{kind}/{name}/auth-check")
-def auth_check(hub: Hub, asked: Asked, kind: str, name: str) -> Answer:
-    hub.readable(asked, kind, name, content=True)
+def auth_check(hub: Hub, request: Request, kind: str, name: str) -> Answer:
+    hub.readable(request, kind, name, content=True)
     return as_json({})
 
 
 @endpoint("GET", "/api/{kind}/{name}/tree/{rev}", "/api/{kind}/{name}/tree/{rev}/{path}")
-def tree(hub: Hub, asked: Asked, kind: str, name: str, rev: str, path: str = "") -> Answer:
-    files = hub.readable(asked, kind, name).at(rev).files
+def tree(hub: Hub, request: Request, kind: str, name: str, rev: str, path: str = "") -> Answer:
+    files = hub.readable(request, kind, name).at(rev).files
     below = f"{path}/" if path else ""
     entries = [entry for entry in _entries(files) if entry["path"].startswith(below)]
     if path and not entries:
         raise Refused(404, "EntryNotFound", f"{path} does not exist on {rev!r}")
-    if asked.query.get("recursive") != ["true"]:
+    if request.query.get("recursive") != ["true"]:
         entries = [entry for entry in entries if "/" not in entry["path"].removeprefix(below)]
     return as_json(entries)
 
 
 @endpoint("POST", "/api/{kind}/{name}/paths-info/{rev}")
-def paths_info(hub: Hub, asked: Asked, kind: str, name: str, rev: str) -> Answer:
-    wanted = parse_qs(asked.body.decode())["paths"]
-    files = hub.readable(asked, kind, name).at(rev).files
+def paths_info(hub: Hub, request: Request, kind: str, name: str, rev: str) -> Answer:
+    wanted = parse_qs(request.body.decode())["paths"]
+    files = hub.readable(request, kind, name).at(rev).files
     return as_json([entry for entry in _entries(files) if entry["path"] in wanted])
 
 
@@ -177,8 +177,8 @@ def _entries(files: Mapping[str, File]) -> list[dict[str, Any]]:
 
 
 @endpoint("GET", "/{datasets/}{name}/resolve/{rev}/{path}")
-def resolve(hub: Hub, asked: Asked, kind: str, name: str, rev: str, path: str) -> Answer:
-    commit = hub.readable(asked, kind, name, content=True).at(rev)
+def resolve(hub: Hub, request: Request, kind: str, name: str, rev: str, path: str) -> Answer:
+    commit = hub.readable(request, kind, name, content=True).at(rev)
     headers = {"X-Repo-Commit": commit.id}
     if path not in commit.files:
         raise Refused(404, "EntryNotFound", "Entry not found", **headers)
@@ -190,8 +190,8 @@ def resolve(hub: Hub, asked: Asked, kind: str, name: str, rev: str, path: str) -
 
 
 @endpoint("GET", "/api/{kind}/{name}/refs")
-def refs(hub: Hub, asked: Asked, kind: str, name: str) -> Answer:
-    repo = hub.readable(asked, kind, name)
+def refs(hub: Hub, request: Request, kind: str, name: str) -> Answer:
+    repo = hub.readable(request, kind, name)
 
     def listed(sort: str, names: Mapping[str, str]) -> list[dict[str, str]]:
         return [{"name": ref, "ref": f"refs/{sort}/{ref}", "targetCommit": id} for ref, id in names.items()]
@@ -200,8 +200,8 @@ def refs(hub: Hub, asked: Asked, kind: str, name: str) -> Answer:
 
 
 @endpoint("GET", "/api/{kind}/{name}/commits/{rev}")
-def commits(hub: Hub, asked: Asked, kind: str, name: str, rev: str) -> Answer:
-    repo = hub.readable(asked, kind, name)
+def commits(hub: Hub, request: Request, kind: str, name: str, rev: str) -> Answer:
+    repo = hub.readable(request, kind, name)
 
     def back(commit: Commit | None) -> Iterable[Commit]:
         while commit is not None:
@@ -215,21 +215,21 @@ def commits(hub: Hub, asked: Asked, kind: str, name: str, rev: str) -> Answer:
 
 
 @endpoint("POST", "/api/{kind}/{name}/branch/{rev}")
-def create_branch(hub: Hub, asked: Asked, kind: str, name: str, rev: str) -> Answer:
-    repo = hub.writable(asked, kind, name)
-    return _point(repo, repo.branches, rev, (asked.json or {}).get("startingPoint", "main"))
+def create_branch(hub: Hub, request: Request, kind: str, name: str, rev: str) -> Answer:
+    repo = hub.writable(request, kind, name)
+    return _point(repo, repo.branches, rev, (request.json or {}).get("startingPoint", "main"))
 
 
 @endpoint("DELETE", "/api/{kind}/{name}/branch/{rev}")
-def delete_branch(hub: Hub, asked: Asked, kind: str, name: str, rev: str) -> Answer:
-    hub.writable(asked, kind, name).branches.pop(rev)
+def delete_branch(hub: Hub, request: Request, kind: str, name: str, rev: str) -> Answer:
+    hub.writable(request, kind, name).branches.pop(rev)
     return as_json({})
 
 
 @endpoint("POST", "/api/{kind}/{name}/tag/{rev}")
-def create_tag(hub: Hub, asked: Asked, kind: str, name: str, rev: str) -> Answer:
-    repo = hub.writable(asked, kind, name)
-    return _point(repo, repo.tags, asked.json["tag"], rev)
+def create_tag(hub: Hub, request: Request, kind: str, name: str, rev: str) -> Answer:
+    repo = hub.writable(request, kind, name)
+    return _point(repo, repo.tags, request.json["tag"], rev)
 
 
 def _point(repo: Repo, names: dict[str, str], name: str, revision: str) -> Answer:
@@ -240,16 +240,16 @@ def _point(repo: Repo, names: dict[str, str], name: str, revision: str) -> Answe
 
 
 @endpoint("PUT", "/api/{kind}/{name}/settings")
-def settings(hub: Hub, asked: Asked, kind: str, name: str) -> Answer:
-    repo = hub.writable(asked, kind, name)
-    repo.private = asked.json.get("visibility", "private" if repo.private else "public") == "private"
-    repo.gated = bool(asked.json.get("gated", repo.gated))
+def settings(hub: Hub, request: Request, kind: str, name: str) -> Answer:
+    repo = hub.writable(request, kind, name)
+    repo.private = request.json.get("visibility", "private" if repo.private else "public") == "private"
+    repo.gated = bool(request.json.get("gated", repo.gated))
     return as_json({})
 
 
 @endpoint("POST", "/api/{kind}/{name}/preupload/{rev}")
-def preupload(hub: Hub, asked: Asked, kind: str, name: str, rev: str) -> Answer:
-    there = hub.writable(asked, kind, name).at(rev).files
+def preupload(hub: Hub, request: Request, kind: str, name: str, rev: str) -> Answer:
+    there = hub.writable(request, kind, name).at(rev).files
     return as_json(
         {
             "files": [
@@ -259,42 +259,42 @@ def preupload(hub: Hub, asked: Asked, kind: str, name: str, rev: str) -> Answer:
                     "shouldIgnore": False,
                     **({"oid": there[file["path"]].oid} if file["path"] in there else {}),
                 }
-                for file in asked.json["files"]
+                for file in request.json["files"]
             ]
         }
     )
 
 
 @endpoint("POST", "/{datasets/}{name}.git/info/lfs/objects/batch")
-def lfs_batch(hub: Hub, asked: Asked, kind: str, name: str) -> Answer:
-    hub.writable(asked, kind, name)
+def lfs_batch(hub: Hub, request: Request, kind: str, name: str) -> Answer:
+    hub.writable(request, kind, name)
     objects = [
         {**thing, "actions": {"upload": {"href": f"{hub.url}/lfs/{thing['oid']}"}}}
         if thing["oid"] not in hub.blobs
         else thing
-        for thing in asked.json["objects"]
+        for thing in request.json["objects"]
     ]
     return as_json({"transfer": "basic", "objects": objects})
 
 
 @endpoint("PUT", "/lfs/{path}")
-def lfs_upload(hub: Hub, asked: Asked, path: str) -> Answer:
-    if hashlib.sha256(asked.body).hexdigest() != path:
+def lfs_upload(hub: Hub, request: Request, path: str) -> Answer:
+    if hashlib.sha256(request.body).hexdigest() != path:
         raise Refused(400, None, "The content is not what its name says")
-    hub.blobs[path] = asked.body
+    hub.blobs[path] = request.body
     return Answer()
 
 
 @endpoint("POST", "/api/{kind}/{name}/commit/{rev}")
-def commit(hub: Hub, asked: Asked, kind: str, name: str, rev: str) -> Answer:
-    repo = hub.writable(asked, kind, name)
+def commit(hub: Hub, request: Request, kind: str, name: str, rev: str) -> Answer:
+    repo = hub.writable(request, kind, name)
     head, files = repo.at(rev), dict(repo.at(rev).files)
     title, number = "", None
-    if asked.query.get("create_pr") == ["1"]:
+    if request.query.get("create_pr") == ["1"]:
         number = len(repo.pulls) + 1
         rev = f"refs/pr/{number}"
         repo.pulls[rev] = head.id
-    for line in asked.body.splitlines():
+    for line in request.body.splitlines():
         operation = json.loads(line)
         key, value = operation["key"], operation["value"]
         if key == "header":
@@ -316,8 +316,8 @@ def commit(hub: Hub, asked: Asked, kind: str, name: str, rev: str) -> Answer:
 
 
 @endpoint("GET", "/api/{kind}/{name}/discussions")
-def discussions(hub: Hub, asked: Asked, kind: str, name: str) -> Answer:
-    repo = hub.readable(asked, kind, name)
+def discussions(hub: Hub, request: Request, kind: str, name: str) -> Answer:
+    repo = hub.readable(request, kind, name)
     found = [
         {
             "num": int(ref.rpartition("/")[2]),

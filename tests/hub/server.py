@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.hub.endpoints import ENDPOINTS, USER, Answer, Asked
+from tests.hub.endpoints import ENDPOINTS, USER, Answer, Request
 from tests.hub.repos import LFS_SUFFIXES, File, Refused, Repo
 
 CUT = 0
-"""For `Hub.fault`: the connection breaks. Of what a GET asks for, the first half arrives; of what a PUT brings, nothing
-is kept; what a POST asks for is done, and its answer is lost."""
+"""For `Hub.fault`: the connection breaks. Half of the response to a GET arrives; the body of a PUT is
+dropped; a POST is carried out, and its response is lost."""
 
 
 class Hub:
@@ -73,7 +73,7 @@ class Hub:
 
     @property
     def stopped(self) -> bool:
-        """Whether nobody is answered."""
+        """Whether no request is answered."""
         return self._server is None
 
     def environment(self, home: Path, token: str = "") -> dict[str, str]:
@@ -108,38 +108,38 @@ class Hub:
         added = {path: File(content, path.endswith(LFS_SUFFIXES)) for path, content in files.items()}
         return repo.add(before | added, "Upload files", branch).id
 
-    def readable(self, asked: Asked, kind: str, name: str, *, content: bool = False) -> Repo:
-        """The repository, or what the Hub says to those who may not see it, or not its files."""
-        if asked.token is not None and asked.token not in self._tokens:
+    def readable(self, request: Request, kind: str, name: str, *, content: bool = False) -> Repo:
+        """The repository. Raises Refused, with the Hub's status, for a user who may not see it or its files."""
+        if request.token is not None and request.token not in self._tokens:
             raise Refused(401, None, "Invalid credentials in Authorization header")
-        mine = self._tokens.get(asked.token or "", frozenset())
+        mine = self._tokens.get(request.token or "", frozenset())
         repo = self.repos.get((kind, name))
         if repo is None or (repo.private and name not in mine and not name.startswith(f"{USER}/")):
-            raise Refused(401 if asked.token is None else 404, "RepoNotFound", "Repository not found")
+            raise Refused(401 if request.token is None else 404, "RepoNotFound", "Repository not found")
         if content and repo.gated and name not in mine:
             message = f"Access to {name} is restricted and you are not in the authorized list."
-            raise Refused(401 if asked.token is None else 403, "GatedRepo", message)
+            raise Refused(401 if request.token is None else 403, "GatedRepo", message)
         return repo
 
-    def writable(self, asked: Asked, kind: str, name: str) -> Repo:
+    def writable(self, request: Request, kind: str, name: str) -> Repo:
         """The repository, to those who may write."""
-        self.need_writer(asked)
-        return self.readable(asked, kind, name)
+        self.need_writer(request)
+        return self.readable(request, kind, name)
 
-    def need_writer(self, asked: Asked) -> None:
+    def need_writer(self, request: Request) -> None:
         """Refuses those without a token, and those whose token is for reading."""
-        if asked.token is None or asked.token not in self._tokens:
+        if request.token is None or request.token not in self._tokens:
             raise Refused(401, None, "Invalid username or password.")
-        if asked.token in self._readers:
+        if request.token in self._readers:
             raise Refused(403, None, "Forbidden: you must use a write token to write to this repository.")
 
-    def answer(self, method: str, path: str, asked: Asked) -> Answer:
-        """Finds the endpoint and asks it."""
+    def answer(self, method: str, path: str, request: Request) -> Answer:
+        """The response of the endpoint for this method and path."""
         for wanted, pattern, give in ENDPOINTS:
             if wanted == method and (match := pattern.fullmatch(path)):
                 parts = {name: unquote(part or "models") for name, part in match.groupdict().items()}
                 with self.lock:
-                    return give(self, asked, **parts)
+                    return give(self, request, **parts)
         return Answer(status=404)
 
 
@@ -150,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
         hub: Hub = self.server.hub  # type: ignore[attr-defined]
         length = int(self.headers.get("Content-Length") or 0)
         url = urlsplit(self.path)
-        asked = Asked(parse_qs(url.query), self.headers, self.rfile.read(length))
+        request = Request(parse_qs(url.query), self.headers, self.rfile.read(length))
         if hub.stopped:
             self.close_connection = True
             return
@@ -161,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             method = "GET" if self.command == "HEAD" else self.command
-            answer = Answer(status=fault) if fault else hub.answer(method, url.path, asked)
+            answer = Answer(status=fault) if fault else hub.answer(method, url.path, request)
         except Refused as refused:
             answer = Answer(json.dumps({"error": str(refused)}).encode(), refused.status, refused.headers)
         self._send(answer, cut=fault == CUT and self.command in ("GET", "POST"))

@@ -54,7 +54,7 @@ def sst2_files(train_rows: int = 160) -> dict[str, bytes]:
 
 
 def distilbert_files(folder: Path) -> dict[str, bytes]:
-    """A DistilBERT of some thousand weights with its tokenizer, and beside them what must not be loaded."""
+    """A DistilBERT of some thousand weights with its tokenizer, and other files that must not be loaded."""
     from training.programs.create_model import create, save_tokenizer, train_wordpiece
 
     tokenizer = train_wordpiece(lambda: iter([" ".join([*GOOD, *BAD, *FILLER])]), 200)

@@ -42,8 +42,8 @@ def run_stages(home: Path, cases: Sequence[Sequence[Step]], env: dict[str, str])
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    return told["outcomes"], told["heavy"]
+    printed = json.loads(done.stdout)
+    return printed["outcomes"], printed["heavy"]
 
 
 def digest(name: str, written: dict[str, Any]) -> str:

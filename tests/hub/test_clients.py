@@ -74,7 +74,7 @@ def test_branches_and_tags_stay_where_main_moves_on(hub: Hub, api: HfApi) -> Non
         api.create_branch(NAME, branch="other/one")
 
 
-def test_what_is_not_there_or_not_open_is_told_by_its_own_error(hub: Hub, tmp_path: Path) -> None:
+def test_a_missing_or_private_file_is_reported_by_its_own_error(hub: Hub, tmp_path: Path) -> None:
     hub.repo("model", "me/open", {"config.json": b"{}"})
     hub.repo("model", "me/secret", {"config.json": b"{}"}, private=True)
     hub.repo("model", "me/gated", {"config.json": b"{}"}, gated=True)

@@ -72,18 +72,18 @@ def test_a_metric_is_that_of_its_commit_and_of_no_other_file(hub: Hub, monkeypat
     assert metrics.compute([f"hub:me/errors@{second}"], ROWS) == {"errors": 10.0}
 
     hub.fault = lambda method, path: 500
-    _, said = refused(f"hub:me/errors@{'e' * 40}")
-    assert "500" in said and said.endswith("the fault is the Hub's. Run the same command again later.")
+    _, message = refused(f"hub:me/errors@{'e' * 40}")
+    assert "500" in message and message.endswith("the fault is the Hub's. Run the same command again later.")
     hub.stop()
     hub_metrics.load_hub_metric.cache_clear()  # as another process would
     assert metrics.compute([f"hub:me/errors@{first}"], ROWS) == {"errors": 1.0}
     for offline, mend in ((False, "check the network"), (True, "unset HF_HUB_OFFLINE")):
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
-        task, said = refused(f"hub:me/errors@{'f' * 40}")
-        assert task == "network" and said.endswith(f"{mend}, then run the same command again.")
+        task, message = refused(f"hub:me/errors@{'f' * 40}")
+        assert task == "network" and message.endswith(f"{mend}, then run the same command again.")
 
 
-def test_what_is_no_metric_of_the_hub_is_told(hub: Hub) -> None:
+def test_a_name_that_is_no_metric_of_the_hub_is_reported(hub: Hub) -> None:
     broken = hub.repo("space", "me/broken", {"broken.py": b"import a_module_that_is_not_here"})
     empty = hub.repo("space", "me/empty", {"app.py": b"1 / 0"})
     nothing = hub.repo("space", "me/nothing", {"nothing.py": b"import evaluate"})
@@ -96,8 +96,8 @@ def test_what_is_no_metric_of_the_hub_is_told(hub: Hub) -> None:
         f"me/empty@{'f' * 40}": "'hub:{}': there is no such commit of me/empty.",
     }
     for name, message in reasons.items():
-        task, said = refused(f"hub:{name}")
-        assert task == "metrics" and said.startswith(message.format(name)), said
+        task, text = refused(f"hub:{name}")
+        assert task == "metrics" and text.startswith(message.format(name)), text
 
 
 def test_a_run_fetches_them_when_it_begins_for_its_jobs_have_no_network(

@@ -1,4 +1,4 @@
-"""The stage that publishes, over HTTP: what arrives, what its card says, and where the access token never stands."""
+"""The stage publish over HTTP: the files that arrive, the model card, and the places without the access token."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_promoted_model_is_published_once_and_its_token_stands_nowhere(
     assert len(hub.repos["models", REPO].commits) == 2  # the Hub's own, and one for all files
     hub.requests.clear()
     again, _ = run(refs, home, "again")
-    assert again == first and [asked for asked in hub.requests if not asked.startswith("GET")] == []
+    assert again == first and [request for request in hub.requests if not request.startswith("GET")] == []
 
     token = next(iter(hub._tokens)).encode()
     assert any(b"tasks.hub.publish_model" in line for line in watched.seen)
@@ -141,7 +141,7 @@ def test_a_promoted_model_is_published_once_and_its_token_stands_nowhere(
     assert token not in readme + b"".join(files.values()) + titles.encode()
 
 
-def test_a_token_that_may_not_write_is_told_and_stands_in_no_log(
+def test_a_token_without_write_permission_is_reported_and_is_in_no_log(
     hub: Hub, refs: dict[str, Ref], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = hub.token(write=False)
@@ -178,8 +178,8 @@ def test_the_cards_links_go_to_the_hub_that_is_used(refs: dict[str, Ref], monkey
 
 def test_the_card_has_the_runs_warnings_of_the_model_and_none_of_its_comparison(refs: dict[str, Ref]) -> None:
     of_model, of_rival = "its figures flatter the model.", "reviews/1 does not know the label new."
-    beside = Comparison.model_construct(warnings=[of_rival])
-    judged = PROMOTE.model_copy(update={"comparison": beside, "warnings": [of_model, of_rival]})
+    comparison = Comparison.model_construct(warnings=[of_rival])
+    judged = PROMOTE.model_copy(update={"comparison": comparison, "warnings": [of_model, of_rival]})
     text = build_card(recipe(), *facts(refs, judged))
     assert f"Warning: {of_model}" in text and of_rival not in text
     first, again = (
@@ -190,11 +190,15 @@ def test_the_card_has_the_runs_warnings_of_the_model_and_none_of_its_comparison(
 
 
 def test_the_cards_metadata_is_what_the_hub_reads_with_intervals_where_there_are_any(refs: dict[str, Ref]) -> None:
-    said = ModelCard(build_card(recipe(), *facts(refs))).data
-    assert (said.license, said.library_name, said.pipeline_tag) == ("apache-2.0", "transformers", "text-classification")
-    assert (said.base_model, said.datasets, said.tags) == (BASE, [ROWS], ["reviews"])
-    assert said.metrics == ["accuracy", "f1", "roc_auc"] and said.model_name == "reviews"
-    found = {(r.dataset_split, r.metric_name): r for r in said.eval_results or ()}
+    card = ModelCard(build_card(recipe(), *facts(refs))).data
+    assert (card.license, card.library_name, card.pipeline_tag) == (
+        "apache-2.0",
+        "transformers",
+        "text-classification",
+    )
+    assert (card.base_model, card.datasets, card.tags) == (BASE, [ROWS], ["reviews"])
+    assert card.metrics == ["accuracy", "f1", "roc_auc"] and card.model_name == "reviews"
+    found = {(r.dataset_split, r.metric_name): r for r in card.eval_results or ()}
     assert {place: r.metric_value for place, r in found.items()} == {
         ("validation", "accuracy"): 0.75,
         ("validation", "f1_macro"): 0.7,
@@ -206,11 +210,11 @@ def test_the_cards_metadata_is_what_the_hub_reads_with_intervals_where_there_are
     assert (judged.dataset_type, judged.dataset_revision) == (ROWS, "d" * 40)
 
 
-def test_the_card_tells_figures_rows_limits_and_what_to_type(refs: dict[str, Ref], tmp_path: Path) -> None:
+def test_the_card_has_figures_rows_limits_and_commands(refs: dict[str, Ref], tmp_path: Path) -> None:
     slices = {"test": {"genre": [group("war", 4, accuracy=0.75), group("ho`rror", 12, accuracy=0.5)]}}
     (refs["scores"].path / "slices.json").write_text(json.dumps(slices))
     text = build_card(recipe(), *facts(refs))
-    for said in (
+    for part in (
         "| **test** (judged) | accuracy | 0.8000 | 0.7000 to 0.9000 |",
         "| **test** (judged) | roc_auc | - | - |",
         f"[{ROWS}](https://huggingface.co/datasets/{ROWS}) at commit `{'d' * 40}`",
@@ -221,7 +225,7 @@ def test_the_card_tells_figures_rows_limits_and_what_to_type(refs: dict[str, Ref
         "![Loss and evaluation by optimizer step](loss.png)",
         "torch 2.13.0",
     ):
-        assert said in text
+        assert part in text
     (tmp_path / "recipe.yaml").write_text(text.partition("```yaml\n")[2].partition("```")[0])
     again = load(tmp_path / "recipe.yaml")
     lock = {"data.revision": "d" * 40, "model.revision": "b" * 40}
@@ -236,9 +240,9 @@ def test_the_card_of_a_model_made_from_scratch_on_rows_of_a_function_names_neith
     data = {"source": "python", "path": "my_rows:rows", "text": ["text"], "label": "label"}
     mine = recipe(data=data, model={"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}})
     text = build_card(mine, Lock(data_fingerprint="second edition"), *facts(refs)[1:])
-    said = yaml.safe_load(text.split("---\n")[1])
-    assert not said.keys() & {"base_model", "datasets"}
+    metadata = yaml.safe_load(text.split("---\n")[1])
+    assert not metadata.keys() & {"base_model", "datasets"}
     assert "The Python object `my_rows:rows`, which says of itself: second edition." in text
-    assert json.dumps(said["model-index"][0]["results"][0]["dataset"]) == (
+    assert json.dumps(metadata["model-index"][0]["results"][0]["dataset"]) == (
         '{"name": "reviews", "type": "python", "split": "validation"}'
     )

@@ -1,4 +1,4 @@
-"""What is pushed arrives whole or not at all, once, and what goes wrong is told with the next step."""
+"""Pushes arrive whole or not at all, once, and each failure is reported with the next step."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def send(hub: Hub, folder: Path, *, revision: str = "main", token: str | None = None, **asked: Any) -> Pushed:
+def send(hub: Hub, folder: Path, *, revision: str = "main", token: str | None = None, **options: Any) -> Pushed:
     api = HfApi(endpoint=hub.url, token=token or hub.token())
     files = {path.name: path for path in folder.iterdir()}
     hub.requests.clear()
-    title = asked.pop("title", "thing 1")
+    title = options.pop("title", "thing 1")
     place = Place(NAME, revision, private=True)
-    return push(api, place, files, title=title, replaced=lambda path: part_of(path) is not None, **asked)
+    return push(api, place, files, title=title, replaced=lambda path: part_of(path) is not None, **options)
 
 
-def problem(hub: Hub, folder: Path, **asked: Any) -> Any:
+def problem(hub: Hub, folder: Path, **options: Any) -> Any:
     with pytest.raises(UserError) as raised:
-        send(hub, folder, **asked)
+        send(hub, folder, **options)
     (found,) = raised.value.problems
     assert "\n" not in found.message
     return found
@@ -70,7 +70,7 @@ def content(hub: Hub, revision: str = "main") -> dict[str, bytes]:
 
 
 def writes(hub: Hub) -> list[str]:
-    return [asked for asked in hub.requests if not asked.startswith(("GET", "HEAD"))]
+    return [request for request in hub.requests if not request.startswith(("GET", "HEAD"))]
 
 
 def test_a_repository_and_a_branch_are_made_private_and_filled_in_one_commit(hub: Hub, folder: Path) -> None:
@@ -87,7 +87,7 @@ def test_what_is_there_already_is_neither_sent_nor_committed(hub: Hub, folder: P
     assert (again.commit, again.is_new, writes(hub)) == (first.commit, False, [])
     write(folder, {"config.json": b'{"a": 1}'})
     assert send(hub, folder).commit != first.commit and content(hub)["config.json"] == b'{"a": 1}'
-    assert not any(asked.startswith("PUT") for asked in hub.requests)  # the weights are there
+    assert not any(request.startswith("PUT") for request in hub.requests)  # the weights are there
 
 
 def test_weights_of_the_model_before_go_with_the_same_commit_and_what_is_not_ours_stays(
@@ -110,13 +110,13 @@ def test_a_push_that_breaks_leaves_no_half_model_and_goes_on_with_what_is_missin
         return CUT if method == "PUT" and path != puts[0] else None
 
     hub.fault = fault
-    told = problem(hub, folder)
-    assert told.kind == NETWORK and "writing to 'tester/thing' on the Hub failed" in told.message
+    error = problem(hub, folder)
+    assert error.kind == NETWORK and "writing to 'tester/thing' on the Hub failed" in error.message
     assert content(hub) == {} and len(hub.blobs) == 1
     hub.fault = lambda method, path: None
     send(hub, folder)
     assert {path.rpartition("/")[2] for path in puts} - set(hub.blobs) == set()
-    assert len([asked for asked in hub.requests if asked.startswith("PUT")]) == 2
+    assert len([request for request in hub.requests if request.startswith("PUT")]) == 2
     assert content(hub).keys() == {path.name for path in folder.iterdir()}
 
 
@@ -129,7 +129,7 @@ def test_a_commit_whose_answer_is_lost_is_not_made_again(hub: Hub, folder: Path,
     assert content(hub) == FILES
 
 
-def test_a_gateway_that_answers_for_the_hub_is_told_as_such(hub: Hub, folder: Path) -> None:
+def test_a_gateway_that_answers_for_the_hub_is_reported_as_such(hub: Hub, folder: Path) -> None:
     write(folder, {"README.md": b"---\nlicense: mit\n---\n"})
     hub.fault = lambda method, path: 502 if path == "/api/validate-yaml" else None
     assert problem(hub, folder).kind == NETWORK and content(hub) == {}
@@ -144,8 +144,8 @@ def test_who_commits_in_between_makes_it_fail_and_nothing_is_mixed(hub: Hub, fol
             hub.commit("model", NAME, {"config.json": b"of somebody else"})
 
     hub.fault = fault
-    told = problem(hub, folder)
-    assert told.kind == NETWORK and "somebody else wrote to 'tester/thing'" in told.message
+    error = problem(hub, folder)
+    assert error.kind == NETWORK and "somebody else wrote to 'tester/thing'" in error.message
     assert content(hub)["config.json"] == b"of somebody else"
 
 
@@ -165,26 +165,26 @@ def test_a_repository_without_pull_requests_is_not_taken_for_one_that_the_token_
     hub: Hub, folder: Path
 ) -> None:
     hub.fault = lambda method, path: 404 if path.endswith("/discussions") else None
-    told = problem(hub, folder, pull_request=True)
-    assert told.where == "release.hub.pull_request" and "takes no pull requests (HTTPStatusError: " in told.message
-    assert "turn them on in its settings" in told.message and "token" not in told.message
+    error = problem(hub, folder, pull_request=True)
+    assert error.where == "release.hub.pull_request" and "takes no pull requests (HTTPStatusError: " in error.message
+    assert "turn them on in its settings" in error.message and "token" not in error.message
 
 
 def test_an_answer_that_the_hub_is_out_of_order_is_not_taken_for_the_networks(hub: Hub, folder: Path) -> None:
     hub.fault = lambda method, path: 500 if path.endswith("/refs") else None
-    told = problem(hub, folder)
-    assert told.kind == NETWORK and "the fault is the Hub's, so run the same command again later" in told.message
-    assert "500" in told.message and "network" not in told.message
+    error = problem(hub, folder)
+    assert error.kind == NETWORK and "the fault is the Hub's, so run the same command again later" in error.message
+    assert "500" in error.message and "network" not in error.message
 
 
-def test_a_token_that_may_not_write_is_told(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_without_write_permission_is_reported(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for token in (hub.token(write=False), "hf_wrong"):
-        told = problem(hub, folder, token=token)
-        assert (told.kind, told.where) == (
+        error = problem(hub, folder, token=token)
+        assert (error.kind, error.where) == (
             "hub",
             "release.hub.repo",
-        ) and "set HF_TOKEN to one that may" in told.message
-        assert token not in told.message
+        ) and "set HF_TOKEN to one that may" in error.message
+        assert token not in error.message
     hub.repos.clear()
     assert problem(hub, folder, token=hub.token(write=False)).kind == "hub"
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
@@ -195,10 +195,10 @@ def test_a_token_that_may_not_write_is_told(hub: Hub, folder: Path, monkeypatch:
 def test_whether_there_is_an_access_token_is_looked_up_without_asking_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def asked() -> None:
+    def fail() -> None:
         raise AssertionError("it may renew a login's token over the network")
 
-    monkeypatch.setattr("huggingface_hub.get_token", asked)
+    monkeypatch.setattr("huggingface_hub.get_token", fail)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     for name in ACCESS_TOKENS:
         monkeypatch.delenv(name, raising=False)
@@ -214,14 +214,14 @@ def test_whether_there_is_an_access_token_is_looked_up_without_asking_the_hub(
     assert [*find_publishing_problems(recipe)] == []
 
 
-def test_a_hub_that_is_gone_or_forbidden_is_told(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_is_down_or_forbidden_is_reported(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.stop()
     assert problem(hub, folder).message.startswith("writing to 'tester/thing' on the Hub failed (ConnectError")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "unset HF_HUB_OFFLINE" in problem(hub, folder).message
 
 
-def test_a_password_in_the_endpoint_is_not_told(hub: Hub, folder: Path) -> None:
+def test_a_password_in_the_endpoint_is_not_shown(hub: Hub, folder: Path) -> None:
     api = HfApi(endpoint=hub.url.replace("://", "://ann:secret@"), token=hub.token())
     with pytest.raises(UserError, match=r"401 Unauthorized.*http://127\.0\.0\.1") as raised:
         push(api, Place(NAME, "main", private=True), {}, title="thing 1", replaced=lambda path: False)

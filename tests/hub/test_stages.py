@@ -1,4 +1,4 @@
-"""Rows and weights of the Hub: what goes wrong is told in one message, and nothing half is stored."""
+"""Rows and weights of the Hub: each failure is one message, and nothing is stored in part."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _train_alone() -> dict[str, bytes]:
 
 
 def _whole(step: Step, pinned: dict[tuple[str, str], str]) -> Step:
-    """The step with all of its recipe, and with commits where it says PINNED."""
+    """The step with its whole recipe, and with commits in place of PINNED."""
     stage, changes = step
     data = {"source": "hub", "path": "me/rows", "config": "sst2", "text": ["sentence"], "label": "label"}
     data, model = {**data, **changes["data"]}, {"source": "hub", "path": "me/model", **changes["model"]}
@@ -143,22 +143,22 @@ def _whole(step: Step, pinned: dict[tuple[str, str], str]) -> Step:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_goes_wrong_is_told_in_one_message(came: Came, fault: str) -> None:
+def test_each_failure_is_reported_in_one_message(came: Came, fault: str) -> None:
     _, task, where, words = FAULTS[fault]
-    ((told_kind, told_where, message),) = came.outcomes[fault]
-    assert (told_kind, told_where) == (task, where), message
+    ((found_kind, found_where, message),) = came.outcomes[fault]
+    assert (found_kind, found_where) == (task, where), message
     assert all(word in message for word in words) and "\n" not in message, message
 
 
 def test_a_download_that_breaks_once_is_mended_by_the_client_and_nothing_half_is_stored(came: Came) -> None:
     assert [name for name, outcome in came.outcomes.items() if isinstance(outcome, str)] == list(WELL)
     stored = list(came.home.glob("artifacts/*/*"))
-    # Beside those two: the rows of the one commit that were read before those of another were asked for.
+    # The third: the rows of one commit, which were read before those of another were requested.
     assert sorted(path.parent.name for path in stored) == ["load_data"] * 3 + ["load_model"]
     assert all((path / "manifest.json").is_file() for path in stored)
 
 
-def test_an_older_commit_is_read_from_the_cache_of_the_clients_where_the_hub_is_gone(came: Came) -> None:
+def test_an_older_commit_is_read_from_the_cache_of_the_clients_while_the_hub_is_down(came: Came) -> None:
     read, away = came.older
     assert isinstance(read, str) and away == read
 

@@ -1,4 +1,4 @@
-"""Checkpoints on the Hub while a training goes on: whole ones, from beside it, and never in its way."""
+"""Checkpoints on the Hub during training: whole ones, sent by another process, without delaying the training."""
 
 from __future__ import annotations
 
@@ -106,17 +106,17 @@ def test_those_that_are_missing_at_the_end_are_named_with_the_reason(
     for name, value in hub.environment(tmp_path / "hf", hub.token()).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(checkpoints, "MIN_FREE_SHARE", 2.0)
-    told = Told()
-    work = Work("key", home / "out", "run", (told,), "fit")  # type: ignore[arg-type]
+    listener = RunEvents()
+    work = Work("key", home / "out", "run", (listener,), "fit")  # type: ignore[arg-type]
     hub.stop()
     with upload_checkpoints(work, recipe("all_checkpoints"), tokenizer):
         for step in (10, 20, 30):
             save(work.job, step)
-    (said,) = told.messages
-    assert said.startswith(
+    (message,) = listener.messages
+    assert message.startswith(
         "checkpoints are missing on the Hub: checkpoint-20, checkpoint-30: release.hub.repo: writing"
     )
-    assert said.endswith("; checkpoint-10: removed unsent, as less than 200% of the disk was free")
+    assert message.endswith("; checkpoint-10: removed unsent, as less than 200% of the disk was free")
 
 
 def test_each_save_is_a_commit_of_weights_and_tokenizer_without_optimizer_state(
@@ -145,12 +145,12 @@ def test_one_that_is_damaged_or_vanishes_while_it_is_read_is_not_sent(
     save(job, 20)
     link = os.link
 
-    def gone(source: str, target: str) -> None:
+    def link_after_removal(source: str, target: str) -> None:
         shutil.rmtree(job / CHECKPOINTS / "checkpoint-20", ignore_errors=True)
         link(source, target)
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "link", gone)
+        patched.setattr(os, "link", link_after_removal)
         sent.push_new()
     assert hub.requests == []
     save(job, 20)
@@ -158,8 +158,8 @@ def test_one_that_is_damaged_or_vanishes_while_it_is_read_is_not_sent(
     assert content(hub)["last-checkpoint/checkpoint-20/model.safetensors"] == b"weights 20"
 
 
-class Told:
-    """What the run was told."""
+class RunEvents:
+    """A listener that keeps the messages of the run."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -192,30 +192,30 @@ def test_a_hub_that_cannot_be_reached_is_a_warning_and_gets_them_when_it_answers
 ) -> None:
     for name, value in hub.environment(tmp_path / "hf", hub.token()).items():
         monkeypatch.setenv(name, value)
-    told = Told()
-    work = Work("key", home / "out", "run", (told,), "fit")  # type: ignore[arg-type]
+    listener = RunEvents()
+    work = Work("key", home / "out", "run", (listener,), "fit")  # type: ignore[arg-type]
 
-    def said() -> list[str]:
+    def warnings() -> list[str]:
         return [event["message"] for event in read_events(work.job / EVENTS, 0)[0]]
 
     hub.stop()
     with upload_checkpoints(work, recipe("checkpoint"), tokenizer):
         save(work.job, 10)
-        wait(said)
+        wait(warnings)
         hub.start()
-        wait(lambda: len(said()) == 2)
+        wait(lambda: len(warnings()) == 2)
         assert content(hub)["last-checkpoint/checkpoint-10/model.safetensors"] == b"weights 10"
         save(work.job, 20)  # as training ends
     assert content(hub)["last-checkpoint/checkpoint-20/model.safetensors"] == b"weights 20"
-    first, second = said()
+    first, second = warnings()
     assert first.startswith(
         "uploads of checkpoints wait for the next try; training continues. release.hub.repo: writing"
     )
-    assert second == "uploads of checkpoints succeed again" and told.messages == []
+    assert second == "uploads of checkpoints succeed again" and listener.messages == []
     hub.stop()
     with upload_checkpoints(work, recipe("checkpoint"), tokenizer):
         save(work.job, 30)
-    (missing,) = told.messages
+    (missing,) = listener.messages
     assert missing.startswith(
         "checkpoints are missing on the Hub: release.hub.repo: writing to 'tester/thing' on the Hub failed"
     )

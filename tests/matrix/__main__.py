@@ -5,7 +5,7 @@ for each: docs/evidence/matrix.md.
 
 Each cell is a training of a recipe of tests/task_types.py: engines by the command that the stage fit launches, task
 types by forks of one process. One training is left alone; another is killed again and again, and must end with the
-same bytes. Where a combination is refused, the table says so. The exit status is 1 where something does not hold.
+same bytes. Where a combination is refused, the table has the refusal. The exit status is 1 if a promise does not hold.
 
 What came of the cells that were tried is kept in tests/matrix/result.json and shown in docs/evidence/matrix.md.
 """
@@ -42,8 +42,8 @@ def main() -> int:
         for combination in chosen:
             cells.append(fill(combination, world(combination.task), Path(folder) / combination.name, tried))
             Result.read().renewed(cells[-1:]).keep()
-            told = cells[-1].refused or ", ".join(f"{name}: {found}" for name, found in cells[-1].promises.items())
-            print(f"{combination.name}: {told}", flush=True)
+            result = cells[-1].refused or ", ".join(f"{name}: {found}" for name, found in cells[-1].promises.items())
+            print(f"{combination.name}: {result}", flush=True)
     return 0 if all(cell.holds for cell in cells) else 1
 
 

@@ -69,7 +69,7 @@ class Combination:
 
     @property
     def training(self) -> dict[str, Any]:
-        """What the recipe's section has beside the task type's own."""
+        """The fields of the recipe's section in addition to the task type's own."""
         rows = ROWS_A_STEP // 2 // self.processes
         return {**TRAINING, "engine": self.engine, "per_device_train_batch_size": rows}
 
@@ -147,7 +147,7 @@ def _tried(combination: Combination, world: Path, folder: Path, what: dict[str, 
 
 
 def refusal(combination: Combination, world: Path) -> str:
-    """What the recipe says against it; empty where nothing."""
+    """The recipe's refusal of the combination; empty if it is allowed."""
     recipe = tiny.recipe_of(combination.task, world / "rows", **combination.training)
     try:
         parse(recipe | {"compute": combination.compute})
@@ -157,7 +157,7 @@ def refusal(combination: Combination, world: Path) -> str:
 
 
 def _of_the_strategy(failure: Failure) -> str:
-    """What is said against sharing out such a model; empty where the training failed for another reason."""
+    """The refusal to distribute such a model; empty if the training failed for another reason."""
     found = [problem for problem in failure.problems if problem.where == "compute.strategy"]
     return "; ".join(f"{problem.where}: {problem.message}" for problem in found)
 
@@ -254,7 +254,7 @@ class Exported:
         return "yes" if there else f"no: {', '.join(sorted(files))}"
 
     def figures(self, best_step: int, device: str = "cpu", precision: str = "no", rounding: float = ROUNDING) -> str:
-        """Transformers load it without a word, and it is as good as the training said of its best model."""
+        """Transformers loads it without warnings, and its metrics are those of the best model in training."""
         import transformers
 
         from training.batching.batches import TokenRows
@@ -270,8 +270,8 @@ class Exported:
         collate = self.task_type.collator(tokenizer, 1)
         answers = inference.predict(self.task_type, network.to(device).eval(), rows, collate, 16, precision)
         self.stored = self.task_type.decode(answers, tokenizer)
-        said = self.task_type.metric_inputs(self.stored, self.settings["labels"])
-        figures = metrics.compute(self.settings["metrics"], said)
+        inputs = self.task_type.metric_inputs(self.stored, self.settings["labels"])
+        figures = metrics.compute(self.settings["metrics"], inputs)
         if {"loss", "targets"} <= {*answers.column_names}:
             sums = {name: sum(answers[name].to_pylist()) for name in ("loss", "targets")}
             figures["loss"] = sums["loss"] / sums["targets"]
@@ -283,7 +283,7 @@ class Exported:
         return "yes"
 
     def answers(self) -> str:
-        """Asked about rows as they come, it answers what was stored of its split."""
+        """Whether predictions for single rows equal the stored ones of the split."""
         import pyarrow as pa
 
         from training.engine.serving import Predictor

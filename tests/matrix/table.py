@@ -61,8 +61,8 @@ class Result:
         for task in TASK_TYPES:
             of_kind = [cell for cell in self.cells if cell.task == task and not cell.launched]
             cells = {(cell.strategy, cell.processes): cell for cell in of_kind}
-            told = [_told(cells[way], reasons) if way in cells else "**not tried**" for way in WAYS]
-            yield _line(f"`{task}`", *told, ", ".join(dict.fromkeys(cell.commit for cell in of_kind)))
+            results = [_result(cells[way], reasons) if way in cells else "**not tried**" for way in WAYS]
+            yield _line(f"`{task}`", *results, ", ".join(dict.fromkeys(cell.commit for cell in of_kind)))
         if reasons:
             yield ""
         yield from (f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
@@ -73,7 +73,7 @@ def place(cell: Cell | Combination) -> tuple[object, ...]:
     return cell.task, cell.engine, cell.strategy, cell.processes, cell.launched
 
 
-def _told(cell: Cell, reasons: list[str]) -> str:
+def _result(cell: Cell, reasons: list[str]) -> str:
     """`yes`, what does not hold, or that it is refused, for the reason of which number."""
     if cell.refused:
         if cell.refused not in reasons:

@@ -107,7 +107,7 @@ def test_one_process_that_is_killed_ends_with_the_same_bytes(world: Path, tmp_pa
 def test_stopped_and_killed_it_ends_with_the_same_bytes_and_the_export_needs_no_strategy(
     world: Path, undisturbed: Callable[[str], Path], tmp_path: Path, strategy: str
 ) -> None:
-    """Asked to stop within the second epoch, killed while it evaluates at its end (FSDP alone: DeepSpeed takes long to
+    """Stopped within the second epoch, killed while it evaluates at its end (FSDP alone: DeepSpeed takes long to
     begin, and an evaluation is the same by both), and again while it saves there. The state check looks at each rank's
     share of the model, the optimizer's state and the random numbers at each resume.
     """
