@@ -1,4 +1,4 @@
-"""A callback of a user's own: training takes its time until somebody says that it may be quick."""
+"""A user's callback that slows training down until a file exists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 QUICK = "quick"
-"""The file in the home folder that says so."""
+"""The file in the home folder that ends the slow training."""
 
 
 class Slowly(TrainerCallback):  # type: ignore[misc]

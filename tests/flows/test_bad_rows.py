@@ -25,9 +25,9 @@ Content = str | bytes | Callable[[Path], None]
 
 @dataclass(frozen=True)
 class Case:
-    """Files, what the recipe says of them, and what must be said: each of these words."""
+    """Files, their fields of the recipe, and the words that the messages must contain."""
 
-    says: tuple[str, ...]
+    expected: tuple[str, ...]
     train: Content = TRAIN
     validation: Content | None = VALID
     suffix: str = ".csv"
@@ -36,24 +36,24 @@ class Case:
     more: dict[str, Content] = field(default_factory=dict)
 
 
-def csv(rows: str | bytes, *says: str, **more: Any) -> Case:
-    return Case(says, b"text,label\n" + (rows.encode() if isinstance(rows, str) else rows), **more)
+def csv(rows: str | bytes, *expected: str, **more: Any) -> Case:
+    return Case(expected, b"text,label\n" + (rows.encode() if isinstance(rows, str) else rows), **more)
 
 
-def lines(train: str | bytes, *says: str, **more: Any) -> Case:
-    return Case(says, train, LINES, ".jsonl", "json", **more)
+def lines(train: str | bytes, *expected: str, **more: Any) -> Case:
+    return Case(expected, train, LINES, ".jsonl", "json", **more)
 
 
-def python(code: str, *says: str, **more: Any) -> Case:
+def python(code: str, *expected: str, **more: Any) -> Case:
     data = {"path": "bad_rows:rows", **more}
-    return Case(says, TRAIN, None, source="python", data=data, more={"bad_rows.py": code})
+    return Case(expected, TRAIN, None, source="python", data=data, more={"bad_rows.py": code})
 
 
-def parquet(columns: dict[str, Any], *says: str, **more: Any) -> Case:
+def parquet(columns: dict[str, Any], *expected: str, **more: Any) -> Case:
     def write(path: Path) -> None:
         pq.write_table(pa.table(columns), path)
 
-    return Case(says, write, write, ".parquet", "parquet", **more)
+    return Case(expected, write, write, ".parquet", "parquet", **more)
 
 
 def gzip_of(content: str) -> bytes:
@@ -355,7 +355,7 @@ def write(case: Case, folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("model_unchecked")
-def test_bad_input_is_told_and_leaves_nothing(
+def test_bad_input_is_reported_and_leaves_nothing(
     name: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -363,9 +363,9 @@ def test_bad_input_is_told_and_leaves_nothing(
     monkeypatch.delitem(sys.modules, "bad_rows", raising=False)
     file = write(CASES[name], tmp_path)
     assert main(["check", str(file)]) == 2
-    said = "".join(capsys.readouterr())
-    for words in CASES[name].says:
-        assert words in said
-    assert "Traceback" not in said and "hunter2" not in said
+    printed = "".join(capsys.readouterr())
+    for words in CASES[name].expected:
+        assert words in printed
+    assert "Traceback" not in printed and "hunter2" not in printed
     left = [path for path in home.rglob("*") if path.name != "digests.db"]
     assert not [path for path in left if path.is_file()], left

@@ -1,4 +1,4 @@
-"""`finetune check`: what it says of rows, and what it leaves alone."""
+"""`finetune check`: its messages about rows, and the stages that it does not run."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def test_rows_labels_and_tokens_are_shown_and_nothing_is_stored(
     assert [path.name for path in home.iterdir()] == ["digests.db"]
 
 
-def test_what_the_rows_cannot_be_judged_by_is_told_beside_the_rows_and_their_tokens(
+def test_metrics_and_floors_that_do_not_fit_the_rows_are_reported_below_the_rows_and_their_tokens(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["evaluation.metrics=[accuracy, mse]", "evaluation.slices=[label, length_bucket]"]
-    asked += ["release.gate.floors={label=good: {accuracy: 0.5}, length_bucket=1-2 tokns: {accuracy: 0.5}}"]
-    assert check(file, *(word for one in asked for word in ("--set", one))) == 2
+    settings = ["evaluation.metrics=[accuracy, mse]", "evaluation.slices=[label, length_bucket]"]
+    settings += ["release.gate.floors={label=good: {accuracy: 0.5}, length_bucket=1-2 tokns: {accuracy: 0.5}}"]
+    assert check(file, *(word for one in settings for word in ("--set", one))) == 2
     printed = capsys.readouterr().out
     assert "train        240  12 to 84, median 45  6 to 19, median 12" in printed
     assert "error    evaluation.metrics[1]: 'mse' needs numbers, and the label 'neg' is not one: " in printed
@@ -77,7 +77,7 @@ def test_what_the_rows_cannot_be_judged_by_is_told_beside_the_rows_and_their_tok
     assert printed.endswith("\n\n3 errors.\n")
 
 
-def test_warnings_are_told_a_line_each_and_count_only_where_it_is_strict(
+def test_warnings_are_printed_a_line_each_and_count_only_with_strict(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert check(file, rows=DOUBLED) == 0
@@ -97,13 +97,13 @@ def test_a_recipe_that_publishes_uncompared_and_without_a_token_is_warned_by_che
     hub = ["--set", "release.hub={repo: me/thing, license: mit}", "--set", "release.registry=null"]
     for command in ("check", "plan"):
         assert main([command, str(file), *hub]) == 0
-        told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
-        assert len(told) == 2
-        assert "release.hub.repo: 'me/thing' cannot be written without an access token" in told[0]
-        assert "release.hub: there is no champion to compare with" in told[1]
+        warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
+        assert len(warnings) == 2
+        assert "release.hub.repo: 'me/thing' cannot be written without an access token" in warnings[0]
+        assert "release.hub: there is no champion to compare with" in warnings[1]
 
 
-def test_errors_are_told_together_and_end_with_2(
+def test_errors_are_reported_together_and_end_with_2(
     file: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
@@ -128,7 +128,7 @@ def test_the_result_as_json_holds_both_reports_and_all_problems(file: Path, tmp_
     assert [problem["check"] for problem in found["problems"]] == ["duplicates", "truncated"]
 
 
-def test_a_mistake_in_the_recipe_is_told_as_by_the_other_commands(
+def test_a_mistake_in_the_recipe_is_reported_as_by_the_other_commands(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
@@ -148,7 +148,7 @@ def test_without_a_tokenizer_the_rows_are_checked_all_the_same(
     assert "tokens" not in printed.splitlines()[0] and printed.endswith("\n\nNo problems.\n")
 
 
-def test_mistakes_in_model_and_rows_are_told_together_by_check_and_by_plan_and_a_good_model_is_checked_once(
+def test_mistakes_in_model_and_rows_are_reported_together_by_check_and_by_plan_and_a_good_model_is_checked_once(
     tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write_project(tmp_path / "project")
@@ -158,8 +158,8 @@ def test_mistakes_in_model_and_rows_are_told_together_by_check_and_by_plan_and_a
     printed = capsys.readouterr().out
     assert "error    model.config.model_type: 'brt' is no model type" in printed and "'lable'" in printed
     assert main(["plan", str(file), *wrong, *absent]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert [line.partition(":")[0] for line in said] == ["evaluation.splits[1]", "model.config.model_type"]
+    printed_lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in printed_lines] == ["evaluation.splits[1]", "model.config.model_type"]
     assert not (home / "checked").exists()
     assert main(["plan", str(file)]) == 0
     (checked,) = (home / "checked").iterdir()
@@ -167,7 +167,7 @@ def test_mistakes_in_model_and_rows_are_told_together_by_check_and_by_plan_and_a
     assert check(file) == 0 and [one.stat().st_mtime_ns for one in (home / "checked").iterdir()] == [before]
 
 
-def test_a_model_folder_that_is_not_there_is_told_beside_the_rows(
+def test_a_model_folder_that_does_not_exist_is_reported_with_the_rows(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert check(file, "--set", "model={source: folder, path: no/such/model}", rows=DOUBLED) == 2
@@ -177,7 +177,7 @@ def test_a_model_folder_that_is_not_there_is_told_beside_the_rows(
 
 
 @pytest.mark.parametrize("command", ["check", "run"])
-def test_a_file_that_cannot_be_written_is_told_before_anything_is_done(
+def test_a_file_that_cannot_be_written_is_reported_before_anything_is_done(
     file: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     places = {
@@ -235,9 +235,9 @@ def test_of_a_model_of_the_hub_the_tokenizer_alone_is_loaded(file: Path, home: P
         hub.repo("model", "me/model", {**files, "model.safetensors": b"weights", "tokenizer_config.json": b"{}"})
         arguments = ["check", str(file), "--set", "model={source: hub, path: me/model}"]
         run = finetune(home, *arguments, **hub.environment(tmp_path / "hf"))
-        asked = " ".join(hub.requests)
+        requests = " ".join(hub.requests)
     assert run.returncode == 0 and "median" in run.stdout.splitlines()[1].split("  ")[-1], run.stdout + run.stderr
-    assert "tokenizer.json" in asked and "config.json" in asked and "safetensors" not in asked
+    assert "tokenizer.json" in requests and "config.json" in requests and "safetensors" not in requests
 
 
 def test_on_a_terminal_messages_are_wrapped_below_each_other(file: Path, home: Path) -> None:
@@ -266,9 +266,9 @@ def test_rows_of_a_kind_without_labels_are_shown_without_a_table_of_them(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_model(tmp_path / "model")
-    asked = ["task=tests.training.data.task_types:Lines", "data.label=null"]
-    asked += [f"model={{source: folder, path: {tmp_path / 'model'}}}"]
-    assert check(file, *(word for one in asked for word in ("--set", one))) == 0
+    settings = ["task=tests.training.data.task_types:Lines", "data.label=null"]
+    settings += [f"model={{source: folder, path: {tmp_path / 'model'}}}"]
+    assert check(file, *(word for one in settings for word in ("--set", one))) == 0
     head, train, validation, blank, note, *_ = capsys.readouterr().out.splitlines()
     assert (head.split(), train.split()[:2], validation.split()[:2]) == (
         ["split", "rows", "characters"],

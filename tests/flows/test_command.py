@@ -19,7 +19,7 @@ from tests.flows.small import command, environment, write_project
 def test_a_reader_that_goes_away_ends_nothing_and_leaves_no_traceback(home: Path, stream: str) -> None:
     """As in `finetune … | head`: the command goes on to its end, with its own exit code."""
     theirs, ours = os.pipe()
-    os.close(theirs)  # nobody will ever read
+    os.close(theirs)  # nothing ever reads
     argv = ["status"] if stream == "stdout" else ["run", "none.yaml"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: ours}
     run = subprocess.run(command(*argv), env=environment(home), timeout=120, **pipes)
@@ -43,8 +43,10 @@ def test_a_home_that_cannot_be_used_is_one_message_that_names_the_option_or_the_
     monkeypatch.setenv("FINETUNE_HOME", str(home))
     for argv in (["plan", str(file)], ["check", str(file)], ["run", str(file)], ["runs"], ["show", "small"]):
         assert main(argv) == 2
-        told = capsys.readouterr().err
-        assert told.startswith(f"FINETUNE_HOME: {home} cannot be written to: change its mode") and told.count("\n") == 1
+        error = capsys.readouterr().err
+        assert (
+            error.startswith(f"FINETUNE_HOME: {home} cannot be written to: change its mode") and error.count("\n") == 1
+        )
 
 
 def test_an_entry_of_a_file_with_several_is_chosen_by_name(
@@ -62,16 +64,16 @@ def test_an_entry_of_a_file_with_several_is_chosen_by_name(
     assert "Did you mean 'other'?" in capsys.readouterr().err
 
 
-def test_a_recipe_without_a_deployment_is_told_where_it_belongs(
+def test_a_recipe_without_a_deployment_is_refused_with_the_place_for_it(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write_project(tmp_path / "project")
     (entry,) = yaml.safe_load(file.read_text())["deployments"]
     file.write_text(yaml.safe_dump(entry["parameters"]["recipe"]))
     assert main(["plan", str(file)]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"{file}: is a recipe alone. Make it the recipe of an entry `- {{name: NAME, entrypoint: ")
-    shown = told.partition("`")[2].partition("`")[0].replace("…", "x")
+    error = capsys.readouterr().err
+    assert error.startswith(f"{file}: is a recipe alone. Make it the recipe of an entry `- {{name: NAME, entrypoint: ")
+    shown = error.partition("`")[2].partition("`")[0].replace("…", "x")
     (advised,) = yaml.safe_load(shown)
     assert advised["parameters"] == {"recipe": "x"} and advised["entrypoint"] == entry["entrypoint"]
 

@@ -71,9 +71,9 @@ def test_each_problem_comes_with_what_to_do_and_the_exit_code_is_one(
     assert "in use: fit-k" in found["home"].found
     assert "→ pip install 'nowhere>=1'" in capsys.readouterr().out
     home.chmod(0o777)
-    (told,) = of("home")
-    assert told.level == "problem" and "chmod 700" in told.next_step
-    assert "may be written by others" in told.found
+    (check,) = of("home")
+    assert check.level == "problem" and "chmod 700" in check.next_step
+    assert "may be written by others" in check.found
 
 
 def test_a_database_is_whole_damaged_or_without_a_schema_and_stays_as_it_is(home: Path) -> None:

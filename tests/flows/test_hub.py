@@ -46,7 +46,7 @@ class Shipped:
     """Repository to the commit of its branch when the first run began."""
     moved: dict[str, str]
     failed: subprocess.CompletedProcess[str]
-    failed_asked: list[str]
+    failed_requests: list[str]
     result: dict[str, Any]
     left: list[str]
     """The artifacts that the failed run left."""
@@ -54,7 +54,7 @@ class Shipped:
     versions: list[Any]
     """Those in the registry when it could not be published."""
     retried: subprocess.CompletedProcess[str]
-    retry_asked: list[str]
+    retry_requests: list[str]
 
 
 @pytest.fixture(scope="module")
@@ -72,21 +72,21 @@ def shipped(
 
         hub.fault = lambda method, path: 503 if method == "GET" and path.endswith("/model.safetensors") else None
         failed = finetune(home, "run", *RELEASED, "--json", str(out), **env)
-        failed_asked, result = [*hub.requests], json.loads(out.read_text())
+        failed_requests, result = [*hub.requests], json.loads(out.read_text())
         left = [str(path.relative_to(home / "artifacts")) for path in home.glob("artifacts/*/*")]
 
         hub.fault = lambda method, path: None
         moved = {ROWS: hub.commit("dataset", ROWS, sst2_files(train_rows=200))}
         moved[MODEL] = hub.commit("model", MODEL, {"README.md": b"# Another one"})
         hub.requests.clear()
-        # Asked before a card is sent, and not for checkpoints.
+        # A request before the upload of a card, and not for checkpoints.
         hub.fault = lambda method, path: 500 if path == "/api/validate-yaml" else None
         unpublished = retry(result["flow_run_id"], home, env)
         hub.fault = lambda method, path: None
         client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
         versions = [*client.search_model_versions("name = 'sst2'"), *client.get_registered_model("sst2").aliases]
         retried = retry(result["flow_run_id"], home, env)
-        asked = [*hub.requests]
+        retry_requests = [*hub.requests]
         yield Shipped(
             hub,
             home,
@@ -94,13 +94,13 @@ def shipped(
             first,
             moved,
             failed,
-            failed_asked,
+            failed_requests,
             result,
             left,
             unpublished,
             versions,
             retried,
-            asked,
+            retry_requests,
         )
 
 
@@ -117,9 +117,9 @@ def retry(run: str, home: Path, env: dict[str, str]) -> subprocess.CompletedProc
 
 def test_weights_that_do_not_come_end_the_run_with_one_message_and_nothing_half_stored(shipped: Shipped) -> None:
     assert shipped.failed.returncode == 1, shipped.failed.stderr
-    start, said, next_step = shipped.failed.stderr.splitlines()
-    assert said.startswith(f"model.path: the Hub cannot be asked for {MODEL!r} at {shipped.first[MODEL]!r}")
-    assert "503" in said and "the fault is the Hub's. Run the same command again later." in said
+    start, message, next_step = shipped.failed.stderr.splitlines()
+    assert message.startswith(f"model.path: the Hub cannot be asked for {MODEL!r} at {shipped.first[MODEL]!r}")
+    assert "503" in message and "the fault is the Hub's. Run the same command again later." in message
     assert (start, next_step) == (
         "sst2: starting",
         "Completed stages are stored: the same command continues from there.",
@@ -164,17 +164,17 @@ def test_mlflow_holds_the_commits(shipped: Shipped) -> None:
         assert json.loads(Path(file).read_text())[field] == shipped.first[name]
 
 
-def test_a_retry_loads_nothing_twice_and_below_the_model_nothing_asks_the_hub(shipped: Shipped) -> None:
+def test_a_retry_loads_nothing_twice_and_below_the_model_nothing_uses_the_hub(shipped: Shipped) -> None:
     weights = f"/{MODEL}/resolve/{shipped.first[MODEL]}/model.safetensors"
-    asked = [path for path in shipped.retry_asked if MODEL in path or ROWS in path]
-    assert asked == [f"HEAD {weights}", f"GET {weights}"]
+    paths = [path for path in shipped.retry_requests if MODEL in path or ROWS in path]
+    assert paths == [f"HEAD {weights}", f"GET {weights}"]
 
 
 def test_only_what_is_needed_is_loaded_and_no_code_and_no_pickle(shipped: Shipped) -> None:
-    gets = [asked for asked in shipped.failed_asked if asked.startswith("GET") and "/resolve/" in asked]
+    gets = [request for request in shipped.failed_requests if request.startswith("GET") and "/resolve/" in request]
     rows = {"README.md", "sst2/train-00000-of-00001.parquet", "sst2/validation-00000-of-00001.parquet"}
     model, tokenizer = {"config.json", "model.safetensors"}, {"tokenizer.json", "tokenizer_config.json"}
-    assert {asked.split("/resolve/")[1][41:] for asked in gets} == rows | model | tokenizer
+    assert {request.split("/resolve/")[1][41:] for request in gets} == rows | model | tokenizer
     (artifact,) = shipped.home.glob("artifacts/load_model/*")
     assert {path.name for path in (artifact / "model").iterdir()} == model
     assert {path.name for path in (artifact / "tokenizer").iterdir()} == tokenizer
@@ -199,7 +199,7 @@ def test_what_was_published_is_what_was_trained_and_its_checkpoints_came_before_
     assert repo.at("main").files == {}
 
 
-def test_plan_says_that_the_branches_moved_and_asks_for_metadata_alone(shipped: Shipped) -> None:
+def test_plan_reports_moved_branches_and_requests_metadata_alone(shipped: Shipped) -> None:
     shipped.hub.requests.clear()
     plan = finetune(shipped.home, "plan", *RELEASED, **shipped.env)
     assert plan.returncode == 0, plan.stderr
@@ -219,8 +219,8 @@ def test_a_new_run_sees_where_the_branches_are_now_and_stores_no_half_of_their_r
     finally:
         shipped.hub.fault = lambda method, path: None
     assert run.returncode == 1
-    _, said, _ = run.stderr.splitlines()
-    assert said.startswith(f"data.path: the Hub cannot be asked for {ROWS!r} at {shipped.moved[ROWS]!r}")
+    _, message, _ = run.stderr.splitlines()
+    assert message.startswith(f"data.path: the Hub cannot be asked for {ROWS!r} at {shipped.moved[ROWS]!r}")
     lock = json.loads((home / "runs" / json.loads(out.read_text())["flow_run_id"] / "lock.json").read_text())
     assert {name: lock[f"{part}_hub"]["commit"] for part, name in (("data", ROWS), ("model", MODEL))} == shipped.moved
     kept = [[path.name for path in folder.glob("artifacts/load_data/*")] for folder in (home, shipped.home)]
@@ -228,7 +228,7 @@ def test_a_new_run_sees_where_the_branches_are_now_and_stores_no_half_of_their_r
 
 
 @pytest.mark.parametrize("how", ["stopped", "offline"])
-def test_without_the_hub_what_is_stored_is_used_and_said_also_where_something_below_changes(
+def test_without_the_hub_stored_artifacts_are_used_and_reported_even_if_a_later_stage_changes(
     shipped: Shipped, how: str
 ) -> None:
     env = {**shipped.env, "HF_HUB_OFFLINE": str(int(how == "offline"))}
@@ -253,7 +253,7 @@ def test_without_the_hub_what_is_stored_is_used_and_said_also_where_something_be
     assert shipped.hub.requests == []
 
 
-def test_what_is_not_stored_any_more_comes_from_the_clients_cache_where_the_hub_is_gone(
+def test_artifacts_that_are_no_longer_stored_come_from_the_clients_cache_without_the_hub(
     shipped: Shipped, tmp_path: Path
 ) -> None:
     recipe = yaml.safe_load(Path(SST2).read_text())["deployments"][0]["parameters"]["recipe"]

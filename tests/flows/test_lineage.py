@@ -1,4 +1,4 @@
-"""Where a model came from: told from the home and from MLflow alone, and made again."""
+"""The lineage of a model: shown from the home and from MLflow alone, and reproduced."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def show(name: str, out: Path) -> dict[str, Any]:
     return dict(json.loads(out.read_text()))
 
 
-def test_where_a_version_came_from_is_told_from_the_home_and_the_same_from_mlflow_alone(
+def test_the_lineage_of_a_version_is_shown_from_the_home_and_the_same_from_mlflow_alone(
     finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, out = finished.result["flow_run_id"], tmp_path / "out.json"
@@ -57,30 +57,30 @@ def test_where_a_version_came_from_is_told_from_the_home_and_the_same_from_mlflo
     assert [show(name, out) for name in names] == here
     assert capsys.readouterr().out == printed
 
-    told = here[0]
-    assert told["registered"]["version"] == "1" and told["registered"]["aliases"] == ["champion"]
-    assert [told["run"][name] for name in ("flow_run_id", "mlflow_run_id")] == [run, finished.result["mlflow_run_id"]]
-    assert told["run"]["state"] == "completed" and told["metrics"] == finished.result["metrics"]
-    assert [(stage["name"], stage["key"]) for stage in told["stages"]] == [
+    record = here[0]
+    assert record["registered"]["version"] == "1" and record["registered"]["aliases"] == ["champion"]
+    assert [record["run"][name] for name in ("flow_run_id", "mlflow_run_id")] == [run, finished.result["mlflow_run_id"]]
+    assert record["run"]["state"] == "completed" and record["metrics"] == finished.result["metrics"]
+    assert [(stage["name"], stage["key"]) for stage in record["stages"]] == [
         (stage["name"], stage["key"]) for stage in finished.result["stages"]
     ]
-    (fitted,) = (stage for stage in told["stages"] if stage["name"] == "fit")
+    (fitted,) = (stage for stage in record["stages"] if stage["name"] == "fit")
     kept = json.loads((finished.home / "artifacts/fit" / fitted["key"] / "inputs.json").read_text())
     assert kept == fitted["inputs"] | {
-        **{f"code.{path}": told["code"]["files"][path] for path in fitted["code"]},
-        **{f"library.{name}": told["libraries"][name] for name in fitted["libraries"]},
+        **{f"code.{path}": record["code"]["files"][path] for path in fitted["code"]},
+        **{f"library.{name}": record["libraries"][name] for name in fitted["libraries"]},
     }
-    assert told["environment"]["threads"] > 0 and told["training"]["micro_batch_size"] == 16
+    assert record["environment"]["threads"] > 0 and record["training"]["micro_batch_size"] == 16
     assert max(map(len, printed.splitlines())) <= 100
     rows = finished.file.parent / "train.csv"
     # By name: files that come to the folder later are none of the recorded rows.
-    assert told["recipe"]["data"]["splits"] == {s: [str(rows.with_stem(s))] for s in ("train", "validation")}
+    assert record["recipe"]["data"]["splits"] == {s: [str(rows.with_stem(s))] for s in ("train", "validation")}
     git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     expected = [finished.result["model"]["sha256"], sha256(rows), f"{rows.stat().st_size:,} bytes", fitted["key"][:12]]
     expected += [
         run,
         "train 240, validation 60; 2 labels",
-        told["environment"]["processor"],
+        record["environment"]["processor"],
         git,
         "learning_rate: 0.005",
     ]
@@ -88,7 +88,7 @@ def test_where_a_version_came_from_is_told_from_the_home_and_the_same_from_mlflo
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "words"),
     [
         ("smal", "no run and no recipe that has run is named 'smal': small. Registered: small. Did you mean 'small'?"),
         ("smal/1", "no model 'smal' is registered"),
@@ -96,12 +96,12 @@ def test_where_a_version_came_from_is_told_from_the_home_and_the_same_from_mlflo
         ("small@champoin", "Did you mean 'champion'?"),
     ],
 )
-def test_a_name_that_is_not_there_is_told_with_the_nearest(
-    finished: FinishedRun, name: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_name_that_does_not_exist_is_reported_with_the_nearest(
+    finished: FinishedRun, name: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FINETUNE_HOME", str(finished.home))
     assert main(["show", name]) == 2
-    assert said in capsys.readouterr().err
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.drill
@@ -119,7 +119,7 @@ def test_a_model_is_made_again_to_the_byte_and_nothing_is_left_or_registered(
     assert len(MlflowClient(f"sqlite:///{home / 'mlflow.db'}").search_model_versions("name = 'small'")) == 1
 
 
-def test_a_file_that_has_changed_or_is_gone_is_told_before_anything_is_made(
+def test_a_file_that_has_changed_or_is_missing_is_reported_before_anything_is_made(
     finished: FinishedRun,
     record: dict[str, Any],
     tmp_path: Path,

@@ -103,7 +103,7 @@ def test_a_verdict_and_a_failure_are_posted_each_as_one_readable_message(
     assert len(posts) == 2 and "secret-path" not in json.dumps(posts)
 
 
-def test_notify_ends_as_it_was_told_last_and_leaves_disabled_what_somebody_disabled(
+def test_notify_keeps_the_last_settings_and_leaves_a_disabled_automation_disabled(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     CustomWebhookNotificationBlock(name="a", url="http://127.0.0.1:9").save("one-team")
@@ -112,8 +112,8 @@ def test_notify_ends_as_it_was_told_last_and_leaves_disabled_what_somebody_disab
 
     def printed(*arguments: str, code: int = 0) -> list[str]:
         assert main(["notify", *arguments]) == code
-        told = capsys.readouterr()
-        return (told.err if code else told.out).splitlines()
+        output = capsys.readouterr()
+        return (output.err if code else output.out).splitlines()
 
     assert printed() == ["There are no notifications: name a block."]
     assert printed(block, "--on", "failure") == [f"failure  {block}"]
@@ -145,7 +145,7 @@ def begun(client: SyncPrefectClient) -> FlowRun:
     return client.create_flow_run(ours, state=Running())
 
 
-def test_a_run_that_falls_silent_is_crashed_and_one_that_tells_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_heartbeats_is_crashed_and_one_with_heartbeats_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(automations, "SILENT_S", 10.0)
     monkeypatch.setattr(events, "ALIVE_EVERY_S", 1.0)
     with get_client(sync_client=True) as client:
@@ -158,8 +158,8 @@ def test_a_run_that_falls_silent_is_crashed_and_one_that_tells_goes_on(monkeypat
             emit_event("prefect.flow-run.heartbeat", {events.RESOURCE: f"prefect.flow-run.{silent.id}"})
             client.set_flow_run_state(ended.id, Completed(), force=True)
             wait_until(lambda: client.read_flow_run(silent.id).state_type == StateType.CRASHED)
-            told = client.read_flow_run(silent.id).state
-            assert told is not None and "Continue it with `finetune resume`" in str(told.message)
+            state = client.read_flow_run(silent.id).state
+            assert state is not None and "Continue it with `finetune resume`" in str(state.message)
             # One that was taken for dead while the server was away, and goes on, may still say how it ended.
             client.set_flow_run_state(silent.id, Completed())
             assert client.read_flow_run(silent.id).state_type == StateType.COMPLETED

@@ -58,7 +58,7 @@ def _reasons(printed: str, sure: str = "will") -> dict[str, str]:
 
 def test_the_same_content_in_another_folder_is_cached(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.utime(project.parent / "train.csv")
-    # Only what the recipe says of itself differs: where its rows lie.
+    # Only the recipe's path of the rows differs.
     assert "load_data" not in plan(capsys, project)
     assert plan(capsys, project) == {}
 
@@ -95,20 +95,20 @@ def test_a_learning_rate_leaves_data_model_and_tokens_cached(
     assert list(reasons) == BELOW_TOKENS
     assert reasons["fit"] == "training.learning_rate 0.005 → 0.001"
     assert reasons["predict"] == "fit runs before it"
-    said = r"  fit: [\d,]{5,} parameters, all trained; 120 steps, [\d,]{5} tokens per epoch; about .* of disk\n"
-    assert re.search(said, printed)
+    estimate = r"  fit: [\d,]{5,} parameters, all trained; 120 steps, [\d,]{5} tokens per epoch; about .* of disk\n"
+    assert re.search(estimate, printed)
 
     monkeypatch.setattr(training_estimate, "run_job", None)
-    asked = ["plan", str(project), "--set", "training.learning_rate=1e-4", "--show-launch"]
-    assert main(asked) == 0
+    arguments = ["plan", str(project), "--set", "training.learning_rate=1e-4", "--show-launch"]
+    assert main(arguments) == 0
     printed = capsys.readouterr().out
-    assert re.search(said, printed)
+    assert re.search(estimate, printed)
 
-    # A training that has begun has said it itself.
+    # A training that has begun has its own estimate.
     job = Path(shlex.split(printed)[-1])
     job.mkdir(parents=True)
     (job / "events.jsonl").write_text(json.dumps({"time": 0.0, "kind": "estimate", **NEEDS}) + "\n")
-    assert main(asked) == 0
+    assert main(arguments) == 0
     assert "  fit: begun: 3,000 parameters, all trained; 7 steps, " in capsys.readouterr().out
     shutil.rmtree(job)
 
@@ -162,36 +162,36 @@ def test_other_line_ends_announce_no_training_for_sure(project: Path, capsys: py
 
 
 @pytest.mark.parametrize(
-    ("asked", "reason"),
+    ("setting", "reason"),
     [
         ("metrics=[accuracy, f1]", "evaluation.metrics ['accuracy', 'f1', 'precision', 'reca… → ['accuracy', 'f1']"),
         ("slices=[label, length_bucket]", "evaluation.slices [] → ['label', 'length_bucket']"),
     ],
 )
 def test_a_metric_or_a_slice_recomputes_the_score_alone(
-    project: Path, capsys: pytest.CaptureFixture[str], asked: str, reason: str
+    project: Path, capsys: pytest.CaptureFixture[str], setting: str, reason: str
 ) -> None:
-    reasons = plan(capsys, project, "--set", f"evaluation.{asked}")
+    reasons = plan(capsys, project, "--set", f"evaluation.{setting}")
     assert list(reasons) == ["score", *BELOW_SCORE] and reasons["score"] == reason
 
 
-def test_a_floor_of_lengths_that_no_row_has_is_told_before_anything_is_trained(
+def test_a_floor_of_lengths_that_no_row_has_is_reported_before_anything_is_trained(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     floors = "release.gate.floors={length_bucket=1-2 tokns: {accuracy: 0.5}}"
-    asked = ["--set", "evaluation.slices=[length_bucket]", "--set", floors, "--set", "training.learning_rate=1e-3"]
-    assert main(["plan", str(project), *asked]) == 2
-    told = "release.gate.floors.length_bucket=1-2 tokns: length_bucket has no group '1-2 tokns' in validation: choose"
-    assert told in capsys.readouterr().err
+    settings = ["--set", "evaluation.slices=[length_bucket]", "--set", floors, "--set", "training.learning_rate=1e-3"]
+    assert main(["plan", str(project), *settings]) == 2
+    error = "release.gate.floors.length_bucket=1-2 tokns: length_bucket has no group '1-2 tokns' in validation: choose"
+    assert error in capsys.readouterr().err
 
 
 def test_a_metric_of_numbers_is_refused_by_a_plan_where_the_labels_are_none(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", str(project), "--set", "evaluation.metrics=[accuracy, mse, pearson]"]) == 2
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     for index, name in ((1, "mse"), (2, "pearson")):
-        assert f"evaluation.metrics[{index}]: {name!r} needs numbers, and the label 'neg' is not one: choose" in said
+        assert f"evaluation.metrics[{index}]: {name!r} needs numbers, and the label 'neg' is not one: choose" in printed
 
 
 def test_one_cell_changed_with_size_and_mtime_kept_is_noticed(
@@ -252,7 +252,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def plan_from(checkout: Path, finished: FinishedRun) -> dict[str, str]:
-    """What a checkout's own `finetune plan` says."""
+    """The reasons that a checkout's own `finetune plan` prints."""
     env = environment(finished.home, PYTHONPATH=str(checkout))
     run = subprocess.run(
         [sys.executable, *command("plan", str(finished.file))[1:]],

@@ -1,4 +1,4 @@
-"""Which models become champion, whole: what a retrain is compared with, and what is said of it."""
+"""Promotion in whole runs: the champion that a retrain is compared with, and the records of the verdict."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def aliases() -> dict[str, int]:
     return {alias: int(version) for alias, version in connect().get_registered_model("small").aliases.items()}
 
 
-def assert_told(result: dict[str, Any]) -> None:
+def assert_verdict_tracked(result: dict[str, Any]) -> None:
     """The verdict of a run, in MLflow and as a table in Prefect."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
@@ -62,7 +62,7 @@ def assert_told(result: dict[str, Any]) -> None:
     assert f"| {verdict['comparison']['champion']} | gain |" in table.description
 
 
-def assert_groups_told(result: dict[str, Any], printed: str) -> None:
+def assert_groups_tracked(result: dict[str, Any], printed: str) -> None:
     """How good the model is on the groups of rows, and by which floors it was judged: on paper and in MLflow."""
     checked = {check["figure"]: check["value"] for check in result["verdict"]["checks"]}
     assert list(checked) == ["validation.label=neg.accuracy", "validation.label=pos.accuracy"]
@@ -108,10 +108,10 @@ def test_a_noisy_retrain_is_kept_for_a_reason_and_a_better_model_is_promoted(
     assert verdict["reason"].endswith("that is not better.") and verdict["reason"] in run.stdout
     assert aliases() == {"champion": 1, "challenger": 2}
     assert predictions(home, kept, "predict_champion") == predictions(finished.home, finished.result, "predict")
-    assert_told(kept)
-    assert_groups_told(kept, run.stdout)
+    assert_verdict_tracked(kept)
+    assert_groups_tracked(kept, run.stdout)
 
-    # Somebody promotes it all the same, and its files are gone from here: they are fetched from MLflow.
+    # It is promoted by hand, and its local files are deleted: they are fetched from MLflow.
     connect().set_registered_model_alias("small", "champion", "2")
     (artifact,) = (home / row["artifact"] for row in kept["stages"] if row["name"] == "fit")
     shutil.rmtree(artifact)
@@ -122,7 +122,7 @@ def test_a_noisy_retrain_is_kept_for_a_reason_and_a_better_model_is_promoted(
     assert "predict_champion: small/2 is fetched from MLflow" in run.stderr and "%|" not in run.stderr
     assert aliases() == {"champion": 1, "challenger": 2}
     assert predictions(home, better, "predict_champion") == predictions(home, kept, "predict")
-    assert_told(better)
+    assert_verdict_tracked(better)
 
     # The champion of then is remembered: the model is not compared with itself now that it has the alias.
     assert main(["run", str(finished.file), "--json", str(out)]) == 0
@@ -130,7 +130,7 @@ def test_a_noisy_retrain_is_kept_for_a_reason_and_a_better_model_is_promoted(
     assert "Nothing changed" in printed and better["verdict"]["reason"] in printed
     unchanged = json.loads(out.read_text())
     assert unchanged["verdict"] == better["verdict"]
-    # Nobody asks whether it still has the alias of then, so none is told; where promotion is required, MLflow is asked.
+    # Its alias is not looked up, so none is printed; --require-promotion looks it up in MLflow.
     assert "Registered: small version 1\n" in printed and unchanged["model"]["alias"] is None
     assert main(["rollback", "small"]) == 0
     run = finetune(home, "run", str(finished.file), "--require-promotion", **server)

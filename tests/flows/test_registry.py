@@ -1,4 +1,4 @@
-"""A registered model: what is told of it, asked by file and over HTTP, rolled back."""
+"""A registered model: predictions by file and over HTTP, and rollback."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def test_after_a_rollback_a_run_of_what_was_taken_back_changes_nothing(
     assert str(client.get_model_version_by_alias("small", "champion").version) == "2"
 
 
-def test_a_model_asked_by_file_and_served_over_http_gives_the_same_answers(
-    finished: FinishedRun, tmp_path: Path
-) -> None:
+def test_a_model_gives_the_same_answers_by_file_and_served_over_http(finished: FinishedRun, tmp_path: Path) -> None:
     served = Server("/ping", ["mlflow", "models", "serve", "-m", "models:/small@champion", "--env-manager", "local"], {
         "MLFLOW_TRACKING_URI": f"sqlite:///{finished.home / 'mlflow.db'}",
         "PATH": search_path_of_shell(),
@@ -46,9 +44,9 @@ def test_a_model_asked_by_file_and_served_over_http_gives_the_same_answers(
         rows = [{"id": number, "text": text} for number, text in enumerate(TEXTS)]
         file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         file.write_text("\n".join(map(json.dumps, [*rows, {"id": 6, "text": None}])))
-        asked = finetune(finished.home, "predict", "small", "--file", str(file), "--out", str(out))
-        assert asked.returncode == 0, asked.stderr
-        assert asked.stdout == f"7 rows: {out}\nWithout a prediction, because a column is empty: 1 row.\n"
+        predicted = finetune(finished.home, "predict", "small", "--file", str(file), "--out", str(out))
+        assert predicted.returncode == 0, predicted.stderr
+        assert predicted.stdout == f"7 rows: {out}\nWithout a prediction, because a column is empty: 1 row.\n"
         *found, empty = map(json.loads, out.read_text().splitlines())
         assert [{"id": row["id"], "text": row["text"]} for row in found] == rows and empty["label"] is None
         assert all(sum(row["probabilities"].values()) == pytest.approx(1) for row in found)

@@ -56,7 +56,7 @@ def test_an_unchanged_recipe_ends_unchanged_and_loads_neither_torch_nor_mlflow(
     assert sorted(finished.home.glob("runs/*")) == before  # nothing for MLflow either
 
 
-def test_what_changed_is_said_and_its_stages_run_in_the_same_flow_run(
+def test_changes_are_listed_and_their_stages_run_in_the_same_flow_run(
     finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefect_server: None
 ) -> None:
     shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
@@ -116,11 +116,11 @@ def test_a_hub_that_does_not_answer_is_reported_and_counted_and_then_fails_the_r
 
     down = [night("me/rows") for _ in range(3)]
     assert [name for name, *_ in down] == ["HubUnreachable", "HubUnreachable", "Failed"]
-    said = "The Hub did not answer whether me/rows changed (run 2 in a row without an answer; 2 are allowed)."
+    warning = "The Hub did not answer whether me/rows changed (run 2 in a row without an answer; 2 are allowed)."
     name, message, result = down[1]
-    assert message == f"{said} Nothing changed since flow run f61274fa." and result is not None
+    assert message == f"{warning} Nothing changed since flow run f61274fa." and result is not None
     assert result["hub_unreachable"] == {"repositories": ["me/rows"], "runs": 2, "max_unreachable": 2}
-    assert result["warnings"] == [said]
+    assert result["warnings"] == [warning]
     assert down[2][1].startswith("release.retrain.max_unreachable: The Hub did not answer") and "run 3" in down[2][1]
     name, message, result = night()
     assert (name, result and result["warnings"]) == ("Unchanged", [])
@@ -150,9 +150,9 @@ def test_an_event_starts_the_deployment_that_waits_for_it_and_while_one_goes_on_
     runs = []
     for _ in range(2):
         assert main(["data-updated", "demo"]) == 0
-        told = re.search(r"^retrain/demo: [\w-]+ \(([0-9a-f-]{36})\) is \w+\n\Z", capsys.readouterr().out, re.MULTILINE)
-        assert told is not None
-        runs.append(uuid.UUID(told[1]))
+        line = re.search(r"^retrain/demo: [\w-]+ \(([0-9a-f-]{36})\) is \w+\n\Z", capsys.readouterr().out, re.MULTILINE)
+        assert line is not None
+        runs.append(uuid.UUID(line[1]))
     with get_client(sync_client=True) as client:
         run = client.read_flow_run(runs[0])
         # As a worker does that takes them.

@@ -43,7 +43,7 @@ STAGES = [
 CACHED = [*STAGES[1:7], "compare"]
 
 
-def test_a_run_tells_its_stages_its_metrics_and_its_model(finished: FinishedRun) -> None:
+def test_the_result_of_a_run_has_its_stages_its_metrics_and_its_model(finished: FinishedRun) -> None:
     result = finished.result
     assert result["state"] == "completed" and result["problems"] == []
     assert [stage["name"] for stage in result["stages"]] == STAGES
@@ -95,7 +95,7 @@ def test_a_run_is_tracked_in_one_mlflow_run_with_curve_figures_and_files(finishe
     assert expected | {"fit/loss.png", "score/predictions_sample.csv"} <= files
 
 
-def test_the_registered_version_is_safetensors_and_tells_what_made_it_and_how_good_it_is(
+def test_the_registered_version_is_safetensors_with_its_lineage_and_its_metrics(
     finished: FinishedRun,
 ) -> None:
     from mlflow import MlflowClient
@@ -130,7 +130,7 @@ def test_the_registered_version_is_safetensors_and_tells_what_made_it_and_how_go
     assert [list(row) for row in json.loads(example.read_text())] == [["text"], ["text"]]
 
 
-def test_a_second_run_says_that_nothing_changed_without_loading_what_it_does_not_need(
+def test_a_second_run_reports_that_nothing_changed_without_unneeded_imports(
     finished: FinishedRun, tmp_path: Path
 ) -> None:
     program = (
@@ -205,11 +205,11 @@ def test_interrupted_killed_then_run_twice_at_once_it_ends_with_the_same_bytes(
 
     # As a terminal does on Ctrl-C, with a Prefect server of the run's own.
     new = [NEW_PYTHON, "-c", code_with_forked_programs("from flows.cli.main import start; start()")]
-    asked = _start(new, home, file, tmp_path / "asked.json")
-    _wait_for_checkpoint(home, asked, after=_newest_checkpoint(home))
-    os.killpg(asked.pid, signal.SIGINT)
-    printed = asked.communicate(timeout=60)[0]
-    assert asked.returncode == 130, printed
+    stopped = _start(new, home, file, tmp_path / "asked.json")
+    _wait_for_checkpoint(home, stopped, after=_newest_checkpoint(home))
+    os.killpg(stopped.pid, signal.SIGINT)
+    printed = stopped.communicate(timeout=60)[0]
+    assert stopped.returncode == 130, printed
     assert "Run the same command again" in printed and "Traceback" not in printed
     assert json.loads((tmp_path / "asked.json").read_text())["state"] == "interrupted"
     _assert_nothing_runs_within_5_s(home)
@@ -294,8 +294,8 @@ def test_six_mistakes_give_six_messages_and_store_nothing(tmp_path: Path) -> Non
     assert run.returncode == 2
     assert "Traceback" not in run.stderr
     assert len(run.stderr.splitlines()) == 6
-    for said in ("learning_rate", "'cosine'", "num_train_epochs", "'accuracy'", "data.text", "task"):
-        assert said in run.stderr
+    for words in ("learning_rate", "'cosine'", "num_train_epochs", "'accuracy'", "data.text", "task"):
+        assert words in run.stderr
     assert len(json.loads(out.read_text())["problems"]) == 6
     assert not list((tmp_path / "home").rglob("*/*"))
 
@@ -313,7 +313,7 @@ def test_a_champion_that_mlflow_does_not_tell_of_is_a_failed_result(
     assert problem["message"].startswith(f"MLflow at {uri} fails") and problem["message"] in capsys.readouterr().err
 
 
-def test_bad_rows_are_the_users_mistake_told_with_file_and_row(
+def test_bad_rows_are_the_users_mistake_reported_with_file_and_row(
     server: dict[str, str], fresh_database: Path, tmp_path: Path
 ) -> None:
     file = write_project(tmp_path / "project")
@@ -334,8 +334,8 @@ def _assert_trackers_have(result: dict[str, Any], home: Path) -> None:
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
 
-    told = list((home / "mlartifacts").rglob("problems.json"))
-    assert [json.loads(file.read_text()) for file in told] == [result["problems"]]
+    files = list((home / "mlartifacts").rglob("problems.json"))
+    assert [json.loads(file.read_text()) for file in files] == [result["problems"]]
     with get_client(sync_client=True) as client:
         of_this_run = ArtifactFilterFlowRunId(any_=[result["flow_run_id"]])
         chosen = ArtifactFilter(flow_run_id=of_this_run, key=ArtifactFilterKey(any_=["finetune-data-report"]))
@@ -366,7 +366,7 @@ def run_flow(
     return lambda: contextvars.copy_context().run(call_flow, recipe)
 
 
-def test_a_flow_that_fails_before_its_stages_says_why_in_its_result(
+def test_a_flow_that_fails_before_its_stages_has_the_reason_in_its_result(
     run_flow: Callable[[], dict[str, Any]], home: Path
 ) -> None:
     home.mkdir(mode=0o700)
@@ -378,7 +378,7 @@ def test_a_flow_that_fails_before_its_stages_says_why_in_its_result(
 
 
 @pytest.mark.parametrize("place", ["start_tracking", "pipeline"])
-def test_a_full_disk_is_told_once_with_its_folder_wherever_it_is_met(
+def test_a_full_disk_is_reported_once_with_its_folder_wherever_it_is_met(
     run_flow: Callable[[], dict[str, Any]], home: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     monkeypatch.setattr(flow, place, fail_with(FULL))
@@ -389,14 +389,14 @@ def test_a_full_disk_is_told_once_with_its_folder_wherever_it_is_met(
     assert problem["message"].startswith("the disk is full. Make room")
 
 
-def test_a_full_disk_of_a_server_is_not_told_as_this_machines(
+def test_a_full_disk_of_a_server_is_not_reported_as_this_machines(
     run_flow: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flow, "pipeline", fail_with(MlflowFailed("MLflow at http://server fails (disk is full).")))
     assert [problem["kind"] for problem in run_flow()["problems"]] == ["internal"]
 
 
-def test_a_complete_run_that_cannot_be_remembered_is_complete_and_says_so(
+def test_a_complete_run_that_cannot_be_remembered_is_complete_with_a_warning(
     run_flow: Callable[[], dict[str, Any]], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flow, "pipeline", lambda walk, recipe: None)
@@ -431,9 +431,9 @@ def test_what_the_prefect_server_missed_is_promised_to_the_next_run_that_runs_a_
 
 
 def test_a_registered_model_answers_with_labels_and_probabilities(finished: FinishedRun) -> None:
-    asked = finetune(finished.home, "predict", "small", "a great film", "the plot was awful")
-    assert asked.returncode == 0, asked.stderr
-    lines = asked.stdout.splitlines()
+    predicted = finetune(finished.home, "predict", "small", "a great film", "the plot was awful")
+    assert predicted.returncode == 0, predicted.stderr
+    lines = predicted.stdout.splitlines()
     assert lines[0] == "a great film" and lines[1].endswith("pos")
     assert lines[3] == "the plot was awful" and lines[4].endswith("neg")
     assert sum(float(line.split("%")[0]) for line in lines[1:3]) == pytest.approx(100, abs=0.2)

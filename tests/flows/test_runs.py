@@ -1,4 +1,4 @@
-"""`finetune runs`: what has run, told from MLflow."""
+"""`finetune runs`: the runs that MLflow has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tasks.tracking.outbox import Outbox
 from tests.flows.small import FinishedRun
 
 
-def test_runs_are_told_newest_first_with_the_judged_figure_verdict_and_version(
+def test_runs_are_listed_newest_first_with_the_judged_figure_verdict_and_version(
     finished: FinishedRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FINETUNE_HOME", str(finished.home))
@@ -30,7 +30,7 @@ def test_runs_are_told_newest_first_with_the_judged_figure_verdict_and_version(
     try:
         with Outbox(goes_on).claim_run():
             assert main(["runs", "small", "--json", str(out)]) == 0
-        told: list[dict[str, Any]] = json.loads(out.read_text())
+        listed: list[dict[str, Any]] = json.loads(out.read_text())
         printed = capsys.readouterr().out.splitlines()
         assert main(["runs", "--limit", "1"]) == 0
         assert len(capsys.readouterr().out.splitlines()) == 2
@@ -40,22 +40,22 @@ def test_runs_are_told_newest_first_with_the_judged_figure_verdict_and_version(
         for run in (killed, goes_on):
             (Outbox(run).folder / "lock").unlink(missing_ok=True)
             Outbox(run).folder.rmdir()
-    assert [(run["flow_run_id"], run["state"]) for run in told] == [
+    assert [(run["flow_run_id"], run["state"]) for run in listed] == [
         (goes_on, "running"),
         (killed, "killed"),
         (done["flow_run_id"], "completed"),
     ]
-    assert told[2]["judged"] == {
+    assert listed[2]["judged"] == {
         "split": "validation",
         "metric": "accuracy",
         **{name: pytest.approx(done["metrics"]["validation"]["accuracy"][name]) for name in ("value", "low", "high")},
     }
-    assert (told[2]["verdict"], told[2]["version"]) == ("promote", "small/1")
+    assert (listed[2]["verdict"], listed[2]["version"]) == ("promote", "small/1")
     assert [line.split()[0] for line in printed] == ["run", goes_on[:8], killed[:8], done["flow_run_id"][:8]]
     assert "promote  small/1  accuracy 1.0000 (" in printed[3]
 
 
-def test_a_recipe_that_has_not_run_is_told_with_those_that_have(
+def test_a_recipe_that_has_not_run_is_reported_with_those_that_have(
     finished: FinishedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FINETUNE_HOME", str(finished.home))

@@ -44,7 +44,7 @@ def test_a_retrain_starts_from_the_champions_weights_and_its_own_promotion_is_no
     recipe = load(write_project(tmp_path / "project"))
     rows = tmp_path / "project" / "train.csv"
 
-    # The champion was made of these rows, from scratch: whoever starts where it started finds it made.
+    # The champion was made of these rows, from scratch: a run with the same start reuses it.
     planner = Planner("small")
     pipeline(planner, parse(recipe.model_dump(exclude_unset=True), {"model.start_from": "champion"}))
     assert not [row for row in planner.rows if row.state == "will run"]
@@ -76,7 +76,7 @@ def test_a_retrain_starts_from_the_champions_weights_and_its_own_promotion_is_no
     assert str(pipeline(Planner("small"), looked).lock.started_from) == "small/1"
 
 
-def test_of_a_champion_that_is_not_in_the_store_the_weights_are_fetched_and_one_that_is_gone_is_told(
+def test_the_weights_of_a_champion_outside_the_store_are_fetched_and_a_deleted_champion_is_reported(
     finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tasks.cache.stage import Work

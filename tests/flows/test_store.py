@@ -19,7 +19,7 @@ from tests.made import KEY, artifact
 
 @pytest.fixture
 def copied(finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The home of the finished run with an artifact that nobody needs, and a damaged one."""
+    """The home of the finished run with an unused artifact and a damaged one."""
     home = tmp_path / "home"
     shutil.copytree(finished.home, home, symlinks=True)
     monkeypatch.setenv("FINETUNE_HOME", str(home))
@@ -29,17 +29,17 @@ def copied(finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return home
 
 
-def test_what_is_removed_frees_what_was_said_and_no_command_misses_it(
+def test_a_removal_frees_the_announced_bytes_and_no_command_misses_the_files(
     finished: FinishedRun, copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["store"]) == 0
-    told = capsys.readouterr().out.splitlines()
+    listed = capsys.readouterr().out.splitlines()
     before = bytes_on_disk([copied])
     assert main(["store", "--remove", "--yes"]) == 0
     removed, freed = capsys.readouterr().out.splitlines()[-1].split(": ")
     assert (removed, freed) == ("Removed 2 of 2", f"{format_size(before - bytes_on_disk([copied]))} freed.")
-    assert told[-1] == f"{freed.removesuffix(' freed.')} can go: finetune store --remove"
-    assert any(line.split()[:2] == ["small@champion", "7"] for line in told), told
+    assert listed[-1] == f"{freed.removesuffix(' freed.')} can go: finetune store --remove"
+    assert any(line.split()[:2] == ["small@champion", "7"] for line in listed), listed
     assert main(["run", str(finished.file)]) == 0
     assert "Nothing changed since flow run" in capsys.readouterr().out
     assert main(["show", "small@champion"]) == 0
@@ -48,7 +48,7 @@ def test_what_is_removed_frees_what_was_said_and_no_command_misses_it(
     assert capsys.readouterr().out.splitlines()[-1] == "Nothing can go."
 
 
-def test_without_a_terminal_nothing_is_removed_unless_yes_is_said(
+def test_without_a_terminal_nothing_is_removed_except_with_yes(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["store", "--remove"]) == 2

@@ -42,15 +42,15 @@ def test_a_warning_is_marked_where_problems_are_listed_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("levels", "said"),
+    ("levels", "line"),
     [
         ([], "No problems."),
         (["error"], "1 error."),
         (["warning", "error", "error"], "2 errors, 1 warning."),
     ],
 )
-def test_the_last_line_counts(levels: list[str], said: str) -> None:
-    assert count_line([problem(level, "") for level in levels]) == said
+def test_the_last_line_counts(levels: list[str], line: str) -> None:
+    assert count_line([problem(level, "") for level in levels]) == line
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:
@@ -92,14 +92,14 @@ def test_the_rarest_of_many_labels_share_a_line() -> None:
 
 def test_a_verdict_has_its_reason_its_bounds_the_champion_and_its_warnings() -> None:
     less_sure = {"at_least": -0.0021, "confidence": 0.975, "p_value": 0.0193, "better": False}
-    beside = BESIDE.model_copy(update=less_sure)
+    comparison = BESIDE.model_copy(update=less_sure)
     checks = [
         Check(figure="test.accuracy", value=0.871, minimum=0.75),
         Check(figure="test.log_loss", value=float("nan"), maximum=0.5),
     ]
-    verdict = Verdict(decision="keep", reason="It is so.", checks=checks, comparison=beside, warnings=["Few rows."])
-    told = verdict_lines(verdict)
-    assert told == [
+    verdict = Verdict(decision="keep", reason="It is so.", checks=checks, comparison=comparison, warnings=["Few rows."])
+    lines = verdict_lines(verdict)
+    assert lines == [
         "Verdict: keep",
         "  It is so.",
         "  figure          value  bound   held",
@@ -111,4 +111,4 @@ def test_a_verdict_has_its_reason_its_bounds_the_champion_and_its_warnings() -> 
     ]
     # As a run's result keeps it, where what is not a number is null.
     kept = verdict.model_dump(mode="json")
-    assert kept["checks"][1]["value"] is None and verdict_lines(Verdict.model_validate(kept)) == told
+    assert kept["checks"][1]["value"] is None and verdict_lines(Verdict.model_validate(kept)) == lines

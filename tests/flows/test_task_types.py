@@ -20,21 +20,21 @@ from training.recipe.rules.column_rules import source_columns
 def test_a_run_registers_a_model_that_answers_a_file_of_rows_as_it_was_evaluated(
     task: str, server: dict[str, str], tmp_path: Path
 ) -> None:
-    file, home, told = write_project(task, tmp_path), tmp_path / "home", tmp_path / "told.json"
-    # In the precision in which it is asked later: of a text, one token that is as likely as another changes the rest.
-    asked_for = ["--set", "training.num_train_epochs=2", "--set", "compute.mixed_precision=no"]
-    asked_for += ["--set", "release.gate.baseline=false"]  # two epochs teach little
-    run = finetune(home, "run", str(file), *asked_for, "--json", str(told), timeout_s=500, **server)
+    file, home, result_file = write_project(task, tmp_path), tmp_path / "home", tmp_path / "told.json"
+    # In the precision of the later prediction: one token that is as likely as another changes the rest of a text.
+    settings = ["--set", "training.num_train_epochs=2", "--set", "compute.mixed_precision=no"]
+    settings += ["--set", "release.gate.baseline=false"]  # two epochs teach little
+    run = finetune(home, "run", str(file), *settings, "--json", str(result_file), timeout_s=500, **server)
     assert run.returncode == 0, run.stdout + run.stderr
-    result = json.loads(told.read_text())
+    result = json.loads(result_file.read_text())
     assert result["model"]["registered"] == f"{task}/1" and result["verdict"]["decision"] == "promote"
 
     shown = [column.source_name for column in source_columns(parse(recipe_of(task, tmp_path / "rows"))).inputs]
     rows, out = tmp_path / "asked.jsonl", tmp_path / "answers.jsonl"
     whole = map(json.loads, (tmp_path / "rows/validation.jsonl").read_text().splitlines())
     rows.write_text("\n".join(json.dumps({name: row[name] for name in shown}) for row in whole))
-    asked = finetune(home, "predict", task, "--file", str(rows), "--out", str(out))
-    assert asked.returncode == 0, asked.stderr
+    predicted = finetune(home, "predict", task, "--file", str(rows), "--out", str(out))
+    assert predicted.returncode == 0, predicted.stderr
     given = [json.loads(line) for line in out.read_text().splitlines()]
     (stored,) = (home / stage["artifact"] for stage in result["stages"] if stage["name"] == "predict")
     (data,) = (home / stage["artifact"] for stage in result["stages"] if stage["name"] == "load_data")
@@ -42,7 +42,7 @@ def test_a_run_registers_a_model_that_answers_a_file_of_rows_as_it_was_evaluated
     answers = made.to_records(pq.read_table(stored / "validation.parquet"), labels)
     assert len(given) == len(answers) == ROWS["validation"]
     for one, answer in zip(given, answers, strict=True):
-        if not one.get("targets", 1):  # asked without what it is to say: it says it
+        if not one.get("targets", 1):  # without a target, it generates one
             assert isinstance(one["generated_text"], str)
             continue
         assert made.same_prediction({name: one[name] for name in answer}, answer, 1e-2), (one, answer)

@@ -99,7 +99,7 @@ def _written(**env: str) -> str:
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 65536)
-    except OSError:  # how Linux tells that the other end is closed
+    except OSError:  # on Linux, when the other end is closed
         return b""
 
 

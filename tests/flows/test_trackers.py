@@ -1,4 +1,4 @@
-"""Servers that die in the middle of a run: it ends all the same, and they are told when they are back."""
+"""Servers that die in the middle of a run: the run ends all the same, and they get its records when they are back."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def longest_silence_s(moments: list[float]) -> float:
 
 
 @pytest.mark.drill
-def test_a_run_whose_mlflow_and_prefect_die_in_training_ends_and_the_next_one_tells_them_all(
+def test_a_run_whose_mlflow_and_prefect_die_in_training_ends_and_the_next_one_delivers_all_records(
     finished: FinishedRun, mlflow: Server, prefect: Server, tmp_path: Path
 ) -> None:
     home = shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
@@ -125,7 +125,7 @@ def test_a_run_whose_mlflow_and_prefect_die_in_training_ends_and_the_next_one_te
         send(program, signal.SIGCONT)
     printed = run.communicate(timeout=200)[0]
 
-    # It ends: all that needs no server is done, without delay, and the user is told what is not.
+    # It ends: all that needs no server is done, without delay, and the messages name the rest.
     first = json.loads((tmp_path / "first.json").read_text())
     assert run.returncode == 1, printed
     ended = {name: state for name, state in states(tmp_path / "first.json").items() if state != "cached"}
@@ -142,7 +142,7 @@ def test_a_run_whose_mlflow_and_prefect_die_in_training_ends_and_the_next_one_te
     assert "MLflow has not everything yet" in printed and "The Prefect server does not answer" in printed
     assert len(first["warnings"]) == 2
 
-    # The same command, with the servers back, does what is left and tells what they have missed.
+    # The same command, with the servers back, completes the run and delivers the missing records.
     mlflow.start()
     prefect.start()
     mlflow.wait()
@@ -159,17 +159,20 @@ def test_a_run_whose_mlflow_and_prefect_die_in_training_ends_and_the_next_one_te
         assert len(curve["fit/eval_loss"]) == 30 and {name: known[name] for name in curve} == curve
         shown = {file.path for file in client.list_artifacts(tracked.info.run_id, "fit")}
         assert {"fit/events.jsonl", "fit/loss.png"} <= shown
-    with temporary_settings({PREFECT_API_URL: servers["PREFECT_API_URL"]}), get_client(sync_client=True) as asked:
-        known_states = {str(run.id): run.state_name for run in asked.read_flow_runs()}
+    with (
+        temporary_settings({PREFECT_API_URL: servers["PREFECT_API_URL"]}),
+        get_client(sync_client=True) as api,
+    ):
+        known_states = {str(run.id): run.state_name for run in api.read_flow_runs()}
     assert known_states == {first["flow_run_id"]: "Failed", second["flow_run_id"]: "Completed"}
 
 
 def _that_has_evaluated(home: Path) -> int | None:
     """The pid of the program that trains, once it has evaluated for the first time."""
     for path in home.glob("jobs/*/events.jsonl"):
-        told = read_events(path, 0)[0]
-        if any("eval_loss" in event.get("values", {}) for event in told):
-            return int(told[0]["pid"])
+        events = read_events(path, 0)[0]
+        if any("eval_loss" in event.get("values", {}) for event in events):
+            return int(events[0]["pid"])
     return None
 
 
