@@ -1,4 +1,4 @@
-"""What the tests may not touch: the checkout's own home folder, and anything beside the folders that they make."""
+"""Detects files that tests write outside their own folders, such as the checkout's own home folder."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def footprint(unused_home: Path) -> dict[Path, State]:
     entries = [path for path in CHECKOUT.iterdir() if path.name not in CACHES]
     entries += [unused_home, *(Path.home() / name for name in ELSEWHERE)]
     inside = [path for home in (CHECKOUT / ".finetune", unused_home) for path in home.rglob("*")]
-    # Of the checkout's own files only that they are there: somebody may edit one meanwhile.
+    # Of the checkout's own files only their existence: they may be edited meanwhile.
     return {path: (0, 0) for path in entries if path.exists()} | {path: _state(path) for path in inside}
 
 
 def changed(before: dict[Path, State], after: dict[Path, State]) -> list[Path]:
-    """The paths that are new, gone or different."""
+    """The paths that are new, missing or different."""
     return sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
 
 

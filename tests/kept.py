@@ -1,4 +1,4 @@
-"""The columns that load_data keeps beside the rows, and the groups that are made of them, as they are written."""
+"""Writes the columns that load_data keeps with the rows, and the groups made of them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def of_home(home: Path) -> list[int]:
 
 
 class Machine:
-    """A shell over this home, with a Prefect and ports of its own beside it."""
+    """A shell over this home, with a Prefect home and ports of its own."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -66,8 +66,8 @@ class Machine:
         mine = self.home.parent / f"{self.home.name}-{file.name}"
         mine.write_text(yaml.safe_dump(document))
         deployed = self.finetune("deploy", str(mine))
-        told = f"prefect deployment run finetune/{entry['name']}"
-        assert deployed.returncode == 0 and told in deployed.stdout, deployed.stderr
+        command = f"prefect deployment run finetune/{entry['name']}"
+        assert deployed.returncode == 0 and command in deployed.stdout, deployed.stderr
 
     def start(self, deployment: str, overrides: Mapping[str, Any]) -> str:
         """Has the worker run the deployment; gives the flow run."""

@@ -1,4 +1,4 @@
-"""An S3-compatible server on loopback, in this process, that counts what it is asked."""
+"""An S3-compatible server on loopback, in this process, that counts its requests."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class S3:
             monkeypatch.setenv(name, value)
 
     def ask_for_keys(self, wanted: bool) -> None:
-        """Whether every request must be signed by a user that the server knows; it knows none."""
+        """Whether every request must be signed by a registered user; the server has none."""
         allowed = b"0" if wanted else b"inf"
         address, headers = f"{self.url}/moto-api/reset-auth", {"Content-Type": "text/plain"}
         urllib.request.urlopen(urllib.request.Request(address, allowed, headers)).close()

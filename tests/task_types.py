@@ -85,7 +85,7 @@ def translated(draw: random.Random) -> Row:
 
 
 def completed(draw: random.Random) -> Row:
-    """The same, as what is asked and what is answered."""
+    """The same, as prompt and completion."""
     row = translated(draw)
     return {"prompt": row["source"], "completion": f" {row['target']}"}
 
@@ -107,7 +107,7 @@ TINY: dict[str, Tiny] = {
 
 
 def recipe_of(task: str, rows: Path, **training: Any) -> dict[str, Any]:
-    """The task type's recipe for these rows, with settings of training beside its own."""
+    """The task type's recipe for these rows, with additional settings of training."""
     tiny = TINY[task]
     usual = {"num_train_epochs": tiny.epochs, "learning_rate": 3e-3, "per_device_train_batch_size": 20}
     return {
@@ -161,20 +161,22 @@ def build_world(values: Row, home: Path) -> Path:
     from training.tokenization.token_files import tokenize
 
     recipe, rows = parse(values), home / "rows"
-    asked = source_columns(recipe)
-    load(recipe.data, asked.task_type, {split: [str(rows / f"{split}.jsonl")] for split in ROWS}, home / "data")
+    columns = source_columns(recipe)
+    load(recipe.data, columns.task_type, {split: [str(rows / f"{split}.jsonl")] for split in ROWS}, home / "data")
     settings = {
         "config": recipe.model.config,
         "seed": recipe.model.seed,
-        "texts": asked.texts,
-        "writes": asked.task_type.generates_text,
+        "texts": columns.texts,
+        "writes": columns.task_type.generates_text,
     }
     job = Job(
         program="training.programs.create_model", key="base", settings=settings, inputs={"data": str(home / "data")}
     )
     (home / "base/output").mkdir(parents=True)
     create_model.main(home / "base", job, Events(home / "base/events.jsonl"))
-    tokenize(asked.task_type, home / "data", home / "base/output/tokenizer", home / "tokens", recipe.tokens.max_length)
+    tokenize(
+        columns.task_type, home / "data", home / "base/output/tokenizer", home / "tokens", recipe.tokens.max_length
+    )
     return home
 
 

@@ -50,7 +50,7 @@ class Reader:
         }
 
     def follow(self, block: re.Match[str]) -> str:
-        """The block with what its commands print in place of what it says they do."""
+        """The block with the real output of its commands in place of the shown one."""
         act, *arguments = block[2].split()
         return block[1] + self.acts[act](block[3], *arguments)
 
@@ -68,7 +68,7 @@ class Reader:
         return content
 
     def parse(self, content: str) -> str:
-        """Takes the part of a recipe that is shown for what it says."""
+        """Parses the shown part of a recipe."""
         parse({**load(Path("reviews.yaml")).model_dump(), **yaml.safe_load(content)})
         return content
 
@@ -90,9 +90,9 @@ class Reader:
             subprocess.run(["sh", "-c", command], check=True, env={**os.environ, "PATH": path})
             return ""
         command, _, into = command.partition(" > ")
-        with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+        with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(printed):
             self._code = main(shlex.split(command)[1:])
-        return "" if into else said.getvalue()
+        return "" if into else printed.getvalue()
 
 
 def follow(folder: Path) -> dict[Path, str]:

@@ -117,8 +117,8 @@ def test_the_verdict_that_is_shown_follows_from_its_rows() -> None:
     )
     compared = Ref(stage="compare", key="k", digest="d", figures=compare(*both, settings))
     scored = Ref(stage="score", key="k", digest="d", figures={"validation": {"accuracy": {"value": 1355 / 1630}}})
-    told = verdict_lines(gate.make(Work("k", Path(), "run"), recipe, scored, compared))
-    assert "\n".join(f"    {line}" for line in told) in block("gate")
+    lines = verdict_lines(gate.make(Work("k", Path(), "run"), recipe, scored, compared))
+    assert "\n".join(f"    {line}" for line in lines) in block("gate")
 
 
 def test_every_part_of_a_recipe_that_a_page_shows_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,8 +218,8 @@ def test_the_page_on_evaluation_names_every_metric_and_what_a_run_prints_of_them
     figures = {
         name: dict(zip(("value", "low", "high", "baseline"), map(float, ends), strict=True)) for name, *ends in shown
     }
-    asked = re.findall(r"evaluation.metrics=\[(.*)\]", printed)[0].split(", ")
-    assert list(figures) == asked
+    named = re.findall(r"evaluation.metrics=\[(.*)\]", printed)[0].split(", ")
+    assert list(figures) == named
     assert (
         summarize_result("score", Ref(stage="score", key="k", digest="d", figures={"validation": figures})) in printed
     )
@@ -240,8 +240,8 @@ def test_the_groups_that_are_shown_are_the_worst_and_their_verdict_follows_from_
     )
     scored.path.mkdir(parents=True)
     (scored.path / "slices.json").write_text(json.dumps({"validation": {"label": groups, "length_bucket": groups}}))
-    told = verdict_lines(gate.make(Work("k", Path(), "run"), recipe, scored, None))
-    *figures, warning = [f"    {line}" for line in told]  # between them, the run shows its comparison
+    lines = verdict_lines(gate.make(Work("k", Path(), "run"), recipe, scored, None))
+    *figures, warning = [f"    {line}" for line in lines]  # between them, the run shows its comparison
     assert "\n".join(figures) in block("floors") and f"{warning}\n" in block("floors")
     assert f"slices: worst {find_worst_groups(recipe, scored.path)['label']}\n" in block("slices")
     (problem,) = _unfitting(home / "rows", block("floors").split("finetune plan")[1])

@@ -10,7 +10,7 @@ from hashlib import sha256
 import pytest
 
 from deployments.docstrings import LIBRARIES, fingerprint, rows
-from training.data.sources import fingerprint as asked
+from training.data.sources import fingerprint as product_fingerprint
 from training.data.sources import load_object
 
 
@@ -56,5 +56,5 @@ def test_another_split_is_refused() -> None:
 
 
 def test_the_fingerprint_names_the_six_versions() -> None:
-    assert asked(load_object("deployments.docstrings:rows")) == fingerprint()
+    assert product_fingerprint(load_object("deployments.docstrings:rows")) == fingerprint()
     assert [pair.split(" ")[0] for pair in fingerprint().split(", ")] == list(LIBRARIES.values())

@@ -46,18 +46,18 @@ class Follower(Reader):
         """Types the commands, which take long."""
         if not self._runs:
             return content
-        said = []
+        printed = []
         for line in (line for line in content.splitlines() if line.startswith("$ ")):
             shell = f"finetune() {{ {sys.executable} -c '{command()[2]}' \"$@\"; }}; {line.removeprefix('$ ')}"
-            told = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=900)
-            assert told.returncode == 0, told.stdout + told.stderr
-            said.append(f"{line}\n{told.stdout.replace(f'{Path.cwd()}/', '')}")
-        return "".join(said)
+            done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=900)
+            assert done.returncode == 0, done.stdout + done.stderr
+            printed.append(f"{line}\n{done.stdout.replace(f'{Path.cwd()}/', '')}")
+        return "".join(printed)
 
 
 @contextmanager
 def in_folder(folder: Path) -> Iterator[None]:
-    """In the folder, as somebody who has this checkout."""
+    """In the folder, with the variables of a user of this checkout."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.delenv("FINETUNE_HOME", raising=False)
@@ -70,7 +70,7 @@ def in_folder(folder: Path) -> Iterator[None]:
         sys.modules.pop(name, None)
 
 
-def told(text: str) -> list[str]:
+def without_figures(text: str) -> list[str]:
     """The lines, but for figures, places, bars and how long things take."""
     lines = [re.sub(r"\S*/artifacts/\S*|[\d.,]+|[█░]+", "#", line) for line in text.splitlines()]
     return [" ".join(line.split()) for line in lines if "░" not in line]
@@ -99,7 +99,7 @@ def test_every_step_of_the_page_can_be_followed_to_the_answer_of_the_registered_
 ) -> None:
     with in_folder(tmp_path):
         text = followed(page, runs=True)
-    assert told(text) == told(page.read_text())
+    assert without_figures(text) == without_figures(page.read_text())
     assert answer in text
 
 
@@ -159,9 +159,9 @@ def test_a_mistake_in_a_task_type_of_ones_own_is_one_message(
         recipe.write_text(recipe.read_text().replace("question_answering:ExtractiveQA", "mine:Extractive"))
         Path("mine.py").write_text((BASE if content.startswith("    ") else "") + content)
         assert main(["check", "moves.yaml"]) != 0
-    said = capsys.readouterr()
-    assert message.format(file=tmp_path / "mine.py") in said.out + said.err
-    assert "Traceback" not in said.out + said.err
+    output = capsys.readouterr()
+    assert message.format(file=tmp_path / "mine.py") in output.out + output.err
+    assert "Traceback" not in output.out + output.err
 
 
 if __name__ == "__main__":

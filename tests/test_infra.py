@@ -29,9 +29,9 @@ def started(unit: Path) -> list[str]:
 
 
 def help_of(words: list[str]) -> str:
-    """What the program says of its subcommand."""
+    """The program's help for its subcommand."""
     assert entry_points(group="console_scripts", name=words[0])
-    if words[0] == "mlflow":  # which takes seconds to say it
+    if words[0] == "mlflow":  # whose --help takes seconds
         files = ("mlflow/cli/__init__.py", "mlflow/utils/cli_args.py")
         return "".join(Path(str(distribution("mlflow").locate_file(file))).read_text() for file in files)
     argv = [sys.executable, "-m", *words, "--help"]
@@ -42,7 +42,7 @@ def help_of(words: list[str]) -> str:
 def test_every_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
     if (systemd_analyze := shutil.which("systemd-analyze")) is None:
         pytest.skip("systemd-analyze is not here")
-    for unit in UNITS:  # where nothing is installed, and nobody is called finetune
+    for unit in UNITS:  # nothing is installed here, and there is no user finetune
         text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text(), flags=re.MULTILINE)
         (tmp_path / unit.name).write_text(text)
     verify = subprocess.run([systemd_analyze, "verify", *map(str, tmp_path.iterdir())], capture_output=True, text=True)
@@ -58,6 +58,6 @@ def test_what_a_unit_starts_has_the_options_that_it_is_given(unit: Path) -> None
         return
     words = [word for word in arguments if word.isalpha() and not word.startswith("-")]
     subcommand = words[:1] if program == "mlflow" else words[:2]
-    said = help_of([program, *subcommand])
+    options = help_of([program, *subcommand])
     given = [word for word in arguments if word.startswith("--") and word != "--no-prompt"]
-    assert given and [option for option in given if option not in said] == []
+    assert given and [option for option in given if option not in options] == []

@@ -55,10 +55,10 @@ def _back_s(subject: Subject, processes: int, place: int) -> float:
         send(pid, signal.SIGKILL)
     while launch.poll(handle):
         time.sleep(0.01)
-    _, told = read_events(Path(handle.job) / EVENTS, 0)
+    _, offset = read_events(Path(handle.job) / EVENTS, 0)
     began = time.time()
     handle = launch.start(job, argv, env)
-    back, _ = _wait(handle, told, lambda event: event["kind"] == "progress" and event["done"] > saved["step"])
+    back, _ = _wait(handle, offset, lambda event: event["kind"] == "progress" and event["done"] > saved["step"])
     launch.stop(handle, 0.0)
     return float(back["time"] - began)
 

@@ -1,4 +1,4 @@
-"""What a flow costs beside its stages, on a Prefect server that runs."""
+"""The cost of a flow without its stages, on a running Prefect server."""
 
 from __future__ import annotations
 
@@ -97,22 +97,22 @@ def through_a_worker(folder: Path) -> list[Row]:
         wait_until(lambda: (machine.home / COMPLETED).is_file(), END_WITHIN_S)
         run = machine.start("finetune/small", {})
         wait_until(lambda: machine.state_of(run) == "Completed", END_WITHIN_S)
-        told = machine.api(f"flow_runs/{run}")
+        flow_run = machine.api(f"flow_runs/{run}")
         stages = json.loads((machine.home / COMPLETED).read_text())["stages"]
     finally:
         machine.finetune("down")
-    asked, began = (datetime.fromisoformat(told[name]) for name in ("expected_start_time", "start_time"))
+    scheduled, began = (datetime.fromisoformat(flow_run[name]) for name in ("expected_start_time", "start_time"))
     return [
         Row(
             "a flow through a worker, beside its stages",
-            told["total_run_time"] - sum(stage["seconds"] for stage in stages),
-            f"`prefect deployment run`, {told['total_run_time']:.1f} s from Running to Completed",
+            flow_run["total_run_time"] - sum(stage["seconds"] for stage in stages),
+            f"`prefect deployment run`, {flow_run['total_run_time']:.1f} s from Running to Completed",
             unit="s",
             most=5.0,
         ),
         Row(
             "from asking a worker until the flow runs",
-            (began - asked).total_seconds(),
+            (began - scheduled).total_seconds(),
             "it asks the server every 2 s, and starts a process that imports the flow",
             unit="s",
         ),

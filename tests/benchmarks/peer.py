@@ -112,12 +112,12 @@ def _theirs(subject: Subject, seed: int, precision: str) -> dict[str, Any]:
     argv += ["--epochs", str(EPOCHS), "--lr", str(LEARNING_RATE), "--seed", str(seed), "--batch", str(BATCH_ROWS)]
     argv += ["--max-length", str(MAX_TOKENS), "--out", str(subject.folder / "peer-out")]
     began = time.monotonic()
-    # As `accelerate launch` tells it: TrainingArguments(bf16=True) refuses a CPU unless it is told to use one.
+    # As under `accelerate launch`: TrainingArguments(bf16=True) refuses a CPU without this variable.
     env = {**os.environ, "ACCELERATE_MIXED_PRECISION": precision}
     printed = subprocess.run(argv, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
-    told = json.loads(printed.splitlines()[-1])
+    reported = json.loads(printed.splitlines()[-1])
     return {
-        "rate": told["train_samples_per_second"],
-        "accuracy": told["accuracy"],
+        "rate": reported["train_samples_per_second"],
+        "accuracy": reported["accuracy"],
         "wall_s": time.monotonic() - began,
     }

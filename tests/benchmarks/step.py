@@ -74,14 +74,14 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
     loading.make_deterministic()
     task = make_task(FitSettings.model_validate(job.settings), job.inputs, job_dir, events)
-    beside = Beside(raw_step(copy.deepcopy(task.model), task), task)
-    {"trainer": by_the_trainer, "accelerate": by_the_loop}[task.training.engine](beside)
+    repeated = Repeated(raw_step(copy.deepcopy(task.model), task), task)
+    {"trainer": by_the_trainer, "accelerate": by_the_loop}[task.training.engine](repeated)
     precision = task.compute.mixed_precision
     return {
         "precision": "fp32" if precision == "no" else precision,
-        "ours_s": beside.ours_s[WARM_UP:],
-        "raw_s": beside.raw_s[WARM_UP:],
-        "parts_s": dict(beside.parts_s),
+        "ours_s": repeated.ours_s[WARM_UP:],
+        "raw_s": repeated.raw_s[WARM_UP:],
+        "parts_s": dict(repeated.parts_s),
     }
 
 
@@ -107,7 +107,7 @@ def raw_step(network: PreTrainedModel, task: Task) -> Callable[[dict[str, Any]],
     return step
 
 
-class Beside:
+class Repeated:
     """Repeats each step of an engine by `raw`, and keeps both times, in seconds.
 
     `task` is the engine's, with a collator that shows its batches here.
@@ -170,47 +170,47 @@ def now() -> float:
     return time.perf_counter()
 
 
-def by_the_trainer(beside: Beside) -> None:
+def by_the_trainer(repeated: Repeated) -> None:
     """Trains the task by the engine `trainer`."""
     from transformers import TrainerCallback
 
     from training.engine.trainer import make_trainer
 
-    trainer = make_trainer(beside.task)
+    trainer = make_trainer(repeated.task)
 
     class Watch(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            beside.time(trainer, "get_batch_samples", "data")
-            beside.time(trainer, "compute_loss", "forward")
-            beside.time(trainer.accelerator, "backward", "backward")
-            beside.time(trainer.accelerator, "clip_grad_norm_", "clipping")
-            beside.time(trainer.optimizer, "step", "optimizer")
-            beside.begin()
+            repeated.time(trainer, "get_batch_samples", "data")
+            repeated.time(trainer, "compute_loss", "forward")
+            repeated.time(trainer.accelerator, "backward", "backward")
+            repeated.time(trainer.accelerator, "clip_grad_norm_", "clipping")
+            repeated.time(trainer.optimizer, "step", "optimizer")
+            repeated.begin()
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            beside.step_begins()
+            repeated.step_begins()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            beside.step_ends()
+            repeated.step_ends()
 
     trainer.add_callback(Watch())
     trainer.train()
 
 
-def by_the_loop(beside: Beside) -> None:
+def by_the_loop(repeated: Repeated) -> None:
     """Trains the task by the engine `accelerate`."""
     from training.engine.loop import Loop
 
     class Watched(Loop):
         def step(self, batches: Any) -> Any:
             batch = next(batches)
-            beside.step_begins()
+            repeated.step_begins()
             done = super().step(iter([batch]))
-            beside.step_ends()
+            repeated.step_ends()
             return done
 
-    loop = Watched(beside.task)
-    beside.begin()
+    loop = Watched(repeated.task)
+    repeated.begin()
     loop.run()
 
 

@@ -39,7 +39,7 @@ CONFIG = {
 
 @dataclass
 class Subject:
-    """Rows and a model, made when first asked for.
+    """Rows and a model, made at their first use.
 
     `folder` is for everything that is written. `own_model` (a model folder), `own_data` (a folder of
     SPLIT.parquet with columns text and label), `peer` (a script to compare with) and `sets` (folders of rows that
@@ -131,7 +131,7 @@ def training_argv(program: str = "training.programs.fit", num_processes: int = 1
 
 
 def training_environment(num_processes: int) -> dict[str, str]:
-    """What the stage fit gives that command beside the environment of every job."""
+    """The environment variables that the stage fit adds for that command."""
     return accelerate_environment(num_processes=num_processes, use_cpu=not visible_gpus())
 
 

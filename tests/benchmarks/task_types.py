@@ -49,12 +49,12 @@ def _figures(place: Path, file: Path) -> list[Row]:
     split = recipe["evaluation"]["splits"][-1]
     gate, found = recipe["release"]["gate"], result["metrics"][split]
     steps = json.loads((fit / "manifest.json").read_text())["ref"]["figures"]["steps"]
-    told = f"{recipe['task']}; {steps:,} steps; {wall_s / 60:.1f} minutes in all, {cpu_s / 60:.1f} of CPU"
+    note = f"{recipe['task']}; {steps:,} steps; {wall_s / 60:.1f} minutes in all, {cpu_s / 60:.1f} of CPU"
     return [
         Row(
             f"{recipe['name']}: {metric} of {split}",
             found[metric]["value"],
-            told,
+            note,
             least=gate.get("minimum", {}).get(metric),
             most=gate.get("maximum", {}).get(metric),
         )

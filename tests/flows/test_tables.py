@@ -8,7 +8,7 @@ import pytest
 
 from flows.reports.tables import count_line, label_lines, problem_line, problem_lines, split_lines, verdict_lines
 from tasks.cache.refs import Check, Verdict
-from tests.made import BESIDE
+from tests.made import COMPARISON
 
 
 def problem(level: str, message: str, check: str | None = None) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def test_the_rarest_of_many_labels_share_a_line() -> None:
 
 def test_a_verdict_has_its_reason_its_bounds_the_champion_and_its_warnings() -> None:
     less_sure = {"at_least": -0.0021, "confidence": 0.975, "p_value": 0.0193, "better": False}
-    comparison = BESIDE.model_copy(update=less_sure)
+    comparison = COMPARISON.model_copy(update=less_sure)
     checks = [
         Check(figure="test.accuracy", value=0.871, minimum=0.75),
         Check(figure="test.log_loss", value=float("nan"), maximum=0.5),

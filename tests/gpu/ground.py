@@ -171,7 +171,7 @@ def _write_job(
 
 
 def _write_texts(folder: Path, task: str, divisor: int) -> None:
-    """Texts of frequent and rare words, as in a language, whose label one of the words tells."""
+    """Texts of frequent and rare words, as in a language; one of the words determines the label."""
     folder.mkdir(parents=True)
     draw = random.Random(7)
     words = [f"{draw.choice('bdfgklmnprst')}{draw.choice('aeiou')}{number:x}" for number in range(20_000)]

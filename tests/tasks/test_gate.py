@@ -15,7 +15,7 @@ from tasks.cache.stage import Work
 from tasks.stages.gate import gate
 from tasks.tracking.reports import format_check_name, tabulate_checks
 from tests.kept import group
-from tests.made import BESIDE
+from tests.made import COMPARISON
 from training.problems import UserError
 from training.recipe import parse
 
@@ -27,7 +27,9 @@ GENRES = [
     group("a.b=c", 4, accuracy=0.2, f1=0.2, log_loss=2.0, precision=None),
 ]
 VALUES = {"accuracy": 0.8, "f1": 0.7, "log_loss": 0.4, "precision": float("nan")}
-BETTER = BESIDE.model_copy(update={"warnings": ["small/1 does not know the label new: it gets no row of these right."]})
+BETTER = COMPARISON.model_copy(
+    update={"warnings": ["small/1 does not know the label new: it gets no row of these right."]}
+)
 
 
 @pytest.fixture(autouse=True)

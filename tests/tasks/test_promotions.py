@@ -20,7 +20,7 @@ from tasks.registry import promotions
 from tasks.registry.promotions import Move, list_champions, read_moves
 from tasks.stages.register import promote
 from tasks.tracking.connection import connect
-from tests.made import BESIDE
+from tests.made import COMPARISON
 from training.problems import UserError
 from training.recipe import parse
 
@@ -49,7 +49,7 @@ def client(tracked: Path) -> MlflowClient:
 
 def compared_with(champion: str | int | None) -> Comparison | None:
     """With that version, if it is one."""
-    return None if champion is None else BESIDE.model_copy(update={"champion": f"reviews/{champion}"})
+    return None if champion is None else COMPARISON.model_copy(update={"champion": f"reviews/{champion}"})
 
 
 def run(version: str, decision: str = "promote", why: str = "better", champion: str | None = None) -> Promotion | None:

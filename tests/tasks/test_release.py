@@ -15,13 +15,13 @@ from tasks.registry import promotions
 from tasks.stages.champion import find_champion
 from tasks.stages.register import promote, register
 from tasks.tracking.connection import MODEL_TAG, MlflowFailed, connect
-from tests.made import BESIDE, LABELS, artifact, predictions
+from tests.made import COMPARISON, LABELS, artifact, predictions
 from training.problems import UserError
 from training.recipe import Recipe, parse
 
 TRAINED = Ref(stage="fit", key="t", digest="trained", parts={"model": "m" * 40})
 SCORED = Ref(stage="score", key="s", digest="d", figures={"validation": {"accuracy": {"value": 0.9}}})
-PROMOTE = Verdict(decision="promote", reason="it is better.", comparison=BESIDE)
+PROMOTE = Verdict(decision="promote", reason="it is better.", comparison=COMPARISON)
 
 
 def recipe() -> Recipe:

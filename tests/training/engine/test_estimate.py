@@ -20,7 +20,7 @@ from training.jobs.protocol import Events
 from training.problems import UserError
 from training.recipe import ResolvedCompute, Training
 
-SAID = {"micro_batch_size": 8, "trainable": 10, "parameters": 10, "steps": 3, "tokens_per_epoch": 7, "disk_mb": 2}
+ESTIMATE = {"micro_batch_size": 8, "trainable": 10, "parameters": 10, "steps": 3, "tokens_per_epoch": 7, "disk_mb": 2}
 
 
 class Normed(torch.nn.Module):
@@ -72,14 +72,14 @@ def test_a_trial_that_does_not_fit_is_made_on_fewer_rows_and_puts_everything_bac
 
 
 def test_too_little_memory_names_the_rows_that_would_fit() -> None:
-    estimate = SAID | {"memory_mb": 1000, "memory_per_row_mb": 50.0}
+    estimate = ESTIMATE | {"memory_mb": 1000, "memory_per_row_mb": 50.0}
     assert (
         estimation.memory_warning(estimate, 1_000_000_000) is None and estimation.memory_warning(estimate, None) is None
     )
     warning = estimation.memory_warning(estimate, 840_000_000)
     assert warning is not None and "training.per_device_train_batch_size 4 would fit" in warning
     assert "not even single rows would fit" in str(estimation.memory_warning(estimate, 500_000_000))
-    untried = SAID | {"memory_mb": None, "memory_per_row_mb": 0.0}
+    untried = ESTIMATE | {"memory_mb": None, "memory_per_row_mb": 0.0}
     assert str(estimation.memory_warning(untried, 10**12)).startswith(
         "memory ran out when a single row was tried: lower to"
     )

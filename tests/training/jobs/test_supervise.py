@@ -17,7 +17,7 @@ from training.jobs.processes import start_ticks
 from training.jobs.protocol import Job, read_events, read_outcome, write_atomically
 
 ROOT = str(Path(training.__path__[0]).parent)
-GONE_WITHIN_S = 5.0
+ENDED_WITHIN_S = 5.0
 
 # Starts the ranks as accelerate and torch do: other files closed, sessions of their own.
 LAUNCHER = """
@@ -121,15 +121,15 @@ def test_when_a_part_of_it_is_killed_nothing_is_left(tree: Tree, victim: str) ->
     os.kill(tree.launcher if victim == "launcher" else tree.rank, signal.SIGKILL)
     if victim == "rank":
         tree.supervisor.send_signal(signal.SIGTERM)
-    until(lambda: not tree.alive(), GONE_WITHIN_S)
-    assert tree.supervisor.wait(GONE_WITHIN_S) == (128 + signal.SIGKILL if victim == "launcher" else 1)
+    until(lambda: not tree.alive(), ENDED_WITHIN_S)
+    assert tree.supervisor.wait(ENDED_WITHIN_S) == (128 + signal.SIGKILL if victim == "launcher" else 1)
 
 
 def test_when_its_starter_dies_no_process_is_left(tree: Tree) -> None:
     assert tree.supervisor.stdin is not None
     tree.supervisor.stdin.close()
-    until(lambda: not tree.alive(), GONE_WITHIN_S)
-    tree.supervisor.wait(GONE_WITHIN_S)
+    until(lambda: not tree.alive(), ENDED_WITHIN_S)
+    tree.supervisor.wait(ENDED_WITHIN_S)
 
 
 def test_when_it_is_killed_itself_its_ranks_go_with_it_and_the_rest_before_the_next_begins(
@@ -137,9 +137,9 @@ def test_when_it_is_killed_itself_its_ranks_go_with_it_and_the_rest_before_the_n
 ) -> None:
     tree.supervisor.kill()
     helpers = tree.pids[2::3]
-    until(lambda: tree.alive() == helpers, GONE_WITHIN_S)
+    until(lambda: tree.alive() == helpers, ENDED_WITHIN_S)
     following = Tree(tree.job, python("pass"))
-    assert following.supervisor.wait(GONE_WITHIN_S) == 0
+    assert following.supervisor.wait(ENDED_WITHIN_S) == 0
     assert tree.alive() == []
 
 

@@ -46,8 +46,8 @@ MARKED = CHATML.replace(
     "{% else %}{{ m.content }}<|im_end|>{% endif %}",
 )
 REWRITES = CHATML.replace("{{ m.content }}", "{% if loop.last %}<think> {% endif %}{{ m.content }}")
-SAID = (("user", "b c"), ("assistant", "d"), ("user", "e"), ("assistant", "f g"))
-USER, BOT, AGAIN, LAST = ({"role": role, "content": content} for role, content in SAID)
+TURNS = (("user", "b c"), ("assistant", "d"), ("user", "e"), ("assistant", "f g"))
+USER, BOT, AGAIN, LAST = ({"role": role, "content": content} for role, content in TURNS)
 KIND = SupervisedFineTuning()
 
 
