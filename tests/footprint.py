@@ -10,12 +10,12 @@ State = tuple[int, int]
 CHECKOUT = Path(__file__).resolve().parents[1]
 CACHES = {".pytest_cache", ".mypy_cache", ".ruff_cache", ".import_linter_cache"}
 ELSEWHERE = (".prefect", ".mlflow", ".finetune", "mlruns", "mlflow.db")
-"""What the libraries make in the user's home folder if nothing keeps them from it."""
+"""Entries that the libraries make in the user's home folder by default."""
 
 
 def footprint(unused_home: Path) -> dict[Path, State]:
-    """What a stray write would make or change: entries of the checkout, all of its .finetune, and the home folder that
-    code uses when no test has given it one."""
+    """The paths that a stray write would make or change: entries of the checkout, all of its .finetune, and the home
+    folder that code uses when no test has given it one."""
     entries = [path for path in CHECKOUT.iterdir() if path.name not in CACHES]
     entries += [unused_home, *(Path.home() / name for name in ELSEWHERE)]
     inside = [path for home in (CHECKOUT / ".finetune", unused_home) for path in home.rglob("*")]

@@ -84,7 +84,7 @@ class Machine:
         return run.stdout
 
     def api(self, path: str, **body: Any) -> Any:
-        """What the Prefect server answers, to a POST where there is a body."""
+        """The Prefect server's response, to a POST if there is a body."""
         sent = json.dumps(body).encode() if body else None
         login = b64encode(self.env["PREFECT_API_AUTH_STRING"].encode()).decode()
         headers = {"Content-Type": "application/json", "Authorization": f"Basic {login}"}

@@ -17,7 +17,7 @@ COMPARISON = Comparison(
     champion="small/1", metric="accuracy", split="test", rows=1872, value=0.871, champion_value=0.8603, gained=52,
     lost=32, gain=0.0107, at_least=0.0021, margin=0.0, confidence=0.95, method="mcnemar", p_value=0.019, better=True,
 )  # fmt: skip
-"""What the stage `compare` found of a model that is better than version 1."""
+"""The result of the stage `compare` for a model that is better than version 1."""
 
 
 def artifact(

@@ -147,7 +147,7 @@ def write_project(task: str, folder: Path) -> Path:
 
 
 def make_world(task: str, home: Path) -> Path:
-    """What the stages before fit make of the task type's rows."""
+    """The outputs of the stages before fit for the task type's rows."""
     return build_world(recipe_of(task, write_rows(task, home / "rows")), home)
 
 

@@ -48,7 +48,7 @@ def example(name: str) -> str:
 
 
 def block(name: str) -> str:
-    """What stands between `<!-- name -->` and `<!-- /name -->`."""
+    """The text between `<!-- name -->` and `<!-- /name -->`."""
     found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", ALL, re.DOTALL)
     assert found, name
     return found[1]
@@ -67,7 +67,7 @@ def test_the_recipe_for_your_own_csv_is_valid() -> None:
     assert parse(document["deployments"][0]["parameters"]["recipe"]).data.source == "csv"
 
 
-def test_what_is_published_is_part_of_a_valid_recipe() -> None:
+def test_the_example_of_publishing_is_part_of_a_valid_recipe() -> None:
     recipe = yaml.safe_load(example("recipe"))["deployments"][0]["parameters"]["recipe"]
     assert parse({**recipe, **yaml.safe_load(example("hub"))}).release.hub is not None
 
@@ -249,7 +249,7 @@ def test_the_groups_that_are_shown_are_the_worst_and_their_verdict_follows_from_
 
 
 def _unfitting(rows: Path, typed: str) -> tuple[Problem, ...]:
-    """What a plan with these options refuses, of the demo's rows."""
+    """The error of a plan with these options on the demo's rows."""
     rows.mkdir()
     (rows / "labels.json").write_text(json.dumps(sorted(LIBRARIES)))
     (rows / "validation.arrow").touch()

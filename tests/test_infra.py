@@ -21,7 +21,7 @@ README = (ROOT / "infra/README.md").read_text()
 
 
 def started(unit: Path) -> list[str]:
-    """What ExecStart runs: the program's name, then its arguments."""
+    """The command of ExecStart: the program's name, then its arguments."""
     (line,) = re.findall(r"^ExecStart=(.+)$", unit.read_text(), re.MULTILINE)
     program, *arguments = shlex.split(line)
     assert Path(program).parts[-3:-1] == (".venv", "bin")
@@ -51,7 +51,7 @@ def test_every_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: str(unit.stem))
-def test_what_a_unit_starts_has_the_options_that_it_is_given(unit: Path) -> None:
+def test_the_program_of_a_unit_has_the_options_that_the_unit_gives(unit: Path) -> None:
     program, *arguments = started(unit)
     if program == "finetune":
         parser().parse_args(arguments)

@@ -1,4 +1,4 @@
-"""What a checkpoint costs, and what share of a training that is at the default setting."""
+"""The cost of a checkpoint, and its share of a training at the default setting."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Ran:
 
     @property
     def outside_s(self) -> float:
-        """What was not spent in a stage: Python's start, imports, Prefect, MLflow."""
+        """The seconds outside the stages: Python's start, imports, Prefect, MLflow."""
         return self.wall_s - sum(stage["seconds"] for stage in self.result["stages"])
 
     @property

@@ -1,4 +1,4 @@
-"""What is measured on: rows, their tokens, a base model; the user's own, or made here from nothing."""
+"""The subject of a benchmark: rows, their tokens, a base model; the user's own, or generated."""
 
 from __future__ import annotations
 

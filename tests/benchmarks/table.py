@@ -21,7 +21,7 @@ class Row:
     what: str
     value: float | str
     how: str
-    """What was measured on what, and the figures that the value comes from."""
+    """The measurement, its subject, and the figures that the value comes from."""
     unit: str = ""
     least: float | None = None
     most: float | None = None

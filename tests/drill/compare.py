@@ -1,4 +1,4 @@
-"""What a finished run left, and in what it differs from another."""
+"""The results of a finished run, and their differences from those of another."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Left:
 
 
 def left_by(home: Path, result: Mapping[str, Any]) -> Left:
-    """What the completed run with this result left in its home."""
+    """The results that the completed run left in its home."""
     artifacts, curve = {}, {}
     for stage in result["stages"]:
         if stage["artifact"]:
@@ -66,7 +66,7 @@ def curve_of(events: Path) -> Curve:
 
 
 def tracking_faults(home: Path, result: Mapping[str, Any], curve: Curve) -> list[str]:
-    """What MLflow has wrong: one closed run a flow run, each point of the last one's curve once, one version."""
+    """Mistakes in MLflow. Expected: one closed run a flow run, each point of the last one's curve once, one version."""
     client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
     runs = client.search_runs([client.get_experiment_by_name("small").experiment_id])
     faults = _run_faults(runs, _begun(home), result["flow_run_id"])

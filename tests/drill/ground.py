@@ -65,7 +65,7 @@ class Run:
         return ["start", *list(STAGES)[1:], "end"][list(STAGES).index(ended[-1]) + 1 if ended else 0]
 
     def result(self) -> dict[str, Any]:
-        """What `--json` wrote."""
+        """The content of the file of `--json`."""
         return dict(json.loads(self.out.read_text()))
 
     def printed(self) -> str:

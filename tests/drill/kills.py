@@ -40,7 +40,7 @@ class Undisturbed:
 
 @dataclass
 class Kills:
-    """What was killed, and what came of it."""
+    """The kills, and the differences and faults that followed."""
 
     by_stage: Counter[tuple[str, str]] = field(default_factory=Counter)
     by_way: Counter[tuple[str, str]] = field(default_factory=Counter)

@@ -34,7 +34,7 @@ OTHER = {"pos": "neg", "neg": "pos"}
 
 
 def play(name: str, folder: Path) -> str:
-    """What came of the scene, in a machine of its own in the folder: a word or two, or FAULT and what went wrong."""
+    """Plays the scene on a machine of its own in the folder. Returns its result, or FAULT with the error."""
     began = time.monotonic()
     machine = Machine(folder / name / "home")
     machine.home.mkdir(parents=True, mode=0o700)
@@ -132,7 +132,7 @@ class Nightly:
             print(f"  {judged}", flush=True)
 
     def verdict(self, flow_run: str) -> str | None:
-        """What the gate decided, by MLflow; None where it has no run of the flow run."""
+        """The gate's decision in MLflow; None where it has no run of the flow run."""
         runs = [run for run in self.tracked() if run.data.tags[FLOW_RUN_TAG] == flow_run]
         require(len(runs) < 2, f"MLflow has {len(runs)} runs of {flow_run}")
         return f"{runs[0].data.tags['gate.decision']}: {runs[0].data.tags['gate.reason']}" if runs else None

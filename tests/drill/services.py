@@ -150,7 +150,7 @@ def _weights(home: Path) -> str:
 
 
 def _tracking_faults(training: Training) -> list[str]:
-    """What MLflow has wrong: of each flow run one run, closed, of this one each point once, of all one version."""
+    """Mistakes in MLflow: expected are one closed run a flow run, each point of this one once, and one version."""
     home = training.machine.home
     client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("small")

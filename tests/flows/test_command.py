@@ -1,4 +1,4 @@
-"""What holds for every subcommand: readers that go away, homes that cannot be used, files with several entries."""
+"""Behaviour of every subcommand: closed pipes, homes that cannot be used, files with several entries."""
 
 from __future__ import annotations
 

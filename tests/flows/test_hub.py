@@ -180,7 +180,7 @@ def test_only_what_is_needed_is_loaded_and_no_code_and_no_pickle(shipped: Shippe
     assert {path.name for path in (artifact / "tokenizer").iterdir()} == tokenizer
 
 
-def test_what_was_published_is_what_was_trained_and_its_checkpoints_came_before_it(shipped: Shipped) -> None:
+def test_the_published_model_is_the_trained_one_and_its_checkpoints_came_before_it(shipped: Shipped) -> None:
     completed = json.loads((shipped.home / "recipes" / "sst2" / "completed.json").read_text())
     assert completed["model"]["published"] == f"{shipped.hub.url}/{REPO}/tree/next"
     repo = shipped.hub.repos["models", REPO]

@@ -34,7 +34,7 @@ from training.recipe import load
 
 @pytest.fixture
 def record(finished: FinishedRun) -> dict[str, Any]:
-    """What is kept of the finished run."""
+    """The record of the finished run."""
     kept = finished.home / "runs" / finished.result["flow_run_id"] / "lineage.json"
     return dict(json.loads(kept.read_text()))
 

@@ -1,4 +1,4 @@
-"""What runs are called."""
+"""Names of runs."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_a_plan_does_not_say_that_nothing_changed_where_a_run_would_run(
 def test_a_learning_rate_leaves_data_model_and_tokens_cached(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What training needs is found by a child program, and remembered: it does not hang on the learning rate."""
+    """A child program estimates the training; the stored estimate does not depend on the learning rate."""
     assert main(["plan", str(project), "--set", "training.learning_rate=1e-3"]) == 0
     printed = capsys.readouterr().out
     reasons = _reasons(printed)
@@ -113,7 +113,7 @@ def test_a_learning_rate_leaves_data_model_and_tokens_cached(
     shutil.rmtree(job)
 
 
-def test_what_training_needs_is_found_anew_after_an_edit_of_the_users_code_or_where_memory_ran_out(
+def test_training_is_estimated_again_after_an_edit_of_the_users_code_or_where_memory_ran_out(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[dict[str, object]] = []
@@ -232,7 +232,7 @@ def test_how_training_is_launched_is_shown_without_loading_torch(finished: Finis
     assert "transformer_layer_cls_to_wrap: from the model" in shown
 
 
-def test_what_is_shown_of_the_launch_is_what_was_launched(
+def test_the_shown_launch_is_the_one_that_ran(
     finished: FinishedRun, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", str(project), "--show-launch"]) == 0

@@ -34,7 +34,7 @@ def write_noisy_project(folder: Path) -> Path:
 
 
 def predictions(home: Path, result: dict[str, Any], stage: str) -> bytes:
-    """What the stage of a run predicted, to the byte."""
+    """The predictions of a run's stage, as bytes."""
     (artifact,) = (row["artifact"] for row in result["stages"] if row["name"] == stage)
     return (home / artifact / "validation.parquet").read_bytes()
 

@@ -167,7 +167,7 @@ def test_an_event_starts_the_deployment_that_waits_for_it_and_while_one_goes_on_
 
 
 def test_the_server_makes_runs_of_an_active_schedule(server: dict[str, str]) -> None:
-    """What its scheduler does each minute; with versions of SQLAlchemy that it does not fit it would fail unseen."""
+    """The scheduler's query of each minute, which would fail unseen with an unfit version of SQLAlchemy."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.schedules import IntervalSchedule

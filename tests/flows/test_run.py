@@ -407,7 +407,7 @@ def test_a_complete_run_that_cannot_be_remembered_is_complete_with_a_warning(
     assert "This run is complete, but" in result["warnings"][-1] and str(home) in result["warnings"][-1]
 
 
-def test_what_is_lost_for_mlflow_is_not_promised_to_the_next_run(
+def test_records_lost_for_mlflow_are_not_promised_to_the_next_run(
     run_flow: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(walk: Any, recipe: Any) -> None:
@@ -420,7 +420,7 @@ def test_what_is_lost_for_mlflow_is_not_promised_to_the_next_run(
     assert "is lost" in warning and "next run" not in warning
 
 
-def test_what_the_prefect_server_missed_is_promised_to_the_next_run_that_runs_a_stage(
+def test_records_that_the_prefect_server_missed_are_promised_to_the_next_run_that_runs_a_stage(
     run_flow: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flow, "pipeline", lambda walk, recipe: None)

@@ -1,4 +1,4 @@
-"""What a person sees of a stage at work."""
+"""The display of a running stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Hub answers: one function an endpoint, named in ENDPOINTS.
+"""Responses of the Hub: one function an endpoint, named in ENDPOINTS.
 
 All other requests of the clients (Xet, multipart uploads, pages of a listing) are answered with 404.
 """

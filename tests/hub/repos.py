@@ -18,7 +18,7 @@ class File:
 
     @property
     def oid(self) -> str:
-        """What git calls the content, or LFS."""
+        """The content's id in git or LFS."""
         if self.lfs:
             return hashlib.sha256(self.content).hexdigest()
         return hashlib.sha1(b"blob %d\0" % len(self.content) + self.content).hexdigest()
@@ -46,7 +46,7 @@ class Repo:
     branches: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     pulls: dict[str, str] = field(default_factory=dict)
-    """What pull requests propose, as `refs/pr/N`."""
+    """The branches of pull requests, as `refs/pr/N`."""
 
     def add(self, files: dict[str, File], title: str, branch: str = "main") -> Commit:
         """Moves a branch, or a pull request, to a new commit with exactly these files."""

@@ -37,7 +37,7 @@ class Hub:
         self.requests: list[str] = []
         """Every request in order, as `METHOD path`."""
         self.fault: Callable[[str, str], int | None] = lambda method, path: None
-        """What breaks: given a method and a path, the status to answer with, CUT, or None to answer well."""
+        """The faults: for a method and a path, the status of the response, CUT, or None for no fault."""
         self.lock = threading.Lock()
         self._tokens: dict[str, frozenset[str]] = {}
         self._readers: set[str] = set()
@@ -53,7 +53,7 @@ class Hub:
 
     @property
     def url(self) -> str:
-        """What HF_ENDPOINT should be."""
+        """The value for HF_ENDPOINT."""
         return f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
@@ -77,7 +77,7 @@ class Hub:
         return self._server is None
 
     def environment(self, home: Path, token: str = "") -> dict[str, str]:
-        """What makes a child process take this for the Hub; its caches lie under `home`."""
+        """The environment in which a child process takes this for the Hub; its caches lie under `home`."""
         return {
             "HF_ENDPOINT": self.url,
             "HF_HOME": str(home),

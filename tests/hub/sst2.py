@@ -1,4 +1,4 @@
-"""What deployments/sst2.yaml names, made small: GLUE's SST-2, and a DistilBERT with its tokenizer."""
+"""The repositories of deployments/sst2.yaml, made small: GLUE's SST-2, and a DistilBERT with its tokenizer."""
 
 from __future__ import annotations
 

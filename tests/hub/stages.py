@@ -28,7 +28,7 @@ STAGES = {"load_data": load_data, "load_model": load_model}
 
 
 def run_stages(home: Path, cases: Sequence[Sequence[Step]], env: dict[str, str]) -> tuple[list[Any], list[str]]:
-    """What came of each case, and the heavy libraries that were loaded into the process.
+    """The outcome of each case, and the heavy libraries that were loaded into the process.
 
     The steps of a case are done in order, and the last one's outcome counts: its artifact's digest, or its problems as
     lists of kind, field and message. Cases are done at once.

@@ -61,7 +61,7 @@ def recipe(**changes: Any) -> Recipe:
 
 @pytest.fixture
 def refs(home: Path) -> dict[str, Ref]:
-    """What the stages before it gave."""
+    """The results of the stages before it."""
     trained = {f"model/{name}": content for name, content in MODEL.items()} | {"log/loss.png": b"a picture"}
     figures = {"steps": 1200, "epochs": 3.0, "train_loss": 0.4321, "train_samples_per_second": 99.9}
     return {
@@ -154,12 +154,14 @@ def test_a_token_without_write_permission_is_reported_and_is_in_no_log(
     assert [path for path in stored if token.encode() in path.read_bytes()] == []
 
 
-def test_what_was_kept_is_not_published(hub: Hub, refs: dict[str, Ref], home: Path) -> None:
+def test_a_model_that_was_not_promoted_is_not_published(hub: Hub, refs: dict[str, Ref], home: Path) -> None:
     given, work = run(refs, home, "first", Verdict(decision="keep", reason="it may be chance."))
     assert given is None and work.state == "skipped" and hub.requests == []
 
 
-def test_what_a_person_took_the_alias_from_is_not_published_again(hub: Hub, refs: dict[str, Ref], home: Path) -> None:
+def test_a_model_whose_alias_a_person_removed_is_not_published_again(
+    hub: Hub, refs: dict[str, Ref], home: Path
+) -> None:
     given, work = run(refs, home, "first", taken="was champion until ann rolled back")
     assert given is None and work.state == "skipped" and hub.requests == []
 

@@ -81,7 +81,7 @@ def test_a_repository_and_a_branch_are_made_private_and_filled_in_one_commit(hub
     assert repo.commits[pushed.commit].parent == repo.branches["main"]
 
 
-def test_what_is_there_already_is_neither_sent_nor_committed(hub: Hub, folder: Path) -> None:
+def test_files_that_exist_already_are_neither_sent_nor_committed(hub: Hub, folder: Path) -> None:
     first = send(hub, folder)
     again = send(hub, folder)
     assert (again.commit, again.is_new, writes(hub)) == (first.commit, False, [])

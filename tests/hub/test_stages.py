@@ -69,7 +69,7 @@ WELL: dict[str, list[Step]] = {
 
 @dataclass(frozen=True)
 class Came:
-    """What came of all cases, in one home."""
+    """The outcomes of all cases, in one home."""
 
     home: Path
     outcomes: dict[str, Any]

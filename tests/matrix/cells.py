@@ -47,7 +47,7 @@ ROUNDING = 1e-4
 
 @dataclass(frozen=True)
 class Combination:
-    """What is tried."""
+    """A task type, an engine and the other settings of one cell."""
 
     task: str
     engine: str
@@ -83,7 +83,7 @@ COMBINATIONS = [
 
 @dataclass(frozen=True)
 class Cell:
-    """What came of a combination: of each promise `yes`, or why it does not hold."""
+    """The result of a combination: for each promise `yes`, or the reason why it does not hold."""
 
     task: str
     engine: str

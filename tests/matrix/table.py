@@ -20,14 +20,14 @@ BLOCK = re.compile(r"(<!-- matrix -->\n).*?(\n<!-- /matrix -->)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Result:
-    """What the last run of each cell gave, and of what."""
+    """The result of the last run of each cell, with its commit."""
 
     torch: str
     cells: tuple[Cell, ...]
 
     @classmethod
     def read(cls) -> Result:
-        """That which was kept."""
+        """The stored results."""
         kept = json.loads(RESULT.read_text())
         return cls(kept["torch"], tuple(Cell(**cell) for cell in kept["cells"]))
 

@@ -178,7 +178,7 @@ def test_a_start_without_a_version_or_a_tokenizer_is_reported_with_its_version(t
         load_model.make(Work("k", tmp_path / "out", "run"), recipe, Lock(started_from=start), None)
 
 
-def test_what_a_model_started_from_is_linked_to_while_it_is_made_again(home: Path) -> None:
+def test_the_start_of_a_model_is_linked_to_while_it_is_made_again(home: Path) -> None:
     home.mkdir(mode=0o700)
     kept = artifact("load_model", {"model/model.safetensors": b"weights", "tokenizer/tokenizer.json": b"{}"})
     lock = Lock(started_from=OTHER).model_dump(mode="json")

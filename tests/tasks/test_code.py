@@ -1,4 +1,4 @@
-"""Which edits of the code are noticed."""
+"""The edits of code that change a key."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_one_changed_line_of_a_helper_is_noticed_and_named(work: Path) -> None:
     assert [name for name in after if after[name] != before[name]] == ["lib/clean.py"]
 
 
-def test_what_a_process_has_parsed_the_next_one_does_not_parse_again(
+def test_a_file_that_one_process_has_parsed_is_not_parsed_by_the_next(
     work: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home.mkdir(mode=0o700)

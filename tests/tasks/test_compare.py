@@ -1,4 +1,4 @@
-"""What a model is compared with, and by what the comparison is known."""
+"""The model that a new one is compared with, and the key of the comparison."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_model_without_a_champion_is_compared_with_the_baseline_unless_the_rec
 @pytest.mark.parametrize(
     "changed", [{"load_data": {"train.arrow": "x"}}, {"tokenize": {"train.arrow": "x"}}, {"fit": {"model": "x"}}]
 )
-def test_what_the_baseline_is_made_of_counts_where_there_is_no_champion_alone(changed: dict[str, Any]) -> None:
+def test_the_inputs_of_the_baseline_count_only_where_there_is_no_champion(changed: dict[str, Any]) -> None:
     assert flat(recipe(), **changed) != flat(recipe())
     assert flat(recipe(), CHAMPION, **changed) == flat(recipe(), CHAMPION)
 

@@ -1,4 +1,4 @@
-"""What load_data's artifact is named by."""
+"""The key of load_data's artifact."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_damaged_is_made_again_and_the_damaged_is_kept_for_a_look(home: Path, damage: str) -> None:
+def test_a_damaged_artifact_is_made_again_and_kept_in_quarantine(home: Path, damage: str) -> None:
     (ref,), _, _ = run((write, "hello"))
     DAMAGES[damage](ref.path)
     (again,), made, _ = run((write, "hello"))
@@ -259,7 +259,7 @@ def test_a_forced_stage_is_made_anew_though_it_is_whole(home: Path) -> None:
 
 
 def finish(key: str, home: Path) -> Path:
-    """What a child leaves that finished, where the run was killed before it could publish."""
+    """The files of a finished child, where the run was killed before it could publish."""
     job = home / "jobs" / key
     Job(program="no.such.program", key=key).write(job)
     (job / "output").mkdir()

@@ -1,4 +1,4 @@
-"""What the training depends on: the user's own code counts, what only decides what is shown does not."""
+"""The inputs of training: user code counts, and code for display does not."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_module_that_does_not_exist_is_reported_with_its_field(mine: Path) -> 
     assert problem.message.startswith("'nowhere_at_all:Mine': there is no module 'nowhere_at_all' in ")
 
 
-def test_what_is_learnt_from_counts_and_what_is_only_shown_does_not() -> None:
+def test_settings_that_shape_the_weights_count_and_those_of_display_do_not() -> None:
     plain = inputs()
     shown = {"log_level": "info", "log_level_replica": "info", "logging_first_step": True, "logging_strategy": "epoch"}
     assert inputs(logging_steps=3, extra=shown) == plain

@@ -1,4 +1,4 @@
-"""Which flow run `finetune resume` goes on with."""
+"""The flow run that `finetune resume` continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the home keeps and for whom, and how the rest is removed."""
+"""The files that the home keeps, with the reason, and the removal of the others."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def made(stage: str, key: str, size: int = 5000) -> str:
 
 
 def ran(run: str, keys: Mapping[str, str], status: str | None = "FINISHED", version: str | None = None) -> None:
-    """What a run of the recipe `small` leaves; without a status, one that was killed."""
+    """The records of a run of the recipe `small`; without a status, of one that was killed."""
     outbox = Outbox(run)
     outbox.put("start", experiment="small")
     outbox.put("tags", values={f"{stage}.key": key for stage, key in keys.items()})
@@ -140,7 +140,7 @@ def test_record_of_a_run_goes_once_nothing_of_it_is_left(tracked: Path) -> None:
     assert not records[0].exists() and (tracked / "runs/22222222-stored").is_dir()
 
 
-def test_what_mlflow_has_not_got_and_what_another_registry_has_is_needed(tracked: Path) -> None:
+def test_artifacts_of_undelivered_runs_and_of_other_registries_are_needed(tracked: Path) -> None:
     waiting, elsewhere = made("score", "a1"), made("fit", "b1")
     ran("11111111", {"score": waiting})
     (Outbox("11111111").folder / "delivered").write_text("0")

@@ -185,7 +185,7 @@ def test_a_split_that_also_chose_the_checkpoint_is_warned_of() -> None:
     assert warning.startswith("validation also chose the checkpoint")
 
 
-def test_what_makes_the_champion_less_comparable_is_a_warning_of_the_verdict() -> None:
+def test_warnings_of_the_comparison_are_warnings_of_the_verdict() -> None:
     assert BETTER.warnings[0] in judge({}, BETTER).warnings
 
 

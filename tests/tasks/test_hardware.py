@@ -1,4 +1,4 @@
-"""What `auto` means on this machine."""
+"""The values of `auto` on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered of a recipe: a help for explanations, never a condition of a run."""
+"""The history of a recipe: it serves explanations, and no run depends on it."""
 
 from __future__ import annotations
 

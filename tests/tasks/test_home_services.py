@@ -1,4 +1,4 @@
-"""What other processes take from the state of `finetune up`, here and on another machine; its logs."""
+"""The state of `finetune up` as other processes read it, here and on another machine; its logs."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Change(NamedTuple):
     value: Any
     stages: str
     given: Mapping[str, Any] = {}
-    """What else the recipe has, before and after."""
+    """Other fields of the recipe, before and after."""
 
 
 class Nothing(NamedTuple):
@@ -430,7 +430,7 @@ ARTIFACTS = {
 
 
 @pytest.mark.parametrize("edited", ARTIFACTS)
-def test_what_a_stage_reads_of_another_is_in_its_key(edited: str) -> None:
+def test_the_parts_that_a_stage_reads_of_another_are_in_its_key(edited: str) -> None:
     values = spelt(base(), {**PUBLISHED, "evaluation.slices": ["genre"], "release.gate.control": "all"})
     assert changed(keys(values), keys(values, edited)) == set(ARTIFACTS[edited].split())
 

@@ -46,7 +46,7 @@ def recipe() -> Recipe:
 
 
 def load(out: Path, commit: str) -> dict[str, bytes]:
-    """What the stage leaves in its folder."""
+    """The files in the stage's folder."""
     out.mkdir()
     load_model.make(
         Work("k", out, "run"), recipe(), Lock(model_hub=PinnedCommit(name="me/model@main", commit=commit)), None
@@ -66,14 +66,14 @@ def test_the_commit_that_was_pinned_is_taken_without_what_a_model_does_not_need(
     assert not [request for request in hub.requests if "README" in request or ".bin" in request or "other/" in request]
 
 
-def test_what_was_loaded_once_is_not_loaded_again(hub: Hub, tmp_path: Path) -> None:
+def test_a_loaded_model_is_not_loaded_again(hub: Hub, tmp_path: Path) -> None:
     commit = hub.repo("model", "me/model", FILES)
     first = load(tmp_path / "first", commit)
     hub.stop()
     assert load(tmp_path / "second", commit) == first
 
 
-def test_what_another_program_left_of_a_model_is_not_taken_for_the_whole(
+def test_a_model_that_another_program_left_in_part_is_not_taken_for_the_whole(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = hub.repo("model", "me/model", FILES)

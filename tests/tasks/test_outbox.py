@@ -1,4 +1,4 @@
-"""What a run wants tracked, kept until it is delivered."""
+"""The outbox of a run: records for MLflow, kept until they are delivered."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_run_killed_within_its_first_line_is_no_run(home: Path) -> None:
     assert outbox.read_start()["experiment"] == "recipe"
 
 
-def test_what_a_full_disk_refuses_or_takes_in_part_is_written_when_there_is_room_again(
+def test_entries_that_a_full_disk_refuses_or_cuts_are_written_when_there_is_room_again(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outbox, write = begun(), os.write

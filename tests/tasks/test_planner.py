@@ -52,7 +52,7 @@ def publish(work: Work, value: Any) -> str:
 
 
 def publish_tokens(length: int) -> Any:
-    """What a run of `tokenize` would have left."""
+    """The artifact of a run of `tokenize`."""
     return publish_output(tokenize, length)
 
 

@@ -1,4 +1,4 @@
-"""What Prefect shows of a long stage."""
+"""Progress of a long stage in Prefect."""
 
 from __future__ import annotations
 

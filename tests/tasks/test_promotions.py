@@ -127,7 +127,7 @@ def test_no_rollback_goes_to_a_version_that_no_longer_exists(client: MlflowClien
     assert main(["rollback", "reviews"]) == 0 and aliases(client)["live"] == "1"
 
 
-def test_what_a_person_took_from_a_version_no_run_gives_back(client: MlflowClient) -> None:
+def test_an_alias_that_a_person_removed_is_not_set_again_by_a_run(client: MlflowClient) -> None:
     run("1")
     run("2")
     main(["rollback", "reviews", "--why", "too slow"])

@@ -1,4 +1,4 @@
-"""What a release takes back when it fails: what this run did, and nothing that was there before it."""
+"""Rollback of a failed release: the changes of this run, and nothing that existed before it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def registered(work: Work, verdict: Verdict = PROMOTE) -> Version | None:
-    """What the stage gives for the model."""
+    """The result of the stage for the model."""
     made = (artifact("load_data", {"labels.json": LABELS}), TRAINED, predictions("validation", [0, 1], [0, 0]), SCORED)
     given = register.make(work, recipe(), Lock(), verdict, *made)
     assert given is None or isinstance(given, Version)

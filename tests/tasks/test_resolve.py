@@ -186,7 +186,7 @@ def test_deepspeed_that_is_not_installed_is_reported_with_what_to_install(
     assert found[0] == "compute.strategy" and "`pip install 'finetune-flows[deepspeed]'`" in found[1]
 
 
-def test_what_was_pinned_stays_for_the_same_flow_run(home: Path, rows: dict[str, Any]) -> None:
+def test_pinned_values_stay_for_the_same_flow_run(home: Path, rows: dict[str, Any]) -> None:
     recipe = recipe_of(rows)
     first, _ = run(recipe)
     shutil.rmtree(rows["path"])

@@ -62,7 +62,7 @@ class Ground:
         self.env = {**os.environ, "FINETUNE_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
 
     def look(self, *started: str) -> dict[str, Any]:
-        """What a flow's process and a program of a job import, and what a key counts."""
+        """The modules that a flow's process and a program of a job import, and those that a key counts."""
         run = subprocess.run(
             [self.python, *(started or ("-m", "look"))], cwd=self.work, env=self.env, capture_output=True, text=True
         )

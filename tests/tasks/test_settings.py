@@ -44,7 +44,7 @@ def test_the_tracker_is_the_homes_own_unless_one_is_named(home: Path, monkeypatc
     assert not settings.tracking_is_local() and settings.tracking_uri() == "http://tracker:5000"
 
 
-def test_what_the_user_set_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_user_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     settings.prepare_environment()
     assert os.environ["TOKENIZERS_PARALLELISM"] == "false"

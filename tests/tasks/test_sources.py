@@ -107,7 +107,7 @@ def nothing_drawn() -> Iterator[None]:
 
 
 def artifact(stage: Stage[Any], *inputs: Any) -> Ref:
-    """What the stage makes of the inputs, in the store."""
+    """The stage's artifact for the inputs, in the store."""
     flat, _ = stage.flat_inputs(*inputs)
     with store.filling(stage.name, stage.key(flat)) as aside:
         figures = stage.make(Work(stage.key(flat), aside, "run"), *inputs)

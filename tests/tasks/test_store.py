@@ -31,7 +31,7 @@ def test_a_published_artifact_is_found_as_it_was_published(home: Path) -> None:
     assert store.inputs_of("load_data", ref.key) == {"tokens.max_length": 128}
 
 
-def test_what_was_never_published_is_absent_and_leaves_nothing(home: Path) -> None:
+def test_an_artifact_that_was_never_published_is_absent_and_leaves_nothing(home: Path) -> None:
     with pytest.raises(OSError, match="full"), store.filling("fit", "k" * 40) as aside:
         (aside / "half").write_text("x")
         raise OSError("disk full")

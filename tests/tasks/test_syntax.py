@@ -1,4 +1,4 @@
-"""Which edits of a file change its digest, and which are of words for people."""
+"""Edits of a file that change its digest, and edits of text for people, which do not."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def wait_until(happened: Any, timeout_s: float = 20.0) -> None:
         time.sleep(0.02)
 
 
-def test_what_mlflow_refuses_takes_nothing_else_along(tracked: Path) -> None:
+def test_a_record_that_mlflow_refuses_holds_up_no_other(tracked: Path) -> None:
     first = Tracker("recipe", "flow-1")
     first.log_params({"name": "recipe", "kind": "a"})
     first.end("FAILED")
@@ -397,7 +397,7 @@ def server(tmp_path: Path, fresh_database: Path, monkeypatch: pytest.MonkeyPatch
     server.kill()
 
 
-def test_what_a_server_misses_before_and_in_the_middle_of_a_run_it_gets_once_when_it_is_back(
+def test_records_that_a_server_misses_before_and_during_a_run_are_delivered_once_when_it_is_back(
     home: Path, server: Server
 ) -> None:
     first = Tracker("recipe", "flow-1")

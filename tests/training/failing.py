@@ -1,4 +1,4 @@
-"""What fails on one rank, as hardware and rare rows do."""
+"""Code that fails on one rank, as hardware and rare rows do."""
 
 from __future__ import annotations
 

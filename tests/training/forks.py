@@ -43,7 +43,7 @@ def _draw_nothing(events: object, file: Path) -> None:
 
 
 def run_main(program: ModuleType) -> Callable[[str, dict[str, str]], None]:
-    """What runs another program in a fork, given its module."""
+    """A function that runs another program in a fork, by its module."""
     return partial(_run_main, program.__name__)
 
 
@@ -140,7 +140,7 @@ def checkpoints_written(job_dir: Path) -> int:
 
 
 def batches(job_dir: Path) -> dict[tuple[str, int, int], Any]:
-    """What each rank trained in each micro-batch of each step; one that was trained again was the same."""
+    """The rows of each rank in each micro-batch of each step; a step that was trained again had the same rows."""
     found: dict[tuple[str, int, int], Any] = {}
     for file in sorted((job_dir / LOGS).glob(BATCHES.format("*"))):
         for line in map(json.loads, file.read_text().splitlines()):

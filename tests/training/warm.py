@@ -1,4 +1,4 @@
-"""What every training imports and works out once, done by the server of forks before it forks: half of a small one."""
+"""Imports and first computations of every training, done by the server of forks: half the time of a small training."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_rows_that_cannot_be_used_are_left_out_where_they_are_no_error(tmp_path:
     assert reported == (set(checks) if level == "warning" else set())
 
 
-def test_what_follows_from_a_mistake_is_no_mistake_of_its_own(tmp_path: Path) -> None:
+def test_a_consequence_of_a_mistake_is_no_mistake_of_its_own(tmp_path: Path) -> None:
     rows = {"train": [("one", "a"), ("", "b"), (5, "a")], "validation": [("x", "a"), ("y", "b")]}
     assert errors(tmp_path, rows) == {"blank_text", "type"}
     assert errors(tmp_path, {"train": GOOD, "validation": [("x", "c")]}) == {"unknown_label"}

@@ -261,7 +261,7 @@ def test_columns_of_another_layout_are_reported_with_the_fields_that_select_them
         run(Chat(), json_lines(tmp_path / "c.jsonl", rows), tmp_path)
 
 
-def test_what_is_advised_for_columns_of_another_way_is_accepted(tmp_path: Path) -> None:
+def test_the_advised_fields_for_columns_of_another_layout_are_accepted(tmp_path: Path) -> None:
     rows = [{"instruction": "Add", "input": "1 2", "output": "3"}, {"instruction": "Hi", "input": "", "output": "You"}]
     file = json_lines(tmp_path / "c.jsonl", rows)
     with pytest.raises(UserError) as source_error:

@@ -99,7 +99,7 @@ def test_characters_that_lie_across_two_pieces_are_whole(tmp_path: Path, encodin
     ("encoding", "wrong"),
     [("utf-8", b"caf\xe9"), ("cp1252", b"caf\x81"), ("ascii", b"caf\xe9"), ("utf-16", b"\xff\xfec\0\0\xd8a\0")],
 )
-def test_what_cannot_be_decoded_is_left_for_the_reader_to_find_in_its_row(
+def test_bytes_that_cannot_be_decoded_are_left_for_the_reader_to_report_with_their_row(
     tmp_path: Path, encoding: str, wrong: bytes
 ) -> None:
     given = read(written(tmp_path / "rows.csv", wrong), encoding=encoding)

@@ -97,7 +97,7 @@ WRITERS: dict[str, tuple[str, Callable[[Path, Rows], None]]] = {
 
 
 def read(folder: Path, source: str, file: Path, splits: Mapping[str, Path] | None = None, **more: Any) -> Path:
-    """What `load` makes of a file of validation."""
+    """The output of `load` for a file of validation."""
     train = folder / f"train-{file.name}"
     if not train.exists():
         next(write for name, (task, write) in WRITERS.items() if task == source)(train, TRAIN)
@@ -108,7 +108,7 @@ def read(folder: Path, source: str, file: Path, splits: Mapping[str, Path] | Non
 
 
 def from_object(monkeypatch: pytest.MonkeyPatch, out: Path, validation: Any, **more: Any) -> Path:
-    """What `load` makes of an object's rows."""
+    """The output of `load` for an object's rows."""
     module = type(sys)("rows_of_slices")
     module.splits = {"train": TRAIN, "validation": validation}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "rows_of_slices", module)

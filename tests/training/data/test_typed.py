@@ -109,7 +109,7 @@ def test_a_damaged_file_is_reported_or_read_but_never_a_traceback(name: str, tmp
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_what_the_taker_of_the_rows_raises_is_not_blamed_on_the_file(name: str, tmp_path: Path) -> None:
+def test_an_error_of_the_consumer_of_the_rows_is_not_blamed_on_the_file(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(FORMS[name](pa.table(GOOD)))
     reader = read_parquet if name.endswith("parquet") else read_arrow
     wanted = SourceColumns(recipe(name), CLASSIFICATION)

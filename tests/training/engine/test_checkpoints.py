@@ -91,7 +91,7 @@ def test_checkpoint_is_of_no_use_without_the_one_that_it_needs(tmp_path: Path) -
     assert newest(tmp_path)[0] == "checkpoint-1"
 
 
-def test_what_dead_writers_left_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_dead_writers_are_removed(tmp_path: Path) -> None:
     for leftover in (".writing-checkpoint-2", ".removing-checkpoint-1"):
         (tmp_path / leftover).mkdir()
         (tmp_path / leftover / "file").touch()
@@ -153,7 +153,7 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_what_this_home_wrote_is_known_wherever_it_lies(tmp_path: Path, key: Path) -> None:
+def test_a_checkpoint_of_this_home_is_accepted_wherever_it_lies(tmp_path: Path, key: Path) -> None:
     write(tmp_path / "job", 1)
     write(tmp_path / "job", 2, needs=["checkpoint-1"])
     copied = shutil.copytree(tmp_path / "job", tmp_path / "elsewhere")
@@ -161,7 +161,7 @@ def test_what_this_home_wrote_is_known_wherever_it_lies(tmp_path: Path, key: Pat
 
 
 @pytest.mark.parametrize("forged", ["unsealed", "other key", "manifest", "changed", "added", "link", "needed"])
-def test_what_this_home_did_not_write_is_refused(tmp_path: Path, key: Path, forged: str) -> None:
+def test_a_checkpoint_that_this_home_did_not_write_is_refused(tmp_path: Path, key: Path, forged: str) -> None:
     write(tmp_path, 1)
     folder = write(tmp_path, 2, needs=["checkpoint-1"])
     match forged:

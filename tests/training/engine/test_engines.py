@@ -64,7 +64,7 @@ def test_the_readmes_engine_trains_what_is_exported_and_goes_on_after_a_kill(wor
         ("my_engine:train", "'my_engine:train' would train alone in each of 2 processes: create accelerate."),
     ],
 )
-def test_what_is_wrong_with_an_engine_is_one_message(world: Path, mine: Path, engine: str, message: str) -> None:
+def test_a_wrong_engine_is_reported_in_one_message(world: Path, mine: Path, engine: str, message: str) -> None:
     processes = 2 if engine == "my_engine:train" else 1  # it is written for one
     failure = finish(tiny.fit_job(world, mine / "wrong", engine=engine, processes=processes)).failure
     assert failure is not None and failure.kind == "user_error"

@@ -32,7 +32,7 @@ def result_of(accepted: bool, here: dict[str, Any], **written: Any) -> str | Non
         return problem.message
 
 
-def test_what_does_not_change_the_bytes_is_no_difference() -> None:
+def test_settings_that_do_not_change_the_bytes_are_no_difference() -> None:
     assert result_of(False, {}, threads=4) is None  # taken over
     assert result_of(False, {}, **{"global batch size": 8, "steps per epoch": 9}) is None  # a matter of the recipe
     assert result_of(False, {"cuda": 3}) is None  # not recorded by its writer
@@ -62,7 +62,7 @@ def test_all_differences_are_named_at_once_with_the_flag_that_accepts_them() -> 
         ({}, {"processes": 1, "global batch size": 8}, "it must stay the same: change the batch size"),
     ],
 )
-def test_what_cannot_work_is_refused_whatever_is_accepted(
+def test_an_impossible_resume_is_refused_even_if_inexact_resume_is_accepted(
     here: dict[str, Any], written: dict[str, Any], why: str
 ) -> None:
     for accepted in (False, True):

@@ -1,4 +1,4 @@
-"""What is found out before a training starts, and when it will end."""
+"""The estimate before a training starts, and its expected end."""
 
 from __future__ import annotations
 

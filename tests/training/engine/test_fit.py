@@ -1,4 +1,4 @@
-"""What training promises: the same bytes, however often it was killed."""
+"""The promise of training: the same bytes, however often it was killed."""
 
 from __future__ import annotations
 

@@ -282,7 +282,7 @@ def test_the_settings_that_it_takes_are_those_that_it_reads(world: Path, tmp_pat
 
 
 def made(job_dir: str, settings: list[dict[str, Any]]) -> list[Any]:
-    """What has become of each of the settings."""
+    """The effect of each of the settings."""
     from training.engine.loop import Loop
     from training.models import loading as model
 
@@ -328,7 +328,7 @@ def refused(**training: Any) -> dict[str, str]:
     return {}
 
 
-def test_what_it_does_not_have_is_refused_by_name_and_the_trainer_has_it() -> None:
+def test_settings_that_only_the_trainer_has_are_refused_by_name() -> None:
     assert not refused(extra={"adam_beta1": 0.8, "full_determinism": True}, lr_scheduler_type="cosine")
     other = {"callbacks": ["mine:Mine"], "trainer": "mine:Mine", "report_to": ["tensorboard"]}
     assert Training.model_fields.keys() == {*LIMITS.training, *other}

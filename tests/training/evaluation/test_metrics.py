@@ -191,7 +191,7 @@ def test_label_that_is_never_predicted_counts_as_nothing_found() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:A single label was found")
-def test_what_has_no_value_is_no_number_and_no_error() -> None:
+def test_a_metric_without_a_value_is_no_number_and_no_error() -> None:
     alike = metrics.compute(METRICS, sure([0, 0], [0, 0], ["1", "2"]))
     assert {name for name, value in alike.items() if math.isnan(value)} == {"roc_auc", "pearson", "spearman"}
     lost = OneLabel(TWO.references, TWO.predictions, np.full((5, 2), np.nan), ["1", "2"])

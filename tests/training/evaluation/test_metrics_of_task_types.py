@@ -103,7 +103,7 @@ def test_figures_of_drawn_rows_equal_those_of_the_library_on_those_rows(
         np.testing.assert_allclose(figure(counts), expected, rtol=0, atol=1e-12, err_msg=name)
 
 
-def test_what_evaluate_computes_by_itself_is_the_same() -> None:
+def test_evaluate_computes_the_same_metrics_by_itself() -> None:
     of = labelled(50)
     together = evaluate.combine([metrics.load_class(name, MANY_LABELS)(config_name="multilabel") for name in MANY])
     given = of.predictions.astype(int), of.references.astype(int), of.probabilities

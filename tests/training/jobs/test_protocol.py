@@ -161,7 +161,7 @@ return {"n": job.settings["n"]}
     assert outcome.files == {"sub/a.txt": sha256(job / "output" / "sub" / "a.txt")}
 
 
-def test_what_an_earlier_try_left_in_output_is_not_in_the_result(tmp_path: Path) -> None:
+def test_output_files_of_an_earlier_try_are_not_in_the_result(tmp_path: Path) -> None:
     job = tmp_path / "job"
     (job / "output").mkdir(parents=True)
     (job / "output" / "half").write_text("")

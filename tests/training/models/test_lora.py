@@ -178,7 +178,7 @@ def test_layers_that_are_not_there_or_cannot_be_merged_are_refused_by_name(
     assert problem.where == f"training.lora.{where}".rstrip(".") and reason in problem.message
 
 
-def test_what_adapters_cannot_go_with_is_refused_before_anything_runs() -> None:
+def test_settings_that_exclude_adapters_are_refused_before_anything_runs() -> None:
     recipe = {
         "name": "test",
         "task": "sequence-classification",

@@ -1,4 +1,4 @@
-"""Which repositories can be fine-tuned, by the names of their files."""
+"""The repositories that can be fine-tuned, by the names of their files."""
 
 from __future__ import annotations
 

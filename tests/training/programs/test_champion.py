@@ -1,4 +1,4 @@
-"""What a champion of other labels makes of today's rows."""
+"""Predictions of a champion with other labels on today's rows."""
 
 from __future__ import annotations
 

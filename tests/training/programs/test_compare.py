@@ -37,7 +37,7 @@ def logits_of(wrong: list[int], sure: float = 2.0) -> npt.NDArray[np.float32]:
 def run(
     home: Path, new: npt.NDArray[np.float32], old: npt.NDArray[np.float32], **say: Any
 ) -> tuple[Comparison, list[dict[str, str]]]:
-    """What the program finds, and the rows that it shows."""
+    """The result of the program, and the rows that it shows."""
     for folder in ("predictions", "champion", "data", "job/output"):
         (home / folder).mkdir(parents=True)
     for folder, logits in (("predictions", new), ("champion", old)):

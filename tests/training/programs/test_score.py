@@ -115,7 +115,7 @@ def test_sample_has_the_worst_rows_first_with_text_and_probability(
     assert float(rows[0]["probability"]) == pytest.approx(1 / (1 + np.exp(-5)), abs=1e-4)
 
 
-def test_what_is_better_looked_at_is_drawn(scored: tuple[Path, dict[str, float]]) -> None:
+def test_calibration_confusion_and_precision_recall_are_drawn(scored: tuple[Path, dict[str, float]]) -> None:
     drawn = {file.name: file.read_bytes()[:4] for file in (scored[0] / "log").glob("*.png")}
     names = ("calibration", "confusion", "precision_recall")
     assert drawn == {f"{name}_validation.png": b"\x89PNG" for name in names}

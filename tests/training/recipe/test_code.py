@@ -1,4 +1,4 @@
-"""Which fields of a recipe name code: none is forgotten, and none is missed in a recipe's values."""
+"""The fields of a recipe that name code: the list is complete, and every name in a recipe is found."""
 
 from __future__ import annotations
 

@@ -310,7 +310,7 @@ def test_a_name_that_is_unknown_to_deepspeed_is_reported_with_the_nearest() -> N
 
 
 @NEEDS_DEEPSPEED
-def test_what_deepspeed_takes_is_not_refused_and_it_is_not_imported() -> None:
+def test_names_that_deepspeed_accepts_are_not_refused_and_it_is_not_imported() -> None:
     known = {
         "activation_checkpointing": {"partition_activations": True},
         "communication_data_type": "fp32",

@@ -58,7 +58,7 @@ def file_problem(file: Path, entry: str | None = None) -> tuple[str, str]:
 # What a recipe is
 
 
-def test_what_is_left_out_has_the_documented_default() -> None:
+def test_a_field_that_is_left_out_has_the_documented_default() -> None:
     recipe = parse(PLAIN)
     assert recipe.tokens.max_length == 128
     assert recipe.training.optim == "adamw_torch_fused"
@@ -369,7 +369,7 @@ def test_metrics_losses_and_slices_are_those_that_fit_the_kind() -> None:
          "is out of scope: Apex is no longer needed; use compute.mixed_precision: bf16 or fp16."),
     ],
 )  # fmt: skip
-def test_what_is_out_of_scope_is_refused_by_name_with_todays_equivalent(where: str, value: Any, advice: str) -> None:
+def test_settings_out_of_scope_are_refused_by_name_with_todays_equivalent(where: str, value: Any, advice: str) -> None:
     assert problems(overrides={where: value}) == {where: advice}
 
 

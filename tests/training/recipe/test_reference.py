@@ -85,7 +85,7 @@ def test_every_optimizer_of_the_installed_transformers_is_offered_or_refused_wit
         ({"report_to": ["comet"]}, "report_to[0]", "'comet' is unknown: choose from tensorboard, wandb."),
     ],
 )  # fmt: skip
-def test_what_would_have_no_effect_is_refused(training: dict[str, Any], where: str, message: str) -> None:
+def test_a_setting_without_effect_is_refused(training: dict[str, Any], where: str, message: str) -> None:
     assert problems(**training) == {where: message}
 
 
@@ -95,7 +95,7 @@ def test_weights_for_labels_that_the_recipe_does_not_name_are_reported() -> None
         parse({**values, "training": {"class_weights": {"goo": 2.0}}})
 
 
-def test_what_needs_a_package_that_is_not_there_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_that_needs_a_missing_package_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     needed = {name: optimizer.package for name, optimizer in OPTIMIZERS.items() if optimizer.package}
     for name, package in needed.items():
@@ -185,7 +185,7 @@ def test_those_that_are_about_the_weights_change_them_and_those_about_memory_or_
 
 
 def arrived(job_dir: str, names: list[str]) -> dict[str, Any]:
-    """What has become of the fields, and of what follows from them."""
+    """The values of the fields and of the settings that follow from them."""
     from training.engine.trainer import make_trainer
 
     task = tiny.task_of(Path(job_dir))
@@ -204,7 +204,7 @@ def arrived(job_dir: str, names: list[str]) -> dict[str, Any]:
     }
 
 
-def test_what_acts_elsewhere_than_here_arrives(world: Path, tmp_path: Path) -> None:
+def test_settings_without_effect_on_this_machine_reach_the_trainer(world: Path, tmp_path: Path) -> None:
     """With several processes, on a GPU, or after minutes of compiling."""
     extra = {
         "optim_args": "momentum=0.9",

@@ -35,7 +35,7 @@ def test_inside_it_cannot_be_found_nor_imported_and_afterwards_it_can(heavy: str
     assert importlib.import_module(f"{heavy}.part").__name__ == "heavy.part"
 
 
-def test_what_was_imported_before_stays(heavy: str) -> None:
+def test_a_package_that_was_imported_before_is_kept(heavy: str) -> None:
     before = importlib.import_module(heavy)
     with hide_package(heavy):
         assert importlib.import_module(heavy) is before

@@ -80,7 +80,7 @@ def test_each_of_them_acts(world: Path, undisturbed: Path, tmp_path: Path) -> No
     assert len(seen) == 5
 
 
-def test_what_is_evaluated_while_training_is_batched_as_it_will_be_for_predictions() -> None:
+def test_evaluation_during_training_uses_the_collator_of_predictions() -> None:
     collate = TrainingCollator(lambda features: {"labels": torch.ones(2)}, lambda features: {"labels": torch.zeros(2)})
     assert collate([{}, {}])["labels"].tolist() == [0, 0]
     assert collate(SeededBatch([{}, {}], (1, 2)))["labels"].tolist() == [1, 1]

@@ -113,7 +113,7 @@ def test_prompts_and_completions_have_the_tokens_and_masks_that_trl_gives_them(t
             assert (ids, mask) == (both, [0] * len(prompt_ids) + [1] * (len(both) - len(prompt_ids)))
 
 
-def test_what_the_tokenizer_puts_behind_a_text_ends_a_completion_and_no_prompt(tmp_path: Path) -> None:
+def test_tokens_that_the_tokenizer_adds_at_the_end_follow_a_completion_and_no_prompt(tmp_path: Path) -> None:
     folder = save_repository(tmp_path / "it", "roberta", roberta(), ROBERTA)
     (ids, mask), (_, spaced) = learnt(folder, {"prompt": ["The", "The "], "completion": [" fox", "fox"]})
     made = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -37,7 +37,7 @@ CHOSEN_BY_MSE = {"checkpoint_interval_s": 0.02, "metric_for_best_model": "mse", 
 
 
 def labels_of(text: str) -> list[int]:
-    """Which sorts of words it has twice or more, perhaps none."""
+    """The sorts of words that the text has twice or more, perhaps none."""
     return [place for place, name in enumerate(tiny.LABELS) if sum(text.split().count(w) for w in tiny.WORDS[name]) > 2]
 
 
@@ -103,7 +103,7 @@ def test_thresholds_are_those_of_the_exported_weights_also_where_processes_share
 
 
 def predicted(rows: Path, fit: Path, job_dir: Path, name: str) -> Path:
-    """What training.programs.predict writes of the validation split."""
+    """The file that training.programs.predict writes for the validation split."""
     settings = {"splits": ["validation"], "batch_size": 16, "micro_batch_divisor": 1, "mixed_precision": "no"}
     inputs = {"model": str(fit / "output/model"), "tokens": str(rows / name)}
     job = Job(
