@@ -37,7 +37,7 @@ sys.executable = fork_server.forked_python()
 for name in ("MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
     os.environ.pop(name, None)
 fork_server.refresh_prefect_settings()  # a worker process is a fork that has imported Prefect
-# A home for whoever has none of a test's: nothing may ever be written there.
+# The home of code without a test's home: nothing may ever be written there.
 _unused_home = Path(_scratch.name) / "home-of-no-test"
 os.environ["FINETUNE_HOME"] = str(_unused_home)
 _before = footprint(_unused_home)
@@ -77,7 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each worker begins with some of the modules that wait long: at the end, nobody waits for one that began last."""
+    """Each worker begins with some of the modules that wait long, so that none of them runs alone at the end."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
     if workers:
         modules = [[item for item in items if item.path == ROOT / name] for name in SLOW]

@@ -27,7 +27,7 @@ class S3:
         self._app = DomainDispatcherApplication(create_backend_app)
         self._server = make_server("127.0.0.1", 0, self._counting, threaded=True, request_handler=Quiet)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         """`HEAD /rows/train.csv` for each request."""
         self.logins: list[str] = []
         """The header `Authorization` of each request."""
@@ -48,7 +48,7 @@ class S3:
     def put(self, key: str, content: bytes) -> str:
         """Writes an object; gives its URL."""
         self._client.put_object(Bucket=BUCKET, Key=key, Body=content)
-        self.asked.clear()
+        self.requests.clear()
         return f"s3://{BUCKET}/{key}"
 
     def objects(self) -> dict[str, bytes]:
@@ -84,9 +84,9 @@ class S3:
         self._server.server_close()
 
     def _counting(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        self.asked.append(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}")
+        self.requests.append(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}")
         self.logins.append(environ.get("HTTP_AUTHORIZATION", ""))
-        if status := self.fault(self.asked[-1]):
+        if status := self.fault(self.requests[-1]):
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start(f"{status} Fault", [("Content-Length", "0")])
             return [b""]

@@ -20,7 +20,7 @@ FILLER = ["the", "film", "was", "very", "and", "a", "plot", "actor", "scene", "w
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A home in which the small recipe ran to its end, and what the run said."""
+    """A home in which the small recipe ran to its end, and the output of the run."""
 
     home: Path
     file: Path
@@ -29,7 +29,7 @@ class FinishedRun:
 
 
 def write_rows(path: Path, rows: int, seed: int) -> None:
-    """A CSV file of texts whose label hangs on one word, and of a genre that tells nothing."""
+    """A CSV file of texts whose label hangs on one word, and of a genre that is independent of the label."""
     draw = random.Random(seed)
     with path.open("w", newline="") as file:
         table = csv.writer(file)

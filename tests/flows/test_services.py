@@ -63,16 +63,16 @@ def test_a_deployment_runs_is_cancelled_goes_on_to_the_same_bytes_and_down_leave
     wait_until(lambda: bool(machine.events(VERDICT)), 30)
     (verdict,) = machine.events(VERDICT)
     assert verdict["resource"] == {"prefect.resource.id": "finetune.model.small", "finetune.decision": "promote"}
-    told = verdict["payload"]
-    assert (told["version"], told["flow_run_id"], told["mlflow_run_id"]) == ("small/1", flow_run, run.info.run_id)
-    assert told["summary"].startswith("promoted, accuracy ") and told["reason"]
+    sent = verdict["payload"]
+    assert (sent["version"], sent["flow_run_id"], sent["mlflow_run_id"]) == ("small/1", flow_run, run.info.run_id)
+    assert sent["summary"].startswith("promoted, accuracy ") and sent["reason"]
 
     assert machine.finetune("down").returncode == 0
     assert of_home(machine.home) == []
     assert machine.finetune("status").returncode == 1
 
 
-def test_all_mistakes_of_deployment_files_are_told_before_any_is_deployed(
+def test_all_mistakes_of_deployment_files_are_reported_before_any_is_deployed(
     tmp_path: Path, finished: FinishedRun
 ) -> None:
     document = yaml.safe_load(finished.file.read_text())
@@ -97,17 +97,17 @@ def test_all_mistakes_of_deployment_files_are_told_before_any_is_deployed(
         files.append(str(tmp_path / name))
     run = finetune(tmp_path / "home", "deploy", *files)
     assert run.returncode == 2 and "Traceback" not in run.stderr
-    told = run.stderr.splitlines()
+    lines = run.stderr.splitlines()
     assert "no_pool.yaml: small.work_pool: a deployment needs a work pool" in run.stderr
     assert "'flows.finetune:fintune' is not flows.finetune:finetune or flows.retrain:retrain. Did" in run.stderr
     assert "field.yaml: third.shedules: Prefect has no such field. Did you mean 'schedules'?" in run.stderr
     assert "cron.yaml: fourth.schedules[0]: cron 'every day': Invalid cron string" in run.stderr
     assert "recipe.yaml: fifth: name" in run.stderr
     assert "finetune/sixth is deployed more than once" in run.stderr
-    assert len(told) == 6
+    assert len(lines) == 6
 
 
-def test_without_a_server_deploy_says_how_to_get_one(tmp_path: Path, finished: FinishedRun) -> None:
+def test_without_a_server_deploy_fails_with_the_command_that_starts_one(tmp_path: Path, finished: FinishedRun) -> None:
     document = yaml.safe_load(finished.file.read_text())
     document["deployments"][0]["work_pool"] = {"name": "finetune"}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(document))
@@ -118,7 +118,7 @@ def test_without_a_server_deploy_says_how_to_get_one(tmp_path: Path, finished: F
     )
 
 
-def test_ports_that_are_taken_are_told_together(tmp_path: Path) -> None:
+def test_ports_that_are_taken_are_reported_together(tmp_path: Path) -> None:
     import socket
 
     with socket.socket() as one, socket.socket() as two:
@@ -129,6 +129,6 @@ def test_ports_that_are_taken_are_told_together(tmp_path: Path) -> None:
             ports.append(str(taken.getsockname()[1]))
         run = finetune(tmp_path / "home", "up", "--prefect-port", ports[0], "--mlflow-port", ports[1])
     assert run.returncode == 2
-    told = run.stderr.splitlines()
-    assert f"--prefect-port: port {ports[0]} cannot be used (Address already in use)" in told[-2]
-    assert f"--mlflow-port: port {ports[1]} cannot be used" in told[-1]
+    lines = run.stderr.splitlines()
+    assert f"--prefect-port: port {ports[0]} cannot be used (Address already in use)" in lines[-2]
+    assert f"--mlflow-port: port {ports[1]} cannot be used" in lines[-1]

@@ -23,7 +23,7 @@ def s3() -> Iterator[S3]:
 def on_s3(s3: S3, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of an empty store on the server."""
     s3.reached(monkeypatch, **KEYS)
-    s3.asked.clear()
+    s3.requests.clear()
     yield f"s3://{BUCKET}/{request.node.name.partition('[')[0]}/{id(request)}"
     s3.fault = lambda request: None
     s3.ask_for_keys(False)

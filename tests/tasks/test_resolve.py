@@ -245,8 +245,8 @@ def test_unchanged_files_on_s3_cost_one_request_and_a_changed_one_is_another_pin
         s3.put(f"two/{name}.csv", ROWS)
     recipe = recipe_of({**FILES, "path": f"s3://{BUCKET}/{path}", "splits": splits})
     before = pin(recipe)
-    s3.asked.clear()
-    assert pin(recipe) == before and s3.asked == [only]
+    s3.requests.clear()
+    assert pin(recipe) == before and s3.requests == [only]
     s3.put("two/train.csv", ROWS.replace(b"x", b"z"))
     after = pin(recipe)
     assert after.data_files["train"] != before.data_files["train"]

@@ -64,9 +64,9 @@ def test_a_large_object_is_read_by_several_requests_in_order(
     monkeypatch.setattr(module, "LARGE_BYTES", len(LARGE))
     bucket = Bucket(on_s3, QUICK)
     bucket.upload("large", large)
-    s3.asked.clear()
+    s3.requests.clear()
     assert b"".join(bucket.stream("large", len(LARGE))) == LARGE
-    assert sum(request.startswith("GET") for request in s3.asked) == 3
+    assert sum(request.startswith("GET") for request in s3.requests) == 3
 
 
 @pytest.mark.parametrize("large_bytes", [1, 100])
@@ -181,7 +181,7 @@ def test_a_server_that_fails_once_is_tried_again(on_s3: str, s3: S3) -> None:
     statuses = iter([500, 503])
     s3.fault = lambda request: next(statuses, None)
     Bucket(on_s3, QUICK).create("a", b"1")
-    assert len(s3.asked) == 3
+    assert len(s3.requests) == 3
 
 
 def test_a_server_that_only_fails_is_unavailable_in_bounded_time(on_s3: str, s3: S3, large: Path) -> None:
@@ -214,10 +214,10 @@ def test_a_server_that_does_not_answer_is_unavailable_in_bounded_time(
 def test_a_download_that_is_cut_off_goes_on_where_it_was(on_s3: str, s3: S3, large: Path) -> None:
     bucket = Bucket(on_s3, QUICK)
     bucket.upload("large", large)
-    s3.asked.clear()
+    s3.requests.clear()
     s3.cut_after = 3_000_000
     assert b"".join(bucket.stream("large", len(LARGE))) == LARGE
-    assert len(s3.asked) == 2
+    assert len(s3.requests) == 2
 
 
 def test_importing_the_bucket_imports_no_client_of_aws() -> None:

@@ -1,4 +1,4 @@
-"""Leases in a bucket: one machine works, the others wait, and a dead one holds nobody up for long."""
+"""Leases in a bucket: one machine works, the others wait, and a dead one delays them only briefly."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_a_bucket_that_refuses_look_ups_is_named_once_and_tried_once(homes: Home
     rows = run(remote)
     assert states(rows) == ["ran", "ran"]
     assert sum("goes on without" in warning for warning in remote.end_run(wait=False)) == 1
-    assert len({request for request in s3.asked if "/artifacts/count" in request}) == 0
+    assert len({request for request in s3.requests if "/artifacts/count" in request}) == 0
 
 
 def test_a_damaged_object_is_removed_and_its_artifact_made_again(homes: Homes, s3: S3) -> None:
