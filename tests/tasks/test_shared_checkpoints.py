@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.cache import settings
+from tasks.cache import settings, store
 from tasks.cache.stage import Work
 from tasks.shared_store.bucket import Bucket
+from tasks.shared_store.bucket_remote import BucketRemote
 from tasks.shared_store.checkpoint_uploads import CheckpointUploads, share_checkpoints
 from tasks.shared_store.checkpoints import Checkpoints, remove_checkpoints
 from tests import fork_server
@@ -127,6 +128,19 @@ def test_only_the_newest_stays_in_the_bucket_and_nothing_after_the_training(buck
     bucket.create(f"checkpoints/{KEY}k/0000000010.json", b"of another training")
     remove_checkpoints(bucket, KEY)
     assert bucket.names(f"checkpoints/{KEY}") == [] and len(bucket.names("checkpoints")) == 1
+
+
+def test_when_the_artifact_of_the_training_is_in_the_bucket_its_checkpoints_are_removed(
+    bucket: Bucket, use_home: UseHome
+) -> None:
+    work, remote = use_home("first"), BucketRemote(bucket)
+    save(work, 10)
+    uploads(bucket, work).upload()
+    with store.filling("fit", KEY) as aside:
+        (aside / "weights").write_text("trained")
+        remote.keep(store.publish(aside, "fit", KEY, {}, {}))
+    assert remote.end_run(wait=True) == []
+    assert bucket.names("artifacts/fit") == [f"artifacts/fit/{KEY}.json"] and bucket.names("checkpoints") == []
 
 
 def test_a_home_with_a_newer_checkpoint_of_its_own_keeps_it(bucket: Bucket, use_home: UseHome) -> None:
