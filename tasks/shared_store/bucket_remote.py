@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,10 +12,11 @@ from tasks.cache.locks import FlockManager
 from tasks.cache.refs import Ref
 from tasks.cache.remote import Progress, Remote, no_progress
 from tasks.cache.stage import Work
-from tasks.shared_store.artifacts import DamagedObject, SharedArtifact, SharedStore
+from tasks.shared_store.artifacts import DamagedObject, SharedStore
 from tasks.shared_store.bucket import Bucket, BucketError
 from tasks.shared_store.checkpoint_uploads import share_checkpoints
 from tasks.shared_store.checkpoints import remove_checkpoints
+from tasks.shared_store.transfers import count_bytes
 from tasks.shared_store.uploads import Uploads
 
 
@@ -41,7 +41,7 @@ class BucketRemote(Remote):
                 return None
             with _fetch_lock(stage, key):
                 if store.find(stage, key) is None:  # another process of this home may have fetched it meanwhile
-                    on_bytes = _count(artifact, progress)
+                    on_bytes = count_bytes(artifact.missing_bytes, progress)
                     self._fetched[stage, key] = self._shared.fetch(artifact, on_bytes)
             return artifact.ref
         except DamagedObject as damage:
@@ -90,16 +90,3 @@ def _fetch_lock(stage: str, key: str) -> Iterator[None]:
         yield
     finally:
         locks.release_lock(name, holder)
-
-
-def _count(artifact: SharedArtifact, progress: Progress) -> Callable[[int], None]:
-    """Adds up the bytes of transfers that run at the same time."""
-    turn, total, done = threading.Lock(), artifact.missing_bytes, 0
-
-    def on_bytes(count: int) -> None:
-        nonlocal done
-        with turn:
-            done += count
-            progress(done, total)
-
-    return on_bytes

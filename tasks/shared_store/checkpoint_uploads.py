@@ -84,7 +84,9 @@ class CheckpointUploads(Listener):
             return refused
 
         try:
-            found = self._shared.resume(seal_key, refuse, lambda message: self._report("warning", message))
+            found = self._shared.resume(
+                seal_key, refuse, lambda message: self._report("warning", message), self._work.fetch_progress
+            )
             if found is not None:
                 self._sent = found.step
                 self._report("note", f"from checkpoint {found.step} of another machine")

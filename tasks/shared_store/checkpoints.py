@@ -19,9 +19,10 @@ from threading import Event
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tasks.cache.remote import Progress, no_progress
 from tasks.cache.store import link_or_copy
 from tasks.shared_store.bucket import Bucket, BucketError, Forbidden, NotFound
-from tasks.shared_store.transfers import SharedFile, check, download, in_parallel, send
+from tasks.shared_store.transfers import SharedFile, check, count_bytes, download, in_parallel, send
 from training.engine import checkpoints
 from training.jobs.protocol import CHECKPOINTS, EVENTS, Job, fsync, sha256
 
@@ -70,7 +71,11 @@ class Checkpoints:
         return max(map(checkpoints.step_of, self._folder.glob("checkpoint-*")), default=0)
 
     def resume(
-        self, seal_key: Path, refuse: Callable[[SharedCheckpoint], bool], warn: Callable[[str], None]
+        self,
+        seal_key: Path,
+        refuse: Callable[[SharedCheckpoint], bool],
+        warn: Callable[[str], None],
+        progress: Progress = no_progress,
     ) -> SharedCheckpoint | None:
         """Fetches the newest checkpoint into the job's folder, if it is newer than those of the job.
 
@@ -78,13 +83,14 @@ class Checkpoints:
             seal_key: the key of this home: a checkpoint of the bucket is trusted like one of its own.
             refuse: whether this machine cannot go on from a checkpoint.
             warn: receives the reason why a damaged one was passed over.
+            progress: receives the bytes so far, and those of all files.
         """
         steps = {int(found[1]): name for name in self._bucket.names(self._above) if (found := _STEP.search(name))}
         for step in sorted((step for step in steps if step > self.newest_here()), reverse=True):
             try:
                 shared = self._read(steps[step])
                 if not refuse(shared):
-                    self._fetch(shared, seal_key)
+                    self._fetch(shared, seal_key, progress)
                     return shared
             except NotFound:
                 continue  # replaced by a newer one since
@@ -174,7 +180,7 @@ class Checkpoints:
             files=files,
         )
 
-    def _fetch(self, shared: SharedCheckpoint, seal_key: Path) -> None:
+    def _fetch(self, shared: SharedCheckpoint, seal_key: Path, progress: Progress) -> None:
         """Publishes the checkpoint in the job's folder. Raises DamagedCheckpoint, and publishes nothing, if its objects
         are absent or have other bytes."""
         shutil.rmtree(self._aside, ignore_errors=True)
@@ -182,10 +188,9 @@ class Checkpoints:
         targets = {sha256: self._aside / file.path for sha256, file in by_content.items()}
         for file in shared.files:
             (self._aside / file.path).parent.mkdir(parents=True, exist_ok=True)
+        on_bytes = count_bytes(sum(file.bytes for file in by_content.values()), progress)
         faults = in_parallel(
-            lambda file, stop: download(
-                self._bucket, self._object(file), file, targets[file.sha256], stop, lambda count: None
-            ),
+            lambda file, stop: download(self._bucket, self._object(file), file, targets[file.sha256], stop, on_bytes),
             by_content.values(),
         )
         if damaged := {file: fault for file, fault in zip(by_content.values(), faults, strict=True) if fault}:

@@ -7,12 +7,13 @@ import os
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tasks.cache import store
+from tasks.cache.remote import Progress
 from tasks.shared_store.bucket import Bucket, NotFound, WrongSize
 
 FILES_AT_ONCE = 4
@@ -73,6 +74,19 @@ def send(bucket: Bucket, name: str, file: SharedFile, source: Path, *stops: Even
         return 0
     bucket.upload(name, source, lambda: check(*stops))
     return file.bytes
+
+
+def count_bytes(total: int, progress: Progress) -> Callable[[int], None]:
+    """Adds up the bytes of transfers that run at the same time."""
+    turn, done = Lock(), 0
+
+    def on_bytes(count: int) -> None:
+        nonlocal done
+        with turn:
+            done += count
+            progress(done, total)
+
+    return on_bytes
 
 
 def check(*stops: Event) -> None:

@@ -49,12 +49,12 @@ class Pace:
     starts in the middle."""
 
     def __init__(self) -> None:
-        self._first: tuple[float, int] | None = None
+        self._first: tuple[float, int, int] | None = None
 
     def left_s(self, done: int, total: int) -> float | None:
         """Seconds until all is done, at the speed so far; None until there is a speed."""
         now = time.monotonic()
-        if self._first is None or done < self._first[1]:  # another part of the stage has begun
-            self._first = (now, done)
-        since, before = self._first
+        if self._first is None or done < self._first[1] or total != self._first[2]:  # another part has begun
+            self._first = (now, done, total)
+        since, before, _ = self._first
         return (now - since) / (done - before) * (total - done) if done > before else None

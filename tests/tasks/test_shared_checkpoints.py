@@ -72,7 +72,7 @@ def resume(bucket: Bucket, work: Work, device: str | None = "this one") -> list[
     uploads(bucket, work).resume(settings.home() / "seal.key", device)
     (heard,) = work.listeners
     assert isinstance(heard, Heard)
-    return [event["message"] for event in heard.events]
+    return [event["message"] for event in heard.events if event["kind"] != "progress"]
 
 
 def here(work: Work) -> list[str]:
