@@ -303,7 +303,7 @@ def upload(url: str, home: Path) -> None:
     uploads(Bucket(url), Work(KEY, home / "out", "run", (), "fit")).upload()
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.drill)])
 def test_a_training_whose_home_is_deleted_ends_in_another_home_with_the_same_bytes(
     on_s3: str, world: Path, tmp_path: Path, processes: int
 ) -> None:
