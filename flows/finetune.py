@@ -33,6 +33,7 @@ from tasks.prefect import events, pending_states
 from tasks.prefect.progress import PrefectProgress
 from tasks.registry import consent
 from tasks.shared_store.opening import open_remote
+from tasks.stages.resolve import lock_file
 from tasks.tracking.connection import MlflowFailed
 from tasks.tracking.stage_table import STAGES_WITH_REPORT
 from training.problems import UserError, full_disk
@@ -57,7 +58,8 @@ def finetune(
     """
     with events.emit_heartbeats(str(flow_run.get_id())), early_launches():
         complete, forced = parse(recipe.model_dump(exclude_unset=True), overrides), frozenset(force or ())
-        if not listeners.get():  # `finetune run` has done it
+        # `finetune run` has done it. A retry would ask the Hub again for what the run has pinned.
+        if not listeners.get() and not lock_file(str(flow_run.get_id())).is_file():
             _launch_training_early(complete, forced)
         return fine_tune(complete, forced)
 

@@ -17,7 +17,8 @@ from tests.drill.compare import Left, left_by, tracking_faults
 from tests.drill.ground import WAYS, Ground, Run, victims
 from tests.drill.watch import Watch
 
-PARTS = ("flow", "warm process", "waiting launcher", "supervisor", "launcher", "rank")
+WAITING = "waiting launcher"
+PARTS = ("flow", "warm process", WAITING, "supervisor", "launcher", "rank")
 """Who is drawn. Before there is a launcher or a rank, the next part above it dies in its place."""
 SHORT = 2.5
 """Bends the draw of delays towards short ones: many kills come upon one training, since a run that was killed goes on
@@ -101,12 +102,17 @@ class Training:
         self._name = f"training {done.trainings}, {way}"
 
     def survive(self, waiting: list[Planned]) -> None:
-        """Takes kills off the list until the training ends, and compares."""
+        """Takes kills off the list until the training ends, and compares. A kill of the waiting launcher comes first:
+        it waits only before a job has started."""
+        first = next((kill for kill in reversed(waiting) if kill.part == WAITING), None)
+        waiting.sort(key=lambda kill: kill is first)
         run = self._start()
         began, parts_killed, planned = run.started, 0, len(waiting)
         while True:
             since = time.monotonic()
             delay_s = waiting[-1].after * self._whole.seconds if waiting else END_WITHIN_S
+            if waiting and waiting[-1].part == WAITING:
+                delay_s = 0.0
             if self._watch.look_until(since + delay_s, run):
                 if not waiting:
                     self._fault(f"no end within {END_WITHIN_S:g} s: {run.ending()}")
@@ -141,9 +147,9 @@ class Training:
         above = {
             "rank": ("rank", "program", "launcher", "supervisor"),
             "launcher": ("launcher", "program", "supervisor"),
-            "waiting launcher": ("waiting launcher", "supervisor"),
+            WAITING: (WAITING, "supervisor"),
         }
-        if planned.part == "waiting launcher":
+        if planned.part == WAITING:
             _wait_for_launcher(run, planned.which)
         while run.process.poll() is None:
             alive = victims(run.process.pid)
@@ -182,7 +188,7 @@ class Training:
 def _wait_for_launcher(run: Run, seconds: float) -> None:
     """Waits until a launcher has waited for so long, or until the run trains: it waits for a small part of a run."""
     while run.process.poll() is None and run.stage() in BEFORE_TRAINING:
-        if "waiting launcher" in victims(run.process.pid):
+        if WAITING in victims(run.process.pid):
             return time.sleep(seconds)
         time.sleep(0.02)
 

@@ -13,11 +13,11 @@ from training.recipe.code_fields import code_fields, named_code
 
 ROOT = Path(__file__).resolve().parents[3]
 # The only files that import modules by a name that the recipe or a table has: `CodeField`, which the next test checks;
-# a Hub metric, which evaluation.metrics names; and from tables of the project's own.
+# a Hub metric, which evaluation.metrics names; and from tables of the project's own, also before the job is known.
 IMPORTERS = {
     *("training/jobs/user_code.py", "training/evaluation/hub_metrics.py", "training/evaluation/metrics/__init__.py"),
     *("training/engine/training_task.py", "training/distributed/__init__.py", "training/data/load_rows.py"),
-    "flows/cli/main.py",
+    *("flows/cli/main.py", "training/jobs/program.py"),
 }
 
 
