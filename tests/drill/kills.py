@@ -185,11 +185,11 @@ class Training:
         self._done.faults.append(f"{self._name}: {what}")
 
 
-def _wait_for_launcher(run: Run, seconds: float) -> None:
-    """Waits until a launcher has waited for so long, or until the run trains: it waits for a small part of a run."""
+def _wait_for_launcher(run: Run, share: float) -> None:
+    """Waits until a launcher waits, and a share of its time, or until the run trains."""
     while run.process.poll() is None and run.stage() in BEFORE_TRAINING:
         if WAITING in victims(run.process.pid):
-            return time.sleep(seconds)
+            return time.sleep(share * 0.3)
         time.sleep(0.02)
 
 
