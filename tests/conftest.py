@@ -71,8 +71,10 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Worker processes of pytest-xdist are forks of one that has imported the libraries."""
-    if getattr(config.option, "tx", None) and "PYTEST_XDIST_WORKER" not in os.environ:
-        fork_server.start_server()
+    if "PYTEST_XDIST_WORKER" in os.environ or config.option.collectonly:
+        return
+    fork_server.start_server()  # here: below a supervisor of a test it would be killed with it
+    if getattr(config.option, "tx", None):
         config.option.tx = [f"popen//python={sys.executable}" for _ in config.option.tx]
 
 
