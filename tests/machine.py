@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from tests.flows.forked import finetune
-from tests.fork_server import NEW_PYTHON
+from tests import fork_server
+from tests.flows import forked, small
 from tests.servers import closed_port
 from training.jobs.processes import variable
 
@@ -49,7 +49,9 @@ class Machine:
         self.ports = ["--prefect-port", str(closed_port()), "--mlflow-port", str(closed_port())]
 
     def finetune(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return finetune(self.home, *arguments, python=NEW_PYTHON, **self.env)
+        if fork_server.FOLDER not in os.environ:  # in a drill or a benchmark
+            return small.finetune(self.home, *arguments, **self.env)
+        return forked.finetune(self.home, *arguments, python=fork_server.NEW_PYTHON, **self.env)
 
     def up(self) -> None:
         """Starts the servers and the worker, and points the shell at them."""
