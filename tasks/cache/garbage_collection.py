@@ -231,7 +231,8 @@ def _leftovers() -> Iterator[Piece]:
     for path in sorted((settings.home() / "quarantine").glob("*")):
         yield Piece(QUARANTINE, path, ())
     for path in sorted((settings.home() / "waiting").glob("*")):
-        yield Piece(INCOMPLETE, path, ())
+        if not is_held(path / "lock"):
+            yield Piece(INCOMPLETE, path, ())
     for path in sorted(settings.home().glob(".removed-*")):
         yield Piece(REMOVED, path, ())
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tasks.cache.locks import is_held
 from tasks.cache.settings import home
 from tasks.jobs import warm
 from tasks.jobs.child_environment import added_environment, environment
@@ -48,7 +49,7 @@ class EarlyLaunch:
             if self._closed:
                 return
             _remove_abandoned()
-            self._folder = Path(tempfile.mkdtemp(prefix=f"{identity(os.getpid())}-", dir=_room()))
+            self._folder = Path(tempfile.mkdtemp(prefix=f"{identity(os.getpid())}-", dir=_waiting_folder()))
             (self._folder / LOGS).mkdir()
             write_atomically(self._folder / IMPORTS, self._imports.model_dump_json().encode())
             argv = [*self._argv, str(self._folder)]
@@ -103,15 +104,15 @@ def early_launches() -> Iterator[None]:
                 _current = None
 
 
-def _room() -> Path:
-    room = home() / "waiting"
-    room.mkdir(mode=0o700, exist_ok=True)
-    return room
+def _waiting_folder() -> Path:
+    folder = home() / "waiting"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 def _remove_abandoned() -> None:
-    """Removes the folders of processes that have been killed."""
-    for folder in _room().iterdir():
-        owner = folder.name.partition("-")[0]
-        if identity(int(owner.partition(":")[0])) != owner:
+    """Removes the folders of processes that have been killed. Those of another machine's processes are locked."""
+    for folder in _waiting_folder().glob("*:*-*"):
+        owner, lock = folder.name.partition("-")[0], folder / "lock"
+        if identity(int(owner.partition(":")[0])) != owner and lock.exists() and not is_held(lock):
             shutil.rmtree(folder, ignore_errors=True)

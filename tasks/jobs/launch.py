@@ -177,6 +177,7 @@ def start(job: Path, argv: Sequence[str], env: Mapping[str, str], *, work: Path 
     (job / LOGS).mkdir(parents=True, exist_ok=True)
     for outcome in job.glob("outcome*.json"):
         outcome.unlink()  # of an earlier try: this one may be killed before it writes its own
+    (job / LOGS / "supervisor.log").touch()  # a log of each try, also of one that is killed before it takes the job
     early = early_launch.take(job, argv, env)
     return early or start_supervisor(job, [*argv, str(work or job)], environment(env))
 

@@ -125,11 +125,12 @@ class SharedStore:
             raise LookupError(f"{stage} {key} is not in the store")
         manifest = (ref.path / store.MANIFEST).read_bytes()
         contents = {file.sha256: file for file in _parse(manifest, stage, key)[1]}.values()
-        sent_bytes = 0
+        sent_bytes, stops = 0, [stop] if stop else []
         while (standing := self.look_up(stage, key)) is None:
             sent_bytes += sum(
                 in_parallel(
-                    lambda file, stop: send(self._bucket, file.object, file, ref.path / file.path, stop), contents, stop
+                    lambda file, failed: send(self._bucket, file.object, file, ref.path / file.path, failed, *stops),
+                    contents,
                 )
             )
             with contextlib.suppress(AlreadyExists):
@@ -161,11 +162,16 @@ def _parse(manifest: bytes, stage: str, key: str) -> tuple[Ref, tuple[SharedFile
 def _files_here(stage: str, digests: set[str]) -> dict[str, Path]:
     """Files of the newest artifacts of a stage in the local store that have these digests in their manifests."""
     above = settings.home() / "artifacts" / stage
-    folders = [path for path in above.glob("[!.]*") if path.is_dir()]
+    newest: list[tuple[float, str]] = []
+    with contextlib.suppress(FileNotFoundError), os.scandir(above) as entries:
+        for entry in entries:
+            if entry.is_dir() and not entry.name.startswith("."):
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    newest.append((entry.stat().st_mtime, entry.name))
     found: dict[str, Path] = {}
-    for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[:NEIGHBOURS]:
-        _, files = store.manifest_of(stage, folder.name) or (None, {})
-        found |= {entry["sha256"]: folder / path for path, entry in files.items() if entry["sha256"] in digests}
+    for _, key in sorted(newest, reverse=True)[:NEIGHBOURS]:
+        _, files = store.manifest_of(stage, key) or (None, {})
+        found |= {entry["sha256"]: above / key / path for path, entry in files.items() if entry["sha256"] in digests}
     return found
 
 

@@ -150,7 +150,7 @@ class Checkpoints:
         for name in manifests:
             if name < newest:
                 self._bucket.remove(name)
-        if max(manifests) == newest:
+        if max(manifests, default="") == newest:
             for name in names - manifests - needed:
                 self._bucket.remove(name)
         return True

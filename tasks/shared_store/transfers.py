@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from threading import Event, Lock
 from typing import Annotated, TypeVar
@@ -95,17 +96,17 @@ def check(*stops: Event) -> None:
         raise Stopped
 
 
-def in_parallel(
-    transfer: Callable[[SharedFile, Event], Result], files: Collection[SharedFile], stop: Event | None = None
-) -> list[Result]:
-    """The result of each transfer, in the order of the files. After an error the others stop at their next chunk."""
-    stop = stop or Event()
+def in_parallel(transfer: Callable[[SharedFile, Event], Result], files: Collection[SharedFile]) -> list[Result]:
+    """The result of each transfer, in the order of the files. After an error, the others find their event set and stop
+    at their next chunk. A transfer has the context variables of the caller, which Prefect needs for progress."""
+    failed = Event()
     with ThreadPoolExecutor(FILES_AT_ONCE, "transfer") as pool:
         # The largest first: one that began last would end alone.
-        running = {file: pool.submit(transfer, file, stop) for file in sorted(files, key=lambda file: -file.bytes)}
+        largest_first = sorted(files, key=lambda file: -file.bytes)
+        running = {file: pool.submit(copy_context().run, transfer, file, failed) for file in largest_first}
         try:
             return [running[file].result() for file in files]
         except BaseException:
-            stop.set()
+            failed.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise

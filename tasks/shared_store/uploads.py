@@ -145,9 +145,9 @@ class Uploads:
                         f"{stage} {key}: two machines made different content from the same inputs: {end.digest} here, "
                         f"{end.standing_digest} in {self._url}, which keeps the first."
                     )
+                self._on_end(stage, key)
             except (LookupError, store.Damaged):
                 pass  # removed or damaged since: the run that needs it makes it again
-            self._on_end(stage, key)
             mark.unlink(missing_ok=True)
 
     def _send(self, stage: str, key: str, stop: threading.Event) -> Upload:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tasks.jobs import early_launch, warm
-from tasks.jobs.launch import accelerate_argv, accelerate_environment, run_job, start
+from tasks.jobs.launch import accelerate_argv, accelerate_environment, logs, run_job, start
 from tasks.jobs.supervisors import poll, stop
 from tests.drill.ground import victims
 from tests.fork_server import NEW_PYTHON
@@ -196,6 +196,16 @@ def test_the_next_try_kills_what_a_killed_early_one_has_left(home: Path) -> None
     until(lambda: not poll(handle))
     assert not run(home)["early"]
     assert not start_ticks(orphan)
+
+
+def test_a_supervisor_that_is_killed_before_it_takes_the_job_leaves_a_log_of_the_try(home: Path) -> None:
+    supervisor, _ = launch_early()
+    os.kill(supervisor, signal.SIGSTOP)
+    handle = start(write_job(home), argv(), {})
+    assert handle.pid == supervisor
+    os.kill(supervisor, signal.SIGKILL)
+    until(lambda: not poll(handle))
+    assert logs(handle).name == "supervisor.log"
 
 
 def test_a_taken_job_can_be_stopped(home: Path) -> None:

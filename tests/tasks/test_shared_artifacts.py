@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -367,3 +368,14 @@ def test_a_bucket_that_goes_away_in_an_upload_shows_no_artifact(shared_on_s3: Sh
         shared_on_s3.upload("fit", KEY)
     s3.fault = lambda request: None
     assert shared_on_s3.look_up("fit", KEY) is None
+
+
+def test_after_a_failed_upload_the_same_caller_can_upload_again(shared_on_s3: SharedStore, s3: S3) -> None:
+    make()
+    stop = Event()
+    s3.fault = lambda request: 503 if request.startswith("PUT") else None
+    with pytest.raises(Unavailable):
+        shared_on_s3.upload("fit", KEY, stop)
+    s3.fault = lambda request: None
+    assert not stop.is_set()
+    assert shared_on_s3.upload("fit", KEY, stop).sent_bytes

@@ -107,14 +107,13 @@ def _await_job(folder: Path) -> Path:
     job, imports = folder / JOB_LINK, folder / IMPORTS
     if not imports.exists():
         return folder
-    started = time.time()
     if not job.exists():
         _import_early(Imports.model_validate_json(imports.read_bytes()))
     while not job.exists():
         if _stop_requested:
             sys.exit(1)
         time.sleep(0.02)
-    if modules_changed(started):  # the artifact's key names the code of now
+    if modules_changed():  # the artifact's key names the code of now
         restart()
     return job.resolve()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
@@ -22,6 +23,7 @@ VARIABLE = "FINETUNE_SEARCH_PATH"
 """Environment variable that passes the search path to the programs of jobs."""
 
 _added_directories: set[str] = set()  # working directories, by this process
+_STARTED = time.time()
 _missed: set[str] = set()  # packages that were hidden while libraries were imported
 
 
@@ -88,11 +90,11 @@ def _find_in(places: list[str], name: str) -> ModuleSpec | None:
     return None
 
 
-def modules_changed(since: float) -> bool:
-    """Whether the file of an imported module has changed since then, in seconds since 1970."""
+def modules_changed() -> bool:
+    """Whether the file of an imported module has changed since this process, or the one it is a fork of, started."""
     specs = [getattr(module, "__spec__", None) for module in list(sys.modules.values())]
     try:
-        return any(os.stat(spec.origin).st_ctime >= since for spec in specs if spec and spec.has_location)
+        return any(os.stat(spec.origin).st_ctime >= _STARTED for spec in specs if spec and spec.has_location)
     except OSError:  # it was removed
         return True
 

@@ -32,7 +32,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,6 @@ from training.jobs.supervise import Supervisor
 
 DIGITS = 10
 """Of a length or a pid in a message."""
-_STARTED = time.time()
 _new_process = subprocess.Popen
 LAUNCHER = "accelerate.commands.launch"
 HIDDEN = ("deepspeed", "peft")
@@ -117,7 +115,7 @@ def _serve(connection: socket.socket) -> list[str] | None:
     if not header:
         sys.exit(0)
     request = json.loads(connection.recv(int(header), socket.MSG_WAITALL))
-    changed = modules_changed(_STARTED)
+    changed = modules_changed()
     gc.freeze()  # a garbage collection in a fork would copy the memory of all these objects
     supervisor = 0 if changed else os.fork()
     if supervisor or changed:
