@@ -106,6 +106,8 @@ class Training:
         it waits only before a job has started."""
         first = next((kill for kill in reversed(waiting) if kill.part == WAITING), None)
         waiting.sort(key=lambda kill: kill is first)
+        if first is not None:  # with a server at hand, the few rows are ready before the launcher waits for them
+            self._own_server = True
         run = self._start()
         began, parts_killed, planned = run.started, 0, len(waiting)
         while True:
