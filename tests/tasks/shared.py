@@ -10,7 +10,7 @@ import pytest
 from tasks.shared_store.bucket import Bucket, Limits
 from tests.s3 import BUCKET, KEYS, S3, server
 
-QUICK = Limits(connect_s=1.0, idle_s=0.5, part_s=5.0, retry_s=1.0)
+QUICK = Limits(connect_s=2.0, idle_s=2.0, part_s=5.0, retry_s=1.0)
 """Limits for a server that is never slow, so that a test of one that does not answer is short."""
 
 
