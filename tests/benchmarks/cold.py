@@ -101,7 +101,7 @@ def build_rows(runs: Sequence[ColdRun], work_s: Mapping[str, float]) -> list[Row
     )
     rows = [Row(NAME, run.sum_s(work_s), how, unit="s", most=BUDGET_S)]
     for part, seconds in run.parts(work_s).items():
-        stage = f"{run.stages_s[part]:.2f} s, of which {work_s[part]:.2f} s are work" if part in work_s else ""
+        stage = f"the stage takes {run.stages_s[part]:.2f} s, its work {work_s[part]:.2f} s" if part in work_s else ""
         rows.append(Row(f"… {part}", seconds, stage, unit="s"))
     return rows
 

@@ -96,6 +96,17 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
+def kill_supervisor(home: Path) -> int:
+    """Starts the job, kills its supervisor, and returns a process that is left of it."""
+    job = write_job(home, "if not os.fork(): time.sleep(60)\ntime.sleep(60)")
+    handle = start(job, argv(), {})
+    until(lambda: at_work(job) and len(descendants(handle.pid)) == 2)
+    orphan = descendants(handle.pid)[-1]
+    os.kill(handle.pid, signal.SIGKILL)
+    until(lambda: not poll(handle))
+    return orphan
+
+
 def at_work(job: Path) -> bool:
     return bool(read_events(job / "events.jsonl", 0, ["note"])[0])
 
@@ -175,12 +186,7 @@ def test_when_the_run_is_killed_the_program_that_waits_ends_and_the_next_run_rem
 
 
 def test_a_taken_job_waits_for_the_last_writer_of_an_earlier_try(home: Path) -> None:
-    job = write_job(home, "if not os.fork(): time.sleep(60)\ntime.sleep(60)")
-    handle = start(job, argv(), {})
-    until(lambda: at_work(job) and len(descendants(handle.pid)) == 2)
-    orphan = descendants(handle.pid)[-1]
-    os.kill(handle.pid, signal.SIGKILL)
-    until(lambda: not poll(handle))
+    orphan = kill_supervisor(home)
     launch_early()
     assert run(home)["early"]
     assert not start_ticks(orphan)
@@ -188,12 +194,7 @@ def test_a_taken_job_waits_for_the_last_writer_of_an_earlier_try(home: Path) -> 
 
 def test_the_next_try_kills_what_a_killed_early_one_has_left(home: Path) -> None:
     launch_early()
-    job = write_job(home, "if not os.fork(): time.sleep(60)\ntime.sleep(60)")
-    handle = start(job, argv(), {})
-    until(lambda: at_work(job) and len(descendants(handle.pid)) == 2)
-    orphan = descendants(handle.pid)[-1]
-    os.kill(handle.pid, signal.SIGKILL)
-    until(lambda: not poll(handle))
+    orphan = kill_supervisor(home)
     assert not run(home)["early"]
     assert not start_ticks(orphan)
 
