@@ -108,7 +108,7 @@ class Executor:
                 result = result.result()
             state = work.state
             if stage.cached:
-                self._remote.keep(result)
+                self._remote.upload(result)
         finally:
             artifact = result.location if isinstance(result, Ref) else None
             fetched = self._remote.fetched_bytes(stage.name, key) if state == "cached" else None
@@ -211,7 +211,9 @@ def _artifact_body(stage: Stage[Any], work: Work, flat: dict[str, Any], forced: 
     def body(*arguments: Any) -> Ref | State[Ref]:
         found = None if forced else _find_or_discard(stage.name, work.key)
         if found is None and not forced:
-            found = remote.find(stage.name, work.key, work.fetch_progress)
+            found = remote.find_or_lease(
+                stage.name, work.key, work.fetch_progress, lambda owner: _note_wait(work, owner)
+            )
         if found is not None:
             # Complete except for Prefect's record: fetched, or an earlier run was killed between the two.
             shutil.rmtree(work.job, ignore_errors=True)
@@ -219,10 +221,14 @@ def _artifact_body(stage: Stage[Any], work: Work, flat: dict[str, Any], forced: 
         if forced:
             _forget_finished(work.job)
         work.state = "ran"
-        with store.filling(stage.name, work.key) as aside:
-            work.out = aside
-            figures = stage.make(work, *arguments)
-            ref = store.publish(aside, stage.name, work.key, flat, figures)
+        try:
+            with store.filling(stage.name, work.key) as aside:
+                work.out = aside
+                figures = stage.make(work, *arguments)
+                ref = store.publish(aside, stage.name, work.key, flat, figures)
+        except BaseException:
+            remote.release(stage.name, work.key)
+            raise
         # The job is kept until then, so that a killed run can resume it.
         shutil.rmtree(work.job, ignore_errors=True)
         return ref
@@ -258,6 +264,11 @@ def _make_rollback(work: Work) -> Callable[[Transaction], None]:
         work.on_events([event])
 
     return rollback
+
+
+def _note_wait(work: Work, owner: str) -> None:
+    message = f"another machine makes the same artifact; waiting for it ({owner})"
+    work.on_events([{"kind": "note", "message": message}])
 
 
 def _forget_finished(job: Path) -> None:

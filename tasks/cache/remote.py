@@ -25,6 +25,22 @@ class Remote:
         """The artifact, fetched into the local store; None if it cannot be had."""
         return None
 
+    def find_or_lease(
+        self,
+        stage: str,
+        key: str,
+        progress: Progress = no_progress,
+        on_wait: Callable[[str], None] = lambda owner: None,
+    ) -> Ref | None:
+        """Finds the artifact, after another machine that makes it has ended; None if this process is to make it.
+
+        Then `upload` or `release` must follow. `on_wait` is called with the other machine when the wait begins.
+        """
+        return self.find(stage, key, progress)
+
+    def release(self, stage: str, key: str) -> None:
+        """Lets other machines make an artifact that this process could not make."""
+
     def fetched_bytes(self, stage: str, key: str) -> int | None:
         """The bytes that this run or its plan downloaded for an artifact; None if it was here before."""
         return None
@@ -37,7 +53,7 @@ class Remote:
         """
         return nullcontext()
 
-    def keep(self, ref: Ref) -> None:
+    def upload(self, ref: Ref) -> None:
         """Uploads an artifact of the run, unless other machines have it, while the run goes on."""
 
     def deliver_earlier(self) -> None:

@@ -43,6 +43,9 @@ MLFLOW_LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_
 PASSWORDS = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_KEY", *MLFLOW_LOGIN)
 """The variables with credentials of Prefect's and MLflow's servers."""
 
+STORAGE_LOGIN = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_ACCOUNT_KEY")
+"""The variables with credentials of buckets: rows, the shared store, MLflow's artifacts."""
+
 # The bars of the Hub's clients are for a person who waits, not for a log.
 WITHOUT_TERMINAL = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from tasks.cache.settings import ACCESS_TOKENS, PASSWORDS
+from tasks.cache.settings import ACCESS_TOKENS, PASSWORDS, STORAGE_LOGIN
 from training.jobs.search_path import VARIABLE, python_path, search_path
 
 
@@ -15,8 +15,8 @@ def environment(added: Mapping[str, str]) -> dict[str, str]:
     # Rank numbers and launcher settings may be left over from a shell, a notebook or a scheduler. Access tokens and
     # passwords are passed only to the programs that need them.
     ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    foreign = (*ranks, *ACCESS_TOKENS, *PASSWORDS)
-    prefixes = ("ACCELERATE_", "TORCHELASTIC_", "FSDP_")
+    foreign = (*ranks, *ACCESS_TOKENS, *PASSWORDS, *STORAGE_LOGIN)
+    prefixes = ("ACCELERATE_", "TORCHELASTIC_", "FSDP_", "FSSPEC_")
     env = {k: v for k, v in os.environ.items() if k not in foreign and not k.startswith(prefixes)}
     return env | added_environment(added)
 

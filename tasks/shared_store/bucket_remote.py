@@ -16,19 +16,27 @@ from tasks.shared_store.artifacts import DamagedObject, SharedStore
 from tasks.shared_store.bucket import Bucket, BucketError
 from tasks.shared_store.checkpoint_uploads import share_checkpoints
 from tasks.shared_store.checkpoints import remove_checkpoints
+from tasks.shared_store.leases import Leases
 from tasks.shared_store.transfers import count_bytes
 from tasks.shared_store.uploads import Uploads
 
 
 class BucketRemote(Remote):
-    """The artifacts of a bucket."""
+    """The artifacts of a bucket.
 
-    def __init__(self, bucket: Bucket) -> None:
+    Args:
+        bucket: the bucket.
+        leases: those of this process; by default with the usual times.
+    """
+
+    def __init__(self, bucket: Bucket, leases: Leases | None = None) -> None:
         self._bucket, self._shared = bucket, SharedStore(bucket)
+        self._leases = leases or Leases(bucket)
         self._uploads = Uploads(self._shared, bucket.url, self._upload_ended)
         self._fetched: dict[tuple[str, str], int] = {}
         self._is_away = False
         """Whether a look-up failed: each further one would wait for the same answer."""
+        self._takes_leases = True
         self._warnings: list[str] = []
 
     def find(self, stage: str, key: str, progress: Progress = no_progress) -> Ref | None:
@@ -50,8 +58,35 @@ class BucketRemote(Remote):
                 self._shared.remove(damage)
         except BucketError as error:
             self._is_away = True
+            self._takes_leases = False
             self._warnings.append(f"This run goes on without artifacts of the shared store: {error}")
         return None
+
+    def find_or_lease(
+        self,
+        stage: str,
+        key: str,
+        progress: Progress = no_progress,
+        on_wait: Callable[[str], None] = lambda owner: None,
+    ) -> Ref | None:
+        """Finds the artifact, after another machine that makes it has ended; None if this process is to make it."""
+        ref = self.find(stage, key, progress)
+        while ref is None and self._takes_leases:
+            try:
+                is_maker = self._leases.acquire(stage, key, lambda: self._is_made(stage, key), on_wait)
+            except BucketError:  # the next look-up or upload reports it
+                self._takes_leases = False
+                break
+            ref = self.find(stage, key, progress)  # another machine may have ended before the lease
+            if is_maker:
+                if ref is not None:
+                    self._leases.release(stage, key)
+                break
+        return ref
+
+    def release(self, stage: str, key: str) -> None:
+        """Lets other machines make an artifact that this process could not make."""
+        self._leases.release(stage, key)
 
     def fetched_bytes(self, stage: str, key: str) -> int | None:
         """The bytes that this run or its plan downloaded for an artifact; None if it was here before."""
@@ -61,7 +96,7 @@ class BucketRemote(Remote):
         """Resumes a training from the newest checkpoint of another machine, and shares its own during the block."""
         return share_checkpoints(self._bucket, work, seal_key, device, is_away=self._is_away)
 
-    def keep(self, ref: Ref) -> None:
+    def upload(self, ref: Ref) -> None:
         """Uploads an artifact of the run, unless the bucket has it, while the run goes on."""
         if (ref.stage, ref.key) not in self._fetched:
             self._uploads.add(ref.stage, ref.key)
@@ -73,10 +108,18 @@ class BucketRemote(Remote):
     def end_run(self, wait: bool, note: Callable[[str], None] = lambda text: None) -> list[str]:
         """Waits for the end of uploads, or leaves them to a later run. Returns the warnings of the run."""
         warnings, self._warnings = self._warnings + self._uploads.end(wait, note), []
-        self._fetched, self._is_away = {}, False
+        self._leases.release_all()  # of failed uploads: another machine must not wait for this one's next run
+        self._fetched, self._is_away, self._takes_leases = {}, False, True
         return warnings
 
+    def _is_made(self, stage: str, key: str) -> bool:
+        try:
+            return self._shared.look_up(stage, key) is not None
+        except DamagedObject:
+            return True  # `find` removes it
+
     def _upload_ended(self, stage: str, key: str) -> None:
+        self._leases.release(stage, key)
         if stage == "fit":
             remove_checkpoints(self._bucket, key)
 

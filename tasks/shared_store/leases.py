@@ -3,8 +3,8 @@
     leases/<stage>/<key>.json    {"owner": …, "beat": 7}
 
 The owner counts `beat` up while it works. A waiter takes a lease over if its content has not changed for a time on the
-waiter's own monotonic clock, so clocks of machines are never compared. A lease only saves work: two machines that both
-believe to hold it make the artifact twice, and the first manifest stands.
+waiter's own monotonic clock, so clocks of machines are never compared. A lease only saves work: if two machines hold it
+at once, each makes the artifact, and the first manifest stands.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Callable
 
+from tasks.cache import settings
 from tasks.shared_store.bucket import AlreadyExists, Bucket, BucketError, NotFound
 
 BEAT_S = 10.0
@@ -40,11 +41,11 @@ class Leases:
         self, bucket: Bucket, *, beat_s: float = BEAT_S, stale_s: float = STALE_S, poll_s: float = POLL_S
     ) -> None:
         self._bucket, self._beat_s, self._stale_s, self._poll_s = bucket, beat_s, stale_s, poll_s
-        self._owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._home = f"{socket.gethostname()}:{settings.home()}"
+        self.owner = f"{self._home}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._held: dict[str, int] = {}
-        """The beats of each lease by name."""
+        """The number of beats by the name of the lease."""
         self._turn = threading.Lock()
-        self._closed = threading.Event()
         self._heart: threading.Thread | None = None
 
     def acquire(
@@ -56,7 +57,17 @@ class Leases:
     ) -> bool:
         """Waits until this process holds the lease. Returns False if `is_made` is true before.
 
-        `on_wait` is called once with the owner, if there is one. Raises BucketError if the bucket does not answer.
+        A process that acquires a lease holds the stage's lock in its home, so the owner of an earlier lease of the same
+        home has ended: the lease is taken over at once.
+
+        Args:
+            stage: the stage that makes the artifact.
+            key: the artifact's key.
+            is_made: whether the artifact is in the bucket.
+            on_wait: called with the other owner when the wait begins.
+
+        Raises:
+            BucketError: if the bucket refuses or does not answer.
         """
         name, waits = _name(stage, key), False
         seen, since = b"", time.monotonic()
@@ -66,30 +77,34 @@ class Leases:
                 self._hold(name)
                 return True
             content = self._read(name)
-            if not waits:
-                waits = True
-                on_wait(_owner(content))
             if content != seen:
                 seen, since = content, time.monotonic()
-            elif time.monotonic() - since >= self._stale_s:
+            owner = _owner(content)
+            if owner.startswith(f"{self._home}:") or time.monotonic() - since >= self._stale_s:
                 self._bucket.remove(name)
                 continue
+            if content and not waits:
+                waits = True
+                on_wait(owner)
             if is_made():
                 return False
             time.sleep(self._poll_s)
 
     def release(self, stage: str, key: str) -> None:
-        """Gives the lease back. A lease that was lost, or that the bucket does not let go, ends by itself."""
-        name = _name(stage, key)
+        """Ends the lease, if this process holds it. If the bucket does not answer, the lease becomes stale."""
+        self._release(_name(stage, key))
+
+    def release_all(self) -> None:
+        """Ends all leases of this process."""
+        for name in [*self._held]:
+            self._release(name)
+
+    def _release(self, name: str) -> None:
         with self._turn:
             held = self._held.pop(name, None) is not None
         with contextlib.suppress(BucketError):
-            if held and _owner(self._read(name)) == self._owner:
+            if held and _owner(self._read(name)) == self.owner:
                 self._bucket.remove(name)
-
-    def close(self) -> None:
-        """Ends the beats. Leases that are still held become stale."""
-        self._closed.set()
 
     def _hold(self, name: str) -> None:
         with self._turn:
@@ -99,16 +114,22 @@ class Leases:
                 self._heart.start()
 
     def _beat(self) -> None:
-        while not self._closed.wait(self._beat_s):
-            for name in [*self._held]:
+        while True:
+            time.sleep(self._beat_s)
+            with self._turn:
+                names = [*self._held]
+                if not names:
+                    self._heart = None
+                    return
+            for name in names:
                 with contextlib.suppress(BucketError):
                     self._renew(name)
 
     def _renew(self, name: str) -> None:
-        with self._turn:  # a lease that is given back meanwhile is not written again
+        with self._turn:  # a lease that was released meanwhile is not written again
             if name not in self._held:
                 return
-            if _owner(self._read(name)) != self._owner:  # another machine believes that this one is dead
+            if _owner(self._read(name)) != self.owner:  # another machine saw no beat for too long
                 del self._held[name]
                 return
             self._held[name] += 1
@@ -121,7 +142,7 @@ class Leases:
             return b""
 
     def _content(self, beat: int) -> bytes:
-        return json.dumps({"owner": self._owner, "beat": beat}).encode()
+        return json.dumps({"owner": self.owner, "beat": beat}).encode()
 
 
 def _name(stage: str, key: str) -> str:
@@ -129,7 +150,7 @@ def _name(stage: str, key: str) -> str:
 
 
 def _owner(content: bytes) -> str:
-    """The owner of a lease; empty for one that is absent or damaged."""
+    """The owner of a lease; empty if it is absent or damaged."""
     try:
         return str(json.loads(content)["owner"])
     except (ValueError, KeyError, TypeError):

@@ -145,9 +145,11 @@ def mlflow_errors() -> Iterator[None]:
 
 
 def build_environment() -> dict[str, str]:
-    """The variables of a child program that uses MLflow: server, login, and time to store a large model."""
+    """The variables of a child program that uses MLflow: server, logins, and time to store a large model."""
+    # Without a server between them, MLflow's client writes to the bucket of the models itself.
+    logins = (*settings.MLFLOW_LOGIN, *settings.STORAGE_LOGIN)
     return {
-        **{name: os.environ[name] for name in settings.MLFLOW_LOGIN if name in os.environ},
+        **{name: os.environ[name] for name in logins if name in os.environ},
         "MLFLOW_TRACKING_URI": settings.tracking_uri(),
         "MLFLOW_REGISTRY_URI": settings.tracking_uri(),
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5",

@@ -303,12 +303,18 @@ def test_a_job_sees_no_rank_of_another_launcher_no_secret_and_the_environment_it
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    secrets = ("HF_TOKEN", "PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD")
+    secrets = (
+        "HF_TOKEN",
+        "PREFECT_API_AUTH_STRING",
+        "MLFLOW_TRACKING_PASSWORD",
+        "AWS_SECRET_ACCESS_KEY",
+        "FSSPEC_HTTP",
+    )
     for name in secrets:
         monkeypatch.setenv(name, "a secret")
     names = ("RANK", "ACCELERATE_USE_FSDP", *secrets, "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "MY_SECRET")
     outcome, _ = run(tmp_path, f"return {{n: os.environ.get(n) for n in {names}}}", env={"MY_SECRET": "s"})
-    assert outcome.figures == dict(zip(names, (*[None] * 5, "1", "1", "s"), strict=True))
+    assert outcome.figures == dict(zip(names, (*[None] * 7, "1", "1", "s"), strict=True))
 
 
 def test_under_accelerate_one_process_runs_whatever_the_users_own_configuration(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +21,27 @@ NAME = ("fit", "k1")
 OBJECT = "leases/fit/k1.json"
 
 
-def machine(bucket: Bucket, *, beat_s: float = 0.1, stale_s: float = 0.8) -> Leases:
-    return Leases(bucket, beat_s=beat_s, stale_s=stale_s, poll_s=0.05)
+class Machines:
+    """Machines with a home each."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, bucket: Bucket) -> None:
+        self._folder, self._monkeypatch, self._bucket = folder, monkeypatch, bucket
+        self._count = 0
+
+    def __call__(self, home: str = "", *, beat_s: float = 0.1, stale_s: float = 0.8) -> Leases:
+        self._count += 1
+        self._monkeypatch.setenv("FINETUNE_HOME", str(self._folder / (home or f"home{self._count}")))
+        return Leases(self._bucket, beat_s=beat_s, stale_s=stale_s, poll_s=0.05)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: Bucket) -> Machines:
+    return Machines(tmp_path, monkeypatch, bucket)
+
+
+def killed(owner: str = "gpu-1:/home:7:ab") -> bytes:
+    """The lease of a process that counts no beats."""
+    return json.dumps({"owner": owner, "beat": 3}).encode()
 
 
 def never() -> bool:
@@ -35,69 +55,84 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def test_the_second_machine_waits_and_works_when_the_first_gives_the_lease_back(bucket: Bucket) -> None:
-    first, second = machine(bucket), machine(bucket)
+def test_the_second_machine_waits_and_works_when_the_first_gives_the_lease_back(machine: Machines) -> None:
+    first, second = machine(), machine()
     assert first.acquire(*NAME, never)
     owners: list[str] = []
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(second.acquire, *NAME, never, owners.append)
         until(lambda: owners)
         time.sleep(1.2)  # longer than a lease without a beat lasts
-        assert not waits.done() and owners == [first._owner]
+        assert not waits.done() and owners == [first.owner]
         first.release(*NAME)
         assert waits.result(10)
 
 
-def test_the_second_machine_stops_waiting_when_the_artifact_is_made(bucket: Bucket) -> None:
-    first, second = machine(bucket), machine(bucket)
+def test_the_second_machine_stops_waiting_when_the_artifact_is_made(machine: Machines) -> None:
+    first, second = machine(), machine()
     assert first.acquire(*NAME, never)
     assert not second.acquire(*NAME, lambda: True)
 
 
-def test_a_machine_that_died_loses_its_lease(bucket: Bucket) -> None:
-    first, second = machine(bucket), machine(bucket)
-    assert first.acquire(*NAME, never)
-    first.close()
+def test_a_machine_that_died_loses_its_lease(machine: Machines, bucket: Bucket) -> None:
+    bucket.write(OBJECT, killed())
     began = time.monotonic()
-    assert second.acquire(*NAME, never)
+    assert machine().acquire(*NAME, never)
     assert 0.8 <= time.monotonic() - began < 10
 
 
-def test_a_machine_that_comes_back_after_its_lease_was_taken_leaves_it_to_the_new_owner(bucket: Bucket) -> None:
-    first = machine(bucket, beat_s=1.5)
-    second = machine(bucket, stale_s=0.2)
+def test_a_killed_run_does_not_delay_the_next_run_of_its_home(machine: Machines, bucket: Bucket) -> None:
+    first, second = machine("one"), machine("one", stale_s=1000)
+    bucket.write(OBJECT, killed(first.owner))
+    assert second.acquire(*NAME, never)
+
+
+def test_release_all_ends_each_lease_of_the_process(machine: Machines, bucket: Bucket) -> None:
+    leases = machine()
+    for stage in ("fit", "predict"):
+        assert leases.acquire(stage, "k1", never)
+    leases.release_all()
+    assert list(bucket.names("leases")) == []
+
+
+def test_a_machine_that_comes_back_after_its_lease_was_taken_leaves_it_to_the_new_owner(
+    machine: Machines, bucket: Bucket
+) -> None:
+    first, second = machine(beat_s=1.5), machine(stale_s=0.2)
     assert first.acquire(*NAME, never) and second.acquire(*NAME, never)
     until(lambda: not first._held)  # its next beat finds the new owner
     first.release(*NAME)
-    assert second._owner.encode() in bucket.read(OBJECT)
+    assert second.owner.encode() in bucket.read(OBJECT)
     second.release(*NAME)
     assert bucket.size(OBJECT) is None
 
 
-def test_a_damaged_lease_is_taken_over(bucket: Bucket) -> None:
+def test_a_damaged_lease_is_taken_over(machine: Machines, bucket: Bucket) -> None:
     bucket.write(OBJECT, b"not JSON")
-    assert machine(bucket, stale_s=0.2).acquire(*NAME, never)
+    assert machine(stale_s=0.2).acquire(*NAME, never)
 
 
-def test_of_many_machines_at_once_one_works_at_a_time(bucket: Bucket) -> None:
+def test_of_many_machines_at_once_one_works_at_a_time(machine: Machines) -> None:
     at_work: list[int] = []
+    machines = [machine(stale_s=20) for _ in range(6)]
 
     def work(number: int) -> int:
-        leases = machine(bucket, stale_s=20)
+        leases = machines[number]
         assert leases.acquire(*NAME, never)
         at_work.append(number)
         most = len(at_work)
         time.sleep(0.05)
         at_work.remove(number)
         leases.release(*NAME)
-        leases.close()
         return most
 
     with ThreadPoolExecutor(6) as pool:
         assert max(pool.map(work, range(6))) == 1
 
 
-def test_without_a_bucket_the_caller_gets_an_error_in_bounded_time(on_s3: str, s3: S3, tmp_path: Path) -> None:
+def test_without_a_bucket_the_caller_gets_an_error_in_bounded_time(
+    on_s3: str, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     s3.fault = lambda request: 503
     with pytest.raises(Unavailable):
-        machine(Bucket(on_s3, QUICK)).acquire(*NAME, never)
+        Machines(tmp_path, monkeypatch, Bucket(on_s3, QUICK))().acquire(*NAME, never)

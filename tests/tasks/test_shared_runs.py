@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -13,11 +13,12 @@ from prefect import flow
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
+from tasks.cache import settings
 from tasks.cache.executor import Executor
 from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.refs import Ref
 from tasks.cache.remote import Remote
-from tasks.cache.stage import Inputs, Row, Work, stage
+from tasks.cache.stage import Inputs, Listener, Row, Work, stage
 from tasks.shared_store.bucket import Bucket
 from tasks.shared_store.bucket_remote import BucketRemote
 from tests.s3 import BUCKET, S3
@@ -81,12 +82,29 @@ def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_s3: str) -> Homes:
     return Homes(tmp_path, monkeypatch, on_s3)
 
 
-def run(remote: Remote, text: str = TEXT) -> list[Row]:
+class Waits(Listener):
+    """Collects the notes of waiting stages.
+
+    Args:
+        on_wait: called at each.
+    """
+
+    def __init__(self, on_wait: Callable[[], None]) -> None:
+        self._on_wait, self.notes = on_wait, list[str]()
+
+    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+        notes = [event["message"] for event in events if event["kind"] == "note"]
+        self.notes += notes
+        for _ in notes:
+            self._on_wait()
+
+
+def run(remote: Remote, text: str | None = TEXT, listeners: Sequence[Listener] = ()) -> list[Row]:
     """The rows of a run of both stages."""
     rows: list[Row] = []
 
     def body() -> None:
-        executor = Executor("recipe", str(flow_run.get_id()), remote=remote)
+        executor = Executor("recipe", str(flow_run.get_id()), listeners, remote=remote)
         try:
             executor(count, executor(write, text))
         finally:
@@ -118,6 +136,31 @@ def test_a_stage_whose_artifact_another_machine_made_is_cached_and_its_row_has_t
     assert remote.end_run(wait=True) == []
     again = run(remote)
     assert states(again) == ["cached", "cached"] and [row.fetched_bytes for row in again] == [None, None]
+
+
+def test_while_another_machine_makes_an_artifact_this_one_waits_and_then_fetches_it(homes: Homes, s3: S3) -> None:
+    first = homes.use("first")
+    refs = [Ref(stage=row.name, key=row.key or "", digest="") for row in run(Remote())]
+    assert first.find_or_lease("write", refs[0].key) is None
+
+    def deliver() -> None:
+        for ref in refs:
+            first.upload(ref)
+
+    waits = Waits(settings.with_this_home(deliver))
+    made.clear()
+    rows = run(homes.use("second"), listeners=[waits])
+    assert states(rows) == ["cached", "cached"] and made == []
+    assert len(waits.notes) == 1 and "another machine" in waits.notes[0]
+    assert first.end_run(wait=True) == []
+    assert not any("/leases/" in name for name in homes.objects(s3))
+
+
+def test_a_stage_that_failed_keeps_no_other_machine_waiting(homes: Homes, s3: S3) -> None:
+    remote = homes.use("first")
+    with pytest.raises(TypeError):
+        run(remote, text=None)
+    assert not any("/leases/" in name for name in homes.objects(s3))
 
 
 def test_a_plan_fetches_so_that_it_can_read_the_inputs_of_later_stages(homes: Homes) -> None:
@@ -179,7 +222,7 @@ def test_uploads_of_an_interrupted_run_are_left_to_the_next(homes: Homes, s3: S3
     remote, may_go_on = homes.use("first"), Event()
     s3.fault = lambda request: None if may_go_on.wait(20) else 500
     for row in run(Remote()):
-        remote.keep(Ref(stage=row.name, key=row.key or "", digest=""))
+        remote.upload(Ref(stage=row.name, key=row.key or "", digest=""))
     (warning,) = remote.end_run(wait=False)
     may_go_on.set()
     assert "interrupted" in warning and "write" in warning and "count" in warning
