@@ -3,6 +3,7 @@
 # make matrix: every engine and kind with every strategy: trains, goes on after kills, exports, answers; the README's
 # tables are renewed.
 # make ui: run the demo through real servers, look at it in a Chromium of the system, and take the README's pictures.
+# make team: PostgreSQL, a bucket, Prefect and MLflow with passwords and two workers; one burns down while it trains.
 # make docs: build the documentation site in build/docs; a warning or a broken link is an error.
 # make gpu: everything that only a GPU can show, with the Python and the torch that are there: make gpu PYTHON=python3
 # make bench: measure speed against the budgets, some ten minutes, best on a machine that does nothing else.
@@ -16,7 +17,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 	$$python $(NEW_ENOUGH) 2>/dev/null && echo $$python && exit; done; echo python3)
 INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test drill matrix gpu ui docs bench lint
+.PHONY: demo test drill matrix gpu team ui docs bench lint
 demo: $(VENV)/.installed
 	$(VENV)/bin/finetune run deployments/demo.yaml
 
@@ -36,6 +37,9 @@ matrix: $(VENV)/.installed
 # make gpu PYTHON=python3 GPU="--only speed --budget-s 500". It installs nothing.
 gpu:
 	$(PYTHON) -m tests.gpu $(GPU)
+
+team: $(VENV)/.installed
+	$(VENV)/bin/python -m tests.team
 
 ui: $(VENV)/.installed
 	$(VENV)/bin/python -m tests.ui
