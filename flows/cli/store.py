@@ -1,8 +1,9 @@
-"""Show what fills the home, what needs it, and what can be removed."""
+"""Show what fills the home and the shared store, what needs it, and what can be removed."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -10,9 +11,10 @@ from flows.cli.shared import COMPLETED, option_error
 from flows.reports.tables import align
 from tasks.cache import garbage_collection, settings
 from tasks.cache.garbage_collection import INCOMPLETE, JOBS, QUARANTINE, RECORDS, REMOVED, Piece, Sizes
-from tasks.registry.retention import find_needs
+from tasks.registry.retention import find_needs, find_shared_needs
 from tasks.tracking.reports import format_size
 
+DAYS = 30
 # Listed after the artifacts of the stages.
 LEFTOVERS = (JOBS, QUARANTINE, INCOMPLETE, REMOVED, RECORDS)
 # Other parts of the home that grow.
@@ -22,6 +24,15 @@ OTHER_PARTS = ("runs", "services", "mlartifacts", "mlflow.db", "prefect")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--remove", action="store_true", help="remove what nothing needs, after a question")
     parser.add_argument("--yes", action="store_true", help="with --remove: do not ask")
+    parser.add_argument(
+        "--shared", action="store_true", help="the shared store alone (FINETUNE_STORE), for all machines that use it"
+    )
+    parser.add_argument(
+        "--days",
+        type=int,
+        metavar="N",
+        help=f"with --shared: keep what runs of the last N days need (default: {DAYS})",
+    )
     parser.add_argument(
         "--give-up",
         metavar="RUN",
@@ -33,14 +44,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Prints the tables; removes folders with --remove. Raises UserError while a run uses the home."""
+    """Prints the tables; removes folders or objects with --remove.
+
+    Raises UserError while a run uses the home, and if the shared store, which --shared names, cannot be read.
+    """
     if arguments.yes and not arguments.remove:
         raise option_error("--yes", "needs --remove: add it, or leave this option out.")
     if arguments.remove and not arguments.yes and not sys.stdin.isatty():
         raise option_error("--remove", "needs a terminal for its question: add --yes.")
+    if arguments.days is not None and not arguments.shared:
+        raise option_error("--days", "needs --shared: add it, or leave this option out.")
+    if arguments.days is not None and arguments.days < 1:
+        raise option_error("--days", f"{arguments.days} is too few: at least 1 day is kept.")
+    if arguments.shared:
+        return _execute_shared(arguments)
     if not settings.home_path().exists():
         print(f"{settings.home_path()} does not exist yet: nothing is stored.")
-        return COMPLETED
+    else:
+        _execute_here(arguments)
+    if os.environ.get("FINETUNE_STORE") and not arguments.remove:
+        _show_shared()
+    return COMPLETED
+
+
+def _execute_here(arguments: argparse.Namespace) -> None:
     if arguments.remove:
         garbage_collection.require_no_run()
     measured = garbage_collection.measure(settings.home())  # while this process imports MLflow and reads the registry
@@ -50,18 +77,50 @@ def execute(arguments: argparse.Namespace) -> int:
     unneeded = [piece for piece in pieces if not piece.needed_by]
     if not unneeded:
         print("Nothing can go.")
-        return COMPLETED
+        return
     size = format_size(sizes.of((piece.path for piece in unneeded), freed=True))
     if not arguments.remove:
         runs = ", ".join(run[:8] for run in garbage_collection.running_runs())
         print(f"{size} can go{f', after these runs have ended: {runs}' if runs else ''}: finetune store --remove")
-        return COMPLETED
+        return
     if not arguments.yes and not _confirm(f"Remove {len(unneeded):,} of these, and free {size}? [y/N] "):
         print("Nothing was removed.")
-        return COMPLETED
+        return
     paths = {piece.path for piece in unneeded}
     removed, freed = garbage_collection.remove(paths, lambda: find_needs(arguments.give_up))
     print(f"Removed {removed:,} of {len(unneeded):,}: {format_size(freed)} freed.")
+
+
+def _show_shared() -> None:
+    """Shows what one listing of the bucket says."""
+    from flows.reports.shared_store import format_content
+    from tasks.shared_store.maintenance import Maintenance
+
+    store = Maintenance.of_environment(lambda: ())
+    print("", *format_content(store.url, store.list_content()), "What can go: finetune store --shared", sep="\n")
+
+
+def _execute_shared(arguments: argparse.Namespace) -> int:
+    # Imports the client of the bucket: a home that shares nothing does not need it.
+    from flows.reports.shared_store import format_content
+    from tasks.shared_store.maintenance import Maintenance
+
+    days = arguments.days or DAYS
+    store = Maintenance.of_environment(lambda: find_shared_needs(days))
+    content, plan = store.inspect()
+    print(*format_content(store.url, content, plan), sep="\n")
+    if not plan.entries:
+        print("Nothing can go.")
+        return COMPLETED
+    size = f"{len(plan.entries):,} objects, {format_size(plan.bytes)}"
+    if not arguments.remove:
+        print(f"{size} can go: finetune store --shared --remove")
+    elif not arguments.yes and not _confirm(f"Remove {size}, which no machine of the team will have any more? [y/N] "):
+        print("Nothing was removed.")
+    else:
+        removed = store.remove(plan, lambda owner: print(f"waiting for another removal ({owner})", file=sys.stderr))
+        freed = format_size(sum(entry.bytes for entry in removed))
+        print(f"Removed {len(removed):,} of {len(plan.entries):,} objects: {freed} freed.")
     return COMPLETED
 
 

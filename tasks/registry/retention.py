@@ -8,6 +8,7 @@ tasks/cache/garbage_collection.py removes all others.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,10 +18,12 @@ from tasks.cache.garbage_collection import Needs
 from tasks.tracking.connection import FLOW_RUN_TAG, connect, list_registered, mlflow_errors, search_all
 from tasks.tracking.mlflow_run import VERSION_TAG
 from tasks.tracking.outbox import PENDING_STATE, Outbox
+from tasks.tracking.stage_table import STAGES
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run as MlflowRun
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,49 @@ def find_needs(given_up: Collection[str] = ()) -> Needs:
     )
 
 
+def find_shared_needs(days: int) -> dict[str, list[str]]:
+    """Finds who needs the artifacts of the shared store, by key: registered versions, with an alias or without, runs of
+    the last `days`, whatever machine they ran on, and what this home needs.
+
+    Raises MlflowFailed if MLflow does not answer.
+    """
+    since_ms = int(1000 * (time.time() - days * 86_400))
+    with mlflow_errors():
+        client = connect()
+        versions = [*search_all(client.search_model_versions)]
+        runs = {run.info.run_id: run for run in _search_runs(client, f"attributes.start_time >= {since_ms}")}
+        needing = [(f"runs of the last {days} days", _keys_of(run.data.tags)) for run in runs.values()]
+        for version in versions:
+            run = runs.get(version.run_id) or _find_run(client, version.run_id)
+            keys = _keys_of(version.tags) | (_keys_of(run.data.tags) if run else set())
+            needing.append((f"{version.name}/{version.version}", keys))
+    return _group_by_key(
+        [*needing, *((who, {key}) for key, owners in find_needs().needed_by.items() for who in owners)]
+    )
+
+
+def _search_runs(client: MlflowClient, condition: str) -> Iterator[MlflowRun]:
+    experiments = [experiment.experiment_id for experiment in search_all(client.search_experiments)]
+    if experiments:
+        yield from search_all(client.search_runs, experiment_ids=experiments, filter_string=condition)
+
+
+def _find_run(client: MlflowClient, run_id: str | None) -> MlflowRun | None:
+    """The run that registered a version; None if it was deleted for good."""
+    try:
+        return client.get_run(run_id) if run_id else None
+    except Exception as error:
+        if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+
+
+def _keys_of(tags: Mapping[str, str]) -> set[str]:
+    """The keys of stages in the tags of a run or a version."""
+    stages = {f"{stage}.key" for stage in STAGES}
+    return {key for tag, key in tags.items() if tag.removeprefix("finetune.") in stages}
+
+
 def _group_by_key(needing: Iterable[tuple[str, Collection[str]]]) -> dict[str, list[str]]:
     needed_by: dict[str, list[str]] = {}
     for who, keys in needing:
@@ -79,7 +125,7 @@ def _list_aliased(client: MlflowClient, runs: Mapping[str, Run]) -> Iterator[tup
     for model in search_all(client.search_registered_models):
         for alias, number in model.aliases.items():
             tags = client.get_model_version(model.name, str(number)).tags
-            keys = {key for tag, key in tags.items() if tag.startswith("finetune.") and tag.endswith(".key")}
+            keys = _keys_of(tags)
             run = runs.get(tags.get(FLOW_RUN_TAG, ""))
             yield f"{model.name}@{alias}", keys | (run.keys if run else set())
 

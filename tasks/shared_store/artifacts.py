@@ -23,7 +23,9 @@ from pydantic import TypeAdapter, ValidationError
 from tasks.cache import settings, store
 from tasks.cache.digests import Digests
 from tasks.cache.refs import Ref
+from tasks.shared_store.announcements import announce
 from tasks.shared_store.bucket import AlreadyExists, Bucket, NotFound
+from tasks.shared_store.leases import Leases
 from tasks.shared_store.transfers import SharedFile, download, in_parallel, send
 
 NEIGHBOURS = 50
@@ -71,19 +73,23 @@ class Upload:
 class SharedStore:
     """The artifacts of a bucket.
 
+    Args:
+        bucket: the bucket.
+        leases: by which an upload sees a removal.
+
     All methods raise `bucket.BucketError` if the bucket does not answer or refuses.
     """
 
-    def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
+    def __init__(self, bucket: Bucket, leases: Leases | None = None) -> None:
+        self._bucket, self._leases = bucket, leases or Leases(bucket)
 
     def look_up(self, stage: str, key: str) -> SharedArtifact | None:
         """The artifact; None if it is absent. Raises DamagedObject if its manifest cannot be used."""
         try:
-            manifest = self._bucket.read(_manifest_name(stage, key))
+            manifest = self._bucket.read(manifest_name(stage, key))
         except NotFound:
             return None
-        ref, files = _parse(manifest, stage, key)
+        ref, files = parse_manifest(manifest, stage, key)
         return SharedArtifact(ref, files, manifest, _files_here(stage, {file.sha256 for file in files}))
 
     def fetch(self, artifact: SharedArtifact, on_bytes: Callable[[int], None] = lambda count: None) -> int:
@@ -124,31 +130,36 @@ class SharedStore:
         if ref is None:
             raise LookupError(f"{stage} {key} is not in the store")
         manifest = (ref.path / store.MANIFEST).read_bytes()
-        contents = {file.sha256: file for file in _parse(manifest, stage, key)[1]}.values()
+        contents = {file.sha256: file for file in parse_manifest(manifest, stage, key)[1]}.values()
         sent_bytes, stops = 0, [stop] if stop else []
         while (standing := self.look_up(stage, key)) is None:
-            sent_bytes += sum(
-                in_parallel(
-                    lambda file, failed: send(self._bucket, file.object, file, ref.path / file.path, failed, *stops),
-                    contents,
+            with announce(self._bucket, self._leases, stage, key, manifest, *stops):
+                sent_bytes += sum(
+                    in_parallel(
+                        lambda file, failed: send(
+                            self._bucket, file.object, file, ref.path / file.path, failed, *stops
+                        ),
+                        contents,
+                    )
                 )
-            )
-            with contextlib.suppress(AlreadyExists):
-                self._bucket.create(_manifest_name(stage, key), manifest)
-                return Upload(sent_bytes, ref.digest, ref.digest)
+                with contextlib.suppress(AlreadyExists):
+                    self._bucket.create(manifest_name(stage, key), manifest)
+                    return Upload(sent_bytes, ref.digest, ref.digest)
         return Upload(sent_bytes, ref.digest, standing.ref.digest)
 
     def remove(self, damage: DamagedObject) -> None:
         """Removes the manifest, then the damaged objects, so that the artifact can be uploaded again."""
-        for name in (_manifest_name(damage.stage, damage.key), *damage.objects):
+        for name in (manifest_name(damage.stage, damage.key), *damage.objects):
             self._bucket.remove(name)
 
 
-def _manifest_name(stage: str, key: str) -> str:
+def manifest_name(stage: str, key: str) -> str:
+    """The name of the manifest in the bucket."""
     return f"artifacts/{stage}/{key}.json"
 
 
-def _parse(manifest: bytes, stage: str, key: str) -> tuple[Ref, tuple[SharedFile, ...]]:
+def parse_manifest(manifest: bytes, stage: str, key: str) -> tuple[Ref, tuple[SharedFile, ...]]:
+    """The artifact of a manifest and its files. Raises DamagedObject."""
     try:
         ref, entries = store.checked_manifest(json.loads(manifest), stage, key, "its manifest")
         return ref, tuple(_FILES.validate_python(entries))

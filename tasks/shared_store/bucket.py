@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -68,6 +69,15 @@ class Forbidden(BucketError):
 
 class Unavailable(BucketError):
     """No answer, or only errors of the server, until the last retry."""
+
+
+class Entry(NamedTuple):
+    """An object, as a listing has it."""
+
+    name: str
+    bytes: int
+    modified: datetime
+    """By the clock of the bucket."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +134,24 @@ class Bucket:
 
     def names(self, above: str) -> list[str]:
         """The names of all objects below `above/`."""
-        with self._typed_errors(above):
-            return [entry["path"] for chunk in obstore.list(self._store, prefix=f"{above}/") for entry in chunk]
+        return [entry.name for entry in self.entries(above)]
+
+    def entries(self, above: str | None = None) -> list[Entry]:
+        """All objects below `above/`, or below the URL."""
+        with self._typed_errors(above or ""):
+            listing = obstore.list(self._store, prefix=f"{above}/" if above else None)
+            return [Entry(one["path"], one["size"], one["last_modified"]) for chunk in listing for one in chunk]
+
+    def now(self) -> datetime:
+        """The time of the bucket's clock, which the age of an object is measured by. Writes an object and removes
+        it."""
+        name = f"clock/{uuid.uuid4().hex}"
+        self.write(name, b"")
+        try:
+            with self._typed_errors(name):
+                return obstore.head(self._store, name)["last_modified"]
+        finally:
+            self.remove(name)
 
     def stream(self, name: str, size_bytes: int) -> Iterator[bytes | Bytes]:
         """The chunks of an object, in order. Raises WrongSize before the first if the object has another size."""

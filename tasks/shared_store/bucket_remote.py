@@ -30,8 +30,8 @@ class BucketRemote(Remote):
     """
 
     def __init__(self, bucket: Bucket, leases: Leases | None = None) -> None:
-        self._bucket, self._shared = bucket, SharedStore(bucket)
-        self._leases = leases or Leases(bucket)
+        self._bucket, self._leases = bucket, leases or Leases(bucket)
+        self._shared = SharedStore(bucket, self._leases)
         self._uploads = Uploads(self._shared, bucket.url, self._upload_ended)
         self._fetched: dict[tuple[str, str], int] = {}
         self._is_away = False

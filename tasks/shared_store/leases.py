@@ -45,6 +45,8 @@ class Leases:
         self.owner = f"{self._home}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._held: dict[str, int] = {}
         """The number of beats by the name of the lease."""
+        self._beaten: dict[str, float] = {}
+        """The time of the last beat by the name of the lease, on the monotonic clock."""
         self._turn = threading.Lock()
         self._heart: threading.Thread | None = None
 
@@ -73,8 +75,9 @@ class Leases:
         seen, since = b"", time.monotonic()
         while True:
             with contextlib.suppress(AlreadyExists):
+                began = time.monotonic()
                 self._bucket.create(name, self._content(0))
-                self._hold(name)
+                self._hold(name, began)
                 return True
             content = self._read(name)
             if content != seen:
@@ -88,6 +91,21 @@ class Leases:
                 on_wait(owner)
             if is_made():
                 return False
+            time.sleep(self._poll_s)
+
+    def is_held(self, stage: str, key: str) -> bool:
+        """Whether no other machine can have taken the lease over by now."""
+        name = _name(stage, key)
+        return name in self._held and time.monotonic() - self._beaten[name] < self._stale_s / 2
+
+    def wait_for_end(self, stage: str, key: str, is_stopped: Callable[[], bool]) -> None:
+        """Waits until no living process holds the lease, or `is_stopped` is true. Raises BucketError."""
+        name, seen, since = _name(stage, key), b"", time.monotonic()
+        while (content := self._read(name)) and not is_stopped():
+            if content != seen:
+                seen, since = content, time.monotonic()
+            elif time.monotonic() - since >= self._stale_s:
+                return
             time.sleep(self._poll_s)
 
     def release(self, stage: str, key: str) -> None:
@@ -106,9 +124,10 @@ class Leases:
             if held and _owner(self._read(name)) == self.owner:
                 self._bucket.remove(name)
 
-    def _hold(self, name: str) -> None:
+    def _hold(self, name: str, began: float) -> None:
         with self._turn:
             self._held[name] = 0
+            self._beaten[name] = began
             if self._heart is None:
                 self._heart = threading.Thread(target=self._beat, name="leases", daemon=True)
                 self._heart.start()
@@ -133,7 +152,9 @@ class Leases:
                 del self._held[name]
                 return
             self._held[name] += 1
+            began = time.monotonic()
             self._bucket.write(name, self._content(self._held[name]))
+            self._beaten[name] = began
 
     def _read(self, name: str) -> bytes:
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import shutil
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,10 @@ import pytest
 from flows.cli.main import main
 from tasks.cache import store
 from tasks.cache.garbage_collection import Sizes, bytes_on_disk
+from tasks.registry.retention import find_shared_needs
+from tasks.shared_store import maintenance
+from tasks.shared_store.artifacts import SharedStore
+from tasks.shared_store.bucket import Bucket
 from tasks.tracking.reports import format_size
 from tests.flows.small import FinishedRun
 from tests.made import KEY, artifact
@@ -79,3 +85,58 @@ def test_ctrl_d_at_the_question_removes_nothing_and_no_folder_is_walked_twice(
 def test_a_home_that_is_not_there_is_not_made(home: Path) -> None:
     assert main(["store"]) == 0
     assert not home.exists()
+
+
+@pytest.fixture
+def bucket(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A shared store with all artifacts of the home; nothing in it is young."""
+    (tmp_path / "shared").mkdir()
+    url = f"file://{tmp_path}/shared"
+    for folder in copied.glob("artifacts/*/[!.]*"):
+        SharedStore(Bucket(url)).upload(folder.parent.name, folder.name)
+    monkeypatch.setenv("FINETUNE_STORE", url)
+    monkeypatch.setattr(maintenance, "GRACE", timedelta(days=-1))
+    return Bucket(url)
+
+
+def test_the_shared_store_is_shown_after_the_home_and_keeps_what_runs_and_versions_need(
+    copied: Path, bucket: Bucket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["store"]) == 0
+    here, _, there = capsys.readouterr().out.partition(bucket.url)
+    assert "can go: finetune store --remove" in here and "load_data" in there and "needed" not in there
+    before = {*bucket.names("artifacts")}
+    assert main(["store", "--shared", "--remove", "--yes"]) == 0
+    assert "Removed 3 of 3 objects" in capsys.readouterr().out
+    assert before - {*bucket.names("artifacts")} == {f"artifacts/load_data/{KEY}.json"}
+    assert main(["store", "--shared"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "Nothing can go."
+
+
+def test_runs_keep_their_artifacts_in_the_shared_store_for_some_days_and_versions_for_ever(
+    copied: Path, bucket: Bucket, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = find_shared_needs(1)
+    owners = {owner for some in needs.values() for owner in some}
+    assert {"small/1", "runs of the last 1 days"} <= owners
+    monkeypatch.setattr("time.time", lambda now=time.time: now() + 3 * 86_400)
+    later = find_shared_needs(1)
+    assert "runs of the last 1 days" not in {owner for some in later.values() for owner in some}
+    assert {key for key, some in later.items() if "small/1" in some} == {
+        key for key, some in needs.items() if "small/1" in some
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["--shared"], "FINETUNE_STORE: is not set: name the shared store, such as s3://bucket/prefix."),
+        (["--days", "3"], "--days: needs --shared: add it, or leave this option out."),
+        (["--shared", "--days", "0"], "--days: 0 is too few: at least 1 day is kept."),
+    ],
+)
+def test_mistakes_of_the_shared_store_get_one_message(
+    copied: Path, arguments: list[str], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["store", *arguments]) == 2
+    assert capsys.readouterr().err == f"{shown}\n"

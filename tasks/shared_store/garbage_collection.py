@@ -1,0 +1,202 @@
+"""Garbage collection of the bucket: what it holds, and the removal of what nothing needs.
+
+Kept are the artifacts and checkpoints of the keys that the caller names, all that is younger than a grace time by the
+bucket's clock, the objects of every artifact that is kept, and those of uploads that are going on (see announcements).
+Manifests are removed before their objects: a removal that is killed leaves whole artifacts and objects that no manifest
+names, which the next one removes. A machine that reads an artifact meanwhile finds it damaged, and makes it again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+from tasks.shared_store import announcements
+from tasks.shared_store.artifacts import DamagedObject, parse_manifest
+from tasks.shared_store.bucket import Bucket, BucketError, Entry, NotFound
+from tasks.shared_store.leases import Leases
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+REQUESTS_AT_ONCE = 16
+BATCH = 100
+"""Objects that are removed between two looks at the lease."""
+CHECKPOINTS = "checkpoints"
+_ARTIFACT = re.compile(r"artifacts/(?P<stage>\w+)/(?P<key>\w+)\.json")
+_CHECKPOINT = re.compile(r"checkpoints/(?P<key>\w+)/.+")
+_OBJECT = re.compile(r"objects/../(?P<sha256>[0-9a-f]{64})")
+
+
+class LeaseLost(BucketError):
+    """A removal ended because another machine may have taken its lease over."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a bucket holds, from one listing."""
+
+    artifacts: dict[Entry, tuple[str, str]] = field(default_factory=dict)
+    """Stage and key of each manifest."""
+    checkpoints: dict[str, list[Entry]] = field(default_factory=dict)
+    """The objects of a training's checkpoints, by its key."""
+    objects: dict[str, Entry] = field(default_factory=dict)
+    """By sha256."""
+    announced: list[Entry] = field(default_factory=list)
+    leases: list[Entry] = field(default_factory=list)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All objects."""
+        checkpoints = [entry for group in self.checkpoints.values() for entry in group]
+        return [*self.artifacts, *checkpoints, *self.objects.values(), *self.announced, *self.leases]
+
+    @property
+    def bytes(self) -> int:
+        """Of all objects."""
+        return sum(entry.bytes for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would be removed."""
+
+    artifacts: tuple[Entry, ...]
+    """Their manifests."""
+    objects: tuple[Entry, ...]
+    checkpoints: tuple[Entry, ...]
+    leftovers: tuple[Entry, ...]
+    """Old leases and announcements of processes that were killed."""
+
+    @property
+    def steps(self) -> list[list[Entry]]:
+        """All of it, in the order of its removal: manifests before objects."""
+        manifests = [entry for entry in self.checkpoints if entry.name.endswith(".json")]
+        rest = [entry for entry in self.checkpoints if not entry.name.endswith(".json")]
+        return [[*self.artifacts, *manifests], [*self.objects, *rest, *self.leftovers]]
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All of it."""
+        return [entry for step in self.steps for entry in step]
+
+    @property
+    def bytes(self) -> int:
+        """Of all that would be removed."""
+        return sum(entry.bytes for entry in self.entries)
+
+
+def read_content(bucket: Bucket) -> Content:
+    """Lists the bucket. Raises BucketError."""
+    content = Content()
+    for entry in bucket.entries():
+        if found := _ARTIFACT.fullmatch(entry.name):
+            content.artifacts[entry] = (found["stage"], found["key"])
+        elif found := _CHECKPOINT.fullmatch(entry.name):
+            content.checkpoints.setdefault(found["key"], []).append(entry)
+        elif found := _OBJECT.fullmatch(entry.name):
+            content.objects[found["sha256"]] = entry
+        elif entry.name.startswith(f"{announcements.FOLDER}/"):
+            content.announced.append(entry)
+        elif entry.name.startswith("leases/"):
+            content.leases.append(entry)
+    return content
+
+
+def make_plan(bucket: Bucket, content: Content, needed: Collection[str], oldest_kept: datetime) -> Plan:
+    """Finds what nothing needs and is older than `oldest_kept`. Reads the manifests of the artifacts that are kept.
+
+    Raises BucketError.
+    """
+
+    def is_old(entry: Entry) -> bool:
+        return entry.modified < oldest_kept
+
+    removed = [entry for entry, (_, key) in content.artifacts.items() if key not in needed and is_old(entry)]
+    old_announcements = [entry for entry in content.announced if is_old(entry)]
+    kept = {entry.name: place for entry, place in content.artifacts.items() if entry not in {*removed}}
+    kept |= {entry.name: _place_of(entry) for entry in content.announced if not is_old(entry)}
+    named = set(_list_contents(bucket, kept))
+    made = {key for stage, key in content.artifacts.values() if stage == "fit"}
+    checkpoints = [
+        entry
+        for key, entries in content.checkpoints.items()
+        if (key in made or key not in needed) and all(map(is_old, entries))
+        for entry in entries
+    ]
+    return Plan(
+        tuple(removed),
+        tuple(entry for sha256, entry in content.objects.items() if sha256 not in named and is_old(entry)),
+        tuple(checkpoints),
+        (*old_announcements, *filter(is_old, content.leases)),
+    )
+
+
+def remove(
+    bucket: Bucket,
+    leases: Leases,
+    find_needed: Callable[[], Collection[str]],
+    chosen: Collection[Entry],
+    grace: timedelta,
+    on_wait: Callable[[str], None] = lambda owner: None,
+) -> list[Entry]:
+    """Removes those of the chosen objects that nothing needs now, while new uploads wait. Returns what was removed.
+
+    Args:
+        bucket: the bucket.
+        leases: those of this process.
+        find_needed: the keys that are needed; called while uploads wait.
+        chosen: what may be removed.
+        grace: the age from which anything is removed.
+        on_wait: called with the owner of another removal that this one waits for.
+
+    Raises:
+        BucketError: if the bucket refuses or does not answer, or this process was too slow to keep its lease; what is
+            left to remove is removed by the next removal.
+    """
+    leases.acquire(*announcements.REMOVAL, lambda: False, on_wait)
+    try:
+        content = read_content(bucket)
+        plan = make_plan(bucket, content, find_needed(), bucket.now() - grace)
+        may_go, removed = {*chosen}, list[Entry]()
+        for batch in (batch for step in plan.steps for batch in _batches([entry for entry in step if entry in may_go])):
+            if not leases.is_held(*announcements.REMOVAL):
+                raise LeaseLost(f"{bucket.url}: this machine did not answer for too long. Start the removal again.")
+            _in_threads(lambda entry: bucket.remove(entry.name), batch)
+            removed += batch
+        return removed
+    finally:
+        leases.release(*announcements.REMOVAL)
+
+
+def _batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    for start in range(0, len(entries), BATCH):
+        yield entries[start : start + BATCH]
+
+
+def _list_contents(bucket: Bucket, manifests: dict[str, tuple[str, str]]) -> Iterator[str]:
+    """The sha256 of every file that the manifests name."""
+
+    def read(name: str) -> list[str]:
+        try:
+            return [file.sha256 for file in parse_manifest(bucket.read(name), *manifests[name])[1]]
+        except (NotFound, DamagedObject):  # an upload that ended; what nobody can fetch keeps nothing
+            return []
+
+    for contents in _in_threads(read, list(manifests)):
+        yield from contents
+
+
+def _place_of(announcement: Entry) -> tuple[str, str]:
+    """Stage and key of an announcement."""
+    _, stage, name = announcement.name.split("/")
+    return stage, name.partition(".")[0]
+
+
+def _in_threads(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE, "requests") as pool:
+        return list(pool.map(call, items))
