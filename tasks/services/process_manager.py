@@ -48,14 +48,13 @@ from tasks.prefect.servers import (
     worker_name,
     write_state,
 )
+from tasks.services.run_processes import stop_runs
 from tasks.tracking import connection
-from training.jobs.processes import descendants, send, start_ticks, variable
+from training.jobs.processes import start_ticks
 
 TICK_S = 0.2
-RUNS_STOP_S = 40.0
 SERVER_STOP_S = 10.0
 LONGEST_PAUSE_S = 30.0
-FLOW_RUN = "PREFECT__FLOW_RUN_ID"
 TRIM_EVERY_S = 60.0
 LOG_BYTES = 10_000_000
 """A longer log is cut to its last half."""
@@ -148,7 +147,7 @@ class ProcessManager:
             while not self._stopping:
                 self._tick()
         finally:
-            _stop_runs()
+            stop_runs()
             for service in reversed(self._services):
                 service.stop()
 
@@ -254,19 +253,6 @@ def _report_dead_runs(own_server: bool) -> None:
                 automations.create_crash_automation(client)
     except Exception as error:
         print(f"runs that died could not be reported to the Prefect server: {error}", flush=True)
-
-
-def _stop_runs() -> None:
-    """Stops each flow run: it saves a checkpoint and reports its end to the servers, which still run."""
-    first_process: dict[str, int] = {}  # of each flow run
-    for pid in descendants(os.getpid()):  # parents come before children: a run stops its children itself
-        if run := variable(pid, FLOW_RUN):
-            first_process.setdefault(run, pid)
-    for pid in first_process.values():
-        send(pid, signal.SIGTERM)
-    deadline = time.monotonic() + RUNS_STOP_S
-    while set(first_process.values()) & set(descendants(os.getpid())) and time.monotonic() < deadline:
-        time.sleep(TICK_S)
 
 
 def main() -> None:
