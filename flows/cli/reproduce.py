@@ -47,7 +47,7 @@ def execute(arguments: argparse.Namespace) -> int:
     that are missing or changed."""
     from tasks.registry import lineage, reproduction
     from tasks.stages.fit import batch_division
-    from tasks.stages.resolve import pin
+    from tasks.stages.resolve import pin, recorded_lock
 
     name, into = arguments.name, arguments.into
     if not {"/", "@"} & set(name):
@@ -55,10 +55,17 @@ def execute(arguments: argparse.Namespace) -> int:
     record = lineage.find_version(name)
     if not arguments.run_code:
         consent.require_consent(f"the record of {name}", record["said"], record["recipe"])
+    inputs = reproduction.find_stored_inputs(record)
+    folders = {stage: ref.path for stage, ref in inputs.items()}
     with reproduction.start_model(record) as start, _fresh_home(into, record["model"]["digest"]) as home:
         recipe = reproduction.recorded_recipe(record, start)
-        lock = pin(recipe)
-        reproduction.require_recorded_files(record, lock)
+        if inputs:
+            print(f"Files are missing here: {' and '.join(inputs)} as stored.")
+            lock = reproduction.use_stored_inputs(record, inputs, folders)
+            recorded_lock.set(lock)
+        else:
+            lock = pin(recipe)
+            reproduction.require_recorded_files(record, lock)
         reproduction.set_recorded_threads(record)
         differences = reproduction.differences(record, lock, reproduction.describe_machine())
         print("\n".join(_describe_inputs(record, differences)), flush=True)
@@ -135,8 +142,8 @@ def _describe_difference(
 
 @contextlib.contextmanager
 def _fresh_home(into: Path | None, model: str) -> Iterator[Path]:
-    """Makes a folder the home of the block, with an MLflow database of its own. Removes a folder that it created if the
-    block raises before a run begins."""
+    """Makes a folder the home of the block, with an MLflow database of its own and without the shared store, which has
+    the model. Removes a folder that it created if the block raises before a run begins."""
     home = settings.home()
     fresh = into or Path(tempfile.mkdtemp(prefix=f"{home.name}-reproduced-", dir=home.parent))
     mark = fresh / MARK
@@ -145,9 +152,11 @@ def _fresh_home(into: Path | None, model: str) -> Iterator[Path]:
         raise option_error("--into", f"{fresh} is not a folder: name an empty or a new folder.")
     if fresh.is_dir() and not marked and any(file != mark for file in fresh.iterdir()):
         raise option_error("--into", f"{fresh} is not empty: name an empty or a new folder.")
-    before = {name: os.environ.get(name) for name in ("FINETUNE_HOME", "MLFLOW_TRACKING_URI", "OMP_NUM_THREADS")}
+    names = ("FINETUNE_HOME", "FINETUNE_STORE", "MLFLOW_TRACKING_URI", "OMP_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
     os.environ["FINETUNE_HOME"] = str(fresh)
-    os.environ.pop("MLFLOW_TRACKING_URI", None)
+    for name in ("FINETUNE_STORE", "MLFLOW_TRACKING_URI"):
+        os.environ.pop(name, None)
     try:
         settings.home()  # creates it
         if not marked:

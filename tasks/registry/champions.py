@@ -14,6 +14,7 @@ from tasks.cache.digests import digest_of
 from tasks.cache.refs import Champion, Lock
 from tasks.cache.stage import Work
 from tasks.registry.versions import ROWS_TAG, STARTED_FROM_TAG, TASK_TAG, find_model
+from tasks.shared_store.opening import open_remote
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, has_database, mlflow_errors
 from training.models.repository_files import part_of
 from training.problems import Problem, UserError
@@ -99,14 +100,18 @@ def find_start(recipe: Recipe, lock: Lock) -> tuple[Champion | None, str]:
 
 
 def find_folders(work: Work, champion: Champion, where: str) -> dict[str, Path]:
-    """Finds the folders of the champion's model and tokenizer, by part: one folder in the store if it is there and
-    intact, otherwise the downloaded ones. Raises UserError for the recipe's field `where`, and MlflowFailed."""
+    """Finds the folders of the champion's model and tokenizer, by part: one folder in the store if this home or the
+    shared store has it, otherwise folders downloaded from MLflow.
+
+    Raises UserError for the recipe's field `where`, and MlflowFailed."""
     return _find_in_store(champion) or fetch_folders(work, champion, where)
 
 
 def _find_in_store(champion: Champion) -> dict[str, Path] | None:
+    if champion.key is None:
+        return None
     try:
-        trained = store.find("fit", champion.key) if champion.key else None
+        trained = store.find("fit", champion.key) or open_remote().find("fit", champion.key)
     except store.Damaged:  # the next run that needs the artifact creates it again
         return None
     if trained is None or trained.parts["model"] != champion.model:

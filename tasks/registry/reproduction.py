@@ -19,7 +19,8 @@ from tasks.cache.stage import Listener, Row, Work
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.launch import python_argv, require_finished, run_job
 from tasks.registry.champions import PARTS, find_folders
-from training.data.file_systems import display_name
+from tasks.shared_store.opening import open_remote
+from training.data.file_systems import display_name, is_url
 from training.jobs.protocol import Job
 from training.problems import Problem, UserError
 from training.recipe import Recipe, parse
@@ -99,6 +100,39 @@ def _overlay(fields: Any, values: Any) -> Any:
     if not (isinstance(fields, dict) and isinstance(values, dict)):
         return values
     return {name: _overlay(field, values.get(name, field)) for name, field in fields.items()}
+
+
+def find_stored_inputs(record: Mapping[str, Any]) -> dict[str, Ref]:
+    """The recorded rows and base model, by stage, if the files that they were made of are missing here: from this home
+    or the shared store. Empty if nothing is missing, or not all of it is stored."""
+    recorded = Lock.model_validate(record["lock"])
+    files = {"load_data": _data_files(recorded), "load_model": [*recorded.model_files.values()]}
+    missing = [stage for stage, pins in files.items() if any(_is_missing(pin) for pin in pins)]
+    keys = {stage["name"]: stage["key"] for stage in record["stages"]}
+    found: dict[str, Ref] = {}
+    for stage in missing:
+        with contextlib.suppress(store.Damaged, KeyError):
+            ref = store.find(stage, keys[stage]) or open_remote().find(stage, keys[stage])
+            found |= {stage: ref} if ref else {}
+    return found if len(found) == len(missing) else {}
+
+
+def _is_missing(file: PinnedFile) -> bool:
+    return not is_url(file.path) and not Path(file.path).exists()
+
+
+def use_stored_inputs(record: Mapping[str, Any], inputs: Mapping[str, Ref], folders: Mapping[str, Path]) -> Lock:
+    """Links the artifacts into the present home, from these folders, and returns the recorded lock."""
+    for stage, ref in inputs.items():
+        target = store.folder(stage, ref.key)
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            aside = target.with_name(f".{ref.key}")
+            shutil.rmtree(aside, ignore_errors=True)
+            shutil.copytree(folders[stage], aside, copy_function=store.link_or_copy)
+            (aside / store.RECORD).unlink(missing_ok=True)
+            aside.rename(target)
+    return Lock.model_validate(record["lock"])
 
 
 def require_recorded_files(record: Mapping[str, Any], lock: Lock) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ from training.recipe.rules.release_rules import absent_splits
 from training.recipe.tables.gpu_kernels import kernels_of
 from training.tokenization.chat_templates import require_template
 
+recorded_lock: ContextVar[Lock | None] = ContextVar("recorded_lock", default=None)
+"""The lock of a run that is reproduced without the files that it read."""
+
 
 def lock_file(run: str) -> Path:
     """The file with the lock of a flow run."""
@@ -55,7 +59,7 @@ def resolve(work: Work, recipe: Recipe) -> Lock:
     if file.is_file():
         return Lock.model_validate_json(file.read_bytes())
     problems = list(find_publishing_problems(recipe))
-    lock = pin(recipe, work.progress, [problem for problem in problems if problem.level == "error"])
+    lock = recorded_lock.get() or pin(recipe, work.progress, [one for one in problems if one.level == "error"])
     work.on_events([{"kind": "warning", "message": f"{problem.where}: {problem.message}"} for problem in problems])
     _download_metrics(recipe)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
