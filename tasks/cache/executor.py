@@ -157,7 +157,7 @@ class Executor:
     def _task(self, stage: Stage[Any], work: Work, flat: dict[str, Any]) -> Task[..., Any]:
         if not stage.cached:
             return Task(
-                fn=_action_body(stage, work),
+                fn=_action_body(stage, work, self._remote),
                 name=stage.name,
                 cache_policy=NO_CACHE,
                 persist_result=False,
@@ -238,9 +238,10 @@ def _artifact_body(stage: Stage[Any], work: Work, flat: dict[str, Any], forced: 
     return body
 
 
-def _action_body(stage: Stage[Any], work: Work) -> Any:
+def _action_body(stage: Stage[Any], work: Work, remote: Remote) -> Any:
     def body(*arguments: Any) -> Any:
         work.state = "ran"
+        work.alone = lambda: remote.alone(stage.name, work.key, lambda owner: _note_wait(work, owner))
         shutil.rmtree(work.out, ignore_errors=True)
         # External systems may have changed since the last time: the result of a finished job is not used again.
         _forget_finished(work.job)
@@ -267,7 +268,7 @@ def _make_rollback(work: Work) -> Callable[[Transaction], None]:
 
 
 def _note_wait(work: Work, owner: str) -> None:
-    message = f"another machine makes the same artifact; waiting for it ({owner})"
+    message = f"another machine does the same; waiting for it ({owner})"
     work.on_events([{"kind": "note", "message": message}])
 
 

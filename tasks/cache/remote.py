@@ -41,6 +41,13 @@ class Remote:
     def release(self, stage: str, key: str) -> None:
         """Lets other machines make an artifact that this process could not make."""
 
+    def alone(
+        self, stage: str, key: str, on_wait: Callable[[str], None] = lambda owner: None
+    ) -> AbstractContextManager[None]:
+        """Lets one machine at a time into the block, as far as the bucket answers. `on_wait` is called with the other
+        machine when the wait begins."""
+        return nullcontext()
+
     def fetched_bytes(self, stage: str, key: str) -> int | None:
         """The bytes that this run or its plan downloaded for an artifact; None if it was here before."""
         return None

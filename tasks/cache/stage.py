@@ -6,7 +6,7 @@ This module does not import Prefect: `finetune plan` reads keys without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -91,6 +91,8 @@ class Work:
     rollback: Callable[[], str] | None = None
     """Set by an action that changed something: undoes the change if a later stage of the same `Driver.together` fails.
     Returns a message for the user."""
+    alone: Callable[[], AbstractContextManager[None]] = nullcontext
+    """A block of an action that machines with a shared store enter one after the other, if their keys are equal."""
 
     @property
     def job(self) -> Path:

@@ -88,6 +88,19 @@ class BucketRemote(Remote):
         """Lets other machines make an artifact that this process could not make."""
         self._leases.release(stage, key)
 
+    @contextlib.contextmanager
+    def alone(self, stage: str, key: str, on_wait: Callable[[str], None] = lambda owner: None) -> Iterator[None]:
+        """Lets one machine at a time into the block, as far as the bucket answers and takes leases."""
+        if self._takes_leases:
+            try:
+                self._leases.acquire(stage, key, lambda: False, on_wait)
+            except BucketError:  # the next look-up or upload reports it
+                self._takes_leases = False
+        try:
+            yield
+        finally:
+            self._leases.release(stage, key)
+
     def fetched_bytes(self, stage: str, key: str) -> int | None:
         """The bytes that this run or its plan downloaded for an artifact; None if it was here before."""
         return self._fetched.get((stage, key))

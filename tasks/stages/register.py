@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,8 +87,10 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
     refs, champion = by_stage(artifacts), recipe.release.champion
     judged = _build_judgement_tags(recipe, verdict, refs)
     # Concurrent runs with the same model register it once.
-    with mlflow_errors(), named_lock(f"registry-{name}"):
+    with mlflow_errors(), named_lock(f"registry-{name}"), ExitStack() as stack:
         client = connect()
+        if _find_version(client, name, refs["fit"], None) is None:
+            stack.enter_context(work.alone())
         model = find_model(client, name)
         current = model.aliases.get(champion) if model else None
         version = _find_version(client, name, refs["fit"], current)

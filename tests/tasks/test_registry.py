@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,22 @@ def test_the_same_model_is_the_same_version_with_the_latest_verdict_and_figures(
     many = Ref(stage="score", key="many", digest="d", figures={"validation": several})
     register.make(Work("k", Path(), "run"), RECIPE, Lock(), verdict, rows, FITTED, given_to_them, many)
     assert len(client.get_model_version("reviews", "1").description) == LONGEST_DESCRIPTION
+
+
+def test_a_model_that_another_machine_registers_at_the_same_time_gets_one_version(tracked: Path) -> None:
+    client = connect()
+    client.create_registered_model("reviews")
+
+    @contextmanager
+    def after_another_machine() -> Iterator[None]:
+        client.create_model_version("reviews", "file:///nowhere", tags={"finetune.model_digest": "m"})
+        yield
+
+    rows, predicted = artifact("load_data", {"labels.json": LABELS}), predictions("validation", [0, 1], [0, 0])
+    work = Work("k", Path(), "run", alone=after_another_machine)
+    verdict = Verdict(decision="keep", reason="of this and that")
+    given = register.make(work, RECIPE, Lock(), verdict, rows, FITTED, predicted, scored(0.75), None)
+    assert given == Version(name="reviews", version="1") and work.rollback is None
 
 
 def test_the_commit_is_that_of_the_working_directory_and_dirty_where_known_files_differ(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from tasks.cache.executor import Executor
 from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.refs import Ref
 from tasks.cache.remote import Remote
-from tasks.cache.stage import Inputs, Listener, Row, Work, stage
+from tasks.cache.stage import Inputs, Listener, Row, Work, action, stage
 from tasks.shared_store.bucket import Bucket
 from tasks.shared_store.bucket_remote import BucketRemote
 from tests.s3 import BUCKET, S3
@@ -44,6 +46,25 @@ def count(work: Work, written: Ref) -> Mapping[str, Any]:
     made.append("count")
     (work.out / "count.txt").write_text("1000")
     return {}
+
+
+@action(lambda text: Inputs({"text": text}))
+def announce(work: Work, text: str) -> None:
+    with work.alone():
+        made.append("announce")
+
+
+class Recorded(Remote):
+    """Records the blocks that actions enter."""
+
+    def __init__(self) -> None:
+        self.blocks = list[tuple[str, str]]()
+
+    def alone(
+        self, stage: str, key: str, on_wait: Callable[[str], None] = lambda owner: None
+    ) -> AbstractContextManager[None]:
+        self.blocks.append((stage, key))
+        return nullcontext()
 
 
 @pytest.fixture(autouse=True)
@@ -161,6 +182,46 @@ def test_a_stage_that_failed_keeps_no_other_machine_waiting(homes: Homes, s3: S3
     with pytest.raises(TypeError):
         run(remote, text=None)
     assert not any("/leases/" in name for name in homes.objects(s3))
+
+
+def test_machines_enter_the_block_of_an_action_one_after_the_other(homes: Homes, s3: S3) -> None:
+    first, second = homes.use("first"), homes.use("second")
+    with first.alone("register", "k1"):
+        waits: list[str] = []
+        waited = Thread(target=lambda: entered(second, waits))
+        waited.start()
+        while not waits:
+            time.sleep(0.02)
+        assert made == []
+        with second.alone("register", "another"):
+            pass
+    waited.join()
+    assert made == ["entered"]
+    assert not any("/leases/" in name for name in homes.objects(s3))
+
+
+def entered(remote: Remote, waits: list[str]) -> None:
+    with remote.alone("register", "k1", waits.append):
+        made.append("entered")
+
+
+def test_a_bucket_that_takes_no_leases_stops_no_action(homes: Homes, s3: S3) -> None:
+    remote = homes.use("reader")
+    s3.fault = lambda request: 403 if request.startswith("PUT") else None
+    with remote.alone("register", "k1"), remote.alone("register", "k2"):
+        pass
+
+
+def test_an_action_is_given_the_block_of_its_key(homes: Homes) -> None:
+    remote = Recorded()
+
+    def body() -> None:
+        executor = Executor("recipe", str(flow_run.get_id()), remote=remote)
+        executor(announce, TEXT)
+
+    homes.use("first")
+    flow(name="walk")(body)()
+    assert remote.blocks == [("announce", announce.key(announce.flat_inputs(TEXT)[0]))]
 
 
 def test_a_plan_fetches_so_that_it_can_read_the_inputs_of_later_stages(homes: Homes) -> None:

@@ -1,13 +1,15 @@
 """A team on one machine: python -m tests.team
 
 Real servers with passwords over PostgreSQL and a bucket, and two workers with a home each and no shared disk. One
-worker's machine burns down in the middle of a training, and the other one finishes it. Takes some four minutes.
+worker's machine is lost in the middle of a training, and the other one finishes it. Takes some five minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
+import signal
 import sys
 import tempfile
 import threading
@@ -25,8 +27,14 @@ from tests.team.servers import BUCKET, Servers, find_missing
 from tests.team.workers import Machine
 
 HEAD = ["what", "where", "seconds", "found", ""]
-OVERRIDES = {"training.callbacks": ["tests.flows.slowly:Slowly"], "training.learning_rate": 4e-3}
+LONG = {"training.callbacks": ["tests.flows.slowly:Slowly"], "training.learning_rate": 4e-3}
 """A training of two minutes, but of seconds where Machine.train_quickly was called."""
+OTHER = {"training.learning_rate": 3e-3}
+STEPS = (3, 30)
+MODELS = 3
+"""The number of different models in all scenes: the first one, and those of LONG and OTHER."""
+CONTENT = {"load_data", "load_model", "tokenize", "fit", "predict", "score"}
+"""The stages whose artifacts machines share."""
 LONG_S = 300.0
 
 
@@ -50,10 +58,10 @@ class Table:
 
 
 class CommandLines:
-    """Looks at the command lines of all processes for secrets, until `stop`."""
+    """Searches the command lines of all processes for secrets, until `stop`."""
 
-    def __init__(self, secrets: list[str]) -> None:
-        self._secrets = [secret.encode() for secret in secrets]
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
         self.found: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
@@ -66,12 +74,13 @@ class CommandLines:
 
     def _look(self) -> None:
         while not self._ended.wait(0.1):
+            secrets = self._servers.secrets()
             for file in Path("/proc").glob("[0-9]*/cmdline"):
                 try:
                     words = file.read_bytes()
                 except OSError:
                     continue
-                if any(secret in words for secret in self._secrets):
+                if any(secret in words for secret in secrets):
                     self.found.add(words.split(b"\0")[0].decode(errors="replace"))
 
 
@@ -81,34 +90,37 @@ class Team:
     Args:
         folder: an empty one.
         table: gets a row for each promise.
+        step: the machine is killed when the checkpoint of this step is in the bucket.
     """
 
-    def __init__(self, folder: Path, table: Table) -> None:
-        self._folder, self._table = folder, table
+    def __init__(self, folder: Path, table: Table, step: int) -> None:
+        self._folder, self._table, self._step = folder, table, step
         self._servers = Servers(folder)
         self._machines: list[Machine] = []
 
     def play(self) -> None:
-        """Starts the team, works, and ends it, whatever happens."""
+        """Starts the servers, plays the scenes, and ends all processes, whatever happens."""
+        watch = CommandLines(self._servers)
         try:
             self._start_servers()
-            watch = CommandLines(self._servers.secrets)
             self._work()
             watch.stop()
             self._search_secrets(watch)
-        finally:
             for machine in self._machines:
                 machine.stop_worker()
             left = sum(machine.processes_left() for machine in self._machines)
-            self._servers.stop()
             self._table.add("the end", "all", None, f"{left} processes of workers are left", left == 0)
+        finally:
+            watch.stop()
+            for machine in self._machines:
+                machine.kill()
+            self._servers.stop()
 
     def _start_servers(self) -> None:
         for name, seconds in self._servers.start().items():
-            self._table.add(f"{name} starts", "servers", seconds, "", True)
+            self._table.add(f"start {name}", "servers", seconds, "", True)
         for name, status in self._servers.status_without_password().items():
-            found = f"without its password: {status}"
-            self._table.add(f"{name} asks who it is", "servers", None, found, status in (401, 403, "refused"))
+            self._table.add(f"{name} without password", "servers", None, str(status), status in (401, 403, "refused"))
 
     def _work(self) -> None:
         first, second = self._machine("worker-1"), self._machine("worker-2")
@@ -120,7 +132,13 @@ class Team:
         digest = self._run_first(first)
         self._run_again(second, digest)
         self._read_only(file, digest)
-        self._burn_down(file, first, second)
+        self._download(digest)
+        self._lose_machine(file, first, second)
+        self._run_at_once(first, second)
+        versions = self._servers.versions("small")
+        self._table.add("registry", "MLflow", None, f"{versions} versions, {MODELS} models", versions == MODELS)
+        left = [name for name in self._servers.objects("finetune/") if "/checkpoints/" in name or "/leases/" in name]
+        self._table.add("bucket", "S3 server", None, f"{len(left)} checkpoints and leases are left", not left)
 
     def _run_first(self, machine: Machine) -> str:
         machine.start_worker()
@@ -128,9 +146,9 @@ class Team:
         run = machine.start_run("finetune/small")
         self._wait_for(run, "Completed")
         seconds, digest = time.monotonic() - began, weights_of(machine)
-        uploaded = sum(self._servers.objects("finetune/").values()) / 1e6
-        found = f"model {digest[:12]}, {len(self._states(machine, run))} stages, {uploaded:.1f} MB in the bucket"
-        self._table.add("first run", machine.name, seconds, found, True)
+        store, files = (sum(self._servers.objects(prefix).values()) / 1e6 for prefix in ("finetune/", "mlflow/"))
+        found = f"model {digest[:12]}; in the bucket: store {store:.1f} MB, MLflow {files:.1f} MB"
+        self._table.add("first run", machine.name, seconds, found, store > 0 and files > 0)
         machine.stop_worker()
         return digest
 
@@ -139,63 +157,92 @@ class Team:
         began = time.monotonic()
         run = machine.start_run("finetune/small")
         self._wait_for(run, "Completed")
-        made = sorted(name for name, state in self._states(machine, run).items() if state != "cached")
-        same = weights_of(machine) == digest
-        found = f"model {weights_of(machine)[:12]}; executed: {', '.join(made)}"
-        ok = same and not {"load_data", "load_model", "tokenize", "fit", "predict", "score"} & {*made}
-        self._table.add("the same, empty home", machine.name, time.monotonic() - began, found, ok)
+        executed = {name for name, state in self._states(run).items() if state != "cached"}
+        found = f"model {weights_of(machine)[:12]}, executed: {', '.join(sorted(executed))}"
+        ok = weights_of(machine) == digest and not CONTENT & executed
+        self._table.add("same run, empty home", machine.name, time.monotonic() - began, found, ok)
 
     def _read_only(self, file: Path, digest: str) -> None:
         person = self._machine("laptop", "reader")
-        before, began = self._servers.objects("finetune/"), time.monotonic()
+        shown, before = person.finetune("show", "small/1"), self._servers.objects("finetune/")
+        found = "names the model's data, code and stages"
+        self._table.add("show small/1, empty home", person.name, None, found, "weights" in shown or "fit" in shown)
+        began = time.monotonic()
         printed = person.finetune("run", str(file))
         same = weights_of(person) == digest and self._servers.objects("finetune/") == before
         self._table.add(
-            "a key that may only read", person.name, time.monotonic() - began, f"model {digest[:12]}, nothing uploaded",
-            same and "fetched" in printed,
+            "key that may only read", person.name, time.monotonic() - began,
+            f"model {weights_of(person)[:12]}, nothing uploaded", same and "fetched" in printed,
         )  # fmt: skip
 
-    def _burn_down(self, file: Path, first: Machine, second: Machine) -> None:
-        run = second.start_run("finetune/small", "-p", f"overrides={json.dumps(OVERRIDES)}")
-        step = self._wait_for_checkpoint(5)
+    def _download(self, digest: str) -> None:
+        machine = self._machine("no-bucket", store=False)
+        began = time.monotonic()
+        found = digest_of(machine.download("models:/small/1"))
+        self._table.add(
+            "models:/small/1 by MLflow", machine.name, time.monotonic() - began, f"model {found[:12]}", found == digest
+        )
+
+    def _lose_machine(self, file: Path, first: Machine, second: Machine) -> None:
+        run = second.start_run("finetune/small", "-p", f"overrides={json.dumps(LONG)}")
+        step = self._wait_for_checkpoint(self._step)
+        time.sleep(random.random())
         began = time.monotonic()
         killed = second.burn_down()
-        self._table.add("burns down in fit", second.name, None, f"{killed} processes killed after step {step}", True)
+        found = f"{killed} processes killed and the home removed, after step {step}"
+        self._table.add("lost in fit", second.name, None, found, killed > 1 and not second.home.exists())
         self._wait_for(run, "Crashed")
-        self._table.add("is found dead", "Prefect", time.monotonic() - began, "the flow run is Crashed", True)
+        self._table.add("noticed", "Prefect", time.monotonic() - began, "the flow run is Crashed", True)
         first.train_quickly()
         first.start_worker()
         began = time.monotonic()
         first.finetune("resume", run)
         self._wait_for(run, "Completed")
         resumed = [line for line in self._logs(run) if "of another machine" in line]
-        state = self._states(first, run)["fit"]
-        found = f"fit {state}, {resumed[-1].partition(': ')[2] if resumed else 'from the beginning'}"
-        self._table.add("finishes it", first.name, time.monotonic() - began, found, bool(resumed))
+        found = f"fit {self._states(run)['fit']}, {resumed[-1].partition(': ')[2] if resumed else 'from the beginning'}"
+        self._table.add("resume", first.name, time.monotonic() - began, found, bool(resumed))
         undisturbed = self._machine("undisturbed", store=False)
         undisturbed.train_quickly()
-        sets = [word for name, value in OVERRIDES.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+        sets = [word for name, value in LONG.items() for word in ("--set", f"{name}={json.dumps(value)}")]
         undisturbed.finetune("run", str(file), *sets)
         expected, ended_with = weights_of(undisturbed), weights_of(first, newest=True)
-        found = f"{ended_with[:12]}, undisturbed {expected[:12]}"
+        found = f"model {ended_with[:12]}, undisturbed {expected[:12]}"
         self._table.add("the same bytes", first.name, None, found, expected == ended_with)
-        left = [name for name in self._servers.objects("finetune/") if "/checkpoints/" in name or "/leases/" in name]
-        self._table.add("nothing is left over", "bucket", None, f"{len(left)} checkpoints and leases", not left)
+
+    def _run_at_once(self, first: Machine, second: Machine) -> None:
+        second.start_worker()
+        began, versions = time.monotonic(), self._servers.versions("small")
+        runs = [first.start_run("finetune/small", "-p", f"overrides={json.dumps(OTHER)}") for _ in range(2)]
+        for run in runs:
+            self._wait_for(run, "Completed")
+        seconds = time.monotonic() - began
+        states = [self._states(run) for run in runs]
+        executed = [name for each in states for name, state in each.items() if name in CONTENT and state != "cached"]
+        homes = {self._home_of(run) for run in runs}
+        digests = {weights_of(machine, newest=True) for machine in (first, second)}
+        versions = self._servers.versions("small") - versions
+        model = " and ".join(digest[:12] for digest in digests)
+        found = f"model {model}, {versions} version, executed: {', '.join(sorted(executed))}"
+        ok = len(homes) == 2 and len(digests) == versions == 1 and sorted(executed) == ["fit", "predict", "score"]
+        self._table.add("two runs at once", "both workers", seconds, found, ok)
 
     def _search_secrets(self, watch: CommandLines) -> None:
-        secrets = [secret.encode() for secret in self._servers.secrets]
+        secrets = self._servers.secrets()
 
         def has_secret(content: bytes) -> bool:
             return any(secret in content for secret in secrets)
 
-        places = [] if not has_secret(self._servers.dump()) else ["a database"]
+        places = ["a database"] if has_secret(self._servers.dump()) else []
         places += [name for name in self._servers.objects() if has_secret(self._servers.content(name))]
-        own = {self._folder / "etc", self._folder / "postgres"}
+        own = {self._servers.etc, self._folder / "postgres"}
         files = [path for path in self._folder.rglob("*") if not own & {*path.parents} and path.is_file()]
         places += [str(path) for path in files if has_secret(path.read_bytes())]
         places += [f"the command line of {program}" for program in watch.found]
         looked = f"{len(files)} files, {len(self._servers.objects())} objects, 3 databases, all command lines"
         self._table.add("secrets", "everywhere", None, f"{'; '.join(places) or 'none'} in {looked}", not places)
+        known = [*self._servers.etc.iterdir()]
+        private = all(has_secret(path.read_bytes()) and path.stat().st_mode & 0o777 == 0o600 for path in known)
+        self._table.add("secrets", "servers", None, f"found in {len(known)} files of mode 0600", private)
 
     def _machine(self, name: str, keys: str = "worker", store: bool = True) -> Machine:
         machine = Machine(name, self._folder, self._servers.worker_file(keys, with_store=store))
@@ -236,9 +283,14 @@ class Team:
         wait_until(stored, LONG_S)
         return newest
 
-    def _states(self, machine: Machine, run: str) -> dict[str, str]:
+    def _home_of(self, run: str) -> Path:
+        """The home that has the record of a run."""
+        (record,) = self._folder.glob(f"*/runs/{run}/{LINEAGE}")
+        return record.parents[2]
+
+    def _states(self, run: str) -> dict[str, str]:
         """The state of each stage of a run, from its record."""
-        record = json.loads((machine.home / "runs" / run / LINEAGE).read_text())
+        record = json.loads((self._home_of(run) / "runs" / run / LINEAGE).read_text())
         return {stage["name"]: stage["state"] for stage in record["stages"]}
 
     def _logs(self, run: str) -> list[str]:
@@ -255,17 +307,30 @@ def weights_of(machine: Machine, newest: bool = False) -> str:
     return sha256(files[-1].read_bytes()).hexdigest()
 
 
+def digest_of(folder: Path) -> str:
+    """The digest of the weights of a downloaded model."""
+    (file,) = folder.rglob("model.safetensors")
+    return sha256(file.read_bytes()).hexdigest()
+
+
 def main() -> int:
     """Plays the scenes, and prints the table."""
-    argparse.ArgumentParser(prog="python -m tests.team", description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(prog="python -m tests.team", description=__doc__)
+    parser.add_argument(
+        "--step", type=int, help="kill the machine after this step's checkpoint (default: a random one)"
+    )
+    step = parser.parse_args().step or random.randint(*STEPS)
     if missing := find_missing():
         print("This needs:", *missing, sep="\n  ", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     began, table = time.monotonic(), Table()
     with tempfile.TemporaryDirectory(prefix="finetune-team-") as folder:
         Path(folder).chmod(0o711)  # PostgreSQL's user goes through it
         try:
-            Team(Path(folder), table).play()
+            Team(Path(folder), table, step).play()
+        except KeyboardInterrupt:
+            table.add("stopped", "", None, "interrupted", False)
         except Exception as error:
             print(error, file=sys.stderr)
             table.add("stopped", "", None, f"{type(error).__name__}: {str(error).splitlines()[0]}", False)

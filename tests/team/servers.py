@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Sequence
@@ -38,6 +39,7 @@ from training.jobs.processes import die_with_parent
 BUCKET = "team-models"
 STORE = f"s3://{BUCKET}/finetune"
 UNITS = ROOT / "infra" / "systemd"
+DEBIAN = Path("/usr/lib/postgresql")
 SYSTEM_USER = "postgres"
 """PostgreSQL refuses to run as root; its package makes this user."""
 READ = ["s3:Get*", "s3:List*", "s3:Head*"]
@@ -50,16 +52,16 @@ def find_missing() -> list[str]:
         missing.append("PostgreSQL's initdb and postgres: apt-get install postgresql")
     elif os.geteuid() == 0 and SYSTEM_USER not in {user.pw_name for user in pwd.getpwall()}:
         missing.append(f"the user {SYSTEM_USER}, as which root starts PostgreSQL: apt-get install postgresql")
-    for module, package in {"psycopg2": "psycopg2-binary", "moto": "'moto[server]'"}.items():
-        if importlib.util.find_spec(module) is None:
-            missing.append(f"the module {module}: {sys.executable} -m pip install {package}")
+    if lacking := [module for module in ("boto3", "moto", "psycopg2") if importlib.util.find_spec(module) is None]:
+        install = f"{sys.executable} -m pip install --constraint constraints.txt --editable '.[dev]'"
+        missing.append(f"the modules {', '.join(lacking)}: {install}")
     return missing
 
 
 def _postgres_programs() -> Path | None:
     """The folder of initdb: on the PATH, or the newest where Debian puts it."""
     found = [Path(initdb).resolve()] if (initdb := shutil.which("initdb")) else []
-    found += sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    found += sorted(DEBIAN.glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     return found[-1].parent if found else None
 
 
@@ -131,8 +133,9 @@ class Servers:
         self.keys: dict[str, dict[str, str]] = {}
         """The variables of each user of the bucket: `worker` and `reader`."""
         self._services: list[Service] = []
-        self._etc = folder / "etc"
-        self._etc.mkdir(mode=0o700)
+        self.etc = folder / "etc"
+        """The environment files, which have the secrets."""
+        self.etc.mkdir(mode=0o700)
 
     def url(self, name: str) -> str:
         """The address of a server."""
@@ -152,10 +155,11 @@ class Servers:
         for service in reversed(self._services):
             service.stop()
 
-    @property
-    def secrets(self) -> list[str]:
-        """All passwords and secret keys."""
-        return [*self.passwords.values(), *(keys["AWS_SECRET_ACCESS_KEY"] for keys in self.keys.values())]
+    def secrets(self) -> list[bytes]:
+        """All passwords and secret keys, and the logins as HTTP has them."""
+        plain = [*self.passwords.values(), *(keys["AWS_SECRET_ACCESS_KEY"] for keys in [*self.keys.values()])]
+        logins = [f"team:{self.passwords[name]}".encode() for name in ("prefect", "mlflow")]
+        return [*(secret.encode() for secret in plain), *map(b64encode, logins)]
 
     def worker_file(self, keys: str, *, with_store: bool) -> Path:
         """The environment file of workers, with the keys of a user of the bucket."""
@@ -168,13 +172,12 @@ class Servers:
             MLFLOW_TRACKING_PASSWORD=self.passwords["mlflow"],
             # The S3 server of the tests cannot check signatures in URLs, by which MLflow's client would download.
             MLFLOW_ENABLE_PROXY_MULTIPART_DOWNLOAD="false",
-            **({"FINETUNE_STORE": STORE} if with_store else {}),
-            **self._s3_variables(keys),
+            **({"FINETUNE_STORE": STORE, **self._s3_variables(keys)} if with_store else {}),
         )
 
     def status_without_password(self) -> dict[str, int | str]:
         """How each server answers a request without a password, or with a wrong one."""
-        wrong = {**_clean_environment(), "PGPASSWORD": "wrong"}
+        wrong = {**clean_environment(), "PGPASSWORD": "wrong"}
         query = [str(self._program("psql")), *self._connection(), "-c", "select 1", "postgres"]
         refused = subprocess.run(query, env=wrong, capture_output=True, text=True)
         flows = urllib.request.Request(f"{self.url('prefect')}/api/flows/count", b"{}", {"Content-Type": "text/json"})
@@ -195,7 +198,7 @@ class Servers:
     def dump(self) -> bytes:
         """All databases, as text."""
         argv = [str(self._program("pg_dumpall")), *self._connection()]
-        env = {**_clean_environment(), "PGPASSWORD": self.passwords["postgres"]}
+        env = {**clean_environment(), "PGPASSWORD": self.passwords["postgres"]}
         return subprocess.run(argv, env=env, capture_output=True, check=True).stdout
 
     def objects(self, prefix: str = "") -> dict[str, int]:
@@ -217,6 +220,17 @@ class Servers:
         ) as answer:
             return json.load(answer)
 
+    def versions(self, model: str) -> int:
+        """The number of registered versions of a model."""
+        login = b64encode(f"team:{self.passwords['mlflow']}".encode()).decode()
+        query = urllib.parse.urlencode({"filter": f"name = '{model}'"})
+        request = urllib.request.Request(
+            f"{self.url('mlflow')}/api/2.0/mlflow/model-versions/search?{query}",
+            headers={"Authorization": f"Basic {login}"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return len(json.load(answer)["model_versions"])
+
     def _start_postgres(self) -> float:
         data = self.folder / "postgres"
         data.mkdir(mode=0o700)
@@ -232,8 +246,8 @@ class Servers:
         password.unlink()
         argv = [str(self._program("postgres")), "-D", str(data / "data"), "-p", str(self._ports["postgres"])]
         argv += ["-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={data}"]
-        seconds = self._run(Service("postgres", self.folder, argv, _clean_environment(), user), self._postgres_answers)
-        env = {**_clean_environment(), "PGPASSWORD": self.passwords["postgres"]}
+        seconds = self._run(Service("postgres", self.folder, argv, clean_environment(), user), self._postgres_answers)
+        env = {**clean_environment(), "PGPASSWORD": self.passwords["postgres"]}
         for database in ("prefect", "mlflow", "mlflow_users"):
             subprocess.run([str(self._program("createdb")), *self._connection(), database], env=env, check=True)
         return seconds
@@ -257,7 +271,7 @@ class Servers:
     def _start_s3(self) -> float:
         """Starts the server with a bucket and two users; from then on, it checks each signature and permission."""
         argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self._ports["s3"])]
-        service = Service("s3", self.folder, argv, _clean_environment())
+        service = Service("s3", self.folder, argv, clean_environment())
         seconds = self._run(service, lambda: _status(self.url("s3")) == 200)
         anybody = {"AWS_ACCESS_KEY_ID": "setup", "AWS_SECRET_ACCESS_KEY": "setup"}
         self._client("s3", anybody).create_bucket(Bucket=BUCKET)
@@ -310,13 +324,13 @@ class Servers:
             "database_uri": self._database("psycopg2", "mlflow_users"),
             "auth_cache_ttl_seconds": "60",
         }
-        with os.fdopen(os.open(self._etc / "mlflow-auth.ini", os.O_WRONLY | os.O_CREAT, 0o600), "w") as ini:
+        with os.fdopen(os.open(self.etc / "mlflow-auth.ini", os.O_WRONLY | os.O_CREAT, 0o600), "w") as ini:
             users.write(ini)
         file = self._write(
             "mlflow-server.env",
             MLFLOW_BACKEND_STORE_URI=self._database("psycopg2", "mlflow"),
             MLFLOW_ARTIFACTS_DESTINATION=f"s3://{BUCKET}/mlflow",
-            MLFLOW_AUTH_CONFIG_PATH=str(self._etc / "mlflow-auth.ini"),
+            MLFLOW_AUTH_CONFIG_PATH=str(self.etc / "mlflow-auth.ini"),
             MLFLOW_AUTH_ADMIN_USERNAME="team",
             MLFLOW_AUTH_ADMIN_PASSWORD=self.passwords["mlflow"],
             MLFLOW_FLASK_SERVER_SECRET_KEY=self.passwords["flask"],
@@ -335,7 +349,7 @@ class Servers:
 
     def _write(self, name: str, **variables: str) -> Path:
         """Writes an environment file that only this user can read."""
-        file = self._etc / name
+        file = self.etc / name
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
             out.writelines(f"{variable}={value}\n" for variable, value in variables.items())
         return file
@@ -353,7 +367,7 @@ def command_of_unit(name: str, file: Path, values: dict[str, str]) -> tuple[list
     (line,) = re.findall(r"^ExecStart=(.+)$", text, re.MULTILINE)
     program, *arguments = [values.get(word, word) for word in shlex.split(line)]
     set_here = [pair for found in re.findall(r"^Environment=(.+)$", text, re.MULTILINE) for pair in shlex.split(found)]
-    env = {**_clean_environment(), **dict(pair.split("=", 1) for pair in set_here), **read_environment_file(file)}
+    env = {**clean_environment(), **dict(pair.split("=", 1) for pair in set_here), **read_environment_file(file)}
     return [str(Path(sys.executable).parent / Path(program).name), *arguments], env
 
 
@@ -362,7 +376,7 @@ def read_environment_file(file: Path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in file.read_text().splitlines())
 
 
-def _clean_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """This process's variables without those that point at other servers, homes or buckets."""
     foreign = ("PREFECT_", "MLFLOW_", "FINETUNE_", "AWS_", "PG")
     return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 from tests.flows.slowly import QUICK
 from tests.flows.small import command
 from tests.machine import ROOT, of_home, wait_until
-from tests.team.servers import Service, command_of_unit, read_environment_file
+from tests.team.servers import Service, clean_environment, command_of_unit, read_environment_file
 
 UNIT = "finetune-worker@"
 RUN = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -33,7 +35,7 @@ class Machine:
         self._file = file
         own = {"FINETUNE_HOME": str(self.home), "PREFECT_HOME": f"{self.home}-prefect", "PYTHONPATH": str(ROOT)}
         argv, env = command_of_unit(UNIT, file, {"${POOL}": "finetune", "%H-%i": name})
-        self._env = {**os.environ, **read_environment_file(file), **own}
+        self._env = {**clean_environment(), **read_environment_file(file), **own}
         self._worker = Service(name, folder, argv, env | own)
 
     def start_worker(self) -> None:
@@ -46,18 +48,21 @@ class Machine:
 
     def burn_down(self) -> int:
         """Kills every process of the machine and removes its home. Returns the number of processes."""
+        killed = self.kill()
+        for folder in (self.home, Path(f"{self.home}-prefect")):
+            shutil.rmtree(folder)
+        return killed
+
+    def kill(self) -> int:
+        """Kills every process of the machine. Returns their number."""
         killed: set[int] = set()
-        while pids := set(of_home(self.home)):
+        while pids := {*of_home(self.home)} - {os.getpid()}:
             for pid in pids:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
             killed |= pids
             time.sleep(0.05)
         self._worker.stop(signal.SIGKILL)
-        for folder in (self.home, Path(f"{self.home}-prefect")):
-            shutil.rmtree(folder)
         return len(killed)
 
     def train_quickly(self) -> None:
@@ -79,7 +84,14 @@ class Machine:
 
     def prefect(self, *arguments: str) -> str:
         """Runs a command of `prefect` here, and returns what it printed."""
-        return self._run([str(Path(command()[0]).parent / "prefect"), "--no-prompt", *arguments], 0)
+        return self._run([str(Path(sys.executable).parent / "prefect"), "--no-prompt", *arguments], 0)
+
+    def download(self, model: str) -> Path:
+        """Downloads a registered model by MLflow, and returns the folder."""
+        folder = Path(f"{self.home}-downloaded")
+        program = str(Path(sys.executable).parent / "mlflow")
+        self._run([program, "artifacts", "download", "--artifact-uri", model, "--dst-path", str(folder)], 0)
+        return folder
 
     def start_run(self, deployment: str, *arguments: str) -> str:
         """Has a worker run the deployment. Returns the flow run."""
