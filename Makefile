@@ -4,6 +4,8 @@
 # tables are renewed.
 # make ui: run the demo through real servers, look at it in a Chromium of the system, and take the README's pictures.
 # make team: PostgreSQL, a bucket, Prefect and MLflow with passwords and two workers; one burns down while it trains.
+# make image: build the container image with docker, podman or buildah, and run the demo in it. BASE is the base image;
+# without a registry: make image BASE=debootstrap.
 # make docs: build the documentation site in build/docs; a warning or a broken link is an error.
 # make gpu: everything that only a GPU can show, with the Python and the torch that are there: make gpu PYTHON=python3
 # make bench: measure speed against the budgets, some ten minutes, best on a machine that does nothing else.
@@ -17,7 +19,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 	$$python $(NEW_ENOUGH) 2>/dev/null && echo $$python && exit; done; echo python3)
 INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test drill matrix gpu team ui docs bench lint
+.PHONY: demo test drill matrix gpu team image ui docs bench lint
 demo: $(VENV)/.installed
 	$(VENV)/bin/finetune run deployments/demo.yaml
 
@@ -40,6 +42,10 @@ gpu:
 
 team: $(VENV)/.installed
 	$(VENV)/bin/python -m tests.team
+
+# make image BASE=debootstrap IMAGE="--engine buildah --tag finetune:1". It installs nothing here.
+image:
+	$(PYTHON) -m tests.image $(if $(BASE),--base $(BASE)) $(IMAGE)
 
 ui: $(VENV)/.installed
 	$(VENV)/bin/python -m tests.ui

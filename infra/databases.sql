@@ -1,0 +1,3 @@
+CREATE DATABASE prefect;
+CREATE DATABASE mlflow;
+CREATE DATABASE mlflow_users;
