@@ -122,7 +122,7 @@ class Container:
             self._working = subprocess.check_output(["buildah", "from", "--name", name, image], text=True).strip()
             self._home = str(folder / f"{name}-home")
             Path(self._home).mkdir(mode=0o700)
-            # buildah passes on no variable whose value is not in its command line: the container reads them from a file.
+            # buildah takes values from its command line only: the container reads them from a file.
             self._env_file.touch(mode=0o600)
             self._env_file.write_text("".join(f"{key}={shlex.quote(value)}\n" for key, value in self._env.items()))
             if os.getuid() == 0:
