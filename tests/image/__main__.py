@@ -1,6 +1,6 @@
 """Builds the container image and tries it: make image BASE=…
 
-    python -m tests.image [--base IMAGE] [--engine NAME] [--tag TAG] [--torch-index URL] [--build-only]
+    python -m tests.image [--base IMAGE] [--engine NAME] [--tag TAG] [--torch-index URL] [--build-only | --try-only]
 
 It takes docker, podman or buildah, whichever is usable. `--base debootstrap` makes a base of Debian packages, for
 machines without a registry. In containers of the image, as a user without rights, it runs the demo twice, stops a
@@ -229,7 +229,9 @@ def main() -> int:
     parser.add_argument("--engine", choices=("docker", "podman", "buildah"), help="default: the first that is usable")
     parser.add_argument("--tag", default="localhost/finetune:latest", help="name of the image (%(default)s)")
     parser.add_argument("--torch-index", metavar="URL", help="index with torch; empty: only pip's own, with CUDA")
-    parser.add_argument("--build-only", action="store_true", help="do not try the image")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--build-only", action="store_true", help="do not try the image")
+    only.add_argument("--try-only", action="store_true", help="try the image that is there")
     options = parser.parse_args()
     try:
         engine = find_engine(options.engine)
@@ -243,12 +245,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="finetune-image-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o711)  # the containers' user goes through it
         try:
-            build(engine, options, table)
+            if not options.try_only:
+                build(engine, options, table)
             if not options.build_only:
                 Trial(engine, options.tag, Path(folder), table).play()
         except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
             print(error, file=sys.stderr)
-            table.add("stopped", None, f"{type(error).__name__}: {str(error).splitlines()[0]}", False)
+            table.add("stopped", None, f"{type(error).__name__}: {error}".splitlines()[0], False)
     print("", *table.lines(), sep="\n")
     print(f"\n{time.monotonic() - began:.0f} s, {table.failed} not ok")
     return 1 if table.failed else 0
