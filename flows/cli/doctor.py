@@ -1,4 +1,4 @@
-"""Check this machine and its servers, and print how to solve each problem. Changes nothing."""
+"""Check this machine and its servers, and print how to solve each problem. Leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Checks of `finetune doctor`: versions, ports, disks, memory, GPUs, the home, databases, servers and the Hub.
+"""Checks of `finetune doctor`: versions, ports, disks, memory, GPUs, the home, databases, servers, the shared store and
+the Hub.
 
-The checks change nothing, and do not create the home.
+The checks leave nothing behind, and do not create the home.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -79,7 +81,7 @@ def run_checks() -> list[Finding]:
         _check_memory(),
         *_check_gpus(),
     ]
-    findings += [_check_home(), *_check_servers(), *_check_leftovers(state), *_check_undelivered()]
+    findings += [_check_home(), *_check_servers(), *_check_store(), *_check_leftovers(state), *_check_undelivered()]
     return [*findings, finish_hub_check(), _check_token()]
 
 
@@ -244,6 +246,36 @@ def _find_mlflow_error() -> str | None:
         return ""
 
     return _start_call(connect, MLFLOW_TIMEOUT_S)()
+
+
+def _check_store() -> Iterator[Finding]:
+    """Whether the shared store answers, and what the credentials may do. Writes an object and removes it."""
+    if not (url := os.environ.get("FINETUNE_STORE")):
+        return
+    from tasks.shared_store.bucket import AlreadyExists, Bucket, BucketError, Forbidden, Limits, NotFound
+
+    wait = NETWORK_TIMEOUT_S
+    subject, name, keys = "shared store", f"doctor/{uuid.uuid4().hex}", "check AWS_ACCESS_KEY_ID, …, AWS_ENDPOINT_URL"
+    try:
+        bucket = Bucket(url, Limits(connect_s=wait, idle_s=wait, part_s=wait, retry_s=wait))
+        with contextlib.suppress(NotFound):
+            bucket.read(name)
+        try:
+            bucket.create(name, b"")
+            bucket.create(name, b"")
+        except Forbidden:
+            yield Finding("ok", subject, f"{url}: may only be read")
+            return
+        except AlreadyExists:
+            yield Finding("ok", subject, f"{url}: may be read and written")
+        else:
+            do = "update the server, or take one that has conditional writes: machines overwrite each other's artifacts"
+            yield Finding("problem", subject, f"{url} ignores `If-None-Match: *`", do)
+        bucket.remove(name)
+    except UserError as error:
+        yield Finding("problem", subject, error.problems[0].message, "change FINETUNE_STORE")
+    except BucketError as error:
+        yield Finding("problem", subject, str(error), keys)
 
 
 def _check_database(name: str, url: str) -> Finding:

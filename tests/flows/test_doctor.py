@@ -14,9 +14,15 @@ from prefect.client.schemas.objects import StateType
 
 from flows.cli.main import main
 from tasks.prefect import pending_states
+from tasks.services import doctor
 from tasks.services.doctor import Finding, run_checks
+from tasks.shared_store.bucket import Bucket
 from tasks.tracking.outbox import Outbox
+from tests.s3 import S3
 from tests.servers import closed_port
+from tests.tasks.shared import on_s3, s3
+
+__all__ = ["on_s3", "s3"]
 
 TOKEN = "hf_never_told"
 
@@ -30,6 +36,13 @@ def elsewhere(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def of(what: str) -> list[Finding]:
     return [finding for finding in run_checks() if finding.subject == what]
+
+
+def store(url: str) -> list[Finding]:
+    """The findings about the shared store of this URL."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("FINETUNE_STORE", url)
+        return list(doctor._check_store())
 
 
 def test_where_nothing_has_run_there_is_no_problem_and_the_home_is_not_made(
@@ -115,6 +128,37 @@ def test_an_mlflow_that_is_well_and_refuses_its_client_is_a_problem(
         (found,) = of("MLflow")
         server.shutdown()
     assert found.level == "problem" and found.found.endswith(f": HTTP {status}") and does in found.next_step
+
+
+def test_a_shared_store_is_read_and_written_and_nothing_is_left_in_it(on_s3: str, s3: S3) -> None:
+    (found,) = store(on_s3)
+    assert (found.level, found.found) == ("ok", f"{on_s3}: may be read and written")
+    assert not any("doctor" in name for name in s3.objects())
+    s3.fault = lambda request: 403 if request.startswith("PUT") else None
+    (found,) = store(on_s3)
+    assert (found.level, found.found) == ("ok", f"{on_s3}: may only be read")
+
+
+@pytest.mark.parametrize("status", [403, 503])
+def test_a_shared_store_that_refuses_or_fails_is_a_problem(on_s3: str, s3: S3, status: int) -> None:
+    s3.fault = lambda request: status
+    (found,) = store(on_s3)
+    assert found.level == "problem" and on_s3 in found.found and "AWS_ACCESS_KEY_ID" in found.next_step
+
+
+def test_a_shared_store_without_conditional_writes_is_a_problem(
+    on_s3: str, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bucket, "create", Bucket.write)
+    (found,) = store(on_s3)
+    assert found.level == "problem" and "If-None-Match" in found.found
+    assert not any("doctor" in name for name in s3.objects())
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/prefix", "file:///no/such/folder", "s3://no-such-bucket/prefix"])
+def test_a_wrong_name_of_a_shared_store_is_a_problem(on_s3: str, url: str) -> None:
+    (found,) = store(url)
+    assert found.level == "problem" and url in found.found and "FINETUNE_STORE" in found.next_step
 
 
 def test_undelivered_entries_and_states_are_found_except_those_of_a_run_that_is_running(home: Path) -> None:

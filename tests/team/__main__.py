@@ -123,15 +123,17 @@ class Team:
             self._table.add(f"{name} without password", "servers", None, str(status), status in (401, 403, "refused"))
 
     def _work(self) -> None:
-        first, second = self._machine("worker-1"), self._machine("worker-2")
+        first, second, person = self._machine("worker-1"), self._machine("worker-2"), self._machine("laptop", "reader")
         file = self._write_deployment()
         first.prefect("work-pool", "create", "finetune", "--type", "process")
         first.finetune("notify")  # makes the automation that finds the runs of dead workers
         printed = first.finetune("deploy", str(file))
         self._table.add("deploy", first.name, None, "finetune/small", "finetune/small" in printed)
+        self._check(first, "may be read and written")
+        self._check(person, "may only be read")
         digest = self._run_first(first)
         self._run_again(second, digest)
-        self._read_only(file, digest)
+        self._read_only(person, file, digest)
         self._download(digest)
         self._lose_machine(file, first, second)
         self._run_at_once(first, second)
@@ -139,6 +141,11 @@ class Team:
         self._table.add("registry", "MLflow", None, f"{versions} versions, {MODELS} models", versions == MODELS)
         left = [name for name in self._servers.objects("finetune/") if "/checkpoints/" in name or "/leases/" in name]
         self._table.add("bucket", "S3 server", None, f"{len(left)} checkpoints and leases are left", not left)
+
+    def _check(self, machine: Machine, rights: str) -> None:
+        printed = " ".join(machine.finetune("doctor").split())
+        found = f"{'no' if 'problem' not in printed else 'a'} problem; the bucket {rights}"
+        self._table.add("doctor", machine.name, None, found, "problem" not in printed and rights in printed)
 
     def _run_first(self, machine: Machine) -> str:
         machine.start_worker()
@@ -162,11 +169,10 @@ class Team:
         ok = weights_of(machine) == digest and not CONTENT & executed
         self._table.add("same run, empty home", machine.name, time.monotonic() - began, found, ok)
 
-    def _read_only(self, file: Path, digest: str) -> None:
-        person = self._machine("laptop", "reader")
+    def _read_only(self, person: Machine, file: Path, digest: str) -> None:
         shown, before = person.finetune("show", "small/1"), self._servers.objects("finetune/")
-        found = "names the model's data, code and stages"
-        self._table.add("show small/1, empty home", person.name, None, found, "weights" in shown or "fit" in shown)
+        found = f"weights {digest[:12]}" if digest in shown else "other weights"
+        self._table.add("show small/1, empty home", person.name, None, found, digest in shown)
         began = time.monotonic()
         printed = person.finetune("run", str(file))
         same = weights_of(person) == digest and self._servers.objects("finetune/") == before
