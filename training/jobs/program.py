@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -37,7 +37,7 @@ from training.jobs.protocol import (
     sha256,
     write_atomically,
 )
-from training.jobs.search_path import hide_package, modules_changed, restart, restart_with, use_search_path
+from training.jobs.search_path import any_missed, hide_package, modules_changed, use_search_path
 from training.problems import UserError, full_disk, user_code_error
 
 
@@ -50,6 +50,7 @@ _OUT_OF_MEMORY = (
     *("can't allocate memory", "Cannot allocate memory", "out of memory", "ALLOC_FAILED", "bad_alloc"),
     *("can't start new thread", "could not create a primitive"),  # the last is oneDNN's
 )
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _stop_requested = False
 
 
@@ -62,6 +63,30 @@ def restore_garbage_collection() -> None:
 def stop_requested() -> bool:
     """Whether this program has received SIGTERM or SIGINT."""
     return _stop_requested
+
+
+def restart_with(packages: Collection[str]) -> None:
+    """Starts this program anew if one of the packages was hidden while libraries were imported."""
+    if any_missed(packages):
+        restart()
+
+
+def restart() -> NoReturn:
+    """Starts this program anew, in the same process: it then imports its modules as they are now.
+
+    A request to stop is not lost: it stays pending until the new program has its handlers. If it reaches another thread
+    of this program, it ends the program.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    if _stop_requested:
+        signal.raise_signal(signal.SIGTERM)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    program = sys.modules["__main__"].__spec__
+    assert program is not None, "it was started by `python -m`"
+    os.execv(sys.executable, [sys.executable, "-m", program.name, *sys.argv[1:]])
 
 
 def run_program(main: Callable[[Path, Job, Events], dict[str, Any]], *, stops_itself: bool = False) -> NoReturn:
@@ -92,8 +117,8 @@ def run_program(main: Callable[[Path, Job, Events], dict[str, Any]], *, stops_it
         figures = _run(main, job_dir)
         outcome = Outcome(state="finished", figures=figures, files=_sync(job_dir / OUTPUT) if rank() == 0 else {})
     except BaseException as error:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
         traceback.print_exc()
         outcome = Outcome(state="failed", failure=_failure(_find_users_mistake(error, job_dir)))
     faulthandler.disable()  # a crash at exit comes after the outcome
@@ -169,8 +194,9 @@ def _handle_stop_signals(*, raises: bool) -> None:
         if raises:
             raise Interrupted(f"stopped by {signal.Signals(number).name}")
 
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
+    for number in _STOP_SIGNALS:
+        signal.signal(number, on_signal)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)  # `restart` has blocked them
 
 
 def _find_users_mistake(error: BaseException, job_dir: Path) -> BaseException:

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import NoReturn
 
 PROJECT = Path(__file__).resolve().parents[2]
 OWN_PACKAGES = ("flows", "tasks", "training")
@@ -99,19 +98,9 @@ def modules_changed() -> bool:
         return True
 
 
-def restart_with(packages: Collection[str]) -> None:
-    """Starts this program anew if one of the packages was hidden while libraries were imported."""
-    if not _missed.isdisjoint(packages):
-        restart()
-
-
-def restart() -> NoReturn:
-    """Starts this program anew, in the same process: it then imports its modules as they are now."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    program = sys.modules["__main__"].__spec__
-    assert program is not None, "it was started by `python -m`"
-    os.execv(sys.executable, [sys.executable, "-m", program.name, *sys.argv[1:]])
+def any_missed(packages: Collection[str]) -> bool:
+    """Whether one of the packages was hidden while libraries were imported: see `hide_package`."""
+    return not _missed.isdisjoint(packages)
 
 
 @contextmanager
@@ -121,7 +110,7 @@ def hide_package(package: str) -> Iterator[None]:
 
     A library that checks for it at import time remembers the result: accelerate and transformers, first imported
     inside, never support deepspeed in this process, and evaluate lacks its evaluators. A process that needs the package
-    later imports such libraries first, outside, or calls `restart_with`.
+    later imports such libraries first, outside, or starts anew: see `restart_with` in training/jobs/program.py.
     """
     hidden = package not in sys.modules
     if hidden:

@@ -18,9 +18,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.jobs.program import restore_garbage_collection, run_program
+from training.jobs.program import restart_with, restore_garbage_collection, run_program
 from training.jobs.protocol import EVENTS, OUTPUT, Events, Job, rank, read_events
-from training.jobs.search_path import hide_package, restart_with
+from training.jobs.search_path import hide_package
 from training.recipe.program_settings import FitSettings
 
 if TYPE_CHECKING:

@@ -243,6 +243,40 @@ raise Interrupted("saved at step 5")
     assert (job / "checkpoints" / "saved").exists()
 
 
+RESTARTS = """
+import os, signal
+from training.jobs.program import restart, run_program, stop_requested
+
+def main(job_dir, job, events):
+    if (job_dir / "restarted").exists():
+        return {"stop_requested": stop_requested()}
+    (job_dir / "restarted").touch()
+    execv = os.execv
+    def stop(*argv):
+        os.kill(os.getpid(), signal.SIGTERM)
+        execv(*argv)
+    if job.settings["when"] == "before":
+        os.kill(os.getpid(), signal.SIGTERM)
+    else:
+        os.execv = stop
+    restart()
+
+if __name__ == "__main__":
+    run_program(main, stops_itself=True)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_stop_signal_at_a_restart_reaches_the_restarted_program(tmp_path: Path, when: str) -> None:
+    (tmp_path / "restarts.py").write_text(RESTARTS)
+    job = tmp_path / "job"
+    Job(program="test", key="k", settings={"when": when}).write(job)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, str(tmp_path)])}
+    subprocess.run([sys.executable, "-m", "restarts", str(job)], env=env, timeout=30, check=True)
+    outcome = read_outcome(job)
+    assert outcome is not None and outcome.figures == {"stop_requested": True}
+
+
 def test_a_killed_program_has_no_outcome_not_even_that_of_an_earlier_try(tmp_path: Path) -> None:
     job = tmp_path / "job"
     assert run_to_end(job, "return {}") == 0
