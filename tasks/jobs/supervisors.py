@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -48,17 +48,26 @@ def start_supervisor(job: Path, argv: Sequence[str], env: Mapping[str, str]) -> 
     `env`: the whole environment.
     """
     request = {"folder": str(job), "argv": [*argv], "env": dict(env), "grace_s": STOP_GRACE_S}
+    with open(job / LOGS / "supervisor.log", "ab") as log:
+        pid = _start(lambda stdin, lifeline: warm.fork(request, stdin, lifeline, log)) or _start(
+            lambda stdin, _: _start_process(request, stdin, log)
+        )
+    return Handle(job=str(job), pid=pid, started=start_ticks(pid))
+
+
+def _start(start: Callable[[int, int], int]) -> int:
+    """Calls `start` with the two ends of a supervisor's standard input. Returns the supervisor's pid, or 0."""
     stdin, lifeline = os.pipe()
+    pid = 0
     try:
-        with open(job / LOGS / "supervisor.log", "ab") as log:
-            pid = warm.fork(request, stdin, log) or _start_process(request, stdin, log)
-    except BaseException:
-        os.close(lifeline)
-        raise
+        pid = start(stdin, lifeline)
     finally:
         os.close(stdin)
-    _lifelines[pid] = lifeline
-    return Handle(job=str(job), pid=pid, started=start_ticks(pid))
+        if pid:
+            _lifelines[pid] = lifeline
+        else:
+            os.close(lifeline)
+    return pid
 
 
 def _start_process(request: dict[str, Any], stdin: int, log: IO[bytes]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from tasks.jobs.child_environment import added_environment, environment
-from training.jobs.warm import DIGITS
+from training.jobs.warm import BEGIN, DIGITS
 
 TRAINING = (
     *("accelerate.commands.launch", "training.engine.inference", "training.models.loading"),
@@ -57,10 +58,17 @@ class WarmProcess:
         """Of the process."""
         return self._process.pid
 
-    def fork(self, request: Mapping[str, Any], stdin: int, log: IO[bytes]) -> int:
+    def fork(self, request: Mapping[str, Any], stdin: int, lifeline: int, log: IO[bytes]) -> int:
         """Starts a supervisor and returns its pid; 0 if it has to be started as a process of its own.
 
-        `request`: as in training.jobs.warm.
+        A supervisor whose pid is lost, because the warm process is killed, ends without starting its job when
+        `lifeline` is closed.
+
+        Args:
+            request: as in training.jobs.warm.
+            stdin: the supervisor's standard input.
+            lifeline: the other end of its standard input.
+            log: the supervisor's output.
         """
         if not self._can_run(request["argv"], request["env"]):
             return 0
@@ -69,9 +77,12 @@ class WarmProcess:
             with self._turn:
                 socket.send_fds(self._connection, [b"%*d" % (DIGITS, len(body))], [stdin, log.fileno()])
                 self._connection.sendall(body)
-                return int(self._connection.recv(DIGITS, socket.MSG_WAITALL) or 0)
+                pid = int(self._connection.recv(DIGITS, socket.MSG_WAITALL) or 0)
         except OSError:  # it was killed
             return 0
+        if pid:
+            os.write(lifeline, BEGIN)
+        return pid
 
     def _can_run(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
         """Whether a fork does the same as a new process: libraries read some variables when they are imported."""
@@ -121,7 +132,8 @@ def wait_for(module: str) -> None:
         _current.wait_for(module)
 
 
-def fork(request: Mapping[str, Any], stdin: int, log: IO[bytes]) -> int:
-    """Starts a supervisor as a fork of the warm process and returns its pid; 0 outside `warm_programs`."""
+def fork(request: Mapping[str, Any], stdin: int, lifeline: int, log: IO[bytes]) -> int:
+    """Starts a supervisor as a fork of the warm process and returns its pid; 0 outside `warm_programs`. See
+    WarmProcess.fork."""
     start()
-    return _current.fork(request, stdin, log) if _current else 0
+    return _current.fork(request, stdin, lifeline, log) if _current else 0

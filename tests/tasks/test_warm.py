@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -150,6 +151,34 @@ def test_a_job_outlives_the_warm_process_and_the_next_one_is_a_new_process(tmp_p
     assert poll(handle) and start_ticks(pid)
     stop(handle, 5)
     assert not start_ticks(pid)
+
+
+class LosesAnswers:
+    """The connection to a warm process whose answers are lost, as if it were killed after it has forked."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.pids: list[int] = []
+
+    def recv(self, *arguments: int) -> bytes:
+        self.pids.append(int(self._connection.recv(*arguments)))
+        return b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+def test_a_job_runs_once_even_if_the_warm_process_dies_before_it_answers(tmp_path: Path) -> None:
+    assert is_warm(run(tmp_path))
+    process = warm._current
+    assert process is not None
+    process._connection = connection = LosesAnswers(process._connection)  # type: ignore[assignment]
+    job = write_job(tmp_path, "open(job_dir / 'runs', 'a').write('once ')")
+    outcome = run_job(job, argv(), stall_timeout_s=60, poll_s=0.02)
+    assert outcome.failure is None and not outcome.figures["warm"]
+    (unknown,) = connection.pids
+    until(lambda: not start_ticks(unknown))
+    assert (job / "runs").read_text() == "once "
 
 
 def test_a_program_dies_with_its_supervisor_and_the_next_try_starts_at_once(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ the length of a JSON object in DIGITS digits, with two open files, and then the 
 
 The answer is the pid of the job's supervisor in DIGITS digits, or 0 if the file of an imported module has changed: then
 only a new process runs the code that the artifact's key names. The supervisor is a fork with the two files as its
-standard input and output, and the program is a fork of the supervisor. If that is accelerate's launcher of a single
-process, this process is a fork as well. A job outlives this process, which ends when the other end of its socket is
-closed.
+standard input and output. It waits there for BEGIN: if the answer is lost, its starter starts another one. The program
+is a fork of the supervisor. If that is accelerate's launcher of a single process, this process is a fork as well. A job
+outlives this process, which ends when the other end of its socket is closed.
 
 Nothing here starts a thread of Python's, uses a GPU or draws random numbers. OpenBLAS and jemalloc start threads when
 numpy and pyarrow are imported, and handle forks themselves.
@@ -38,10 +38,12 @@ from typing import Any
 
 from training.jobs.processes import die_with_parent, show_command
 from training.jobs.search_path import hide_package, modules_changed, use_search_path
-from training.jobs.supervise import Supervisor
+from training.jobs.supervise import STOPPED_BEFORE_START, Supervisor
 
 DIGITS = 10
 """Of a length or a pid in a message."""
+BEGIN = b"\n"
+"""What a supervisor reads from its standard input before it begins."""
 _new_process = subprocess.Popen
 LAUNCHER = "accelerate.commands.launch"
 HIDDEN = ("deepspeed", "peft")
@@ -129,6 +131,8 @@ def _serve(connection: socket.socket) -> list[str] | None:
         os.dup2(file, descriptor)
     for file in files:
         os.close(file)
+    if os.read(0, len(BEGIN)) != BEGIN:
+        os._exit(STOPPED_BEFORE_START)
     os.environ.clear()
     os.environ.update(request["env"])
     folder, argv = Path(request["folder"]), request["argv"]
