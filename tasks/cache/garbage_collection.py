@@ -169,7 +169,8 @@ class Sizes:
 
 
 def measure(folder: Path) -> Callable[[], Sizes]:
-    """Starts a process that measures the folder and everything in it. Returns a function that waits for its result."""
+    """Starts a process that measures the folder and everything in it. Returns a function that waits for its result,
+    which is empty if the process was killed: the sizes are then measured when they are needed."""
     reader, writer = os.pipe()
     process = os.fork()
     if process == 0:
@@ -181,8 +182,9 @@ def measure(folder: Path) -> Callable[[], Sizes]:
     os.close(writer)
 
     def result() -> Sizes:
-        with open(reader, "rb") as pipe:
-            sizes: Sizes = pickle.load(pipe)
+        sizes = Sizes()
+        with open(reader, "rb") as pipe, contextlib.suppress(EOFError, pickle.UnpicklingError):
+            sizes = pickle.load(pipe)
         os.waitpid(process, 0)
         return sizes
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -182,6 +184,20 @@ def test_the_freed_bytes_are_those_that_were_announced_and_a_file_with_two_names
     assert remove(set(going)) == (3, announced)
     assert before - bytes_on_disk([tracked]) == announced
     assert store.find("fit", kept) is not None
+
+
+@pytest.mark.parametrize("sent", [0, 20])
+def test_sizes_are_right_although_the_process_that_measures_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: int
+) -> None:
+    def dump_and_die(sizes: garbage_collection.Sizes, pipe: IO[bytes]) -> None:
+        pipe.write(pickle.dumps(sizes)[:sent])
+        pipe.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    (tmp_path / "file").write_bytes(b"a" * 10_000)
+    monkeypatch.setattr(pickle, "dump", dump_and_die)
+    assert garbage_collection.measure(tmp_path)().of([tmp_path]) == bytes_on_disk([tmp_path]) > 10_000
 
 
 def test_nothing_is_removed_while_a_run_goes_on_which_waits_for_no_removal_but_the_moment(
