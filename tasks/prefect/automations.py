@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import BlockDocument
     from prefect.events.schemas.automations import AutomationCore, EventTrigger
 
-DEAD = "finetune: crash runs that fell silent"
+DEAD = "finetune: crash runs without heartbeats"
+DEAD_BEFORE = "finetune: crash runs that fell silent"
+"""Its name in earlier versions of this project."""
 SILENT_S = 95.0
 """Three heartbeats: one may be lost while the server restarts."""
 AT_REST = (
@@ -81,7 +83,8 @@ def create_crash_automation(client: SyncPrefectClient) -> None:
     message = f"No heartbeat for {SILENT_S:g} s: its worker or its machine died. Continue it with `finetune resume`."
     crash = ChangeFlowRunState(state=StateType.CRASHED, name="Crashed", message=message, force=False)
     description = "Runs whose worker or machine died are crashed, so that they can be retried."
-    _create_or_update(client, AutomationCore(name=DEAD, description=description, trigger=silence, actions=[crash]))
+    crash_runs = AutomationCore(name=DEAD, description=description, trigger=silence, actions=[crash])
+    _create_or_update(client, crash_runs, DEAD_BEFORE)
 
 
 def notify(client: SyncPrefectClient, name: str, kinds: Collection[str]) -> None:
@@ -99,9 +102,10 @@ def notify(client: SyncPrefectClient, name: str, kinds: Collection[str]) -> None
                 client.delete_automation(automation.id)
 
 
-def _create_or_update(client: SyncPrefectClient, automation: AutomationCore) -> None:
+def _create_or_update(client: SyncPrefectClient, automation: AutomationCore, *former_names: str) -> None:
     """Creates the automation, or updates an existing one of its name, which stays enabled or disabled."""
-    if existing := client.read_automations_by_name(automation.name):
+    names = (automation.name, *former_names)
+    if existing := [found for name in names for found in client.read_automations_by_name(name)]:
         # The client sends only fields that are set explicitly; the server refuses the owner.
         fields = {**automation.model_dump(exclude={"owner_resource"}), "enabled": existing[0].enabled}
         client.update_automation(existing[0].id, type(automation).model_validate(fields))

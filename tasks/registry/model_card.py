@@ -107,7 +107,7 @@ def _describe_rows(recipe: Recipe, lock: Lock, data: Ref) -> str:
         origin = f"Files ({recipe.data.source}) with SHA-256 {', '.join(digests[:10])}{more}"
     else:
         origin = f"The Python object `{recipe.data.path}`" + (
-            f", which says of itself: {lock.data_fingerprint}" if lock.data_fingerprint else ""
+            f", fingerprint {_format_code(make_printable(lock.data_fingerprint))}" if lock.data_fingerprint else ""
         )
     counts = {name.removesuffix("_rows"): n for name, n in data.figures.items() if name.endswith("_rows")}
     rows = ", ".join(f"{split} {n:,}" for split, n in counts.items())

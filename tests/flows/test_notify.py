@@ -136,6 +136,19 @@ def test_notify_keeps_the_last_settings_and_leaves_a_disabled_automation_disable
     assert printed() == ["There are no notifications: name a block."]
 
 
+def test_an_automation_with_the_name_of_an_earlier_version_is_renamed_and_stays_disabled() -> None:
+    with get_client(sync_client=True) as client:
+        with pytest.MonkeyPatch.context() as earlier:
+            earlier.setattr(automations, "DEAD", automations.DEAD_BEFORE)
+            automations.create_crash_automation(client)
+        (before,) = client.read_automations_by_name(automations.DEAD_BEFORE)
+        client.pause_automation(before.id)
+        automations.create_crash_automation(client)
+        (renamed,) = client.read_automations_by_name(automations.DEAD)
+        assert (renamed.id, renamed.enabled) == (before.id, False)
+        assert client.read_automations_by_name(automations.DEAD_BEFORE) == []
+
+
 @flow(name="finetune")
 def ours() -> None:
     """Never run."""

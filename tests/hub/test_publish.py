@@ -244,7 +244,7 @@ def test_the_card_of_a_model_made_from_scratch_on_rows_of_a_function_names_neith
     text = build_card(mine, Lock(data_fingerprint="second edition"), *facts(refs)[1:])
     metadata = yaml.safe_load(text.split("---\n")[1])
     assert not metadata.keys() & {"base_model", "datasets"}
-    assert "The Python object `my_rows:rows`, which says of itself: second edition." in text
+    assert "The Python object `my_rows:rows`, fingerprint `second edition`." in text
     assert json.dumps(metadata["model-index"][0]["results"][0]["dataset"]) == (
         '{"name": "reviews", "type": "python", "split": "validation"}'
     )
