@@ -35,6 +35,8 @@ class S3:
         """Bytes of the next answer's body after which the connection ends."""
         self.fault: Callable[[str], int | None] = lambda request: None
         """The HTTP status of an error in place of the answer to a request; called before the request has an effect."""
+        self.lost: Callable[[str], int | None] = lambda request: None
+        """The same, called after the request had its effect."""
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self._client = boto3.client(
             "s3",
@@ -51,9 +53,14 @@ class S3:
         self.requests.clear()
         return f"s3://{BUCKET}/{key}"
 
-    def objects(self) -> dict[str, bytes]:
-        """The content of each object."""
-        keys = [entry["Key"] for entry in self._client.list_objects_v2(Bucket=BUCKET).get("Contents", [])]
+    def remove(self, key: str) -> None:
+        """Removes an object."""
+        self._client.delete_object(Bucket=BUCKET, Key=key)
+
+    def objects(self, prefix: str = "") -> dict[str, bytes]:
+        """The content of each object below the prefix."""
+        listed = self._client.list_objects_v2(Bucket=BUCKET, Prefix=prefix)
+        keys = [entry["Key"] for entry in listed.get("Contents", [])]
         return {key: self._client.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys}
 
     def reached(self, monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
@@ -63,15 +70,18 @@ class S3:
         S3FileSystem.clear_instance_cache()  # whose connections were made for another environment
         for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", *KEYS):
             monkeypatch.delenv(name, raising=False)
-        settings = {
+        for name, value in {**self.environment(), **variables}.items():
+            monkeypatch.setenv(name, value)
+
+    def environment(self) -> dict[str, str]:
+        """The variables by which a process finds the server, but its keys."""
+        return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_CONFIG_FILE": "/none",
+            "AWS_SHARED_CREDENTIALS_FILE": "/none",
         }
-        for name, value in {**settings, "AWS_CONFIG_FILE": "/none", "AWS_SHARED_CREDENTIALS_FILE": "/none"}.items():
-            monkeypatch.setenv(name, value)
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
 
     def ask_for_keys(self, wanted: bool) -> None:
         """Whether every request must be signed by a registered user; the server has none."""
@@ -89,6 +99,10 @@ class S3:
         if status := self.fault(self.requests[-1]):
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start(f"{status} Fault", [("Content-Length", "0")])
+            return [b""]
+        if status := self.lost(self.requests[-1]):
+            b"".join(self._app(environ, lambda *ignored: None))
+            start(f"{status} Lost", [("Content-Length", "0")])
             return [b""]
         answer = self._app(environ, start)
         if self.cut_after is not None:

@@ -132,7 +132,7 @@ class BucketRemote(Remote):
             return True  # `find` removes it
 
     def _upload_ended(self, stage: str, key: str) -> None:
-        self._leases.release(stage, key)
+        self._leases.end(stage, key)
         if stage == "fit":
             remove_checkpoints(self._bucket, key)
 

@@ -18,6 +18,8 @@ from training.problems import UserError
 
 PAUSE = 19.0
 """An upload is followed by a pause of so many times its own time: uploads take at most 5 % of a training."""
+RETRY_AFTER_S = 60.0
+"""Pause after an upload that failed."""
 END_S = 2.0
 """Time that a finished training waits for the part of an upload that is on its way."""
 
@@ -119,6 +121,7 @@ class CheckpointUploads(Listener):
             return threading.TIMEOUT_MAX
         except (BucketError, UserError, OSError) as error:
             self._warn(f"no other machine could resume this training now, as its checkpoints are only here: {error}")
+            return RETRY_AFTER_S
         return PAUSE * (self._clock() - began)
 
     def close(self) -> None:

@@ -112,6 +112,14 @@ class Leases:
         """Ends the lease, if this process holds it. If the bucket does not answer, the lease becomes stale."""
         self._release(_name(stage, key))
 
+    def end(self, stage: str, key: str) -> None:
+        """Ends the lease of an artifact that is in the bucket now, also if a killed process of this home left it."""
+        name = _name(stage, key)
+        self._release(name)
+        with contextlib.suppress(BucketError):
+            if _owner(self._read(name)).startswith(f"{self._home}:"):
+                self._bucket.remove(name)
+
     def release_all(self) -> None:
         """Ends all leases of this process."""
         for name in [*self._held]:

@@ -1,14 +1,15 @@
 """The pipeline under fire: parts of it are killed at random instants, and what comes of it is compared.
 
-    python -m tests.drill [--kills 20] [--seed N] [--ways 1 2 loop random fsdp zero2 zero3] [--only kills|NAME ...]
+    python -m tests.drill [--kills 20] [--faults 30] [--seed N] [--ways 1 2 loop random fsdp zero2 zero3]
+                          [--only kills|store|NAME ...]
 
 First the recipe of tests/flows/small.py runs undisturbed, in each of the ways of tests/drill/ground.py. Then runs of it
 get SIGKILL, each time to the flow, the warm process, the supervisor, the launcher or a rank, at an instant drawn from
 the whole of a run; the next run starts at once. What each training ends with must be what the undisturbed run ended
 with, no process may outlive its run, and MLflow must have one closed run a flow run; the state check
-(training/engine/state_check.py) covers each resume. Then come the fires of tests/drill/fires.py, and the scenes of
-tests/drill/scenes.py, which need no undisturbed run, by name. The exit status is 1 when anything differed, was left
-over, or went wrong; then everything stays in a temporary folder for a look.
+(training/engine/state_check.py) covers each resume. Then come the fires of tests/drill/fires.py, the faults of a shared
+store in tests/drill/store.py, and the scenes of tests/drill/scenes.py. The exit status is 1 when anything differed, was
+left over, or went wrong; then everything stays in a temporary folder for a look.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tests.drill.ground import Ground
     from tests.drill.kills import Kills
     from tests.drill.watch import Watch
 
@@ -55,25 +57,42 @@ def _drill(folder: Path, options: argparse.Namespace) -> bool:
     from tests.drill.watch import Watch
 
     began, watch, kills, results = time.monotonic(), Watch(), Kills(), dict[str, str]()
-    if set(options.only) - SCENES.keys():
-        kills, results = _under_fire(folder, options, watch)
+    if set(options.only) - SCENES.keys() - {"store"}:
+        kills, results = _under_fire(_ground(folder), options, watch)
+    if "store" in options.only:
+        results |= _store_faults(_ground(folder / "store"), options, watch)
     results |= {name: play(name, folder) for name in SCENES if name in options.only}
     watch.settle()
     print(*summary(kills, results, watch, time.monotonic() - began), sep="\n", flush=True)
     return bool(kills.faults or watch.faults or any(one.startswith("FAULT") for one in results.values()))
 
 
-def _under_fire(folder: Path, options: argparse.Namespace, watch: Watch) -> tuple[Kills, dict[str, str]]:
-    """The kills and the result of each fire, next to undisturbed runs."""
+def _ground(folder: Path) -> Ground:
+    """A place for runs, which have homes of their own and share a Prefect server."""
     from tasks.prefect import servers
     from tasks.prefect.ephemeral_server import ensure_prefect_server
-    from tests.drill.fires import FIRES, Fires
     from tests.drill.ground import Ground
-    from tests.drill.kills import Kills, random_kills, undisturbed
 
     os.environ["FINETUNE_HOME"] = str(folder / "home-of-the-server")
-    os.environ["PREFECT_API_AUTH_STRING"] = servers.auth_string()  # the runs have homes of their own, and share it
-    ground = Ground(folder, ensure_prefect_server())
+    os.environ["PREFECT_API_AUTH_STRING"] = servers.auth_string()
+    return Ground(folder, ensure_prefect_server())
+
+
+def _store_faults(ground: Ground, options: argparse.Namespace, watch: Watch) -> dict[str, str]:
+    """The result of each fault of a shared store."""
+    from tests.drill.store import StoreFaults
+
+    faults = StoreFaults(ground, watch, options.seed)
+    for number in options.numbers or range(1, options.faults + 1):
+        faults.play(number)
+    return faults.results
+
+
+def _under_fire(ground: Ground, options: argparse.Namespace, watch: Watch) -> tuple[Kills, dict[str, str]]:
+    """The kills and the result of each fire, next to undisturbed runs."""
+    from tests.drill.fires import FIRES, Fires
+    from tests.drill.kills import Kills, random_kills, undisturbed
+
     whole, homes = {}, {}
     for way in options.ways:
         whole[way], homes[way] = undisturbed(ground, way)
@@ -96,9 +115,11 @@ def _options() -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(prog="python -m tests.drill", description="The pipeline under fire.")
     parser.add_argument("--kills", type=int, default=20, help="how many random kills (default: 20)")
+    parser.add_argument("--faults", type=int, default=30, help="how many faults of the store (default: 30)")
+    parser.add_argument("--numbers", nargs="+", type=int, help="of the faults of the store, only these")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="draws them")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="to train, in turns (default: all)")
-    everything = ["kills", *FIRES, *SCENES]
+    everything = ["kills", *FIRES, "store", *SCENES]
     parser.add_argument(
         "--only", nargs="+", choices=everything, default=everything, help="kills, or fires and scenes by name"
     )

@@ -215,6 +215,19 @@ def test_an_upload_of_u_seconds_is_followed_by_a_pause_of_19_u(on_s3: str, s3: S
     assert steps(Bucket(on_s3, QUICK)) == [10]
 
 
+def test_after_a_long_outage_checkpoints_are_soon_uploaded_again(on_s3: str, s3: S3, use_home: UseHome) -> None:
+    work, now = use_home("first"), [0.0]
+    sender = CheckpointUploads(Checkpoints(Bucket(on_s3, QUICK), KEY, work.job), work, clock=lambda: now[0])
+
+    def away(request: str) -> int:
+        now[0] += 300.0
+        return 503
+
+    save(work, 10)
+    s3.fault = away
+    assert sender.upload() == 60.0
+
+
 def test_training_goes_on_during_a_slow_upload_and_its_end_ends_the_upload(
     on_s3: str, s3: S3, use_home: UseHome
 ) -> None:

@@ -87,6 +87,17 @@ def test_a_killed_run_does_not_delay_the_next_run_of_its_home(machine: Machines,
     assert second.acquire(*NAME, never)
 
 
+def test_the_lease_that_a_killed_run_left_ends_with_the_upload_of_a_later_run_of_its_home(
+    machine: Machines, bucket: Bucket
+) -> None:
+    earlier, later, other = machine("one"), machine("one"), machine("two")
+    bucket.write(OBJECT, killed(earlier.owner))
+    other.end(*NAME)
+    assert bucket.size(OBJECT) is not None
+    later.end(*NAME)
+    assert bucket.size(OBJECT) is None
+
+
 def test_release_all_ends_each_lease_of_the_process(machine: Machines, bucket: Bucket) -> None:
     leases = machine()
     for stage in ("fit", "predict"):
