@@ -13,6 +13,8 @@ from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 BUCKET = "rows"
+OWN_KEY = "server"
+"""The access key of the server's own requests, which are not counted and have no faults."""
 KEYS = {"AWS_ACCESS_KEY_ID": "mine", "AWS_SECRET_ACCESS_KEY": "hush"}
 
 
@@ -42,7 +44,7 @@ class S3:
             "s3",
             endpoint_url=self.url,
             region_name="us-east-1",
-            aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
+            aws_access_key_id=OWN_KEY,
             aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"],
         )
         self._client.create_bucket(Bucket=BUCKET)
@@ -50,7 +52,6 @@ class S3:
     def put(self, key: str, content: bytes) -> str:
         """Writes an object; gives its URL."""
         self._client.put_object(Bucket=BUCKET, Key=key, Body=content)
-        self.requests.clear()
         return f"s3://{BUCKET}/{key}"
 
     def remove(self, key: str) -> None:
@@ -94,8 +95,11 @@ class S3:
         self._server.server_close()
 
     def _counting(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        login = environ.get("HTTP_AUTHORIZATION", "")
+        if f"Credential={OWN_KEY}/" in login:
+            return self._app(environ, start)  # type: ignore[no-any-return]
         self.requests.append(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}")
-        self.logins.append(environ.get("HTTP_AUTHORIZATION", ""))
+        self.logins.append(login)
         if status := self.fault(self.requests[-1]):
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start(f"{status} Fault", [("Content-Length", "0")])

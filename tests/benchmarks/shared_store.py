@@ -1,8 +1,10 @@
-"""Transfers of artifacts through a bucket, against the library's own transfers of the same files."""
+"""Transfers of artifacts through a bucket, against the library's own transfers of the same files, and runs with a
+bucket, against runs without one."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -20,12 +22,17 @@ from tasks.cache import store
 from tasks.shared_store.artifacts import SharedStore
 from tasks.shared_store.bucket import CHUNK_BYTES, PART_BYTES, PARTS_AT_ONCE, Bucket
 from tasks.shared_store.transfers import FILES_AT_ONCE
+from tests.benchmarks.orchestration import run_project
 from tests.benchmarks.subject import Subject
 from tests.benchmarks.table import Row
+from tests.flows.small import write_project
 
 FILES = {"model/weights": 100 * 2**20, "optimizer": 50 * 2**20, **{f"shards/{n}": 2**20 for n in range(30)}}
 """Bytes of each file of the artifact, as a small encoder has them."""
 ROUNDS = 7
+RUN_ROUNDS = 3
+EPOCHS = 150
+"""Of the run that is measured with and without a bucket."""
 STAGE, BUCKET = "fit", "rows"
 LOGIN = {"AWS_ACCESS_KEY_ID": "mine", "AWS_SECRET_ACCESS_KEY": "hush", "AWS_DEFAULT_REGION": "us-east-1"}
 SERVER = "import sys; from tests.s3 import S3; print(S3().url, flush=True); sys.stdin.read()"
@@ -41,6 +48,7 @@ def measure(subject: Subject) -> list[Row]:
             os.environ["AWS_ENDPOINT_URL"] = url
             raw = S3Store(BUCKET, prefix="raw", client_options={"allow_http": True})
             rows = _compare(folder, f"s3://{BUCKET}/own", raw, "an S3 server on loopback", least=0.8)
+            rows += _compare_runs(folder, f"s3://{BUCKET}/runs", raw)
         local = LocalStore(folder / "raw")
         return rows + _compare(folder, f"file://{folder}/bucket", local, "a folder", least=None)
 
@@ -72,6 +80,48 @@ def _compare(folder: Path, url: str, raw: ObjectStore, place: str, least: float 
             least=least,
         )
         for name in ("upload", "download")
+    ]
+
+
+def _compare_runs(folder: Path, url: str, raw: ObjectStore) -> list[Row]:
+    """A whole run with a bucket and without, in turn; then that of a home that fetches, and of one that has copies."""
+    file, epochs = write_project(folder / "project"), ("--set", f"training.num_train_epochs={EPOCHS}")
+    seconds: dict[str, list[float]] = {name: [] for name in ("without", "with", "fetching", "copied", "transfer")}
+    for number in range(RUN_ROUNDS):
+        there, here, other, copy = (folder / f"{name}-{number}" for name in ("without", "with", "other", "copy"))
+        prefix = f"{url}/{number}"
+        seconds["without"].append(run_project(file, there, *epochs).wall_s)
+        with patch.dict(os.environ, {"FINETUNE_STORE": prefix}):
+            seconds["with"].append(run_project(file, here, *epochs).wall_s)
+            seconds["fetching"].append(run_project(file, other, *epochs).wall_s)
+        copy.mkdir(mode=0o700)
+        shutil.copytree(here / "artifacts", copy / "artifacts", symlinks=True)
+        seconds["copied"].append(run_project(file, copy, *epochs).wall_s)
+        names = {
+            path: f"runs/{number}/{path.relative_to(here)}"
+            for path in (here / "artifacts").rglob("*")
+            if path.is_file()
+        }
+        _raw_upload(raw, names)
+        seconds["transfer"].append(_time(_raw_download, raw, folder / f"transfer-{number}", names.values()))
+    with_store, without, fetching, copied, transfer = (
+        statistics.median(seconds[name]) for name in ("with", "without", "fetching", "copied", "transfer")
+    )
+    return [
+        Row(
+            "a run with a shared store / without",
+            with_store / without,
+            f"`finetune run` in a new home, {with_store:.1f} s and {without:.1f} s; medians of {RUN_ROUNDS} in turn",
+            most=1.05,
+        ),
+        Row(
+            "a second home's run beside the transfer",
+            fetching - copied - transfer,
+            f"{fetching:.2f} s, less {copied:.2f} s in a new home with copies of the artifacts, and less {transfer:.2f} s "
+            f"for the same files by obstore alone; medians of {RUN_ROUNDS} in turn",
+            unit="s",
+            most=2.0,
+        ),
     ]
 
 
