@@ -117,7 +117,7 @@ def _compare_runs(folder: Path, url: str, raw: ObjectStore) -> list[Row]:
         Row(
             "a second home's run beside the transfer",
             fetching - copied - transfer,
-            f"{fetching:.2f} s, less {copied:.2f} s in a new home with copies of the artifacts, and less {transfer:.2f} s "
+            f"{fetching:.2f} s, less {copied:.2f} s in a new home with copies of the artifacts and {transfer:.2f} s "
             f"for the same files by obstore alone; medians of {RUN_ROUNDS} in turn",
             unit="s",
             most=2.0,
