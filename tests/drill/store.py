@@ -14,6 +14,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import threading
 import time
 import traceback
@@ -38,7 +39,7 @@ REQUESTS = 150
 """A fault comes at one of so many first requests of a run."""
 SILENT_S = 20.0
 """Longer than a client waits for an answer."""
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+DAY_S = 86_400
 
 
 class StoreFaults:
@@ -53,6 +54,7 @@ class StoreFaults:
     def __init__(self, ground: Ground, watch: Watch, seed: int) -> None:
         self.s3 = S3()
         self.results: dict[str, str] = {}
+        self.folder = ground.folder
         self._ground, self._watch, self._seed = ground, watch, seed
         self._homes = itertools.count(1)
         self.prefix = ""
@@ -90,7 +92,7 @@ class StoreFaults:
 
     def home(self) -> Path:
         """A machine that has nothing."""
-        return self._ground.folder / f"{self.prefix}-home-{next(self._homes)}"
+        return self.folder / f"{self.prefix}-home-{next(self._homes)}"
 
     def start(self, home: Path, **more: str) -> Run:
         """Starts a run of this home that uses the bucket."""
@@ -313,18 +315,26 @@ def frozen(faults: StoreFaults, draw: random.Random) -> str:
     return f"after {delay_s:.1f} s"
 
 
-def stopped_clock(faults: StoreFaults, draw: random.Random) -> str:
-    """The clock of one machine stands still or is years off, while another machine runs the same."""
-    if not FAKETIME.exists():
-        raise Skipped("without libfaketime: apt-get install libfaketime")
-    clock = draw.choice(["2020-02-02 02:02:02", "-400d", "+400d"])
-    fake = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": clock, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-    first = faults.start(faults.home(), **fake)
+def wrong_clock(faults: StoreFaults, draw: random.Random) -> str:
+    """The clock of one machine stands still or is off by a year, while another machine runs the same."""
+    wrong = draw.choice(["stopped", "stopped", f"{-400 * DAY_S}", f"{400 * DAY_S}"])
+    first = faults.start(faults.home(), LD_PRELOAD=str(_clock(faults)), WRONG_CLOCK_S=wrong)
     time.sleep(draw.random() * 5)
     second = faults.start(faults.home())
     faults.succeed(first)
     faults.succeed(second)
-    return f"its clock {'is off by ' + clock if clock[0] in '+-' else 'stands at ' + clock}"
+    return "it stands still" if wrong == "stopped" else f"it is off by {int(wrong) // DAY_S} days"
+
+
+def _clock(faults: StoreFaults) -> Path:
+    """A library that gives a process another clock."""
+    library = faults.folder / "clock.so"
+    if not library.exists():
+        if (compiler := shutil.which("cc")) is None:
+            raise Skipped("without a C compiler: apt-get install gcc")
+        source = Path(__file__).parent / "faults" / "clock.c"
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    return library
 
 
 FAULTS: dict[str, Callable[[StoreFaults, random.Random], str]] = {
@@ -335,7 +345,7 @@ FAULTS: dict[str, Callable[[StoreFaults, random.Random], str]] = {
     "silent": silent,
     "killed twice": killed_twice,
     "loses answers": loses_answers,
-    "stopped clock": stopped_clock,
+    "wrong clock": wrong_clock,
     "cuts": cuts,
     "frozen": frozen,
     "slow": slow,
