@@ -120,6 +120,9 @@ class Container:
         self._env_file = folder / f"{name}.env"
         if engine.is_buildah:
             self._working = subprocess.check_output(["buildah", "from", "--name", name, image], text=True).strip()
+            # buildah mounts the image's volume and the one of the command line at the same place, in random order.
+            for place in self._config.get("Volumes") or {}:
+                subprocess.run(["buildah", "config", "--volume", f"{place}-", self._working], check=True)
             self._home = str(folder / f"{name}-home")
             Path(self._home).mkdir(mode=0o700)
             # buildah takes values from its command line only: the container reads them from a file.
