@@ -134,12 +134,9 @@ class Trial:
         before = len(container.output())
         container.start(*command)
         began = time.monotonic()
-        resumed = re.compile(r"resum\w* (?:from|at) [^\n]+")
-        wait_until(lambda: "fit: step" in container.output()[before:], 180.0)
-        printed = container.output()[before:]
-        match = resumed.search(printed)
-        found = match.group() if match else "from the beginning\n" + printed
-        self._table.add("the next container", time.monotonic() - began, found, match is not None)
+        wait_until(lambda: "resuming from checkpoint" in container.output()[before:], 120.0)
+        (found,) = re.findall(r"resuming from \S+", container.output()[before:])
+        self._table.add("the next container", time.monotonic() - began, found)
         container.stop()
 
     def _stop_worker(self) -> None:
