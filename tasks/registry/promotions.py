@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.cache import settings
+from tasks.cache.locks import named_lock
 from tasks.registry.versions import (
     ALIAS_TAGS,
     Aliases,
@@ -35,7 +36,7 @@ from tasks.registry.versions import (
     need_version,
     read_alias_names,
 )
-from tasks.tracking.connection import connect, mlflow_errors, named_lock
+from tasks.tracking.connection import connect, mlflow_errors
 from training.problems import NETWORK, Problem, UserError
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from tasks.cache import settings, store
-from tasks.cache.locks import FlockManager
+from tasks.cache import store
+from tasks.cache.locks import named_lock
 from tasks.cache.refs import Ref
 from tasks.cache.remote import Progress, Remote, no_progress
 from tasks.cache.stage import Work
@@ -47,7 +47,7 @@ class BucketRemote(Remote):
             artifact = self._shared.look_up(stage, key)
             if artifact is None:
                 return None
-            with _fetch_lock(stage, key):
+            with named_lock(f"fetch-{stage}-{key}"):  # plans fetch too, and hold no lock of the stage
                 if store.find(stage, key) is None:  # another process of this home may have fetched it meanwhile
                     on_bytes = count_bytes(artifact.missing_bytes, progress)
                     self._fetched[stage, key] = self._shared.fetch(artifact, on_bytes)
@@ -135,14 +135,3 @@ class BucketRemote(Remote):
         self._leases.end(stage, key)
         if stage == "fit":
             remove_checkpoints(self._bucket, key)
-
-
-@contextlib.contextmanager
-def _fetch_lock(stage: str, key: str) -> Iterator[None]:
-    """One fetch of an artifact at a time in this home, also by plans, which hold no lock of the stage."""
-    locks, name, holder = FlockManager(settings.home() / "locks"), f"fetch/{stage}/{key}", "fetch"
-    locks.acquire_lock(name, holder)
-    try:
-        yield
-    finally:
-        locks.release_lock(name, holder)

@@ -6,13 +6,13 @@ import math
 import os
 
 from tasks.cache.digests import digest_of
+from tasks.cache.locks import named_lock
 from tasks.cache.refs import Lock, Publication, Ref, Verdict, Version, by_stage
 from tasks.cache.stage import Inputs, Work, action
 from tasks.hub.push import PublishSettings, build_environment
 from tasks.jobs.child import run_child
 from tasks.jobs.launch import python_argv
 from tasks.registry.model_card import CURVES, build_card
-from tasks.tracking.connection import named_lock
 from training import task_types
 from training.recipe import Recipe
 

@@ -12,6 +12,7 @@ from typing import Any
 from tasks.cache import settings
 from tasks.cache.code import git_commit, library_versions
 from tasks.cache.digests import digest_of
+from tasks.cache.locks import named_lock
 from tasks.cache.refs import Lock, Promotion, Ref, Verdict, Version, by_stage
 from tasks.cache.stage import Inputs, Row, Work, action
 from tasks.jobs.child import run_child
@@ -46,7 +47,6 @@ from tasks.tracking.connection import (
     connect,
     find_or_create_run,
     mlflow_errors,
-    named_lock,
 )
 from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from tasks.cache import settings
 from tasks.cache.database_templates import create_database
-from tasks.cache.locks import FlockManager
+from tasks.cache.locks import named_lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -191,18 +190,6 @@ def _find_or_create_experiment(client: MlflowClient, name: str, warn: Callable[[
             return str(experiment.experiment_id)
         location = (settings.mlflow_artifacts() / name).as_uri() if settings.tracking_is_local() else None
         return str(client.create_experiment(name, artifact_location=location))
-
-
-@contextlib.contextmanager
-def named_lock(name: str) -> Iterator[None]:
-    """Holds a lock of this name, shared by all threads and processes of this home, in the block."""
-    locks = FlockManager(settings.home() / "locks")
-    holder = f"{os.getpid()}-{threading.get_ident()}"
-    locks.acquire_lock(name, holder)
-    try:
-        yield
-    finally:
-        locks.release_lock(name, holder)
 
 
 def one_line(error: Exception) -> str:
