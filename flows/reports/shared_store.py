@@ -26,7 +26,7 @@ def format_content(url: str, content: Content, plan: Plan | None = None) -> Iter
     groups = dict(sorted(groups.items())) | {
         FILES: list(content.objects.values()),
         "checkpoints": [entry for group in content.checkpoints.values() for entry in group],
-        "leases, uploads": [*content.leases, *content.announced],
+        "leases, uploads": [*content.leases, *content.announced, *content.probes],
     }
     going = {*plan.entries} if plan else set()
     table = [["what", "number", "size", "needed", "can go", "frees"][: None if plan else 3]]

@@ -4,10 +4,13 @@ Kept are the artifacts and checkpoints of the keys that the caller names, all th
 bucket's clock, the objects of every artifact that is kept, and those of uploads that are going on (see announcements).
 Manifests are removed before their objects: a removal that is killed leaves whole artifacts and objects that no manifest
 names, which the next one removes. A machine that reads an artifact meanwhile finds it damaged, and makes it again.
+
+Only names that this project writes count: other files of the bucket are neither listed nor removed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +19,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from tasks.shared_store import announcements
-from tasks.shared_store.artifacts import DamagedObject, parse_manifest
+from tasks.shared_store.artifacts import DamagedObject, manifest_name, parse_manifest
 from tasks.shared_store.bucket import Bucket, BucketError, Entry, NotFound
 from tasks.shared_store.leases import Leases
 
@@ -27,9 +30,12 @@ REQUESTS_AT_ONCE = 16
 BATCH = 100
 """Objects that are removed between two looks at the lease."""
 CHECKPOINTS = "checkpoints"
-_ARTIFACT = re.compile(r"artifacts/(?P<stage>\w+)/(?P<key>\w+)\.json")
-_CHECKPOINT = re.compile(r"checkpoints/(?P<key>\w+)/.+")
+_ARTIFACT = re.compile(r"artifacts/(?P<stage>\w+)/(?P<key>\w{40})\.json")
+_CHECKPOINT = re.compile(r"checkpoints/(?P<key>\w{40})/(\d{10}\.json|objects/../[0-9a-f]{64})")
 _OBJECT = re.compile(r"objects/../(?P<sha256>[0-9a-f]{64})")
+_ANNOUNCEMENT = re.compile(rf"{announcements.FOLDER}/(?P<stage>\w+)/(?P<key>\w{{40}})\.[0-9a-f]{{8}}\.json")
+_LEASE = re.compile(r"leases/(\w+/\w{40}|removal/all)\.json")
+_PROBE = re.compile(r"(clock|doctor)/[0-9a-f]{32}")
 
 
 class LeaseLost(BucketError):
@@ -46,14 +52,17 @@ class Content:
     """The objects of a training's checkpoints, by its key."""
     objects: dict[str, Entry] = field(default_factory=dict)
     """By sha256."""
-    announced: list[Entry] = field(default_factory=list)
+    announced: dict[Entry, tuple[str, str]] = field(default_factory=dict)
+    """Stage and key of each upload."""
     leases: list[Entry] = field(default_factory=list)
+    probes: list[Entry] = field(default_factory=list)
+    """Objects that were written to read the bucket's clock, or to see what the credentials allow."""
 
     @property
     def entries(self) -> list[Entry]:
         """All objects."""
         checkpoints = [entry for group in self.checkpoints.values() for entry in group]
-        return [*self.artifacts, *checkpoints, *self.objects.values(), *self.announced, *self.leases]
+        return [*self.artifacts, *checkpoints, *self.objects.values(), *self.announced, *self.leases, *self.probes]
 
     @property
     def bytes(self) -> int:
@@ -70,7 +79,7 @@ class Plan:
     objects: tuple[Entry, ...]
     checkpoints: tuple[Entry, ...]
     leftovers: tuple[Entry, ...]
-    """Old leases and announcements of processes that were killed."""
+    """Old leases, announcements and probes of processes that were killed."""
 
     @property
     def steps(self) -> list[list[Entry]]:
@@ -93,17 +102,21 @@ class Plan:
 def read_content(bucket: Bucket) -> Content:
     """Lists the bucket. Raises BucketError."""
     content = Content()
-    for entry in bucket.entries():
+    # A listing of many objects takes time. An upload that ends meanwhile is in the first listing as an announcement, or
+    # in the second as an artifact.
+    for entry in dict.fromkeys([*bucket.entries(announcements.FOLDER), *bucket.entries()]):
         if found := _ARTIFACT.fullmatch(entry.name):
             content.artifacts[entry] = (found["stage"], found["key"])
         elif found := _CHECKPOINT.fullmatch(entry.name):
             content.checkpoints.setdefault(found["key"], []).append(entry)
         elif found := _OBJECT.fullmatch(entry.name):
             content.objects[found["sha256"]] = entry
-        elif entry.name.startswith(f"{announcements.FOLDER}/"):
-            content.announced.append(entry)
-        elif entry.name.startswith("leases/"):
+        elif found := _ANNOUNCEMENT.fullmatch(entry.name):
+            content.announced[entry] = (found["stage"], found["key"])
+        elif _LEASE.fullmatch(entry.name):
             content.leases.append(entry)
+        elif _PROBE.fullmatch(entry.name):
+            content.probes.append(entry)
     return content
 
 
@@ -117,9 +130,9 @@ def make_plan(bucket: Bucket, content: Content, needed: Collection[str], oldest_
         return entry.modified < oldest_kept
 
     removed = [entry for entry, (_, key) in content.artifacts.items() if key not in needed and is_old(entry)]
-    old_announcements = [entry for entry in content.announced if is_old(entry)]
+    leftovers = filter(is_old, [*content.announced, *content.leases, *content.probes])
     kept = {entry.name: place for entry, place in content.artifacts.items() if entry not in {*removed}}
-    kept |= {entry.name: _place_of(entry) for entry in content.announced if not is_old(entry)}
+    kept |= {entry.name: place for entry, place in content.announced.items() if not is_old(entry)}
     named = set(_list_contents(bucket, kept))
     made = {key for stage, key in content.artifacts.values() if stage == "fit"}
     checkpoints = [
@@ -132,7 +145,7 @@ def make_plan(bucket: Bucket, content: Content, needed: Collection[str], oldest_
         tuple(removed),
         tuple(entry for sha256, entry in content.objects.items() if sha256 not in named and is_old(entry)),
         tuple(checkpoints),
-        (*old_announcements, *filter(is_old, content.leases)),
+        tuple(leftovers),
     )
 
 
@@ -182,19 +195,15 @@ def _list_contents(bucket: Bucket, manifests: dict[str, tuple[str, str]]) -> Ite
     """The sha256 of every file that the manifests name."""
 
     def read(name: str) -> list[str]:
-        try:
-            return [file.sha256 for file in parse_manifest(bucket.read(name), *manifests[name])[1]]
-        except (NotFound, DamagedObject):  # an upload that ended; what nobody can fetch keeps nothing
-            return []
+        stage, key = manifests[name]
+        # An upload that has ended since has its manifest in place of its announcement.
+        for place in (name, manifest_name(stage, key)):
+            with contextlib.suppress(NotFound, DamagedObject):
+                return [file.sha256 for file in parse_manifest(bucket.read(place), stage, key)[1]]
+        return []  # what nobody can fetch keeps nothing
 
     for contents in _in_threads(read, list(manifests)):
         yield from contents
-
-
-def _place_of(announcement: Entry) -> tuple[str, str]:
-    """Stage and key of an announcement."""
-    _, stage, name = announcement.name.split("/")
-    return stage, name.partition(".")[0]
 
 
 def _in_threads(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

@@ -25,6 +25,8 @@ __all__ = ["bucket", "on_s3", "s3", "url"]
 
 AT_ONCE = timedelta(days=-1)
 """A grace time after which everything is old."""
+A, B, OLD, NEW, ENDED = ("a" * 40, "b" * 40, "0" * 40, "1" * 40, "e" * 40)
+"""Keys of artifacts."""
 
 
 @pytest.fixture(autouse=True)
@@ -61,56 +63,109 @@ def whole(bucket: Bucket, stage: str, key: str) -> bool:
 
 
 def test_what_is_needed_stays_with_the_files_that_it_shares(bucket: Bucket) -> None:
-    upload(bucket, "fit", "a", weights="one", config="shared")
-    upload(bucket, "fit", "b", weights="two", config="shared")
-    gone = remove(bucket, "a")
-    assert [name for name in gone if name.startswith("artifacts")] == ["artifacts/fit/b.json"]
+    upload(bucket, "fit", A, weights="one", config="shared")
+    upload(bucket, "fit", B, weights="two", config="shared")
+    gone = remove(bucket, A)
+    assert [name for name in gone if name.startswith("artifacts")] == [f"artifacts/fit/{B}.json"]
     assert len([name for name in gone if name.startswith("objects")]) == 1
-    assert whole(bucket, "fit", "a") and SharedStore(bucket).look_up("fit", "b") is None
-    assert remove(bucket, "a") == []
+    assert whole(bucket, "fit", A) and SharedStore(bucket).look_up("fit", B) is None
+    assert remove(bucket, A) == []
 
 
 def test_what_is_younger_than_the_grace_time_stays(bucket: Bucket) -> None:
-    upload(bucket, "fit", "a", weights="one")
+    upload(bucket, "fit", A, weights="one")
     assert remove(bucket, grace=timedelta(minutes=5)) == []
-    assert whole(bucket, "fit", "a")
+    assert whole(bucket, "fit", A)
 
 
 def test_checkpoints_go_when_their_training_has_ended_or_nothing_needs_it(bucket: Bucket) -> None:
-    for key in ("ended", "unneeded", "wanted"):
-        bucket.write(f"checkpoints/{key}/40.json", b"{}")
-        bucket.write(f"checkpoints/{key}/objects/aa/{'a' * 64}", b"state")
-    upload(bucket, "fit", "ended", weights="one")
-    gone = remove(bucket, "ended", "wanted")
-    assert sorted(gone) == [
-        f"checkpoints/{key}/{name}" for key in ("ended", "unneeded") for name in ("40.json", f"objects/aa/{'a' * 64}")
-    ]
+    manifest, content = f"{40:010}.json", f"objects/aa/{'a' * 64}"
+    for key in (ENDED, A, B):
+        bucket.write(f"checkpoints/{key}/{manifest}", b"{}")
+        bucket.write(f"checkpoints/{key}/{content}", b"state")
+    upload(bucket, "fit", ENDED, weights="one")
+    gone = remove(bucket, ENDED, B)
+    assert sorted(gone) == [f"checkpoints/{key}/{name}" for key in (A, ENDED) for name in (manifest, content)]
 
 
-def test_leases_and_announcements_of_killed_processes_go(bucket: Bucket) -> None:
-    bucket.write("leases/fit/a.json", b"{}")
-    bucket.write("uploads/fit/a.1.json", b"{}")
-    assert sorted(remove(bucket)) == ["leases/fit/a.json", "uploads/fit/a.1.json"]
+def test_what_killed_processes_left_goes(bucket: Bucket) -> None:
+    left = [f"clock/{'0' * 32}", f"doctor/{'0' * 32}", f"leases/fit/{A}.json", f"uploads/fit/{A}.{'0' * 8}.json"]
+    for name in left:
+        bucket.write(name, b"{}")
+    assert sorted(remove(bucket)) == left
     assert bucket.names("leases") == []
+
+
+def test_files_of_others_are_neither_counted_nor_removed(bucket: Bucket) -> None:
+    theirs = [
+        "artifacts/run/metrics.json",
+        "checkpoints/llama/model.safetensors",
+        f"checkpoints/{A}/model.safetensors",
+        "leases/contract.pdf",
+        "objects/ab/cat.png",
+        "uploads/picture.png",
+        "uploads/2024/picture.small.png",
+    ]
+    for name in theirs:
+        bucket.write(name, b"theirs")
+    assert garbage_collection.read_content(bucket).entries == [] == remove(bucket)
+    assert sorted(entry.name for entry in bucket.entries()) == sorted(theirs)
 
 
 def test_an_upload_that_begins_before_the_removal_keeps_the_objects_that_it_found(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    upload(bucket, "fit", "old", weights="same")
+    upload(bucket, "fit", OLD, weights="same")
     time.sleep(1.1)  # S3 has times in seconds
-    make("fit", "new", weights="same")
-    manifest = (store.folder("fit", "new") / store.MANIFEST).read_bytes()
-    with announce(bucket, quick_leases(bucket), "fit", "new", manifest):
+    make("fit", NEW, weights="same")
+    manifest = (store.folder("fit", NEW) / store.MANIFEST).read_bytes()
+    with announce(bucket, quick_leases(bucket), "fit", NEW, manifest):
         (announced,) = bucket.entries("uploads")
         monkeypatch.setattr(bucket, "now", lambda: announced.modified)
         gone = remove(bucket, grace=timedelta())
-    assert "artifacts/fit/old.json" in gone and not any(name.startswith("objects") for name in gone)
+    assert f"artifacts/fit/{OLD}.json" in gone and not any(name.startswith("objects") for name in gone)
+
+
+@pytest.mark.parametrize("during_listing", [True, False])
+def test_an_upload_that_ends_while_the_removal_looks_keeps_the_objects_that_it_found(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, during_listing: bool
+) -> None:
+    upload(bucket, "fit", OLD, weights="same")
+    time.sleep(1.1)  # S3 has times in seconds
+    make("fit", NEW, weights="same")
+    manifest, announcement = (
+        (store.folder("fit", NEW) / store.MANIFEST).read_bytes(),
+        f"uploads/fit/{NEW}.12345678.json",
+    )
+    bucket.create(announcement, manifest)
+    (announced,) = bucket.entries("uploads")
+    chosen = garbage_collection.read_content(bucket).entries
+    list_now = bucket.entries
+
+    def end_upload() -> None:
+        bucket.write(f"artifacts/fit/{NEW}.json", manifest)
+        bucket.remove(announcement)
+
+    def entries(above: str | None = None) -> list[Entry]:
+        if above is not None:
+            return list_now(above)
+        before = list_now()
+        end_upload()
+        if not during_listing:
+            return before
+        # The first answer of a listing in several requests, and then the last.
+        return [entry for entry in before if entry != announced]
+
+    monkeypatch.setattr(bucket, "entries", entries)
+    monkeypatch.setattr(bucket, "now", lambda: announced.modified)
+    garbage_collection.remove(bucket, quick_leases(bucket), lambda: {NEW}, chosen, timedelta())
+    assert whole(bucket, "fit", NEW)
+    assert SharedStore(bucket).look_up("fit", OLD) is None
 
 
 def test_an_upload_that_begins_during_the_removal_waits_and_then_sends_what_is_gone(bucket: Bucket) -> None:
-    upload(bucket, "fit", "old", weights="same")
-    make("fit", "new", weights="same")
+    upload(bucket, "fit", OLD, weights="same")
+    make("fit", NEW, weights="same")
     started, leases = threading.Event(), quick_leases(bucket)
 
     def find_needed() -> Collection[str]:
@@ -121,7 +176,7 @@ def test_an_upload_that_begins_during_the_removal_waits_and_then_sends_what_is_g
 
     def upload_new() -> None:
         assert started.wait(10)
-        SharedStore(bucket, quick_leases(bucket)).upload("fit", "new")
+        SharedStore(bucket, quick_leases(bucket)).upload("fit", NEW)
 
     with ThreadPoolExecutor(1) as pool:
         uploading = pool.submit(upload_new)
@@ -129,11 +184,11 @@ def test_an_upload_that_begins_during_the_removal_waits_and_then_sends_what_is_g
         gone = garbage_collection.remove(bucket, leases, find_needed, chosen, AT_ONCE)
         assert any(entry.name.startswith("objects") for entry in gone)
         uploading.result(20)
-    assert whole(bucket, "fit", "new")
+    assert whole(bucket, "fit", NEW)
 
 
 def test_a_removal_that_lost_its_lease_removes_nothing_more(bucket: Bucket) -> None:
-    upload(bucket, "fit", "a", weights="one")
+    upload(bucket, "fit", A, weights="one")
     leases = quick_leases(bucket)
 
     def find_needed() -> Collection[str]:
@@ -144,7 +199,7 @@ def test_a_removal_that_lost_its_lease_removes_nothing_more(bucket: Bucket) -> N
 
     with pytest.raises(LeaseLost, match="again"):
         garbage_collection.remove(bucket, leases, find_needed, garbage_collection.read_content(bucket).entries, AT_ONCE)
-    assert whole(bucket, "fit", "a")
+    assert whole(bucket, "fit", A)
 
 
 def test_a_removal_killed_at_any_request_leaves_whole_artifacts(on_s3: str, s3: S3) -> None:
@@ -155,18 +210,18 @@ def test_a_removal_killed_at_any_request_leaves_whole_artifacts(on_s3: str, s3: 
         return 403 if request.startswith("DELETE") and next(deletes, 0) == 0 else None
 
     while True:
-        for key in ("a", "b"):
+        for key in (A, B):
             upload(bucket, "fit", key, weights=key, config="shared")
         deletes = iter(range(number, -1, -1))
         s3.fault = fail_one
         try:
-            remove(bucket, "a")
+            remove(bucket, A)
             ended = True
         except Forbidden:
             ended = False
         s3.fault = lambda request: None
-        assert whole(bucket, "fit", "a")
-        assert SharedStore(bucket).look_up("fit", "b") is None or whole(bucket, "fit", "b")
+        assert whole(bucket, "fit", A)
+        assert SharedStore(bucket).look_up("fit", B) is None or whole(bucket, "fit", B)
         if ended:
             break
         number += 1
