@@ -17,7 +17,7 @@ from flows.cli.main import parser
 
 ROOT = Path(__file__).parent.parent
 UNITS = sorted((ROOT / "infra/systemd").glob("*.service"))
-README = (ROOT / "infra/README.md").read_text()
+PAGE = (ROOT / "docs/how-to/team.md").read_text()
 
 
 def started(unit: Path) -> list[str]:
@@ -47,7 +47,7 @@ def test_every_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
         (tmp_path / unit.name).write_text(text)
     verify = subprocess.run([systemd_analyze, "verify", *map(str, tmp_path.iterdir())], capture_output=True, text=True)
     assert [line for line in verify.stderr.splitlines() if any(unit.stem in line for unit in UNITS)] == []
-    assert len(UNITS) == 4 and all(unit.name in README for unit in UNITS)
+    assert len(UNITS) == 4 and all(unit.name in PAGE for unit in UNITS)
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: str(unit.stem))

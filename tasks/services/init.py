@@ -10,7 +10,7 @@ first process of a container every orphan, and no default action for signals. So
   takes no other run; then the command;
 * kills every process that is left when the command has ended.
 
-A second signal kills the command at once. Ctrl-C on a terminal reaches the command by itself. Standard library only, so
+A second signal kills all of them at once. Ctrl-C on a terminal reaches the command by itself. Standard library only, so
 that it starts fast and stays small.
 """
 
@@ -65,7 +65,7 @@ class Init:
     def _stop(self, command: int) -> None:
         deadline = time.monotonic() + STOP_S
         send(command, signal.SIGSTOP)
-        stop_runs()
+        stop_runs(give_up=lambda: self._requests > 1)
         send(command, signal.SIGTERM)  # delivered when it continues
         send(command, signal.SIGCONT)
         while self._status is None and self._requests < 2 and time.monotonic() < deadline:

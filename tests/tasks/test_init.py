@@ -22,11 +22,12 @@ seen = pathlib.Path("seen")
 def stop(number, frame):
     with seen.open("a") as file:
         file.write(sys.argv[1] + " ")
-    sys.exit(3)
+    if "--deaf" not in sys.argv:
+        sys.exit(3)
 signal.signal(signal.SIGTERM, stop)
 if sys.argv[1] == "worker":
     run = dict(os.environ, PREFECT__FLOW_RUN_ID="a-run")
-    subprocess.Popen([sys.executable, __file__, "run"], env=run)
+    subprocess.Popen([sys.executable, __file__, "run", *sys.argv[2:]], env=run)
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 pathlib.Path(sys.argv[1]).touch()
 while True:
@@ -39,9 +40,9 @@ def start(folder: Path, *command: str, before: tuple[str, ...] = ()) -> subproce
     return subprocess.Popen([*before, *INIT, *command], cwd=folder, env=env, stdin=subprocess.DEVNULL)
 
 
-def start_worker(folder: Path, before: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+def start_worker(folder: Path, *options: str, before: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
     (folder / "worker.py").write_text(WORKER)
-    init = start(folder, sys.executable, "worker.py", "worker", before=before)
+    init = start(folder, sys.executable, "worker.py", "worker", *options, before=before)
     wait_until(lambda: (folder / "worker").exists() and (folder / "run").exists(), 20.0)
     return init
 
@@ -68,6 +69,16 @@ def test_second_signal_kills_a_command_that_ignores_the_first(tmp_path: Path) ->
     time.sleep(0.3)
     init.send_signal(signal.SIGTERM)
     assert init.wait(20) == 128 + signal.SIGKILL
+
+
+def test_second_signal_does_not_wait_for_runs(tmp_path: Path) -> None:
+    init = start_worker(tmp_path, "--deaf")
+    processes = descendants(init.pid)
+    init.send_signal(signal.SIGTERM)
+    wait_until((tmp_path / "seen").exists, 20.0)
+    init.send_signal(signal.SIGTERM)
+    assert init.wait(20) == 128 + signal.SIGKILL
+    assert [pid for pid in processes if start_ticks(pid)] == []
 
 
 def test_orphans_are_reaped_while_the_command_runs(tmp_path: Path) -> None:
