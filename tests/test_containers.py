@@ -118,10 +118,59 @@ def test_worker_of_kubernetes_has_no_rights_and_its_secrets_from_a_secret() -> N
     assert container["volumeMounts"][0]["mountPath"] == re.findall(r"^VOLUME (.+)$", DOCKERFILE, re.MULTILINE)[0]
 
 
+def test_worker_of_kubernetes_is_not_restarted_because_prefects_server_is_away() -> None:
+    (container,) = manifest()["spec"]["template"]["spec"]["containers"]
+    assert "livenessProbe" not in container and "readinessProbe" in container
+
+
+def values(chart: str) -> dict[str, Any]:
+    described: dict[str, Any] = yaml.safe_load((INFRA / f"kubernetes/{chart}-values.yaml").read_text())
+    return described
+
+
 def test_values_of_the_charts_hold_no_secret() -> None:
     for file in (INFRA / "kubernetes").glob("*-values.yaml"):
         settings = [line for line in file.read_text().splitlines() if not line.startswith("#")]
         assert [line for line in settings if re.search(r"(?i)password|secret_key|:[^/\s]+@", line)] == [], file.name
+
+
+def test_pod_of_mlflows_chart_is_one_that_kubernetes_takes_with_these_values() -> None:
+    given = values("mlflow")
+    described = manifest()
+    pod = {"securityContext": given["podSecurityContext"], "volumes": given["extraVolumes"]}
+    container = {name: given[name] for name in ("env", "envFrom", "resources")}
+    container |= {"name": "mlflow", "volumeMounts": given["extraVolumeMounts"]}
+    described["spec"]["template"]["spec"] = {**pod, "containers": [container]}
+    kubernetes_validate.validate(described, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_mlflows_server_has_the_options_that_the_chart_gives_it() -> None:
+    options = help_of(["mlflow", "server"])
+    given = [f"--{name.replace('_', '-')}" for name in values("mlflow")["server"]["value_options"]]
+    assert "--app-name" in given and [option for option in given if option not in options] == []
+
+
+def test_servers_of_compose_kubernetes_and_systemd_send_no_usage_statistics() -> None:
+    compose = services()
+    env = {chart: {**values(chart), **values(chart).get("server", {})}["env"] for chart in ("mlflow", "prefect-server")}
+    settings = {
+        "MLFLOW_DISABLE_TELEMETRY": ("true", "mlflow", "mlflow"),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": ("false", "prefect", "prefect-server"),
+    }
+    for variable, (value, service, chart) in settings.items():
+        assert compose[service]["environment"][variable] == value
+        assert {"name": variable, "value": value} in env[chart]
+        assert f"{variable}={value}" in (INFRA / f"systemd/{service}-server.service").read_text()
+
+
+def test_prefects_chart_has_the_version_of_prefect_that_the_project_has() -> None:
+    (pinned,) = re.findall(r"^prefect==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert values("prefect-server")["global"]["prefect"]["image"]["prefectTag"].split("-")[0] == pinned
+    assert values("prefect-server")["server"]["basicAuth"] == {"enabled": True, "existingSecret": "prefect-auth"}
+
+
+def test_git_ignores_the_file_of_secrets() -> None:
+    assert ".env" in (ROOT / ".gitignore").read_text().splitlines()
 
 
 def test_the_image_gets_the_code_and_no_home_or_secret() -> None:

@@ -1,6 +1,6 @@
 """A team's servers on loopback, each with a password: PostgreSQL, an S3 server, Prefect's and MLflow's.
 
-Prefect's and MLflow's are started by the commands of the systemd units, with environment files as in docs/how-to/team.md.
+Prefect's and MLflow's are started by the commands and with the environment files of docs/how-to/team.md.
 """
 
 from __future__ import annotations
