@@ -61,13 +61,14 @@ def start(
     compute = Job.read(job_dir).settings.get("compute", {"num_processes": 1, "strategy": "ddp"})
     count = launched or compute["num_processes"]
     (job_dir / "logs").mkdir(exist_ok=True)
-    processes = [Fork(program, (str(job_dir), rank)) for rank in _ranks(count, compute)]
+    processes = [Fork(program, (str(job_dir), rank)) for rank in ranks(count, compute)]
     for process in processes:
         process.start()
     return processes
 
 
-def _ranks(count: int, compute: dict[str, Any]) -> list[dict[str, str]]:
+def ranks(count: int, compute: dict[str, Any]) -> list[dict[str, str]]:
+    """The environment of each rank of a job."""
     if count == 1:
         return [accelerate_environment(num_processes=1, use_cpu=True, strategy=compute["strategy"])]
     with socket.socket() as taken:
@@ -82,7 +83,7 @@ def finish(
     job_dir: Path, launched: int | None = None, program: Callable[[str, dict[str, str]], None] = run_fit
 ) -> Outcome:
     """How the job ended, after it has; the processes of one that failed must end by themselves."""
-    _wait_for_all(start(job_dir, launched, program), job_dir, time.monotonic() + END_WITHIN_S)
+    wait_for_all(start(job_dir, launched, program), job_dir, time.monotonic() + END_WITHIN_S)
     outcome = read_outcome(job_dir)
     assert outcome is not None, "it died without an outcome"
     return outcome
@@ -98,11 +99,11 @@ def kill_when(job_dir: Path, reached: Callable[[], bool], number: int = signal.S
     if alive and time.monotonic() < deadline:
         os.kill(processes[victim].pid or 0, number)
         deadline = time.monotonic() + END_WITHIN_S
-    _wait_for_all(processes, job_dir, deadline)
+    wait_for_all(processes, job_dir, deadline)
     return alive
 
 
-def _wait_for_all(processes: list[Fork], job_dir: Path, deadline: float) -> None:
+def wait_for_all(processes: list[Fork], job_dir: Path, deadline: float) -> None:
     """Waits for the ranks; those that hang, as ranks do that wait for each other, are killed and fail the test."""
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
@@ -128,9 +129,10 @@ def _events(file: Path, size: int) -> list[dict[str, Any]]:
     return read_events(file, 0)[0]
 
 
-def curve(job_dir: Path) -> dict[int, dict[str, float]]:
+def curve(*job_dirs: Path) -> dict[int, dict[str, float]]:
+    """The figures of each step, from the folders of all machines of a job."""
     points: dict[int, dict[str, float]] = {}
-    for event in events(job_dir, "metrics"):
+    for event in (event for job_dir in job_dirs for event in events(job_dir, "metrics")):
         points.setdefault(event["step"], {}).update(event["values"])
     return points
 
@@ -139,10 +141,10 @@ def checkpoints_written(job_dir: Path) -> int:
     return len(events(job_dir, "checkpoint"))
 
 
-def batches(job_dir: Path) -> dict[tuple[str, int, int], Any]:
+def batches(*job_dirs: Path) -> dict[tuple[str, int, int], Any]:
     """The rows of each rank in each micro-batch of each step; a step that was trained again had the same rows."""
     found: dict[tuple[str, int, int], Any] = {}
-    for file in sorted((job_dir / LOGS).glob(BATCHES.format("*"))):
+    for file in sorted(file for job_dir in job_dirs for file in (job_dir / LOGS).glob(BATCHES.format("*"))):
         for line in map(json.loads, file.read_text().splitlines()):
             place = (file.name, line["step"], line["micro"])
             assert found.setdefault(place, line) == line, f"at {place}, {line} came in place of {found[place]}"
@@ -156,7 +158,8 @@ def within_a_step(job_dir: Path, least: int) -> bool:
     return bool(last.get("step", -1) >= least and last["micro"] == 0)
 
 
-def assert_same(job_dir: Path, undisturbed: Path) -> None:
-    assert batches(job_dir) == batches(undisturbed) != {}
+def assert_same(job_dir: Path, undisturbed: Path, *other_machines: Path) -> None:
+    """`job_dir` has the output; the folders of the job on other machines have a part of the logs."""
+    assert batches(job_dir, *other_machines) == batches(undisturbed) != {}
     assert weights(job_dir) == weights(undisturbed)
-    assert curve(job_dir) == curve(undisturbed)
+    assert curve(job_dir, *other_machines) == curve(undisturbed)

@@ -34,7 +34,7 @@ def leave_group() -> None:
     """Ends the group after all ranks have called it: a rank that leaves earlier may make the others abort at exit."""
     if world_size() > 1:
         barrier()
-        _group.cache_clear()
+        group.cache_clear()
         distributed.destroy_process_group()
 
 
@@ -43,16 +43,16 @@ def any_rank(*flags: bool) -> list[bool]:
     if world_size() == 1:
         return list(flags)
     shared = torch.tensor(flags, dtype=torch.uint8)
-    distributed.all_reduce(shared, distributed.ReduceOp.MAX, group=_group())
+    distributed.all_reduce(shared, distributed.ReduceOp.MAX, group=group())
     return [bool(flag) for flag in shared]
 
 
-def broadcast(value: T) -> T:
-    """Rank 0's value, on every rank."""
+def broadcast(value: T, source: int = 0) -> T:
+    """The value of the rank `source`, on every rank."""
     if world_size() == 1:
         return value
     values = [value]
-    distributed.broadcast_object_list(values, src=0, group=_group())
+    distributed.broadcast_object_list(values, src=source, group=group())
     return values[0]
 
 
@@ -60,7 +60,7 @@ def all_gather(value: T) -> list[T]:
     """Every rank's value, on every rank."""
     values = [value] * world_size()
     if len(values) > 1:
-        distributed.all_gather_object(values, value, group=_group())
+        distributed.all_gather_object(values, value, group=group())
     return values
 
 
@@ -68,14 +68,14 @@ def gather(value: T) -> list[T]:
     """Every rank's value on rank 0; an empty list on the others."""
     values = [value] * world_size() if rank() == 0 else []
     if world_size() > 1:
-        distributed.gather_object(value, values or None, dst=0, group=_group())
+        distributed.gather_object(value, values or None, dst=0, group=group())
     return values
 
 
 def barrier() -> None:
     """Waits until every rank has called it."""
     if world_size() > 1:
-        distributed.barrier(group=_group())
+        distributed.barrier(group=group())
 
 
 def world_size() -> int:
@@ -87,6 +87,6 @@ def rank() -> int:
 
 
 @cache
-def _group() -> distributed.ProcessGroup | None:
+def group() -> distributed.ProcessGroup | None:
     """A gloo group: the default group (None) if it is one."""
     return None if distributed.get_backend() == "gloo" else distributed.new_group(backend="gloo")

@@ -16,6 +16,7 @@ One process at a time writes to such a folder. Other files in it (.DS_Store, .nf
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -195,6 +196,13 @@ def step_of(checkpoint: Path) -> int:
 def read_environment(checkpoint: Path) -> dict[str, Any]:
     """The environment in which the checkpoint was written; empty if the engine gave none."""
     return dict(json.loads((checkpoint / MANIFEST).read_bytes()).get("written_by", {}))
+
+
+def read_manifest(checkpoint: Path) -> bytes | None:
+    """The checkpoint's manifest, which identifies its content; None if there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        return (checkpoint / MANIFEST).read_bytes()
+    return None
 
 
 def find_damage(checkpoint: Path, with_needed: bool = True) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.distributed import ranks
+from training.distributed import machine_files, ranks
 from training.engine import checkpoints, inference
 from training.engine.throughput import PROGRESS_EVERY_S
 from training.jobs.protocol import Events, rank
@@ -55,7 +55,7 @@ def calibrate(task: Task, labels: Sequence[str], exported: Path, steps: int) -> 
     if not task_type.calibrate(task_type.empty_predictions(labels)):
         return
     gc.collect()  # the optimizer's state
-    ranks.barrier()  # the exported model exists
+    machine_files.distribute(exported)
     network = loading.load_trained(task_type, exported).to(task.model.device)
     size, precision = task.training.per_device_eval_batch_size, task.compute.mixed_precision
     report = _evaluation_progress(task.events, steps)

@@ -260,6 +260,7 @@ class Loop:
         """Loads the weights of the best evaluation if they are to be exported."""
         if self.best_to_load not in (None, self.progress.step):
             best = self.task.checkpoints / checkpoints.name(self.best_to_load)
+            self.task.share_checkpoint(best)
             if damage := checkpoints.find_damage(best):
                 raise OSError(f"The best checkpoint was damaged ({damage}). Run again to train from an earlier one.")
             self.load_weights(best / MODEL)

@@ -423,9 +423,11 @@ class ExactTrainer(Trainer):
         super()._run_epoch(epoch=epoch, **rest)
 
     def _load_best_model(self) -> None:
-        if damage := checkpoints.find_damage(Path(self.state.best_model_checkpoint)):
+        best = Path(self.state.best_model_checkpoint)
+        self._task.share_checkpoint(best)
+        if damage := checkpoints.find_damage(best):
             raise OSError(f"The best checkpoint was damaged ({damage}). Run again to train from an earlier one.")
-        if not self._load_adapters(self.state.best_model_checkpoint):
+        if not self._load_adapters(str(best)):
             super()._load_best_model()
 
 

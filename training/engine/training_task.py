@@ -8,8 +8,9 @@ An engine is a function `train(task) -> Trained`. Every process calls it once, w
 2. It trains `task.model` on `task.train` by `task.training`, the recipe's section of that name. Settings that it does
    not read have no effect.
 3. It writes checkpoints with `checkpoints.write` into `task.checkpoints`, with `task.environment()`, so that a resume
-   in another environment is refused. Between steps it checks `stop_requested()` on all ranks together
-   (`ranks.any_rank`); if one has received a request, it writes a checkpoint and raises Interrupted.
+   in another environment is refused; with several processes, with `task.write_checkpoint`. Between steps it checks
+   `stop_requested()` on all ranks together (`ranks.any_rank`); if one has received a request, it writes a checkpoint
+   and raises Interrupted.
 4. It leaves the weights to export in `task.model`, or if each process has only a share of them, in `Trained.weights`
    of rank 0.
 
@@ -90,9 +91,14 @@ class Task:
             message = f"{self.training.engine!r} would train alone in each of {processes} processes: create "
             message += "accelerate.PartialState() first in it, or set compute.num_processes to 1."
             raise _FIELD.error(message)
-        start, threads = ranks.broadcast(self._newest() if rank() == 0 else (None, None))
-        if start is not None and rank() == 0:
-            self.events.note(f"resuming from {start.name}")
+        newest = self._newest()
+        start, threads = ranks.broadcast(self._choose_start(newest) if rank() == 0 else (None, None))
+        if start is not None:
+            start = self.checkpoints / start.name  # rank 0's machine may have another path
+            if start != newest:
+                self.share_checkpoint(start)
+            if rank() == 0:
+                self.events.note(f"resuming from {start.name}")
         if rank() == 0 and torch.cuda.is_available() and not self.training.extra.get("full_determinism"):
             self.events.note("a killed run resumes to identical weights only if extra.full_determinism is true")
         if threads is not None:
@@ -112,21 +118,57 @@ class Task:
     def write_checkpoint(self, step: int, needs: Sequence[str]) -> Iterator[Path]:
         """Yields the folder for a checkpoint's files; every rank calls it. Rank 0 completes and reports the checkpoint,
         and removes older ones."""
-        from training.distributed import ranks
+        from training.distributed import machine_files, ranks
 
         began, final = time.monotonic(), self.checkpoints / checkpoints.name(step)
         staging = nullcontext(checkpoints.staging_folder(final))
         with checkpoints.write(final, needs, self.environment()) if rank() == 0 else staging as folder:
+            if rank() in machine_files.first_ranks(self.checkpoints):
+                folder.mkdir(exist_ok=True)
             ranks.barrier()  # the folder exists
             yield folder
-            ranks.barrier()  # every rank's files are there
+            machine_files.collect(folder)
         if rank() == 0:
             checkpoints.rotate(final.parent)
             self.events.write("checkpoint", step=step, seconds=round(time.monotonic() - began, 3))
 
-    def _newest(self) -> tuple[Path | None, int | None]:
-        """The checkpoint to resume from, and the number of threads to take over from it."""
-        found, named = checkpoints.find_newest_intact(self.checkpoints, self.events.warning), self.named_checkpoint
+    def share_checkpoint(self, checkpoint: Path, source: int = 0) -> None:
+        """Copies a checkpoint, and those that it needs, from the machine of rank `source` to machines without it. Every
+        rank calls it before it reads a checkpoint."""
+        from training.distributed import machine_files, ranks
+
+        if len(machine_files.first_ranks(self.checkpoints)) == 1:
+            return
+        is_source = rank() == source
+        names = [path.name for path in [*checkpoints.list_needed(checkpoint), checkpoint]] if is_source else []
+        for name in ranks.broadcast(names, source):
+            path = self.checkpoints / name
+            manifest = ranks.broadcast(checkpoints.read_manifest(path) if is_source else None, source)
+            is_first = rank() in machine_files.first_ranks(self.checkpoints)
+            is_same = is_first and checkpoints.read_manifest(path) == manifest
+            has_copy = is_same and checkpoints.find_damage(path, with_needed=False) is None
+            machine_files.distribute(path, source, has_copy)
+            if is_first and not has_copy and not is_source and (key := os.environ.get(checkpoints.SEAL_KEY)):
+                checkpoints.seal(path, Path(key))  # a machine of the same training is trusted
+
+    def _newest(self) -> Path | None:
+        """The newest intact checkpoint of any machine, which every machine has afterwards."""
+        from training.distributed import machine_files, ranks
+
+        is_first = rank() in machine_files.first_ranks(self.checkpoints)
+        found = checkpoints.find_newest_intact(self.checkpoints, self.events.warning) if is_first else None
+        steps = ranks.all_gather(-1 if found is None else checkpoints.step_of(found))
+        if max(steps) < 0:
+            return None
+        newest = self.checkpoints / checkpoints.name(max(steps))
+        self.share_checkpoint(newest, source=steps.index(max(steps)))
+        if is_first and rank() > 0:  # rank 0 does so after each checkpoint
+            checkpoints.rotate(self.checkpoints)
+        return newest
+
+    def _choose_start(self, found: Path | None) -> tuple[Path | None, int | None]:
+        """The checkpoint to resume from, given the newest of this job, and the number of threads to take over."""
+        named = self.named_checkpoint
         # An earlier one than the named checkpoint was copied because the named one needs it; the copy of the named one
         # was interrupted, or is damaged.
         if found is not None and (named is None or checkpoints.step_of(found) >= checkpoints.step_of(named)):
