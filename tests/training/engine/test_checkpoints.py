@@ -212,7 +212,7 @@ def test_a_training_unpickles_no_checkpoint_from_elsewhere_without_consent(
     )
     (tmp_path / "job").mkdir()
     with pytest.raises(UserError, match="was not written by this home"):
-        task._newest()
+        task.begin()
     assert list((tmp_path / "job").iterdir()) == []
     assert not needs_own_checkpoint(training.model_copy(update={"trust_checkpoint": True}), compute)
     assert not needs_own_checkpoint(training, resolved("ddp"))
