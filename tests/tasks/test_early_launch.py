@@ -28,7 +28,7 @@ PROGRAM = f"""
 import os, sys, time
 from pathlib import Path
 from training.jobs.program import run_program
-import training.jobs.protocol
+import training.jobs.protocol, training.jobs.search_path
 
 def main(job_dir, job, events):
     events.note("at work")
@@ -37,6 +37,8 @@ def main(job_dir, job, events):
     return {{"early": "waiting" in sys.argv[1], "imported": getattr(preloaded, "VERSION", None)}}
 
 if __name__ == "__main__":
+    if "CLOCK_IS_BEHIND" in os.environ:
+        training.jobs.search_path._STARTED = 0.0
     run_program(main)
 """
 
@@ -147,6 +149,11 @@ def test_a_module_that_changed_while_the_program_waited_is_imported_as_it_is_now
     # Of another size: Python takes byte code of a file for its own if second and size are the same.
     (modules / f"{PRELOADED}.py").write_text(preloaded(version=10))
     assert run(home, f"import {PRELOADED}") == {"early": True, "imported": 10}
+
+
+def test_files_that_are_newer_than_the_clock_start_a_program_anew_only_once(home: Path) -> None:
+    launch_early(CLOCK_IS_BEHIND="1")
+    assert run(home, CLOCK_IS_BEHIND="1")["early"]
 
 
 def test_the_drill_finds_the_launcher_that_waits(home: Path) -> None:

@@ -132,8 +132,9 @@ def _await_job(folder: Path) -> Path:
     job, imports = folder / JOB_LINK, folder / IMPORTS
     if not imports.exists():
         return folder
-    if not job.exists():
-        _import_early(Imports.model_validate_json(imports.read_bytes()))
+    if job.exists():  # the program has started anew: see below
+        return job.resolve()
+    _import_early(Imports.model_validate_json(imports.read_bytes()))
     while not job.exists():
         if _stop_requested:
             sys.exit(1)
