@@ -46,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Prints the tables; removes folders or objects with --remove.
 
-    Raises UserError while a run uses the home, and if the shared store, which --shared names, cannot be read.
+    Raises UserError while a run uses the home, and with --shared if the shared store cannot be read, or if only this
+    home's own runs are known.
     """
     if arguments.yes and not arguments.remove:
         raise option_error("--yes", "needs --remove: add it, or leave this option out.")
@@ -107,6 +108,9 @@ def _execute_shared(arguments: argparse.Namespace) -> int:
 
     days = arguments.days or DAYS
     store = Maintenance.of_environment(lambda: find_shared_needs(days))
+    if settings.tracking_is_local():
+        message = "is not set: name the MLflow server of all machines, which knows what they need from the shared store."
+        raise option_error("MLFLOW_TRACKING_URI", message)
     content, plan = store.inspect()
     print(*format_content(store.url, content, plan), sep="\n")
     if not plan.entries:

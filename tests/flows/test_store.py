@@ -95,6 +95,7 @@ def bucket(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Buc
     for folder in copied.glob("artifacts/*/[!.]*"):
         SharedStore(Bucket(url)).upload(folder.parent.name, folder.name)
     monkeypatch.setenv("FINETUNE_STORE", url)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{copied}/mlflow.db")
     monkeypatch.setattr(maintenance, "GRACE", timedelta(days=-1))
     return Bucket(url)
 
@@ -125,6 +126,16 @@ def test_runs_keep_their_artifacts_in_the_shared_store_for_some_days_and_version
     assert {key for key, some in later.items() if "small/1" in some} == {
         key for key, some in needs.items() if "small/1" in some
     }
+
+
+def test_a_home_that_knows_only_its_own_runs_removes_nothing_from_the_shared_store(
+    bucket: Bucket, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = bucket.entries()
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert main(["store", "--shared", "--remove", "--yes"]) == 2
+    assert "MLFLOW_TRACKING_URI: is not set: name the MLflow server of all machines" in capsys.readouterr().err
+    assert bucket.entries() == before
 
 
 @pytest.mark.parametrize(
