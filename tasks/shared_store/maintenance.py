@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
+from tasks.cache.locks import named_lock
 from tasks.shared_store import garbage_collection
 from tasks.shared_store.bucket import VARIABLE, Bucket, BucketError, Entry, Forbidden
 from tasks.shared_store.garbage_collection import Content, Plan
@@ -55,7 +56,8 @@ class Maintenance:
         """Removes what is chosen and still unneeded, and returns what it was. Raises UserError if the bucket refuses or
         does not answer."""
         leases = Leases(self._bucket)
-        with _as_user_errors():
+        # A lease of the same home is taken over at once, so that of a killed removal keeps nobody waiting.
+        with _as_user_errors(), named_lock("removal"):
             return garbage_collection.remove(
                 self._bucket, leases, self._find_needed, chosen.entries, self._grace, on_wait
             )

@@ -16,8 +16,9 @@ from tasks.shared_store import garbage_collection
 from tasks.shared_store.announcements import announce
 from tasks.shared_store.artifacts import SharedStore
 from tasks.shared_store.bucket import Bucket, Entry, Forbidden
-from tasks.shared_store.garbage_collection import LeaseLost
+from tasks.shared_store.garbage_collection import LeaseLost, Plan
 from tasks.shared_store.leases import Leases
+from tasks.shared_store.maintenance import Maintenance
 from tests.s3 import S3
 from tests.tasks.shared import QUICK, bucket, on_s3, s3, url
 
@@ -200,6 +201,32 @@ def test_a_removal_that_lost_its_lease_removes_nothing_more(bucket: Bucket) -> N
     with pytest.raises(LeaseLost, match="again"):
         garbage_collection.remove(bucket, leases, find_needed, garbage_collection.read_content(bucket).entries, AT_ONCE)
     assert whole(bucket, "fit", A)
+
+
+def test_removals_of_one_home_work_one_after_the_other(bucket: Bucket) -> None:
+    began, nothing = list[threading.Thread](), Plan((), (), (), ())
+    first_began, may_end = threading.Event(), threading.Event()
+
+    def find_needed() -> Collection[str]:
+        began.append(threading.current_thread())
+        first_began.set()
+        assert may_end.wait(20)
+        return ()
+
+    def remove_nothing() -> None:
+        Maintenance(bucket, find_needed, AT_ONCE).remove(nothing, lambda owner: None)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(remove_nothing)
+        assert first_began.wait(20)
+        second = pool.submit(remove_nothing)
+        with pytest.raises(TimeoutError):
+            second.result(0.5)
+        assert len(began) == 1
+        may_end.set()
+        first.result(20)
+        second.result(20)
+    assert len(began) == 2
 
 
 def test_a_removal_killed_at_any_request_leaves_whole_artifacts(on_s3: str, s3: S3) -> None:
