@@ -109,7 +109,7 @@ def _execute_shared(arguments: argparse.Namespace) -> int:
     days = arguments.days or DAYS
     store = Maintenance.of_environment(lambda: find_shared_needs(days))
     if settings.tracking_is_local():
-        message = "is not set: name the MLflow server of all machines, which knows what they need from the shared store."
+        message = "is not set: name the MLflow server of all machines, which knows what they need."
         raise option_error("MLFLOW_TRACKING_URI", message)
     content, plan = store.inspect()
     print(*format_content(store.url, content, plan), sep="\n")

@@ -259,6 +259,9 @@ def _reason(error: BaseError) -> str:
 def _parts(url: str) -> tuple[str, str, str]:
     """Scheme, bucket and path of a URL."""
     parts = urlsplit(url)
+    if "@" in parts.netloc:
+        message = "holds credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, instead."
+        raise _problem(url, message)
     path = parts.path.strip("/")
     plain = not (parts.query or parts.fragment)
     if parts.scheme == "file" and plain and not parts.netloc and parts.path.startswith("/") and path:

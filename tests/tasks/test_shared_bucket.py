@@ -127,7 +127,7 @@ def test_a_url_of_no_store_is_an_error_that_names_the_variable_and_both_forms(ur
 
 
 def test_credentials_in_a_url_are_refused_and_not_shown() -> None:
-    with pytest.raises(UserError, match="'s3://bucket/a' is no URL of a store"):
+    with pytest.raises(UserError, match="'s3://bucket/a' holds credentials: set AWS_ACCESS_KEY_ID"):
         Bucket("s3://key:secret@bucket/a")
 
 
