@@ -11,6 +11,7 @@ for the content's digest: two trainings to the same bytes are the same artifact.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -123,10 +124,11 @@ def publish(aside: Path, stage: str, key: str, inputs: Mapping[str, Any], figure
     return ref
 
 
-def complete(aside: Path, stage: str, key: str, manifest: bytes) -> None:
-    """Makes the filled folder the artifact of this key, with this manifest.
+def complete(aside: Path, stage: str, key: str, manifest: bytes, *, replace: bool = True) -> bool:
+    """Makes the filled folder the artifact of this key, with this manifest. An existing artifact is replaced; without
+    `replace` it stays, and False is returned.
 
-    Replaces an existing artifact. Raises OSError if the disk is full; then nothing is published.
+    Raises OSError if the disk is full; then nothing is published.
     """
     paths = list(_files(aside))
     for path in paths:
@@ -135,10 +137,19 @@ def complete(aside: Path, stage: str, key: str, manifest: bytes) -> None:
     for inner in {path.parent for path in paths} | {aside}:
         fsync(inner)
     place = folder(stage, key)
-    if place.exists():
-        discard(stage, key, "replaced")
-    aside.rename(place)
+    while True:
+        if replace:
+            discard(stage, key, "replaced")
+        try:
+            aside.rename(place)
+            break
+        except OSError as error:  # another process has published the artifact
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            if not replace:
+                return False
     fsync(place.parent)
+    return True
 
 
 def discard(stage: str, key: str, why: str) -> Path | None:

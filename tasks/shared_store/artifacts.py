@@ -92,8 +92,9 @@ class SharedStore:
         ref, files = parse_manifest(manifest, stage, key)
         return SharedArtifact(ref, files, manifest, _files_here(stage, {file.sha256 for file in files}))
 
-    def fetch(self, artifact: SharedArtifact, on_bytes: Callable[[int], None] = lambda count: None) -> int:
-        """Publishes the artifact in the local store. Returns the bytes that were downloaded.
+    def fetch(self, artifact: SharedArtifact, on_bytes: Callable[[int], None] = lambda count: None) -> int | None:
+        """Publishes the artifact in the local store. Returns the bytes that were downloaded; None, and publishes
+        nothing, if a process of this home has published it meanwhile.
 
         `on_bytes` is called with the bytes of each chunk, in several threads. Raises DamagedObject, and publishes
         nothing, if objects are absent or have other bytes.
@@ -114,7 +115,8 @@ class SharedStore:
             for file in artifact.files:
                 if targets[file.sha256] != aside / file.path:
                     shutil.copyfile(targets[file.sha256], aside / file.path)
-            store.complete(aside, ref.stage, ref.key, artifact.manifest)
+            if not store.complete(aside, ref.stage, ref.key, artifact.manifest, replace=False):
+                return None
         digests = Digests(settings.home())
         for file in missing:
             digests.keep(ref.path / file.path, file.sha256)

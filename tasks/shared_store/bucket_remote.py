@@ -48,18 +48,23 @@ class BucketRemote(Remote):
             if artifact is None:
                 return None
             with named_lock(f"fetch-{stage}-{key}"):  # plans fetch too, and hold no lock of the stage
-                if store.find(stage, key) is None:  # another process of this home may have fetched it meanwhile
-                    on_bytes = count_bytes(artifact.missing_bytes, progress)
-                    self._fetched[stage, key] = self._shared.fetch(artifact, on_bytes)
+                if (ref := store.find(stage, key)) is not None:  # fetched or made by another process of this home
+                    return ref
+                fetched_bytes = self._shared.fetch(artifact, count_bytes(artifact.missing_bytes, progress))
+            if fetched_bytes is None:
+                return store.find(stage, key)
+            self._fetched[stage, key] = fetched_bytes
             return artifact.ref
         except DamagedObject as damage:
             self._warnings.append(f"{damage}. It is made again.")
-            with contextlib.suppress(BucketError):
+            try:
                 self._shared.remove(damage)
+            except BucketError:  # while it stands, a waiter for a lease would take it for the artifact
+                self._takes_leases = False
         except BucketError as error:
             self._is_away = True
             self._takes_leases = False
-            self._warnings.append(f"This run goes on without artifacts of the shared store: {error}")
+            self._warnings.append(f"Artifacts of the shared store are not used: {error}")
         return None
 
     def find_or_lease(

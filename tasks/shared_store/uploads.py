@@ -37,7 +37,7 @@ class Uploads:
     Args:
         shared: where to.
         url: the bucket, for messages.
-        on_end: called in the uploading thread when an artifact is in the bucket, or cannot be uploaded.
+        on_end: called in the uploading thread when an artifact is in the bucket.
     """
 
     def __init__(self, shared: SharedStore, url: str, on_end: Callable[[str, str], None]) -> None:
@@ -119,9 +119,22 @@ class Uploads:
                 with self._turn:
                     self._error, self._failed_at, self._thread = error, time.monotonic(), None
                     self._turn.notify_all()
+                self._retry_later(stop)
                 return
             with self._turn:
                 self._queue.pop(artifact, None)
+
+    def _retry_later(self, stop: threading.Event) -> None:
+        """Other machines may wait for the artifact, and the next stage of this run may take hours."""
+
+        def retry() -> None:
+            with self._turn:
+                if not stop.is_set():
+                    self._start()
+
+        timer = threading.Timer(RETRY_AFTER_S, settings.with_this_home(retry))
+        timer.daemon = True
+        timer.start()
 
     def _next(self, stop: threading.Event) -> Artifact | None:
         """The next artifact, which stays in the queue until it is uploaded. Without one, the thread has ended."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 
 import pytest
 
@@ -70,7 +70,9 @@ def make(key: str = KEY, weights: bytes = WEIGHTS, log: str = "1") -> Ref:
 def fetch(shared: SharedStore, key: str = KEY) -> int:
     found = shared.look_up("fit", key)
     assert found is not None
-    return shared.fetch(found)
+    fetched_bytes = shared.fetch(found)
+    assert fetched_bytes is not None
+    return fetched_bytes
 
 
 def object_of(content: bytes) -> str:
@@ -115,6 +117,22 @@ def test_a_fetched_file_is_not_read_again(
 def test_an_artifact_that_was_never_uploaded_is_absent(shared: SharedStore) -> None:
     make()
     assert shared.look_up("fit", KEY) is None
+
+
+def test_an_artifact_that_this_home_makes_during_a_fetch_stays(shared: SharedStore, use_home: UseHome) -> None:
+    make()
+    shared.upload("fit", KEY)
+    home, own, turn = use_home("second"), list[Ref](), Lock()
+
+    def make_own(count: int) -> None:
+        with turn:
+            if not own:
+                own.append(make(weights=b"own"))
+
+    found = shared.look_up("fit", KEY)
+    assert found is not None and shared.fetch(found, make_own) is None
+    assert [store.find("fit", KEY)] == own
+    assert leftovers(home) == [own[0].path] and not (home / "quarantine").exists()
 
 
 def test_content_that_is_there_is_not_sent_again(shared: SharedStore) -> None:

@@ -21,6 +21,7 @@ from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.refs import Ref
 from tasks.cache.remote import Remote
 from tasks.cache.stage import Inputs, Listener, Row, Work, action, stage
+from tasks.shared_store import uploads
 from tasks.shared_store.bucket import Bucket
 from tasks.shared_store.bucket_remote import BucketRemote
 from tests.s3 import BUCKET, S3
@@ -238,7 +239,7 @@ def test_a_bucket_that_refuses_look_ups_is_named_once_and_tried_once(homes: Home
     s3.fault = lambda request: status
     rows = run(remote)
     assert states(rows) == ["ran", "ran"]
-    assert sum("goes on without" in warning for warning in remote.end_run(wait=False)) == 1
+    assert sum("are not used" in warning for warning in remote.end_run(wait=False)) == 1
     assert len({request for request in s3.requests if "/artifacts/count" in request}) == 0
 
 
@@ -254,6 +255,18 @@ def test_a_damaged_object_is_removed_and_its_artifact_made_again(homes: Homes, s
     assert homes.objects(s3)[damaged] == TEXT.encode()
 
 
+def test_a_damaged_artifact_that_may_not_be_removed_is_made_without_waiting_for_a_lease(homes: Homes, s3: S3) -> None:
+    homes.share("first")
+    objects = homes.objects(s3)
+    s3.put(next(name for name, content in objects.items() if content == TEXT.encode()), b"other" * 1000)
+    manifest = next(name for name in objects if "/artifacts/write/" in name)
+    s3.put(manifest.replace("/artifacts/", "/leases/"), b'{"owner": "another machine", "beat": 1}')
+    remote = homes.use("second")
+    s3.fault = lambda request: 403 if request.startswith("DELETE") else None
+    assert states(run(remote)) == ["ran", "cached"]
+    assert sum("made again" in warning for warning in remote.end_run(wait=False)) == 1
+
+
 @pytest.mark.parametrize("status", [500, 403])
 def test_what_a_run_could_not_upload_is_named_and_uploaded_by_the_next_run(homes: Homes, s3: S3, status: int) -> None:
     first = homes.use("first")
@@ -267,6 +280,29 @@ def test_what_a_run_could_not_upload_is_named_and_uploaded_by_the_next_run(homes
     assert later.end_run(wait=True) == []
     assert sum(name.endswith(f"{key}.json") for key in keys for name in homes.objects(s3)) == 2
     assert list((homes.folder / "first" / "uploads").iterdir()) == []
+
+
+def test_a_failed_upload_is_tried_again_while_a_long_stage_runs(
+    homes: Homes, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "RETRY_AFTER_S", 0.5)
+    remote, failed = homes.use("first"), Event()
+
+    def fail_at_first(request: str) -> int | None:
+        if failed.is_set() or not request.startswith("PUT"):
+            return None
+        failed.set()
+        return 400
+
+    s3.fault = fail_at_first
+    (row, _) = run(Remote())
+    remote.upload(Ref(stage=row.name, key=row.key or "", digest=""))
+    deadline = time.monotonic() + 60
+    while not any(request.startswith("PUT") and "/artifacts/write/" in request for request in s3.requests):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert remote.end_run(wait=True) == [] and failed.is_set()
+    assert any(name.endswith(f"/artifacts/write/{row.key}.json") for name in homes.objects(s3))
 
 
 def test_a_home_that_may_only_read_is_told_so_once(homes: Homes, s3: S3) -> None:
