@@ -110,27 +110,31 @@ class Leases:
 
     def release(self, stage: str, key: str) -> None:
         """Ends the lease, if this process holds it. If the bucket does not answer, the lease becomes stale."""
-        self._release(_name(stage, key))
+        with contextlib.suppress(BucketError):
+            self._release(_name(stage, key))
 
     def end(self, stage: str, key: str) -> None:
         """Ends the lease of an artifact that is in the bucket now, also if a killed process of this home left it."""
         name = _name(stage, key)
-        self._release(name)
         with contextlib.suppress(BucketError):
+            self._release(name)
             if _owner(self._read(name)).startswith(f"{self._home}:"):
                 self._bucket.remove(name)
 
     def release_all(self) -> None:
-        """Ends all leases of this process."""
-        for name in [*self._held]:
-            self._release(name)
+        """Ends all leases of this process. If one fails, those after it become stale without a request: each would wait
+        for the same answer."""
+        with contextlib.suppress(BucketError):
+            for name in [*self._held]:
+                self._release(name)
+        with self._turn:
+            self._held.clear()
 
     def _release(self, name: str) -> None:
         with self._turn:
             held = self._held.pop(name, None) is not None
-        with contextlib.suppress(BucketError):
-            if held and _owner(self._read(name)) == self.owner:
-                self._bucket.remove(name)
+        if held and _owner(self._read(name)) == self.owner:
+            self._bucket.remove(name)
 
     def _hold(self, name: str, began: float) -> None:
         with self._turn:

@@ -106,6 +106,20 @@ def test_release_all_ends_each_lease_of_the_process(machine: Machines, bucket: B
     assert list(bucket.names("leases")) == []
 
 
+def test_a_bucket_that_is_away_delays_the_end_of_all_leases_once(
+    on_s3: str, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases = Machines(tmp_path, monkeypatch, Bucket(on_s3, QUICK))(beat_s=1000)
+    for key in ("k1", "k2", "k3"):
+        assert leases.acquire("fit", key, never)
+    s3.requests.clear()
+    s3.fault = lambda request: 503
+    leases.release_all()
+    # The leases of other tests beat on.
+    assert len({request for request in s3.requests if on_s3.removeprefix("s3:/") in request}) == 1
+    assert not leases.is_held("fit", "k3")
+
+
 def test_a_machine_that_comes_back_after_its_lease_was_taken_leaves_it_to_the_new_owner(
     machine: Machines, bucket: Bucket
 ) -> None:
