@@ -113,6 +113,11 @@ class StoreFaults:
         os.kill(run.process.pid, signal.SIGKILL)
         return self.status(run) == -signal.SIGKILL
 
+    def burn(self, home: Path) -> None:
+        """Removes the home of runs that have ended, when nothing of them is left."""
+        self._watch.settle()
+        shutil.rmtree(home)
+
     def stop(self, run: Run) -> list[int]:
         """Stops all processes of a run. Returns their pids."""
         pids = [run.process.pid, *descendants(run.process.pid)]
@@ -183,7 +188,7 @@ def killed(faults: StoreFaults, draw: random.Random) -> str:
     with faults.at_request(number, kill):
         status = faults.status(run)
     if burned:
-        shutil.rmtree(home)
+        faults.burn(home)
     elif dead.is_set():
         faults.succeed(faults.start(home))
     require(dead.is_set() == (status != 0), f"exit status {status}: {run.ending()}")
@@ -198,7 +203,7 @@ def killed_twice(faults: StoreFaults, draw: random.Random) -> str:
         run = faults.start(home)
         with faults.at_request(number, lambda run=run: os.kill(run.process.pid, signal.SIGKILL)):  # type: ignore[misc]
             faults.status(run)
-        shutil.rmtree(home)
+        faults.burn(home)
     return f"at requests {numbers[0]} and {numbers[1]}, both homes are lost"
 
 
