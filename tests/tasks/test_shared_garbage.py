@@ -44,7 +44,7 @@ def make(stage: str, key: str, **files: str) -> None:
 
 def upload(bucket: Bucket, stage: str, key: str, **files: str) -> None:
     make(stage, key, **files)
-    SharedStore(bucket).upload(stage, key)
+    SharedStore(bucket, quick_leases(bucket)).upload(stage, key)  # which may wait for the lease of a killed removal
 
 
 def quick_leases(bucket: Bucket) -> Leases:
