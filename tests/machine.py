@@ -7,10 +7,9 @@ import os
 import re
 import subprocess
 import sys
-import time
 import urllib.request
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,10 @@ import yaml
 from tests import fork_server
 from tests.flows import forked, small
 from tests.servers import closed_port
+from tests.waiting import wait_until as wait_until
 from training.jobs.processes import variable
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def wait_until(happened: Callable[[], bool], timeout_s: float = 90.0) -> float:
-    """Waits, and gives how many seconds that took."""
-    began = time.monotonic()
-    while not happened():
-        assert time.monotonic() < began + timeout_s, f"waited in vain for {timeout_s:g} s"
-        time.sleep(0.2)
-    return time.monotonic() - began
 
 
 def of_home(home: Path) -> list[int]:

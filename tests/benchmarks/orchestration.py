@@ -15,7 +15,8 @@ from tasks.prefect.ephemeral_server import ensure_prefect_server
 from tests.benchmarks.subject import Subject
 from tests.benchmarks.table import Row
 from tests.flows.small import finetune, write_project
-from tests.machine import Machine, wait_until
+from tests.machine import Machine
+from tests.waiting import wait_until
 from training.jobs.protocol import EVENTS
 
 COMPLETED = "recipes/small/completed.json"

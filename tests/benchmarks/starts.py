@@ -16,7 +16,8 @@ import yaml
 from tests.benchmarks.subject import Subject
 from tests.benchmarks.table import Row
 from tests.flows.small import command, environment, finetune, write_project
-from tests.machine import Machine, wait_until
+from tests.machine import Machine
+from tests.waiting import wait_until
 
 ROUNDS = 5
 END_WITHIN_S = 120.0

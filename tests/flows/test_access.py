@@ -18,7 +18,8 @@ import httpx2
 import pytest
 
 from tests.flows.small import command, environment
-from tests.machine import Machine, of_home, wait_until
+from tests.machine import Machine, of_home
+from tests.waiting import wait_until
 
 EVIL = "http://evil.example"
 NOBODY = "00000000-0000-0000-0000-000000000000"

@@ -24,7 +24,7 @@ from flows.cli.main import main
 from flows.reports.result import build_verdict_event
 from tasks.prefect import automations, events
 from tests.flows.small import write_project
-from tests.machine import wait_until
+from tests.waiting import wait_until
 from training.recipe import load
 
 Post = dict[str, str]

@@ -13,7 +13,8 @@ from tasks.prefect.events import VERDICT
 from tests.flows.forked import finetune
 from tests.flows.slowly import QUICK
 from tests.flows.small import FinishedRun
-from tests.machine import Machine, of_home, wait_until
+from tests.machine import Machine, of_home
+from tests.waiting import wait_until
 from training.jobs.processes import variable
 
 

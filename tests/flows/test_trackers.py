@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tasks.tracking.outbox import Outbox
 from tests.flows.forked import finetune
 from tests.flows.small import FinishedRun, command, environment, states
 from tests.servers import Server, mlflow_server, prefect_server
+from tests.waiting import wait_until
 from training.jobs.processes import send
 from training.jobs.protocol import read_events
 
@@ -29,13 +30,6 @@ from training.jobs.protocol import read_events
 NO_TIME_LOST_S = 30
 # Where one program after another takes long to start even if nothing dies, so many times as long is still no loss.
 SLOW_MACHINE = 3
-
-
-def wait_until(happened: Callable[[], Any], timeout_s: float = 120.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.shared_store.bucket import Bucket, Limits
+from tests.fork_server import Fork
 from tests.s3 import BUCKET, KEYS, S3, server
 
 QUICK = Limits(connect_s=2.0, idle_s=2.0, part_s=5.0, retry_s=1.0)
@@ -41,3 +42,20 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def bucket(url: str) -> Bucket:
     return Bucket(url, QUICK)
+
+
+def kill_at_write(s3: S3, process: Fork, number: int) -> list[str]:
+    """Waits for the end of the process, and kills it as soon as the server gets its write of this number. Returns its
+    writes. The server has the whole last request, and may still serve it."""
+    writes: list[str] = []
+
+    def kill(request: str) -> None:
+        if request.startswith(("PUT", "POST")):
+            writes.append(request)
+            if len(writes) == number:
+                process.kill()
+
+    s3.fault = kill
+    process.join()
+    s3.fault = lambda request: None
+    return writes

@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from tasks.jobs.launch import accelerate_argv, accelerate_environment, logs, run
 from tasks.jobs.supervisors import poll, stop
 from tests.drill.ground import victims
 from tests.fork_server import NEW_PYTHON
+from tests.waiting import wait_until
 from training.jobs.processes import descendants, find_readers, start_ticks
 from training.jobs.protocol import Imports, Job, read_events
 
@@ -74,7 +74,7 @@ def launch_early(command: list[str] | None = None, **env: str) -> tuple[int, int
     early_launch.start(command or argv(), env, Imports(modules=[PRELOADED]))
     early = early_launch._current
     assert early is not None
-    until(imported.exists)
+    wait_until(imported.exists)
     assert early._handle is not None
     return early._handle.pid, descendants(early._handle.pid)[-1]
 
@@ -91,21 +91,14 @@ def run(home: Path, code: str = "", command: list[str] | None = None, **env: str
     return outcome.figures
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
-
-
 def kill_supervisor(home: Path) -> int:
     """Starts the job, kills its supervisor, and returns a process that is left of it."""
     job = write_job(home, "if not os.fork(): time.sleep(60)\ntime.sleep(60)")
     handle = start(job, argv(), {})
-    until(lambda: at_work(job) and len(descendants(handle.pid)) == 2)
+    wait_until(lambda: at_work(job) and len(descendants(handle.pid)) == 2)
     orphan = descendants(handle.pid)[-1]
     os.kill(handle.pid, signal.SIGKILL)
-    until(lambda: not poll(handle))
+    wait_until(lambda: not poll(handle))
     return orphan
 
 
@@ -140,7 +133,7 @@ def test_a_job_with_another_command_or_environment_ends_the_one_that_waits(home:
 def test_one_that_was_killed_while_it_waited_costs_nothing_but_its_start(home: Path, part: str) -> None:
     supervisor, program = launch_early()
     os.kill(supervisor if part == "supervisor" else program, signal.SIGKILL)
-    until(lambda: not start_ticks(supervisor))
+    wait_until(lambda: not start_ticks(supervisor))
     assert not run(home)["early"]
 
 
@@ -182,11 +175,11 @@ def test_when_the_run_is_killed_the_program_that_waits_ends_and_the_next_run_rem
     follower = subprocess.Popen([NEW_PYTHON, "-c", code, *argv()], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert follower.stdout is not None
     supervisor = int(follower.stdout.readline())
-    until(lambda: descendants(supervisor))
+    wait_until(lambda: descendants(supervisor))
     pids = [supervisor, *descendants(supervisor)]
     follower.kill()
     follower.wait()
-    until(lambda: not any(map(start_ticks, pids)))
+    wait_until(lambda: not any(map(start_ticks, pids)))
     (left,) = (home / "waiting").iterdir()
     launch_early()
     assert not left.exists()
@@ -212,7 +205,7 @@ def test_a_supervisor_that_is_killed_before_it_takes_the_job_leaves_a_log_of_the
     handle = start(write_job(home), argv(), {})
     assert handle.pid == supervisor
     os.kill(supervisor, signal.SIGKILL)
-    until(lambda: not poll(handle))
+    wait_until(lambda: not poll(handle))
     assert logs(handle).name == "supervisor.log"
 
 
@@ -220,6 +213,6 @@ def test_a_taken_job_can_be_stopped(home: Path) -> None:
     launch_early()
     job = write_job(home, "time.sleep(60)")
     handle = start(job, argv(), {})
-    until(lambda: at_work(job))
+    wait_until(lambda: at_work(job))
     stop(handle, 10)
     assert not poll(handle) and find_readers(job / "lock") == []

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.machine import ROOT, wait_until
+from tests.machine import ROOT
+from tests.waiting import wait_until
 from training.jobs.processes import descendants, start_ticks
 
 INIT = [sys.executable, "-m", "tasks.services.init"]

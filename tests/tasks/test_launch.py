@@ -6,7 +6,6 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from tasks.jobs.launch import (
     stop,
 )
 from tests.drill.full_disk import SmallDisk, why_not
+from tests.waiting import wait_until
 from training.jobs.processes import start_ticks
 from training.jobs.protocol import Failure, Job, Outcome, finished_output, read_events, read_outcome
 from training.problems import UserError
@@ -62,16 +62,9 @@ def failure(outcome: Outcome) -> Failure:
     return outcome.failure
 
 
-def until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
-
-
 def pid_at_work(job: Path) -> int:
     """Wait for a program to start; its pid."""
-    until(lambda: any(event["kind"] == "started" for event in read_events(job / "events.jsonl", 0)[0]))
+    wait_until(lambda: any(event["kind"] == "started" for event in read_events(job / "events.jsonl", 0)[0]))
     return int(read_events(job / "events.jsonl", 0)[0][0]["pid"])
 
 
@@ -243,7 +236,7 @@ def test_when_the_process_that_follows_a_job_is_killed_the_job_ends_soon_after(t
     assert start_ticks(pid)
     follower.kill()
     follower.wait()
-    until(lambda: not start_ticks(pid), 5.0)
+    wait_until(lambda: not start_ticks(pid), 5.0)
 
 
 def test_a_handle_is_plain_json_that_another_process_can_use(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tasks.shared_store.bucket import PART_BYTES, Bucket, Forbidden, Unavailable
 from tests.fork_server import COMMANDS, Fork
 from tests.s3 import S3
 from tests.tasks import uploading
-from tests.tasks.shared import QUICK, bucket, on_s3, s3, url
+from tests.tasks.shared import QUICK, bucket, kill_at_write, on_s3, s3, url
 
 __all__ = ["bucket", "on_s3", "s3", "url"]
 
@@ -226,20 +226,9 @@ def test_a_killed_upload_shows_nothing_and_the_next_one_completes_it(
     ref = make(weights=os.urandom(PART_BYTES + 1))  # in parts
     for write in itertools.count(1):
         process = Fork(uploading.upload, (home, on_s3, "fit", KEY), level=COMMANDS).start()
-        writes: list[str] = []
-
-        def kill(request: str, process: Fork = process, last: int = write, writes: list[str] = writes) -> None:
-            if request.startswith(("PUT", "POST")):
-                writes.append(request)
-                if len(writes) == last:
-                    process.kill()
-
-        s3.fault = kill
-        process.join()
-        s3.fault = lambda request: None
+        writes = kill_at_write(s3, process, write)
         if process.exitcode == 0:
             break
-        # The server has the whole request, and may still serve it.
         assert shared_on_s3.look_up("fit", KEY) is None or "/artifacts/" in writes[-1]
     assert write > 3
     use_home("second")

@@ -22,7 +22,7 @@ from tests import fork_server
 from tests.fork_server import COMMANDS, Fork
 from tests.s3 import S3
 from tests.tasks import training_elsewhere
-from tests.tasks.shared import QUICK, bucket, on_s3, s3, url
+from tests.tasks.shared import QUICK, bucket, kill_at_write, on_s3, s3, url
 from tests.tasks.training_elsewhere import KEY
 from tests.tasks.watching import Heard
 from tests.training.conftest import world
@@ -290,17 +290,7 @@ def test_an_upload_that_is_killed_leaves_the_checkpoint_before_it(on_s3: str, s3
     save(work, 20)
     for last in (1, 3, 5):
         process = Fork(upload, (on_s3, settings.home()), level=COMMANDS).start()
-        writes: list[str] = []
-
-        def kill(request: str, process: Fork = process, last: int = last, writes: list[str] = writes) -> None:
-            if request.startswith("PUT"):
-                writes.append(request)
-                if len(writes) == last:
-                    process.kill()
-
-        s3.fault = kill
-        process.join()
-        s3.fault = lambda request: None
+        kill_at_write(s3, process, last)
         if process.exitcode == 0:
             break
         shutil.rmtree(settings.home().with_name("second"), ignore_errors=True)

@@ -30,6 +30,7 @@ from tasks.tracking.mlflow_run import Delivery, Tracker, deliver_earlier_runs
 from tasks.tracking.outbox import OUTBOX, Outbox, find_undelivered, is_running_here, was_killed_here
 from tests.fork_server import COMMANDS, Fork, run_code
 from tests.servers import Server, closed_port, mlflow_server
+from tests.waiting import wait_until
 
 
 def runs() -> list[Run]:
@@ -146,13 +147,6 @@ def test_a_retried_flow_run_goes_on_in_its_mlflow_run(tracked: Path) -> None:
     second.end("FINISHED")
     assert second.mlflow_run_id == first.mlflow_run_id == the_run().info.run_id
     assert the_run().info.status == "FINISHED"
-
-
-def wait_until(happened: Any, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def test_a_record_that_mlflow_refuses_holds_up_no_other(tracked: Path) -> None:

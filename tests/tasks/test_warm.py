@@ -6,8 +6,7 @@ import os
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tasks.jobs import warm
 from tasks.jobs.launch import run_job, start
 from tasks.jobs.supervisors import poll, stop
 from tests.fork_server import NEW_PYTHON
+from tests.waiting import wait_until
 from training.jobs.processes import descendants, start_ticks
 from training.jobs.protocol import Failure, Job, read_events
 
@@ -83,15 +83,8 @@ def warm_pid() -> int:
     return process.pid
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
-
-
 def pid_at_work(job: Path) -> int:
-    until(lambda: read_events(job / "events.jsonl", 0, ["note"])[0])
+    wait_until(lambda: read_events(job / "events.jsonl", 0, ["note"])[0])
     return int(read_events(job / "events.jsonl", 0, ["started"])[0][0]["pid"])
 
 
@@ -146,7 +139,7 @@ def test_a_job_outlives_the_warm_process_and_the_next_one_is_a_new_process(tmp_p
     handle = start(job, argv(), {})
     pid = pid_at_work(job)
     os.kill(warm_pid(), signal.SIGKILL)
-    until(lambda: not start_ticks(warm_pid()))
+    wait_until(lambda: not start_ticks(warm_pid()))
     assert not is_warm(run(tmp_path))
     assert poll(handle) and start_ticks(pid)
     stop(handle, 5)
@@ -177,7 +170,7 @@ def test_a_job_runs_once_even_if_the_warm_process_dies_before_it_answers(tmp_pat
     outcome = run_job(job, argv(), stall_timeout_s=60, poll_s=0.02)
     assert outcome.failure is None and not outcome.figures["warm"]
     (unknown,) = connection.pids
-    until(lambda: not start_ticks(unknown))
+    wait_until(lambda: not start_ticks(unknown))
     assert (job / "runs").read_text() == "once "
 
 
@@ -185,10 +178,10 @@ def test_a_program_dies_with_its_supervisor_and_the_next_try_starts_at_once(tmp_
     job = write_job(tmp_path, "if not os.fork(): time.sleep(60)\ntime.sleep(60)")
     handle = start(job, argv(), {})
     pid = pid_at_work(job)
-    until(lambda: descendants(pid))
+    wait_until(lambda: descendants(pid))
     (orphan,) = descendants(pid)
     os.kill(handle.pid, signal.SIGKILL)
-    until(lambda: not start_ticks(pid))
+    wait_until(lambda: not start_ticks(pid))
     Job(program="own", key="k", settings={"code": ""}).write(job)
     outcome = run_job(job, argv(), stall_timeout_s=60, poll_s=0.02)
     assert outcome.figures["warm"] and not start_ticks(orphan)

@@ -22,9 +22,9 @@ import yaml
 from flows.reports.tables import align
 from tasks.registry.lineage import LINEAGE
 from tests.flows.small import write_project
-from tests.machine import wait_until
 from tests.team.servers import BUCKET, Servers, find_missing
 from tests.team.workers import Machine
+from tests.waiting import wait_until
 
 HEAD = ["what", "where", "seconds", "found", ""]
 LONG = {"training.callbacks": ["tests.flows.slowly:Slowly"], "training.learning_rate": 4e-3}

@@ -31,8 +31,9 @@ import boto3
 from botocore.client import Config
 from botocore.exceptions import ClientError
 
-from tests.machine import ROOT, wait_until
+from tests.machine import ROOT
 from tests.servers import closed_port
+from tests.waiting import wait_until
 from training.jobs.processes import die_with_parent
 
 BUCKET = "team-models"

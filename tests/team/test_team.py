@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.machine import wait_until
 from tests.team import __main__ as team
 from tests.team import servers
+from tests.waiting import wait_until
 
 
 def test_without_postgresql_nothing_starts_and_the_message_has_the_command_that_installs_it(

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from tests.flows.slowly import QUICK
 from tests.flows.small import command
-from tests.machine import ROOT, of_home, wait_until
+from tests.machine import ROOT, of_home
 from tests.team.servers import Service, clean_environment, command_of_unit, read_environment_file
+from tests.waiting import wait_until
 
 UNIT = "finetune-worker@"
 RUN = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import training
+from tests.waiting import wait_until
 from training.jobs.processes import start_ticks
 from training.jobs.protocol import Job, read_events, read_outcome, write_atomically
 
@@ -62,7 +63,7 @@ class Tree:
         self.pids: list[int] = []
 
     def wait_for_work(self) -> None:
-        until(lambda: len(self.events("at work")) == 2)
+        wait_until(lambda: len(self.events("at work")) == 2)
         for event in self.events("at work"):
             self.pids += event["pids"]
 
@@ -79,15 +80,6 @@ class Tree:
 
     def alive(self) -> list[int]:
         return [pid for pid in self.pids if start_ticks(pid)]
-
-
-def until(condition: Callable[[], bool], within_s: float = 60.0) -> float:
-    """Wait, and give how long it took."""
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < within_s, "waited in vain"
-        time.sleep(0.01)
-    return time.monotonic() - start
 
 
 @pytest.fixture
@@ -121,14 +113,14 @@ def test_when_a_part_of_it_is_killed_nothing_is_left(tree: Tree, victim: str) ->
     os.kill(tree.launcher if victim == "launcher" else tree.rank, signal.SIGKILL)
     if victim == "rank":
         tree.supervisor.send_signal(signal.SIGTERM)
-    until(lambda: not tree.alive(), ENDED_WITHIN_S)
+    wait_until(lambda: not tree.alive(), ENDED_WITHIN_S)
     assert tree.supervisor.wait(ENDED_WITHIN_S) == (128 + signal.SIGKILL if victim == "launcher" else 1)
 
 
 def test_when_its_starter_dies_no_process_is_left(tree: Tree) -> None:
     assert tree.supervisor.stdin is not None
     tree.supervisor.stdin.close()
-    until(lambda: not tree.alive(), ENDED_WITHIN_S)
+    wait_until(lambda: not tree.alive(), ENDED_WITHIN_S)
     tree.supervisor.wait(ENDED_WITHIN_S)
 
 
@@ -137,7 +129,7 @@ def test_when_it_is_killed_itself_its_ranks_go_with_it_and_the_rest_before_the_n
 ) -> None:
     tree.supervisor.kill()
     helpers = tree.pids[2::3]
-    until(lambda: tree.alive() == helpers, ENDED_WITHIN_S)
+    wait_until(lambda: tree.alive() == helpers, ENDED_WITHIN_S)
     following = Tree(tree.job, python("pass"))
     assert following.supervisor.wait(ENDED_WITHIN_S) == 0
     assert tree.alive() == []
@@ -164,7 +156,7 @@ def test_a_second_stop_signal_kills_at_once(job: Path, tree: Tree) -> None:
 
 def test_after_the_grace_what_hangs_is_killed(job: Path) -> None:
     tree = Tree(job, python("import time; print('up', flush=True); time.sleep(60)"), grace_s=0.5)
-    until(lambda: (job / "logs" / "1.log").exists() and (job / "logs" / "1.log").read_text() == "up\n")
+    wait_until(lambda: (job / "logs" / "1.log").exists() and (job / "logs" / "1.log").read_text() == "up\n")
     tree.supervisor.send_signal(signal.SIGTERM)
     assert tree.supervisor.wait(3) == 128 + signal.SIGKILL
 
@@ -182,7 +174,7 @@ def test_the_next_supervisor_starts_only_after_the_last_writer_of_a_killed_one_h
         "time.sleep(60)\n"
     )
     first = Tree(job, python(launcher))
-    until(lambda: written.exists() and written.read_text())
+    wait_until(lambda: written.exists() and written.read_text())
     first.supervisor.kill()
     first.supervisor.wait()
     second = Tree(job, python("import time; print(time.monotonic())"))
@@ -193,9 +185,9 @@ def test_the_next_supervisor_starts_only_after_the_last_writer_of_a_killed_one_h
 
 def test_one_that_waits_for_the_lock_can_be_stopped(job: Path) -> None:
     first = Tree(job, python("import time; time.sleep(60)"))
-    until((job / "logs" / "1.log").exists)
+    wait_until((job / "logs" / "1.log").exists)
     second = Tree(job, python("print('never')"))
-    until(lambda: len(second.events("note")) == 1)
+    wait_until(lambda: len(second.events("note")) == 1)
     second.supervisor.send_signal(signal.SIGTERM)
     assert second.supervisor.wait(5) == 128 + signal.SIGTERM
     assert not (job / "logs" / "2.log").exists()
