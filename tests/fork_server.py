@@ -355,6 +355,7 @@ def _run(request: Request, files: array.array[int]) -> int:
     os.chdir(request.folder)
     sys.path[:] = request.search_path or sys.path
     sys.argv = [sys.argv[0]]
+    sys.executable = forked_python()
     sys.stdin, sys.stdout, sys.stderr = (
         io.TextIOWrapper(open(number, mode, closefd=False), encoding="utf-8", line_buffering=mode == "wb")  # noqa: SIM115
         for number, mode in ((0, "rb"), (1, "wb"), (2, "wb"))
@@ -450,7 +451,6 @@ def run_module(name: str, *arguments: str) -> None:
 
     sys.path[:] = new_search_path()
     sys.argv = [name, *arguments]
-    sys.executable = forked_python()
     if (pause_s := os.environ.get(PAUSE)) and "torch" in sys.modules:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 

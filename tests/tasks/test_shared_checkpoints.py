@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -26,6 +27,7 @@ from tests.tasks.shared import QUICK, bucket, kill_at_write, on_s3, s3, url
 from tests.tasks.training_elsewhere import KEY
 from tests.tasks.watching import Heard
 from tests.training.conftest import world
+from tests.waiting import wait_until
 from training.engine import checkpoints
 from training.jobs.protocol import CHECKPOINTS, EVENTS, Events, Job, read_events, sha256
 
@@ -308,15 +310,15 @@ def upload(url: str, home: Path) -> None:
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.drill)])
 def test_a_training_whose_home_is_deleted_ends_in_another_home_with_the_same_bytes(
-    on_s3: str, world: Path, tmp_path: Path, processes: int
+    on_s3: str, s3: S3, world: Path, tmp_path: Path, processes: int
 ) -> None:
     arguments = (world, tmp_path / "whole", processes, 0.0)
     fork_server.call(training_elsewhere.train, tmp_path / "undisturbed", None, *arguments)
     doomed = (tmp_path / "first", on_s3, world, tmp_path / "cut", processes, 0.05)
-    process, deadline = Fork(training_elsewhere.train, doomed).start(), time.monotonic() + 100
-    while not steps(Bucket(on_s3)) or steps(Bucket(on_s3))[-1] < 12:
-        assert process.is_alive() and time.monotonic() < deadline
-        time.sleep(0.02)
+    process = Fork(training_elsewhere.train, doomed).start()
+    manifest = re.compile(rf"DELETE .*/checkpoints/{KEY}/(\d+)\.json")  # which follows the upload of a newer one
+    wait_until(lambda: not process.is_alive() or any(int(m[1]) >= 10 for m in map(manifest.match, s3.requests) if m))
+    assert process.is_alive()
     process.kill()
     process.join()
     (found,) = steps(Bucket(on_s3))[-1:]
