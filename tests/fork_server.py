@@ -45,9 +45,11 @@ COMMANDS, PROGRAMS, SERVERS = "commands", "programs", "servers"
 FORKED = {
     **dict.fromkeys(("prefect", "tests.flows.forked", "tests.hub.stages"), COMMANDS),
     **dict.fromkeys(("accelerate.commands.launch", "training.jobs.warm"), PROGRAMS),
-    "uvicorn": SERVERS,
+    **dict.fromkeys(("tasks.prefect.prefect_server", "uvicorn"), SERVERS),
 }
 OWN = ("training.programs.", "tasks.registry.")
+PASSED_FILE = "--fd="
+"""The option that names an open file for a program besides its standard streams."""
 PACKAGES = {COMMANDS: ("flows", "tasks.cache", "tasks.services", "tasks.prefect"), PROGRAMS: ("training",), SERVERS: ()}
 """By level: the packages of this project whose modules are all imported."""
 LIBRARIES = {
@@ -60,7 +62,7 @@ LIBRARIES = {
         *("deepspeed.runtime.zero.muon.muon_optimizer", "mlflow.pyfunc", "mlflow.transformers", "pytest"),
         *("torch.utils.serialization.config", "tests.training.warm"),
     ),
-    SERVERS: ("uvicorn", "prefect.server.api.server"),
+    SERVERS: ("uvicorn", "prefect.server.api.server", "mlflow.server.fastapi_app"),
 }
 """By level: the libraries that the forks of the tests need."""
 _LENGTH = struct.Struct("!I")
@@ -411,7 +413,10 @@ def python(*words: str) -> None:
     if (kind, name) == ("-c", WORKER):
         fork = Fork(run_code, [name], search_path=())
     elif level is not None:
-        fork = Fork(run_module, [name, *rest], level=level, search_path=())
+        passed = [word for word in rest if word.startswith(PASSED_FILE)]
+        files = [0, 1, 2, *(int(word.removeprefix(PASSED_FILE)) for word in passed)]
+        rest = [f"{PASSED_FILE}{3 + passed.index(word)}" if word in passed else word for word in rest]
+        fork = Fork(run_module, [name, *rest], level=level, files=files, search_path=())
     else:
         os.execv(sys.executable, [sys.executable, *words])
     code = _follow(fork.start())

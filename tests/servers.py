@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -56,11 +57,18 @@ def closed_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def mlflow_server(folder: Path) -> Server:
-    """Its database is server.db in the folder."""
-    argv = ["mlflow", "server", "--workers", "1", "--backend-store-uri", f"sqlite:///{folder / 'server.db'}"]
-    argv += ["--artifacts-destination", str(folder / "artifacts")]
-    return Server("/health", argv, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
+def mlflow_server(folder: Path, fresh_database: Path) -> Server:
+    """Its database is server.db in the folder, at first a copy of an empty one."""
+    shutil.copyfile(fresh_database, folder / "server.db")
+    # As `mlflow server` starts it, without the seconds that its command line takes.
+    argv = ["uvicorn", "mlflow.server.fastapi_app:app", "--log-level", "critical"]
+    env = {
+        "_MLFLOW_SERVER_FILE_STORE": f"sqlite:///{folder / 'server.db'}",
+        "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
+        "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(folder / "artifacts"),
+        "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
+    }
+    return Server("/health", argv, env)
 
 
 def prefect_server(folder: Path) -> Server:

@@ -78,11 +78,13 @@ def _configure_prefect(port: int, for_one_run: bool) -> None:
     from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
 
     url = database_url()
-    if url != PREFECT_API_DATABASE_CONNECTION_URL.value():
+    in_home = url != PREFECT_API_DATABASE_CONNECTION_URL.value()
+    if in_home:
         os.environ["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = url
         # Prefect's cache of the blocks in its database: each database needs its own.
         os.environ["PREFECT_SERVER_MEMO_STORE_PATH"] = str(settings.home() / "prefect" / "memo_store.toml")
-        refresh_global_settings_context()
+    refresh_global_settings_context()
+    if in_home:
         _create_database(Path(url.removeprefix(SQLITE)))
 
 

@@ -58,8 +58,8 @@ def test_a_second_home_trains_nothing_and_has_the_same_model(
 
 
 @pytest.fixture
-def mlflow(tmp_path: Path) -> Iterator[str]:
-    server = mlflow_server(tmp_path)
+def mlflow(tmp_path: Path, fresh_database: Path) -> Iterator[str]:
+    server = mlflow_server(tmp_path, fresh_database)
     server.start()
     server.wait()
     yield server.url

@@ -33,8 +33,8 @@ SLOW_MACHINE = 3
 
 
 @pytest.fixture
-def mlflow(tmp_path: Path) -> Iterator[Server]:
-    server = mlflow_server(tmp_path)
+def mlflow(tmp_path: Path, fresh_database: Path) -> Iterator[Server]:
+    server = mlflow_server(tmp_path, fresh_database)
     server.start()
     yield server
     server.kill()

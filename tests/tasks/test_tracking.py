@@ -7,7 +7,6 @@ import errno
 import json
 import math
 import os
-import shutil
 import socket
 import sys
 import threading
@@ -384,8 +383,7 @@ def test_a_value_that_is_no_number_takes_no_other_along_and_is_there_once(tracke
 
 @pytest.fixture
 def server(tmp_path: Path, fresh_database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    shutil.copyfile(fresh_database, tmp_path / "server.db")
-    server = mlflow_server(tmp_path)
+    server = mlflow_server(tmp_path, fresh_database)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
     yield server
     server.kill()
