@@ -72,8 +72,8 @@ def execute(arguments: argparse.Namespace) -> int:
     )
     terminal.clear()
     print(f"{format_count(counts['rows'], 'row')}: {arguments.out}")
-    if counts["unanswered"]:
-        print(f"Without a prediction, because a column is empty: {format_count(counts['unanswered'], 'row')}.")
+    if counts["without_prediction"]:
+        print(f"Without a prediction, because a column is empty: {format_count(counts['without_prediction'], 'row')}.")
     return COMPLETED
 
 

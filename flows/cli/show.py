@@ -47,8 +47,10 @@ def _lines(record: Mapping[str, Any], width: int) -> Iterator[str]:
             yield from wrap(text, width, f"  {label:<{LABEL}}", " " * (LABEL + 2))
     yield "\nstages"
     yield from (f"  {line}" for line in align(_stages(record)))
+    from tasks.registry.lineage import RECIPE_SET
+
     yield "\nrecipe, with pinned versions, without defaults"
-    recipe = yaml.safe_dump(record["said"], sort_keys=False, allow_unicode=True, width=width - 2)
+    recipe = yaml.safe_dump(record[RECIPE_SET], sort_keys=False, allow_unicode=True, width=width - 2)
     yield from (f"  {line}" for line in recipe.splitlines())
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 LINEAGE = "lineage.json"
+RECIPE_SET = "recipe_without_defaults"
 ENVIRONMENT = "log/environment.json"
 SHOWN_NAMES = 20
 _DIGITS = re.compile(r"[0-9a-f][0-9a-f-]{3,}")
@@ -60,20 +61,20 @@ def build_record(
     """
     lock = _read_lock(run)
     values = resolve_fields(recipe, lock)
-    made = {row.name: found for row in rows if row.key and (found := store.manifest_of(row.name, row.key))}
-    refs = {name: ref for name, (ref, _) in made.items()}
+    artifacts = {row.name: found for row in rows if row.key and (found := store.manifest_of(row.name, row.key))}
+    refs = {name: ref for name, (ref, _) in artifacts.items()}
     inputs = {name: store.inputs_of(name, ref.key) or {} for name, ref in refs.items()}
-    files = {name: digest for one in inputs.values() for name, digest in _select("code", one).items()}
-    libraries = {name: version for one in inputs.values() for name, version in _select("library", one).items()}
+    files = {name: digest for stage in inputs.values() for name, digest in _select("code", stage).items()}
+    libraries = {name: version for stage in inputs.values() for name, version in _select("library", stage).items()}
     git = git_commit()
     return _without_credentials(
         {
             "recipe": values,
             # Without defaults: a later version of the project may lack some fields, which matters only for these.
-            "said": Recipe.model_validate(values).model_dump(mode="json", exclude_defaults=True),
+            RECIPE_SET: Recipe.model_validate(values).model_dump(mode="json", exclude_defaults=True),
             "lock": lock.model_dump(mode="json"),
             "rows": _describe_rows(refs.get("load_data")),
-            "model": _describe_model(*made["fit"]) if "fit" in made else None,
+            "model": _describe_model(*artifacts["fit"]) if "fit" in artifacts else None,
             "training": refs["fit"].figures if "fit" in refs else None,
             "environment": _read_environment(refs),
             "metrics": refs["score"].figures if "score" in refs else None,
@@ -99,11 +100,11 @@ def build_record(
     )
 
 
-def _describe_stage(row: Row, made: Ref | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_stage(row: Row, artifact: Ref | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": row.name,
         "key": row.key,
-        "digest": made.digest if made else None,
+        "digest": artifact.digest if artifact else None,
         "state": row.state,
         "seconds": round(row.seconds, 3),
         "code": list(_select("code", inputs)),
@@ -147,12 +148,12 @@ def find_record(name: str) -> dict[str, Any]:
     """
     if re.search(r"[/@]", name):
         return find_version(name)
-    here = [path for path in _list_saved() if path.parent.name.startswith(name)] if _DIGITS.fullmatch(name) else []
+    here = [path for path in _list_records() if path.parent.name.startswith(name)] if _DIGITS.fullmatch(name) else []
     if len(here) > 1:
         raise _ambiguous_id(name)
     if here:
         return _parse(here[0].read_text(), name)
-    for path in _list_saved():
+    for path in _list_records():
         with contextlib.suppress(UserError):  # a damaged record does not hide the others
             found = _parse(path.read_text(), name)
             if found["recipe"]["name"] == name:
@@ -211,9 +212,9 @@ def _json(value: Any) -> Any:
     return None if value is None else value.model_dump(mode="json")
 
 
-def _select(sort: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def _select(prefix: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """`{"training/programs/fit.py": digest}` of `code.training/programs/fit.py`."""
-    return {name.partition(".")[2]: v for name, v in inputs.items() if name.partition(".")[0] == sort}
+    return {name.removeprefix(f"{prefix}."): value for name, value in inputs.items() if name.startswith(f"{prefix}.")}
 
 
 def _describe_rows(data: Ref | None) -> dict[str, Any] | None:
@@ -258,7 +259,7 @@ def _without_credentials(value: Any) -> Any:
     return value
 
 
-def _list_saved() -> list[Path]:
+def _list_records() -> list[Path]:
     """The records in the home, newest first."""
     return sorted(
         (settings.home() / "runs").glob(f"*/{LINEAGE}"), key=lambda path: path.stat().st_mtime_ns, reverse=True
@@ -268,7 +269,9 @@ def _list_saved() -> list[Path]:
 def _parse(text: str, name: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-        found["recipe"]["name"], found["run"]["flow_run_id"], found["said"]
+        found["recipe"]["name"], found["run"]["flow_run_id"]
+        if RECIPE_SET not in found:
+            found[RECIPE_SET] = found.pop("said")  # its name in earlier versions of this project
         return dict(found)
     except (ValueError, KeyError, TypeError) as error:
         raise build_error(

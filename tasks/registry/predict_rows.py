@@ -24,46 +24,46 @@ if TYPE_CHECKING:
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Predicts the `rows` of the settings, and returns `predictions`, a list of lines for people per row; or predicts
-    the rows of the input `file` into the input `aside`, and returns the numbers of `rows` and of `unanswered` rows,
-    which lack a value."""
+    the rows of the input `file` into the input `aside`, and returns the numbers of `rows` and of those
+    `without_prediction`, which lack a value."""
     from training import task_types
 
     settings = PredictRowsSettings.model_validate(job.settings)
-    task_type, names = task_types.load(settings.task, settings.options), settings.columns
-    forms = {own: task_type.columns[name].form for name, own in names.items()}
-    blank = {own for name, own in names.items() if task_type.columns[name].may_be_empty}
-    optional = {own for name, own in names.items() if task_type.columns[name].optional} & blank
+    task_type, columns = task_types.load(settings.task, settings.options), settings.columns
+    forms = {column: task_type.columns[name].form for name, column in columns.items()}
+    may_be_empty = {column for name, column in columns.items() if task_type.columns[name].may_be_empty}
+    optional = {column for name, column in columns.items() if task_type.columns[name].optional} & may_be_empty
     if settings.rows is not None:
-        rows = [_parse_values(row, forms, blank) for row in settings.rows]
-        _check_rows(task_type, names, [(range(1, len(rows) + 1), rows)], "option", "TEXT")
+        rows = [_parse_values(row, forms, may_be_empty) for row in settings.rows]
+        _check_rows(task_type, columns, [(range(1, len(rows) + 1), rows)], "option", "TEXT")
         predictor = _load_predictor(task_type, job_dir, settings)
-        predictions = predictor.predict(_build_batch(task_type, names, rows))
+        predictions = predictor.predict(_build_batch(task_type, columns, rows))
         return {"predictions": [task_type.lines(prediction) for prediction in predictions]}
     # The whole file is checked before the model is loaded: its problems are reported within seconds.
     file, aside, added = Path(job.inputs["file"]), Path(job.inputs["aside"]), [*task_type.record_types([])]
-    batches = ((batch.numbers, batch.inputs) for batch in read(file, forms, added, blank, optional))
-    total = _check_rows(task_type, names, batches, "data", str(file))
+    batches = ((batch.numbers, batch.inputs) for batch in read(file, forms, added, may_be_empty, optional))
+    total = _check_rows(task_type, columns, batches, "data", str(file))
     predictor = _load_predictor(task_type, job_dir, settings)
-    done = unanswered = 0
+    done = without_prediction = 0
     try:
         with Writer(aside, Path(settings.out), task_type.record_types(predictor.labels)) as writer:
-            for rows_of_file, inputs, _ in read(file, forms, added, blank, optional):
+            for rows_of_file, inputs, _ in read(file, forms, added, may_be_empty, optional):
                 complete = [values for values in inputs if values is not None]
-                predicted = iter(predictor.predict(_build_batch(task_type, names, complete)))
+                predicted = iter(predictor.predict(_build_batch(task_type, columns, complete)))
                 writer.write(rows_of_file, [None if values is None else next(predicted) for values in inputs])
-                done, unanswered = done + len(inputs), unanswered + len(inputs) - len(complete)
+                done, without_prediction = done + len(inputs), without_prediction + len(inputs) - len(complete)
                 events.progress(done=done, total=total)
     except OSError as error:
         if full := full_disk(aside.parent, error):
             raise full from error
         raise
-    return {"rows": done, "unanswered": unanswered}
+    return {"rows": done, "without_prediction": without_prediction}
 
 
-def _parse_values(row: Sequence[str], forms: Mapping[str, Form], blank: Collection[str]) -> Values:
+def _parse_values(row: Sequence[str], forms: Mapping[str, Form], may_be_empty: Collection[str]) -> Values:
     """The values of a row from the command line. Raises UserError for values that the task type does not accept."""
     given = [need_value(value, form, "option", "TEXT") for value, form in zip(row, forms.values(), strict=True)]
-    values = complete_values(given, forms, blank)
+    values = complete_values(given, forms, may_be_empty)
     if values is None:
         raise UserError([Problem(kind="option", where="TEXT", message="is empty: there is nothing to predict.")])
     return values

@@ -19,6 +19,7 @@ from tasks.cache.stage import Listener, Row, Work
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.launch import python_argv, require_finished, run_job
 from tasks.registry.champions import PARTS, find_folders
+from tasks.registry.lineage import RECIPE_SET
 from tasks.shared_store.opening import open_remote
 from training.data.file_systems import display_name, is_url
 from training.jobs.protocol import Job
@@ -87,19 +88,19 @@ def recorded_recipe(record: Mapping[str, Any], start: Path | None = None) -> Rec
     overrides["model.start_from"] = "base"
     if start is not None:
         overrides |= {"model.source": "folder", "model.path": str(start), "model.revision": None, "model.config": None}
-    recipe = parse(_overlay(parse(record["said"]).model_dump(mode="json"), record["recipe"]), overrides)
+    recipe = parse(_replace_values(parse(record[RECIPE_SET]).model_dump(mode="json"), record["recipe"]), overrides)
     if record["lock"]["num_machines"] > 1:
         message = f"it was trained by {record['lock']['num_machines']} machines: run its recipe on as many."
         raise UserError([Problem(kind="compute", where="compute.num_machines", message=message)])
     return recipe
 
 
-def _overlay(fields: Any, values: Any) -> Any:
+def _replace_values(fields: Any, values: Any) -> Any:
     """The fields with the recorded values, which may be former defaults. Recorded fields that no longer exist are
     dropped."""
     if not (isinstance(fields, dict) and isinstance(values, dict)):
         return values
-    return {name: _overlay(field, values.get(name, field)) for name, field in fields.items()}
+    return {name: _replace_values(field, values.get(name, field)) for name, field in fields.items()}
 
 
 def find_stored_inputs(record: Mapping[str, Any]) -> dict[str, Ref]:
@@ -107,7 +108,7 @@ def find_stored_inputs(record: Mapping[str, Any]) -> dict[str, Ref]:
     or the shared store. Empty if nothing is missing, or not all of it is stored."""
     recorded = Lock.model_validate(record["lock"])
     files = {"load_data": _data_files(recorded), "load_model": [*recorded.model_files.values()]}
-    missing = [stage for stage, pins in files.items() if any(_is_missing(pin) for pin in pins)]
+    missing = [stage for stage, pinned in files.items() if any(map(_is_missing, pinned))]
     keys = {stage["name"]: stage["key"] for stage in record["stages"]}
     found: dict[str, Ref] = {}
     for stage in missing:

@@ -44,6 +44,17 @@ def show(name: str, out: Path) -> dict[str, Any]:
     return dict(json.loads(out.read_text()))
 
 
+def test_a_record_of_an_earlier_version_with_another_name_for_the_recipe_is_shown_the_same(
+    record: dict[str, Any], tmp_path: Path, home: Path
+) -> None:
+    run = record["run"]["flow_run_id"]
+    file = home / "runs" / run / "lineage.json"
+    file.parent.mkdir(parents=True)
+    earlier = {("said" if name == lineage.RECIPE_SET else name): value for name, value in record.items()}
+    file.write_text(json.dumps(earlier))
+    assert show(run, tmp_path / "out.json") == record
+
+
 def test_the_lineage_of_a_version_is_shown_from_the_home_and_the_same_from_mlflow_alone(
     finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,7 +28,7 @@ def test_a_prediction_that_is_stopped_leaves_the_file_as_it_was_and_no_other(
         Path(inputs["aside"]).write_text("new")
         if error is not None:
             raise error
-        return {"rows": 1, "unanswered": 0}
+        return {"rows": 1, "without_prediction": 0}
 
     monkeypatch.setattr(prediction_job, "_run", half)
     if error is None:

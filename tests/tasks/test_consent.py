@@ -52,7 +52,13 @@ def registered(home: Path, database: Path, recipe: dict[str, Any]) -> None:
     home.chmod(0o700)
     (home / "mlflow.db").write_bytes(database.read_bytes())
     lock = {"num_machines": 1, "started_from": None}
-    record = {"said": recipe, "recipe": recipe, "lock": lock, "stages": [], "model": {"digest": "d", "files": {}}}
+    record = {
+        "recipe_without_defaults": recipe,
+        "recipe": recipe,
+        "lock": lock,
+        "stages": [],
+        "model": {"digest": "d", "files": {}},
+    }
     (run / LINEAGE).write_text(json.dumps({**record, "run": {"flow_run_id": "run-1"}}))
     client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
     client.create_registered_model("foreign")

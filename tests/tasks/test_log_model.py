@@ -127,7 +127,7 @@ def test_pairs_are_registered_if_the_logged_model_predicts_as_before_and_are_pre
     assert likeliest == [max(one, key=one.__getitem__) for one in found]
     assert [*tracked.rglob("served.py")] and not [*tracked.rglob("*.pkl")]
 
-    assert outcome(world / "asked").figures == {"rows": 3, "unanswered": 0}
+    assert outcome(world / "asked").figures == {"rows": 3, "without_prediction": 0}
     with (world / "aside").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["first"], row["second"]) for row in rows] == PAIRS
