@@ -1,8 +1,4 @@
-"""Launching jobs on this machine: the commands, and `run_job`, which follows a job to its end.
-
-Each job runs under training.jobs.supervise. Another engine, such as a cluster's scheduler, would have the same four
-functions: `start` and `logs` here, `poll` and `stop` in tasks/jobs/supervisors.py.
-"""
+"""Launching jobs: the commands, and `run_job`, which follows a job to its end on an engine (tasks/jobs/engines)."""
 
 from __future__ import annotations
 
@@ -16,13 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.cache.refs import Lock
-from tasks.jobs import early_launch
-from tasks.jobs.child_environment import added_environment, cores, environment
+from tasks.jobs.child_environment import added_environment, cores
+from tasks.jobs.engines import Engine, local
 from tasks.jobs.hardware import killed_for_memory, visible_gpus
-from tasks.jobs.supervisors import STOP_GRACE_S, Handle, poll, start_supervisor, stop, wait
+from tasks.jobs.supervisors import STOP_GRACE_S
 from training.jobs.protocol import (
     EVENTS,
-    LOGS,
     Failure,
     FailureKind,
     Outcome,
@@ -166,28 +161,6 @@ def python_argv(program: str) -> list[str]:
     return [sys.executable, "-m", program]
 
 
-def start(job: Path, argv: Sequence[str], env: Mapping[str, str], *, work: Path | None = None) -> Handle:
-    """Starts `argv` with the job's folder as its last argument, under a supervisor.
-
-    `env` has precedence over this process's environment; secrets belong there and not into argv. The job stops when
-    this process ends. On a machine that helps machine 0, `work` is the folder of the job, and `job` has only the
-    supervisor's lock and logs.
-    """
-    job = job.resolve()
-    (job / LOGS).mkdir(parents=True, exist_ok=True)
-    for outcome in job.glob("outcome*.json"):
-        outcome.unlink()  # of an earlier try: this one may be killed before it writes its own
-    (job / LOGS / "supervisor.log").touch()  # a log of each try, also of one that is killed before it takes the job
-    early = early_launch.take(job, argv, env)
-    return early or start_supervisor(job, [*argv, str(work or job)], environment(env))
-
-
-def logs(handle: Handle) -> Path:
-    """The output of the job's last try."""
-    tries = (Path(handle.job) / LOGS).glob("[!r]*.log")  # ranks above 0 have files of their own
-    return max(tries, key=lambda path: path.stat().st_mtime_ns)
-
-
 class EventReader:
     """Reads the events of a job, of all its tries, and passes each on once."""
 
@@ -216,8 +189,9 @@ def run_job(
     events: EventReader | None = None,
     stall_timeout_s: float,
     poll_s: float = 0.2,
+    engine: Engine[Any] = local,
 ) -> Outcome:
-    """Runs the job to its end and returns its outcome; a job that has finished before is not run again.
+    """Runs the job to its end on an engine and returns its outcome; a job that has finished before is not run again.
 
     `on_events` gets every event once, those of earlier tries first; a caller that runs the job again passes `events`
     instead. A job without new events for `stall_timeout_s` is stopped. Any exception, such as a cancellation or an
@@ -228,18 +202,18 @@ def run_job(
     if (earlier := finished_output(job)) is not None:
         return earlier
     starts_before, killed_before = events.starts, killed_for_memory()
-    handle, stalled, last_event = start(job, argv, env or {}), False, time.monotonic()
+    handle, stalled, last_event = engine.start(job, argv, env or {}), False, time.monotonic()
     try:
-        while poll(handle) and not stalled:
-            wait(handle, poll_s)
+        while engine.poll(handle) and not stalled:
+            engine.wait(handle, poll_s)
             if events.read():
                 last_event = time.monotonic()
             stalled = time.monotonic() - last_event > stall_timeout_s
     except BaseException:
-        stop(handle, STOP_GRACE_S)
+        engine.stop(handle, STOP_GRACE_S)
         raise
     if stalled:
-        stop(handle, STALLED_GRACE_S)
+        engine.stop(handle, STALLED_GRACE_S)
     events.read()
     reported = read_outcome(job)
     kind = reported.failure.kind if reported and reported.failure else None
@@ -250,33 +224,33 @@ def run_job(
         return reported
     if stalled:
         message = f"No sign of life for {stall_timeout_s:g} s (compute.stall_timeout_s), so the job was stopped."
-        return _build_failure("stalled", message, handle)
-    return _explain_end(handle, began=events.starts > starts_before, killed_by_system=killed_by_system)
+        return _build_failure("stalled", message, engine.logs(handle))
+    return _explain_end(
+        job, engine.logs(handle), began=events.starts > starts_before, killed_by_system=killed_by_system
+    )
 
 
-def _explain_end(handle: Handle, *, began: bool, killed_by_system: bool) -> Outcome:
+def _explain_end(job: Path, log: Path, *, began: bool, killed_by_system: bool) -> Outcome:
     """The failure of a job without an outcome. Its exit code does not help: accelerate's is always 1."""
-    job = Path(handle.job)
     if full := full_disk(job):  # no outcome could be written
         failure = Failure(kind="user_error", message=str(full), problems=full.problems)
         return Outcome(state="failed", failure=failure)
     if not began:
-        return _build_failure("not_started", "The program ended before it began its work.", handle)
+        return _build_failure("not_started", "The program ended before it began its work.", log)
     if killed_by_system:
-        return _build_failure("out_of_memory", "The system ran out of memory and killed the program.", handle)
+        return _build_failure("out_of_memory", "The system ran out of memory and killed the program.", log)
     crashes = [file.read_text(errors="replace") for file in crash_files(job)]
     several = len(crashes) > 1
     for traceback in crashes:
         # One of several processes may abort because it lost another.
         if traceback and not (several and "Aborted" in traceback):
-            return _build_failure("internal", "The program crashed in native code.", handle, traceback)
+            return _build_failure("internal", "The program crashed in native code.", log, traceback)
     killed = "One of the processes" if several else "The program"
     message = f"{killed} was killed (the system also does so when memory runs out)."
-    return _build_failure("lost_rank" if several else "interrupted", message, handle)
+    return _build_failure("lost_rank" if several else "interrupted", message, log)
 
 
-def _build_failure(kind: FailureKind, message: str, handle: Handle, traceback: str = "") -> Outcome:
-    log = logs(handle)
+def _build_failure(kind: FailureKind, message: str, log: Path, traceback: str = "") -> Outcome:
     lines = last_lines(log, LOG_LINES)
     text = "\n".join([message, f"The end of {log}:", *lines]) if lines else message
     return Outcome(state="failed", failure=Failure(kind=kind, message=text, traceback=traceback))

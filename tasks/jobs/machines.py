@@ -26,9 +26,10 @@ from tasks.cache import settings
 from tasks.cache.locks import is_held
 from tasks.cache.refs import Ref
 from tasks.cache.stage import Listener, Row, Work
+from tasks.jobs.engines.local import Handle, start, stop
 from tasks.jobs.hardware import visible_gpus
-from tasks.jobs.launch import JobFailed, Machines, accelerate_argv, accelerate_environment, start
-from tasks.jobs.supervisors import STOP_GRACE_S, Handle, stop
+from tasks.jobs.launch import JobFailed, Machines, accelerate_argv, accelerate_environment
+from tasks.jobs.supervisors import STOP_GRACE_S
 from training.jobs.protocol import Failure, Job, write_atomically
 from training.problems import Problem, UserError
 from training.recipe import Compute, ResolvedCompute

@@ -6,23 +6,16 @@ import pickle
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 import training
-from tasks.jobs.launch import (
-    Handle,
-    JobFailed,
-    accelerate_argv,
-    logs,
-    poll,
-    require_finished,
-    run_job,
-    start,
-    stop,
-)
+from tasks.jobs.engines.local import Handle, logs, poll, start, stop
+from tasks.jobs.launch import JobFailed, accelerate_argv, require_finished, run_job
 from tests.drill.full_disk import SmallDisk, why_not
 from tests.waiting import wait_until
 from training.jobs.processes import start_ticks
@@ -244,7 +237,7 @@ def test_a_handle_is_plain_json_that_another_process_can_use(tmp_path: Path) -> 
     handle = start(job, argv, {})
     pid_at_work(job)
     code = (
-        "import sys; from tasks.jobs.launch import logs; from tasks.jobs.supervisors import Handle, poll, stop\n"
+        "import sys; from tasks.jobs.engines.local import Handle, logs, poll, stop\n"
         "handle = Handle.model_validate_json(sys.argv[1])\n"
         "before = poll(handle); stop(handle, 10); print(before, poll(handle), logs(handle).name)\n"
     )
@@ -323,3 +316,46 @@ def test_under_accelerate_one_process_runs_whatever_the_users_own_configuration(
     env = {"HF_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join([ROOT, str(tmp_path)])}
     outcome = run_job(job, argv, env=env, on_events=lambda events: None, stall_timeout_s=60)
     assert require_finished(outcome).figures == dict(zip(shown, (None, "no", None, None), strict=True))
+
+
+class PlainProcess:
+    """An engine: one process, without a supervisor."""
+
+    class Handle(BaseModel):
+        job: str
+
+    def start(self, job: Path, argv: Sequence[str], env: Mapping[str, str]) -> Handle:
+        with open(job / "log.txt", "ab") as log:
+            self.process = subprocess.Popen([*argv, str(job)], env={**os.environ, **env}, stderr=log)
+        return self.Handle(job=str(job))
+
+    def poll(self, handle: Handle) -> bool:
+        return self.process.poll() is None
+
+    def wait(self, handle: Handle, timeout_s: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout_s)
+
+    def stop(self, handle: Handle, grace_s: float) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def logs(self, handle: Handle) -> Path:
+        return Path(handle.job, "log.txt")
+
+
+@pytest.mark.parametrize("ends", ["finished", "killed", "stalled"])
+def test_a_job_is_followed_to_its_end_on_any_engine(tmp_path: Path, ends: str) -> None:
+    main = {
+        "finished": "return {'from': os.environ['WORD']}",
+        "killed": "print('last words', file=sys.stderr, flush=True)\nos.kill(os.getpid(), 9)",
+        "stalled": "time.sleep(60)",
+    }[ends]
+    job, argv = write_job(tmp_path, main)
+    limit_s = 2.0 if ends == "stalled" else 20.0
+    outcome = run_job(job, argv, env={"WORD": "here"}, stall_timeout_s=limit_s, poll_s=0.02, engine=PlainProcess())
+    if ends == "finished":
+        assert outcome.figures == {"from": "here"}
+    else:
+        assert failure(outcome).kind == {"killed": "interrupted", "stalled": "stalled"}[ends]
+    assert ends != "killed" or failure(outcome).message.endswith("last words")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tasks.jobs import warm
-from tasks.jobs.launch import run_job, start
-from tasks.jobs.supervisors import poll, stop
+from tasks.jobs.engines.local import poll, start, stop
+from tasks.jobs.launch import run_job
 from tests.fork_server import NEW_PYTHON
 from tests.waiting import wait_until
 from training.jobs.processes import descendants, start_ticks
