@@ -71,7 +71,8 @@ def find_needs(given_up: Collection[str] = ()) -> Needs:
 
 def find_shared_needs(days: int) -> dict[str, list[str]]:
     """Finds who needs the artifacts of the shared store, by key: registered versions, with an alias or without, runs of
-    the last `days`, whatever machine they ran on, and what this home needs.
+    the last `days`, whatever machine they ran on, and what this home needs. A run counts from its start until `days`
+    after its end.
 
     Raises MlflowFailed if MLflow does not answer.
     """
@@ -79,7 +80,12 @@ def find_shared_needs(days: int) -> dict[str, list[str]]:
     with mlflow_errors():
         client = connect()
         versions = [*search_all(client.search_model_versions)]
-        runs = {run.info.run_id: run for run in _search_runs(client, f"attributes.start_time >= {since_ms}")}
+        recent = (
+            f"attributes.start_time >= {since_ms}",
+            f"attributes.end_time >= {since_ms}",
+            "attributes.status = 'RUNNING'",
+        )
+        runs = {run.info.run_id: run for condition in recent for run in _search_runs(client, condition)}
         needing = [(f"runs of the last {days} days", _keys_of(run.data.tags)) for run in runs.values()]
         for version in versions:
             run = runs.get(version.run_id) or _find_run(client, version.run_id)

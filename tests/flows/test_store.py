@@ -18,6 +18,7 @@ from tasks.registry.retention import find_shared_needs
 from tasks.shared_store import maintenance
 from tasks.shared_store.artifacts import SharedStore
 from tasks.shared_store.bucket import Bucket
+from tasks.tracking.connection import connect
 from tasks.tracking.reports import format_size
 from tests.flows.small import FinishedRun
 from tests.made import KEY, artifact
@@ -126,6 +127,26 @@ def test_runs_keep_their_artifacts_in_the_shared_store_for_some_days_and_version
     assert {key for key, some in later.items() if "small/1" in some} == {
         key for key, some in needs.items() if "small/1" in some
     }
+
+
+def test_a_run_keeps_its_artifacts_in_the_shared_store_while_it_runs_and_for_some_days_after_its_end(
+    copied: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect()
+    (run,) = client.search_runs([found.experiment_id for found in client.search_experiments()], max_results=1)
+
+    def is_needed() -> bool:
+        return any("runs of the last 1 days" in owners for owners in find_shared_needs(1).values())
+
+    later_s = time.time() + 3 * 86_400
+    monkeypatch.setattr("time.time", lambda: later_s)
+    assert not is_needed()
+    client.update_run(run.info.run_id, status="RUNNING")
+    assert is_needed()
+    client.set_terminated(run.info.run_id, "FAILED", int(1000 * (later_s - 2 * 86_400)))
+    assert not is_needed()
+    client.set_terminated(run.info.run_id, "FAILED", int(1000 * (later_s - 3600)))
+    assert is_needed()
 
 
 def test_a_home_that_knows_only_its_own_runs_removes_nothing_from_the_shared_store(
