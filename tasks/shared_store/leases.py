@@ -3,8 +3,11 @@
     leases/<stage>/<key>.json    {"owner": …, "beat": 7}
 
 The owner counts `beat` up while it works. A waiter takes a lease over if its content has not changed for a time on the
-waiter's own monotonic clock, so clocks of machines are never compared. A lease only saves work: if two machines hold it
-at once, each makes the artifact, and the first manifest stands.
+waiter's own monotonic clock, so clocks of machines are never compared. It reads the lease once more before it removes
+it, because another waiter may have been first. Between these two requests it can still remove the other's new lease, or
+one whose owner wakes up: a bucket removes without a condition.
+
+A lease only saves work: if two machines hold it at once, each makes the artifact, and the first manifest stands.
 """
 
 from __future__ import annotations
@@ -84,7 +87,8 @@ class Leases:
                 seen, since = content, time.monotonic()
             owner = _owner(content)
             if owner.startswith(f"{self._home}:") or time.monotonic() - since >= self._stale_s:
-                self._bucket.remove(name)
+                if self._read(name) == content:
+                    self._bucket.remove(name)
                 continue
             if content and not waits:
                 waits = True

@@ -81,6 +81,25 @@ def test_a_machine_that_died_loses_its_lease(machine: Machines, bucket: Bucket) 
     assert 0.8 <= time.monotonic() - began < 10
 
 
+def test_of_two_waiters_for_a_dead_machine_the_later_leaves_the_lease_to_the_earlier(
+    machine: Machines, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = machine(stale_s=1000)
+    dead, earlier = killed(later.owner), killed("gpu-2:/home:7:cd")  # a lease of its own home need not become stale
+    bucket.write(OBJECT, dead)
+    read, reads = bucket.read, list[bytes]()
+
+    def read_and_be_overtaken(name: str) -> bytes:
+        reads.append(read(name))
+        if len(reads) == 1:
+            bucket.write(OBJECT, earlier)
+        return reads[-1]
+
+    monkeypatch.setattr(bucket, "read", read_and_be_overtaken)
+    assert not later.acquire(*NAME, lambda: True)
+    assert reads[:2] == [dead, earlier] and read(OBJECT) == earlier
+
+
 def test_a_killed_run_does_not_delay_the_next_run_of_its_home(machine: Machines, bucket: Bucket) -> None:
     first, second = machine("one"), machine("one", stale_s=1000)
     bucket.write(OBJECT, killed(first.owner))
