@@ -23,11 +23,14 @@ from collections.abc import Callable
 
 from tasks.cache import settings
 from tasks.shared_store.bucket import AlreadyExists, Bucket, BucketError, NotFound
+from training.problems import UserError
 
 BEAT_S = 10.0
 STALE_S = 45.0
 """Without a beat, a lease is taken over: a machine that dies loses it in less than a minute."""
 POLL_S = 2.0
+_FAILURES = (BucketError, UserError)
+"""A bucket that was deleted is a UserError."""
 
 
 class Leases:
@@ -114,13 +117,13 @@ class Leases:
 
     def release(self, stage: str, key: str) -> None:
         """Ends the lease, if this process holds it. If the bucket does not answer, the lease becomes stale."""
-        with contextlib.suppress(BucketError):
+        with contextlib.suppress(*_FAILURES):
             self._release(_name(stage, key))
 
     def end(self, stage: str, key: str) -> None:
         """Ends the lease of an artifact that is in the bucket now, also if a killed process of this home left it."""
         name = _name(stage, key)
-        with contextlib.suppress(BucketError):
+        with contextlib.suppress(*_FAILURES):
             self._release(name)
             if _owner(self._read(name)).startswith(f"{self._home}:"):
                 self._bucket.remove(name)
@@ -128,7 +131,7 @@ class Leases:
     def release_all(self) -> None:
         """Ends all leases of this process. If one fails, those after it become stale without a request: each would wait
         for the same answer."""
-        with contextlib.suppress(BucketError):
+        with contextlib.suppress(*_FAILURES):
             for name in [*self._held]:
                 self._release(name)
         with self._turn:
@@ -157,7 +160,7 @@ class Leases:
                     self._heart = None
                     return
             for name in names:
-                with contextlib.suppress(BucketError):
+                with contextlib.suppress(*_FAILURES):
                     self._renew(name)
 
     def _renew(self, name: str) -> None:

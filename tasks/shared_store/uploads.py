@@ -48,7 +48,7 @@ class Uploads:
         """Whether the artifact is of this run, whose artifacts come first."""
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._failed_at = 0.0
         self._warnings: list[str] = []
 
@@ -115,7 +115,7 @@ class Uploads:
                 self._upload(*artifact, stop)
             except Stopped:
                 continue
-            except Exception as error:  # the run ends with it as a warning
+            except BaseException as error:  # also a panic in obstore; the run ends with it as a warning
                 with self._turn:
                     self._error, self._failed_at, self._thread = error, time.monotonic(), None
                     self._turn.notify_all()

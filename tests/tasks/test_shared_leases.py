@@ -139,6 +139,31 @@ def test_a_bucket_that_is_away_delays_the_end_of_all_leases_once(
     assert not leases.is_held("fit", "k3")
 
 
+def test_a_bucket_that_is_deleted_ends_neither_the_beats_nor_the_run(
+    on_s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = Bucket(on_s3, QUICK)
+    leases, read, failed = Machines(tmp_path, monkeypatch, bucket)(), bucket.read, list[str]()
+
+    def deleted(name: str) -> bytes:
+        failed.append(name)
+        return Bucket("s3://nothing/here", QUICK).read(name)
+
+    monkeypatch.setattr(bucket, "read", deleted)
+    assert leases.acquire("fit", "k1", never) and leases.acquire("fit", "k2", never)
+    until(lambda: len(failed) >= 4)
+    leases.release("fit", "k1")
+    leases.end("fit", "k1")
+    leases.release_all()
+    monkeypatch.setattr(bucket, "read", read)
+    assert leases.acquire(*NAME, never)
+    until(lambda: beats(bucket) >= 2)
+
+
+def beats(bucket: Bucket) -> int:
+    return int(json.loads(bucket.read(OBJECT))["beat"])
+
+
 def test_a_machine_that_comes_back_after_its_lease_was_taken_leaves_it_to_the_new_owner(
     machine: Machines, bucket: Bucket
 ) -> None:

@@ -22,6 +22,7 @@ from tasks.cache.refs import Ref
 from tasks.cache.remote import Remote
 from tasks.cache.stage import Inputs, Listener, Row, Work, action, stage
 from tasks.shared_store import uploads
+from tasks.shared_store.artifacts import SharedStore
 from tasks.shared_store.bucket import Bucket
 from tasks.shared_store.bucket_remote import BucketRemote
 from tests.s3 import BUCKET, S3
@@ -303,6 +304,26 @@ def test_a_failed_upload_is_tried_again_while_a_long_stage_runs(
         time.sleep(0.1)
     assert remote.end_run(wait=True) == [] and failed.is_set()
     assert any(name.endswith(f"/artifacts/write/{row.key}.json") for name in homes.objects(s3))
+
+
+class Panic(BaseException):
+    """As obstore raises one."""
+
+
+def test_an_upload_that_panics_ends_the_run_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def panic(*arguments: object) -> None:
+        raise Panic("index out of bounds")
+
+    homes = Homes(tmp_path, monkeypatch, f"file://{tmp_path}")
+    monkeypatch.setattr(SharedStore, "upload", panic)
+    remote = homes.use("first")
+    (row, _) = run(Remote())
+    remote.upload(Ref(stage=row.name, key=row.key or "", digest=""))
+    ended = list[str]()
+    waits = Thread(target=settings.with_this_home(lambda: ended.extend(remote.end_run(wait=True))), daemon=True)
+    waits.start()
+    waits.join(20)
+    assert len(ended) == 1 and "(index out of bounds)" in ended[0]
 
 
 def test_a_home_that_may_only_read_is_told_so_once(homes: Homes, s3: S3) -> None:
