@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.cache.stage import Listener, Work
-from tasks.shared_store.bucket import Bucket, BucketError, Forbidden
+from tasks.shared_store.bucket import Bucket, BucketError, Forbidden, Unavailable
 from tasks.shared_store.checkpoints import Checkpoints, SharedCheckpoint
 from tasks.shared_store.transfers import Stopped
 from training.problems import UserError
@@ -20,6 +20,8 @@ PAUSE = 19.0
 """An upload is followed by a pause of so many times its own time: uploads take at most 5 % of a training."""
 RETRY_AFTER_S = 60.0
 """Pause after an upload that failed."""
+LOOK_AGAIN_AFTER_S = 5.0
+"""Pause before the second and last look for a checkpoint: without one, hours of training may be repeated."""
 END_S = 2.0
 """Time that a finished training waits for the part of an upload that is on its way."""
 
@@ -76,7 +78,7 @@ class CheckpointUploads(Listener):
         """Listeners are called in the thread of the training's stage only."""
 
     def resume(self, seal_key: Path, device: str | None) -> None:
-        """Fetches the newest checkpoint if it is newer than those here."""
+        """Fetches the newest checkpoint if it is newer than those here. Tries twice if the bucket does not answer."""
 
         def refuse(shared: SharedCheckpoint) -> bool:
             refused = device is not None and shared.device != device and not shared.device.startswith(f"{device} with ")
@@ -85,15 +87,22 @@ class CheckpointUploads(Listener):
                 self._report("note", f"{message}: it is used only if training.inexact_resume is true")
             return refused
 
-        try:
-            found = self._shared.resume(
+        def fetch() -> SharedCheckpoint | None:
+            return self._shared.resume(
                 seal_key, refuse, lambda message: self._report("warning", message), self._work.fetch_progress
             )
+
+        try:
+            try:
+                found = fetch()
+            except Unavailable:
+                time.sleep(LOOK_AGAIN_AFTER_S)
+                found = fetch()
             if found is not None:
                 self._sent = found.step
                 self._report("note", f"from checkpoint {found.step} of another machine")
         except (BucketError, UserError, OSError) as error:
-            self._warn(f"no checkpoint of another machine was looked for: {error}")
+            self._warn(f"the checkpoints of this home are used, as none of another machine could be fetched: {error}")
         self.report()
 
     def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:

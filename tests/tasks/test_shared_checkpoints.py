@@ -15,6 +15,7 @@ import pytest
 
 from tasks.cache import settings, store
 from tasks.cache.stage import Work
+from tasks.shared_store import checkpoint_uploads
 from tasks.shared_store.bucket import Bucket
 from tasks.shared_store.bucket_remote import BucketRemote
 from tasks.shared_store.checkpoint_uploads import CheckpointUploads, share_checkpoints
@@ -45,6 +46,7 @@ def use_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UseHome:
         (settings.home() / "seal.key").write_bytes(name.encode())
         return Work(KEY, tmp_path / "out", "run", (Heard(),), "fit")
 
+    monkeypatch.setattr(checkpoint_uploads, "LOOK_AGAIN_AFTER_S", 0.1)
     use("first")
     return use
 
@@ -266,6 +268,26 @@ def test_a_checkpoint_that_training_removed_during_its_upload_arrives_whole(
     uploads(bucket, work).upload()
     assert here(work) == ["checkpoint-20", "checkpoint-30"]
     assert resume(bucket, use_home("second")) == [FROM.format(10)]
+
+
+@pytest.mark.parametrize("part", ["list", "object"])
+@pytest.mark.parametrize("for_ever", [False, True])
+def test_a_look_up_or_a_download_that_fails_once_is_repeated_before_training_starts_anew(
+    on_s3: str, s3: S3, use_home: UseHome, part: str, for_ever: bool
+) -> None:
+    work, bucket, failed = use_home("first"), Bucket(on_s3, QUICK), list[str]()
+    save(work, 10)
+    uploads(bucket, work).upload()
+
+    def fail_at_first(request: str) -> int | None:
+        if (failed and not for_ever) or ("/objects/" in request) != (part == "object"):
+            return None
+        failed.append(request)
+        return 400  # which the client does not repeat
+
+    s3.fault = fail_at_first
+    (message,) = resume(bucket, use_home("second"))
+    assert ("none of another machine could be fetched" if for_ever else FROM.format(10)) in message
 
 
 @pytest.mark.parametrize("status", [500, 403])
