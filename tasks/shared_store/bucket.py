@@ -247,8 +247,13 @@ def _reason(error: BaseError) -> str:
     text = str(error)
     if _without_credentials(error):
         return "no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+    endpoint = re.search(r"uri: Some\(\s*(https?://[^/\s,?]+)", text)
+    place = f" from {settings.without_credentials(endpoint[1])}" if endpoint else ""
     if "kind: Timeout" in text:
-        return "no answer in time"
+        return f"no answer in time{place}"
+    if "kind: Connect," in text:
+        system = re.search(r'(?:message|error): "(.*?)"', text)
+        return f"no answer{place}" + (f" ({system[1]})" if system else "")
     answer = re.search(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", text, re.DOTALL)
     if answer:
         return f"{answer[1]}: {answer[2]}"
@@ -270,7 +275,12 @@ def _parts(url: str) -> tuple[str, str, str]:
     prefix = re.fullmatch(r"([\w=+-][\w.=+-]*(/|$))*", path, re.ASCII)
     if parts.scheme == "s3" and plain and bucket and prefix:
         return "s3", parts.netloc, path
-    raise _problem(url, "is no URL of a store: write s3://bucket/prefix, or file:///folder for a folder.")
+    message = (
+        "is no URL of a store: write s3://bucket/prefix, or file:///folder for a folder. A bucket has lower-case "
+        "letters, digits, '.' and '-'. A prefix has letters, digits and '_.=+-' between single slashes; no part of it "
+        "starts with '.'. Neither form has '?' or '#'."
+    )
+    raise _problem(url, message)
 
 
 def _folder(url: str, path: str) -> Path:

@@ -117,13 +117,14 @@ def test_a_removed_object_is_absent(bucket: Bucket) -> None:
         *("s3://bucket/a?b", "s3://bucket/a#b", "file://host/folder", "file:///", "file:x"),
     ],
 )
-def test_a_url_of_no_store_is_an_error_that_names_the_variable_and_both_forms(url: str) -> None:
+def test_a_url_of_no_store_is_an_error_that_names_the_variable_both_forms_and_what_they_allow(url: str) -> None:
     with pytest.raises(UserError) as raised:
         Bucket(url)
     [problem] = raised.value.problems
     assert problem.where == "FINETUNE_STORE"
     assert problem.message.startswith(repr(url))
     assert "s3://bucket/prefix" in problem.message and "file:///folder" in problem.message
+    assert "lower-case letters" in problem.message and "between single slashes" in problem.message
 
 
 def test_credentials_in_a_url_are_refused_and_not_shown() -> None:
@@ -202,11 +203,13 @@ def test_a_server_that_does_not_answer_is_unavailable_in_bounded_time(
         silent.bind(("127.0.0.1", 0))
         if listening:
             silent.listen()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         bucket = Bucket(on_s3, QUICK)
         for request in (lambda: bucket.read("a"), lambda: bucket.create("a", b"")):
             started = time.monotonic()
-            with pytest.raises(Unavailable, match="no answer in time" if listening else "Connection refused"):
+            answer = rf"{'no answer in time' if listening else 'no answer'} from {endpoint}"
+            with pytest.raises(Unavailable, match=answer if listening else rf"{answer} \(Connection refused\)$"):
                 request()
             assert time.monotonic() - started < 10 * QUICK.retry_s
 
