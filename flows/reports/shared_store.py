@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tasks.shared_store.bucket import Entry
     from tasks.shared_store.garbage_collection import Content, Plan
 
-FILES = "files of all"
+FILES = "files"
 """The files of all artifacts, each content once; the lines of the stages have the manifests alone."""
 
 

@@ -106,7 +106,8 @@ def test_the_shared_store_is_shown_after_the_home_and_keeps_what_runs_and_versio
 ) -> None:
     assert main(["store"]) == 0
     here, _, there = capsys.readouterr().out.partition(bucket.url)
-    assert "can go: finetune store --remove" in here and "load_data" in there and "needed" not in there
+    assert "can go: finetune store --remove" in here and "needed" not in there
+    assert {"load_data", "files"} <= {line.partition("  ")[0] for line in there.splitlines()}
     before = {*bucket.names("artifacts")}
     assert main(["store", "--shared", "--remove", "--yes"]) == 0
     assert "Removed 3 of 3 objects" in capsys.readouterr().out
