@@ -28,7 +28,6 @@ from tasks.cache.planner import Planner
 from tasks.cache.stage import Listener
 from tasks.jobs.early_launch import early_launches
 from tasks.jobs.launch import JobFailed
-from tasks.jobs.machines import Leader, find_machines
 from tasks.prefect import events, pending_states
 from tasks.prefect.progress import PrefectProgress
 from tasks.registry import consent
@@ -86,8 +85,7 @@ def fine_tune(
     """
     run, remote = str(flow_run.get_id()), open_remote()
     with early_launches(), in_use(_report_removal), closing(start_tracking(recipe, run, changes)) as tracker:
-        machines = find_machines(recipe.compute)
-        followers = [*listeners.get(), *([Leader(machines, run)] if machines.count > 1 else [])]
+        followers = listeners.get()
         consent.record_code(run, recipe)
         progress = PrefectProgress(lambda: tracker.url)
         remote.deliver_earlier()

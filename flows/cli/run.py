@@ -32,8 +32,6 @@ from tasks.cache.planner import Planner
 from tasks.cache.refs import Verdict
 from tasks.jobs import warm
 from tasks.jobs.early_launch import early_launches
-from tasks.jobs.launch import Machines
-from tasks.jobs.machines import Helper, find_machines
 from tasks.shared_store.opening import open_remote
 from tasks.tracking.connection import MlflowFailed
 from tasks.tracking.stage_table import STAGES
@@ -71,8 +69,6 @@ def execute(arguments: argparse.Namespace) -> int:
         if arguments.require_promotion and recipe.release.registry is None:
             message = "without release.registry, no model is promoted: set it, or leave the option out."
             raise option_error("--require-promotion", message)
-        machines = find_machines(recipe.compute)
-        helper = Helper(machines) if machines.rank else None
         terminal = Quiet() if arguments.quiet else Terminal()
         planner = Planner(recipe.name, force, open_remote(), terminal.fetch_progress_of)
         planned, _ = plan_stages(recipe, planner, before_run=True)
@@ -83,8 +79,6 @@ def execute(arguments: argparse.Namespace) -> int:
     # Only MLflow knows whether the model is the champion now.
     check_again = force or arguments.require_promotion
     last = None if check_again else find_unchanged_run(recipe.name, planner.rows)
-    if last is None and helper is not None:
-        return _help_machine_0(recipe, machines, helper, out)
     if last is None:
         if not arguments.quiet:
             print(f"{recipe.name}: starting", file=sys.stderr)
@@ -130,24 +124,6 @@ def _call_and_print(
     _print_warnings(result)
     exit_without_server(result, code)
     return code
-
-
-def _help_machine_0(recipe: Recipe, machines: Machines, helper: Helper, out: Path | None) -> int:
-    """Trains together with machine 0, which has the result."""
-    name = f"{recipe.name}, machine {machines.rank} of {machines.count}"
-    print(f"{name}: waiting for machine 0", file=sys.stderr)
-    try:
-        end = helper.help(recipe.compute.stall_timeout_s, lambda text: print(f"{name}: {text}", file=sys.stderr))
-        state, message = end.ended or "failed", end.message
-    except KeyboardInterrupt:
-        state, message = "interrupted", "stopped here; run the same command again to continue."
-    problems = [] if state == "completed" else [{"kind": state, "where": name, "message": message}]
-    write_json(out, build_result(state, []) | {"problems": problems})
-    if state == "completed":
-        print(f"{name}: trained. The model is on machine 0: {message}")
-    else:
-        print(f"{name}: {state}: {message}", file=sys.stderr)
-    return {"completed": COMPLETED, "interrupted": INTERRUPTED}.get(state, FAILED)
 
 
 def _print_outcome(recipe: Recipe, result: dict[str, Any], require_promotion: bool = False) -> int:

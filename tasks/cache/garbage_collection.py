@@ -220,7 +220,7 @@ def _artifacts(needs: Needs) -> Iterator[Piece]:
 
 def _jobs(needs: Needs) -> Iterator[Piece]:
     """Jobs with their checkpoints. A job of no known run may be a command's, or another machine's."""
-    for path in sorted((settings.home() / "jobs").glob("*")):
+    for path in sorted([*(settings.home() / "jobs").glob("*"), *(settings.home() / "cluster").glob("*")]):
         needed_by = list(needs.needed_by.get(path.name, ()))
         if is_held(path / "lock"):
             needed_by.append("a program that is running")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 from pathlib import Path
 
@@ -28,3 +29,8 @@ def create_secret(file: Path, content: bytes) -> Path:
     finally:
         locks.release_lock(file.name, holder)
     return file
+
+
+def seal_key() -> Path:
+    """The file with the key that seals this home's checkpoints; created if missing."""
+    return create_secret(settings.home() / "seal.key", secrets.token_bytes(32))

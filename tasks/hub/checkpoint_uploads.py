@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tasks.cache.stage import Work
 from tasks.hub.push import build_environment
+from tasks.jobs.commands import python_argv
 from tasks.jobs.engines.local import Handle, poll, start, stop
-from tasks.jobs.launch import python_argv
 from training.engine import checkpoints
 from training.jobs.protocol import CHECKPOINTS, Job, Settings, read_outcome
 from training.recipe import Recipe

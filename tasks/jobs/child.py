@@ -11,7 +11,9 @@ from typing import Any
 from tasks.cache.stage import Work
 from tasks.cache.store import link_or_copy
 from tasks.jobs.batch_memory import BatchDivision
-from tasks.jobs.launch import LAUNCH, EventReader, require_finished, run_job
+from tasks.jobs.commands import LAUNCH
+from tasks.jobs.engines import Engine, local
+from tasks.jobs.launch import EventReader, require_finished, run_job
 from training.jobs.protocol import CHECKPOINTS, EVENTS, LOGS, OUTPUT, Job, Settings, finished_output
 
 RETRIED = ("interrupted", "lost_rank", "stalled", "not_started")
@@ -31,11 +33,13 @@ def run_child(
     stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
     batches: BatchDivision | None = None,
     before_try: Callable[[], None] = lambda: None,
+    engine: Engine[Any] = local,
 ) -> dict[str, Any]:
     """Runs the program to its end, fills `work.out` with its output and its log, and returns its figures.
 
     A program that can divide its batches gets `batches`, and finds `micro_batch_divisor` in its settings: if memory
-    runs out, it resumes with smaller batches. `before_try` is called after job.json is written.
+    runs out, it resumes with smaller batches. `before_try` is called after job.json is written. `engine` is where it
+    runs.
     Raises UserError for the user's mistakes and launch.JobFailed for all other failures.
     """
     job = work.job
@@ -57,7 +61,7 @@ def run_child(
         Job(program=program, key=work.key, settings=values, inputs=places).write(job)
         if finished_output(job) is None:
             before_try()
-        outcome = run_job(job, argv, env=env or {}, events=events, stall_timeout_s=stall_timeout_s)
+        outcome = run_job(job, argv, env=env or {}, events=events, stall_timeout_s=stall_timeout_s, engine=engine)
         if (failure := outcome.failure) is None:
             break
         tries -= failure.kind in RETRIED

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.cache import settings
-from tasks.jobs.launch import python_argv, require_finished, run_job
+from tasks.jobs.commands import python_argv
+from tasks.jobs.launch import require_finished, run_job
 from tasks.registry.program_settings import PredictRowsSettings
 from tasks.registry.versions import COLUMNS_TAG, TASK_TAG, need_model, need_version, read_alias_names
 from tasks.tracking.connection import MAX_LENGTH_TAG, build_environment, connect, mlflow_errors

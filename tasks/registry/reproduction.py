@@ -17,7 +17,8 @@ from tasks.cache.garbage_collection import in_use
 from tasks.cache.refs import Lock, PinnedFile, Ref
 from tasks.cache.stage import Listener, Row, Work
 from tasks.jobs.batch_memory import BatchDivision
-from tasks.jobs.launch import python_argv, require_finished, run_job
+from tasks.jobs.commands import python_argv
+from tasks.jobs.launch import require_finished, run_job
 from tasks.registry.champions import PARTS, find_folders
 from tasks.registry.lineage import RECIPE_SET
 from tasks.shared_store.opening import open_remote

@@ -11,7 +11,7 @@ from tasks.cache.refs import Champion, Lock, Ref
 from tasks.cache.stage import Inputs, Work, action, stage
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import run_child
-from tasks.jobs.launch import build_predict_launch
+from tasks.jobs.commands import build_predict_launch
 from tasks.registry.champions import find_current, find_folders
 from training import task_types
 from training.recipe import Recipe

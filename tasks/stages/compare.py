@@ -13,7 +13,7 @@ from tasks.cache.digests import digest_of
 from tasks.cache.refs import Champion, NumberedComparison, Ref, baseline_upstream, by_stage
 from tasks.cache.stage import Inputs, Work, action, stage
 from tasks.jobs.child import run_child
-from tasks.jobs.launch import python_argv
+from tasks.jobs.commands import python_argv
 from tasks.registry.champions import find_current
 from tasks.registry.comparisons import number_comparison
 from training import task_types

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.cache.code import figures_code
 from tasks.cache.refs import Lock, Ref
-from tasks.cache.secret_files import create_secret
+from tasks.cache.secret_files import seal_key
 from tasks.cache.settings import home
 from tasks.cache.stage import Inputs, Work, stage
 from tasks.hub.checkpoint_uploads import upload_checkpoints
 from tasks.jobs import early_launch
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import run_child
+from tasks.jobs.commands import Launch, accelerate_argv, accelerate_environment
+from tasks.jobs.engines import Engine, local
 from tasks.jobs.hardware import device, visible_gpus
-from tasks.jobs.launch import Launch, accelerate_argv, accelerate_environment
-from tasks.jobs.machines import find_machines, gather
 from tasks.shared_store.opening import open_remote
 from training import distributed, task_types
 from training.engine import checkpoints
@@ -160,19 +160,15 @@ def _resolved_compute(recipe: Recipe, lock: Lock) -> ResolvedCompute:
 
 
 def launch(recipe: Recipe, lock: Lock, key: str) -> Launch:
-    """The command that starts the job of this key on this machine. Raises UserError as `find_machines` does."""
-    use_cpu, machines = not visible_gpus(), find_machines(recipe.compute)
+    """The command that starts the job of this key on this machine; with a cluster, each machine makes its own."""
+    use_cpu, strategy = not visible_gpus(), recipe.compute.strategy
     argv = accelerate_argv(
         "training.programs.fit",
         num_processes=lock.num_processes,
         mixed_precision=lock.mixed_precision,
         use_cpu=use_cpu,
-        machines=machines,
     )
-    strategy = recipe.compute.strategy
-    env = accelerate_environment(
-        num_processes=lock.num_processes, use_cpu=use_cpu, strategy=strategy, machines=machines
-    )
+    env = accelerate_environment(num_processes=lock.num_processes, use_cpu=use_cpu, strategy=strategy)
     if "tensorboard" in recipe.training.report_to:  # the default, runs/ in the job's folder, is removed with the job
         place = os.environ.get("TENSORBOARD_LOGGING_DIR") or home() / "tensorboard" / f"{recipe.name}-{key[:8]}"
         env |= {"TENSORBOARD_LOGGING_DIR": str(place)}
@@ -182,9 +178,9 @@ def launch(recipe: Recipe, lock: Lock, key: str) -> Launch:
 def launch_early(recipe: Recipe, lock: Lock) -> None:
     """Starts the launcher of a training before its data are ready: it imports, and waits for the job.
 
-    Not with several machines, which agree on each start, nor with TensorBoard, whose folder is named by the key.
+    Not on a cluster, nor with TensorBoard, whose folder is named by the key.
     """
-    if lock.num_machines > 1 or "tensorboard" in recipe.training.report_to:
+    if recipe.compute.cluster or "tensorboard" in recipe.training.report_to:
         return
     launched = launch(recipe, lock, key="")
     strategy, engine = STRATEGIES[recipe.compute.strategy], ENGINES.get(recipe.training.engine)
@@ -247,11 +243,6 @@ def _start_checkpoint(recipe: Recipe) -> dict[str, str]:
         raise UserError([Problem(kind="training", where=where, message=message)]) from error
 
 
-def seal_key() -> Path:
-    """The file with the key that seals this home's checkpoints; created if missing."""
-    return create_secret(home() / "seal.key", secrets.token_bytes(32))
-
-
 def training_job(recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> TrainingJob:
     """The job with the recipe's batch sizes."""
     settings = FitSettings(
@@ -288,19 +279,11 @@ def batch_division(recipe: Recipe, lock: Lock, model: Ref) -> BatchDivision:
 @stage(inputs)
 def fit(work: Work, recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> Mapping[str, Any]:
     """Trains under `accelerate launch`; a job that was killed resumes from its newest good checkpoint."""
-    machines, stall_timeout_s = find_machines(recipe.compute), recipe.compute.stall_timeout_s
     launched, job = launch(recipe, lock, work.key), training_job(recipe, lock, data, model, tokens)
-
-    def before_try() -> None:
-        launched.write(work.job)
-        if machines.count > 1:
-            gather(machines, work, stall_timeout_s)
-
     own_device = None if recipe.training.inexact_resume else device()
-    with (
-        open_remote().share_checkpoints(work, seal_key(), own_device),
-        upload_checkpoints(work, recipe, model.path / "tokenizer"),
-    ):
+    # On a cluster, the machines have the checkpoints.
+    sharing = nullcontext() if recipe.compute.cluster else open_remote().share_checkpoints(work, seal_key(), own_device)
+    with sharing, upload_checkpoints(work, recipe, model.path / "tokenizer"):
         return run_child(
             work,
             "training.programs.fit",
@@ -309,6 +292,23 @@ def fit(work: Work, recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: R
             settings=job.settings,
             inputs=job.folders,
             batches=job.batches,
-            stall_timeout_s=stall_timeout_s,
-            before_try=before_try,
+            stall_timeout_s=recipe.compute.stall_timeout_s,
+            before_try=lambda: launched.write(work.job),
+            engine=_engine(work, recipe, lock, job),
         )
+
+
+def _engine(work: Work, recipe: Recipe, lock: Lock, job: TrainingJob) -> Engine[Any]:
+    if recipe.compute.cluster is None:
+        return local
+    from tasks.jobs.engines.ray_cluster import RayEngine  # imports Ray
+
+    return RayEngine(
+        recipe.compute.cluster_address,
+        machines=lock.num_machines,
+        processes=lock.num_processes,
+        gpus=bool(visible_gpus()),
+        inputs=job.folders,
+        wait_s=recipe.compute.stall_timeout_s,
+        on_events=work.on_events,
+    )

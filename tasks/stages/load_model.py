@@ -12,7 +12,7 @@ from tasks.cache.refs import Lock, Ref
 from tasks.cache.stage import Inputs, Work, stage
 from tasks.hub.client import explain_read_errors
 from tasks.jobs.child import run_child
-from tasks.jobs.launch import python_argv
+from tasks.jobs.commands import python_argv
 from tasks.registry.champions import find_folders
 from training.models.repository_files import (
     MODEL_FILES,

@@ -10,7 +10,7 @@ from tasks.cache.refs import Lock, Ref
 from tasks.cache.stage import Inputs, Work, stage
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import run_child
-from tasks.jobs.launch import build_predict_launch
+from tasks.jobs.commands import build_predict_launch
 from training import task_types
 from training.recipe import Recipe
 from training.recipe.program_settings import PredictSettings

@@ -11,7 +11,7 @@ from tasks.cache.refs import Lock, Publication, Ref, Verdict, Version, by_stage
 from tasks.cache.stage import Inputs, Work, action
 from tasks.hub.push import PublishSettings, build_environment
 from tasks.jobs.child import run_child
-from tasks.jobs.launch import python_argv
+from tasks.jobs.commands import python_argv
 from tasks.registry.model_card import CURVES, build_card
 from training import task_types
 from training.recipe import Recipe

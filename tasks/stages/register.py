@@ -16,7 +16,7 @@ from tasks.cache.locks import named_lock
 from tasks.cache.refs import Lock, Promotion, Ref, Verdict, Version, by_stage
 from tasks.cache.stage import Inputs, Row, Work, action
 from tasks.jobs.child import run_child
-from tasks.jobs.launch import python_argv
+from tasks.jobs.commands import python_argv
 from tasks.registry import lineage, promotions
 from tasks.registry.model_card import build_description
 from tasks.registry.program_settings import LogModelSettings

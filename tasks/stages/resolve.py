@@ -20,7 +20,6 @@ from tasks.cache.stage import Inputs, Work, action
 from tasks.hub.client import Found, Kind, look_up
 from tasks.hub.push import find_publishing_problems
 from tasks.jobs.hardware import gpu_compute_capabilities, mixed_precision, visible_gpus
-from tasks.jobs.machines import find_machines
 from tasks.registry.champions import digest_rows, find_start
 from training.data.file_systems import is_url
 from training.data.listing import SourceFile
@@ -45,9 +44,8 @@ def lock_file(run: str) -> Path:
 
 
 def inputs(recipe: Recipe) -> Inputs:
-    """The whole recipe, except the fields that differ between the machines of one run."""
-    per_machine = {"compute": {"machine_rank", "rendezvous"}}
-    return Inputs({"recipe": recipe.model_dump(mode="json", exclude=per_machine)})
+    """The whole recipe."""
+    return Inputs({"recipe": recipe.model_dump(mode="json")})
 
 
 @action(inputs, read_only=True)
@@ -91,11 +89,7 @@ def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Se
     problems = [*known]
     found = _pin_names(recipe, progress, problems)
     compute = recipe.compute
-    gpus, machines = len(visible_gpus()), 1
-    try:
-        machines = find_machines(compute).count
-    except UserError as error:
-        problems.extend(error.problems)
+    gpus, machines = len(visible_gpus()), compute.num_machines
     processes = max(1, gpus) * machines if compute.num_processes == "auto" else compute.num_processes
     if 0 < gpus * machines < processes:
         message = f"{processes} is too many: each process trains on a GPU of its own, and there are {gpus * machines}."
@@ -103,7 +97,11 @@ def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Se
     if processes % machines:
         message = f"{processes} cannot be shared evenly by {machines} machines: give a multiple."
         problems.append(Problem(kind="compute", where="compute.num_processes", message=message))
-    problems += [*_strategy_here(compute, processes, gpus), *_lora_here(recipe.training.lora, gpus)]
+    problems += [
+        *_cluster_here(compute),
+        *_strategy_here(compute, processes, gpus),
+        *_lora_here(recipe.training.lora, gpus),
+    ]
     problems += _kernels_here(recipe)
     if problems:
         raise UserError(problems)
@@ -153,6 +151,13 @@ def _pin_chat_template(recipe: Recipe) -> dict[str, PinnedFile]:
     file = Path(recipe.model.chat_template).expanduser().absolute()
     require_template(file)
     return {CHAT_TEMPLATE: _pin_files([file])[0]}
+
+
+def _cluster_here(compute: Compute) -> list[Problem]:
+    if compute.cluster is None or importlib.util.find_spec("ray") is not None:
+        return []
+    message = "'ray' needs the package ray, which is not installed here: `pip install 'finetune-flows[ray]'`."
+    return [Problem(kind="compute", where="compute.cluster", message=message)]
 
 
 def _strategy_here(compute: Compute, processes: int, gpus: int) -> list[Problem]:

@@ -10,7 +10,7 @@ from typing import Any
 from tasks.cache.refs import Ref, baseline_upstream
 from tasks.cache.stage import Inputs, Work, stage
 from tasks.jobs.child import run_child
-from tasks.jobs.launch import python_argv
+from tasks.jobs.commands import python_argv
 from tasks.tracking.reports import read_report
 from training import task_types
 from training.problems import Problem, UserError

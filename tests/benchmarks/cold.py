@@ -33,7 +33,7 @@ import tasks.registry
 import training
 from flows.cli.main import main
 from tasks.jobs import warm
-from tasks.jobs.launch import accelerate_environment, python_argv
+from tasks.jobs.commands import accelerate_environment, python_argv
 from tasks.prefect import servers
 from tasks.prefect.ephemeral_server import ensure_prefect_server
 from tasks.tracking.stage_table import STAGES

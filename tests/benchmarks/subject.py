@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tasks.jobs.commands import accelerate_argv, accelerate_environment, python_argv
 from tasks.jobs.hardware import mixed_precision, visible_gpus
-from tasks.jobs.launch import accelerate_argv, accelerate_environment, python_argv, require_finished, run_job
+from tasks.jobs.launch import require_finished, run_job
 from training.data.load_rows import load
 from training.jobs.protocol import OUTPUT, Job
 from training.recipe import Compute, Data, Training

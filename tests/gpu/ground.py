@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.jobs.launch import accelerate_argv, accelerate_environment, python_argv, run_job
+from tasks.jobs.commands import accelerate_argv, accelerate_environment, python_argv
+from tasks.jobs.launch import run_job
 from tests import task_types as tiny
 from tests.matrix.cells import Victim
 from tests.task_types import build_world, write_fit_job

@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.jobs.commands import accelerate_argv, accelerate_environment
 from tasks.jobs.hardware import visible_gpus
-from tasks.jobs.launch import accelerate_argv, accelerate_environment, run_job
+from tasks.jobs.launch import run_job
 from tests import task_types as tiny
 from tests.training import forks
 from training.jobs.protocol import OUTPUT, Failure, Job, Outcome

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from tasks.jobs import early_launch, warm
+from tasks.jobs.commands import accelerate_argv, accelerate_environment
 from tasks.jobs.engines.local import logs, poll, start, stop
-from tasks.jobs.launch import accelerate_argv, accelerate_environment, run_job
+from tasks.jobs.launch import run_job
 from tests.drill.ground import victims
 from tests.fork_server import NEW_PYTHON
 from tests.waiting import wait_until

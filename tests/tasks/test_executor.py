@@ -26,7 +26,8 @@ from tasks.cache.history import History
 from tasks.cache.refs import Ref
 from tasks.cache.stage import Inputs, Listener, Row, Stage, Work, action, stage
 from tasks.jobs.child import run_child
-from tasks.jobs.launch import JobFailed, python_argv
+from tasks.jobs.commands import python_argv
+from tasks.jobs.launch import JobFailed
 from tests.fork_server import COMMANDS, Fork, run_code
 from training.jobs.protocol import Job, Outcome, sha256, write_atomically
 from training.problems import Problem, UserError

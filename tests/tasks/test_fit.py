@@ -214,8 +214,8 @@ def test_an_engine_counts_and_of_its_code_only_that_which_is_used() -> None:
     assert {name for name in trainer.keys() & loop.keys() if trainer[name] != loop[name]} == {"training.engine"}
 
 
-def test_how_many_machines_share_the_work_counts_and_not_which_one_this_is_or_where_they_meet() -> None:
-    assert flat(num_machines=2, machine_rank=0, rendezvous="a:1") == flat(num_machines=2, machine_rank=1)
+def test_how_many_machines_share_the_work_counts_and_not_where_their_cluster_is() -> None:
+    assert flat(num_machines=2, cluster="ray", cluster_address="a:1") == flat(num_machines=2, cluster="ray")
     one, two = (inputs_of(Lock(num_processes=2, num_machines=count)) for count in (1, 2))
     assert {name: two.get(name) for name in one.keys() ^ two.keys()} == {"compute.num_machines": 2}
 

@@ -66,7 +66,7 @@ PUBLISHED = {"release.hub": {"repo": "me/small", "license": "mit"}}
 OF_HUB = {"data.source": "hub", "data.path": "me/rows"}
 IN_FOLDER = {"model.source": "folder", "model.path": "me/small", "model.config": None}
 SHARED = {"compute.strategy": "fsdp", "compute.num_processes": 2}
-MACHINES = {"compute.machine_rank": 0, "compute.rendezvous": "a:1", "compute.num_processes": 2}
+CLUSTER = {"compute.cluster": "ray", "compute.num_processes": 2}
 TRANSLATION = {
     "task": "seq2seq",
     "data": {"source": "csv", "path": "rows", "columns": {"source": "en", "target": "de"}},
@@ -175,9 +175,9 @@ FIELDS: dict[str, Change | Nothing] = {
         "accelerate.yaml", "its fields become those of the recipe, which count", {"compute.num_processes": 1}
     ),
     "compute.num_processes": Change(2, "fit"),
-    "compute.num_machines": Change(2, "fit", MACHINES),
-    "compute.machine_rank": Nothing(1, "a place: which machine this one is", {**MACHINES, "compute.num_machines": 2}),
-    "compute.rendezvous": Nothing("b:2", "a place: where machines meet", {**MACHINES, "compute.num_machines": 2}),
+    "compute.num_machines": Change(2, "fit", CLUSTER),
+    "compute.cluster": Nothing("ray", "a place: where training runs"),
+    "compute.cluster_address": Nothing("b:2", "a place: where the cluster is", CLUSTER),
     "compute.mixed_precision": Change("bf16", "fit predict predict_champion", {"compute.mixed_precision": "no"}),
     "compute.stall_timeout_s": Nothing(900.0, "how long a silent job is waited for"),
     "evaluation.splits": Change(["test"], "predict score"),
@@ -361,6 +361,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 
     monkeypatch.setattr(resolving, "look_up", look_up)
     monkeypatch.setattr(resolving, "visible_gpus", lambda: [])
+    monkeypatch.setattr(resolving, "_cluster_here", lambda *given: [])
     monkeypatch.setattr(resolving, "_strategy_here", lambda *given: [])
     monkeypatch.setattr(resolving, "_lora_here", lambda *given: [])
     monkeypatch.setattr(resolving, "_kernels_here", lambda *given: [])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pickle
 import subprocess
@@ -14,8 +15,10 @@ import pytest
 from pydantic import BaseModel
 
 import training
+from tasks.cache.refs import Lock
+from tasks.jobs.commands import Machines, accelerate_argv, accelerate_environment, build_predict_launch
 from tasks.jobs.engines.local import Handle, logs, poll, start, stop
-from tasks.jobs.launch import JobFailed, accelerate_argv, require_finished, run_job
+from tasks.jobs.launch import JobFailed, require_finished, run_job
 from tests.drill.full_disk import SmallDisk, why_not
 from tests.waiting import wait_until
 from training.jobs.processes import start_ticks
@@ -359,3 +362,28 @@ def test_a_job_is_followed_to_its_end_on_any_engine(tmp_path: Path, ends: str) -
     else:
         assert failure(outcome).kind == {"killed": "interrupted", "stalled": "stalled"}[ends]
     assert ends != "killed" or failure(outcome).message.endswith("last words")
+
+
+def test_each_machine_launches_its_share_of_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.jobs.commands.visible_gpus", lambda: ["0", "1", "2", "3"])
+    second = Machines(2, 1, "10.0.0.1:29400")
+    argv = accelerate_argv("p", num_processes=4, mixed_precision="no", use_cpu=False, machines=second)
+    options = dict(itertools.pairwise(argv))
+    names = ("--num_processes", "--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port")
+    assert [options[name] for name in names] == ["4", "2", "1", "10.0.0.1", "29400"]
+    assert accelerate_environment(num_processes=4, use_cpu=False, machines=second)["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_a_machine_predicts_with_its_own_processes_each_with_the_threads_of_one_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    described = [
+        build_predict_launch("p", Lock(num_processes=processes, num_machines=machines)).as_json(Path("job"))
+        for processes, machines in ((1, 1), (4, 2))
+    ]
+    alone, launched = (dict(itertools.pairwise(of["argv"])) for of in described)
+    assert alone == {sys.executable: "-m", "-m": "p", "p": "job"}
+    assert (launched["--num_processes"], launched["--num_machines"]) == ("2", "1")
+    one, several = (of["environment"]["OMP_NUM_THREADS"] for of in described)
+    assert one == several == str(len(os.sched_getaffinity(0)))

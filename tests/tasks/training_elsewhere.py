@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tasks.cache.secret_files import seal_key
 from tasks.cache.stage import Work
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import run_child
-from tasks.jobs.launch import accelerate_argv, accelerate_environment, python_argv
+from tasks.jobs.commands import accelerate_argv, accelerate_environment, python_argv
 from tasks.shared_store import checkpoint_uploads
 from tasks.shared_store.bucket import Bucket
-from tasks.stages.fit import seal_key
 from tests.fork_server import PAUSE
 from tests.tasks.watching import Heard
 from tests.training import tiny

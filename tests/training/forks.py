@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tasks.jobs.launch import accelerate_environment
+from tasks.jobs.commands import accelerate_environment
 from tests.fork_server import Fork
 from training.engine.state_check import BATCHES, SWITCH
 from training.evaluation import plots

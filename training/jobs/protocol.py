@@ -35,6 +35,8 @@ from training.problems import Problem
 JOB = "job.json"
 EVENTS = "events.jsonl"
 OUTCOME = "outcome.json"
+OUTCOMES = "outcome*.json"
+"""A file for each process that reported one."""
 CHECKPOINTS = "checkpoints"
 OUTPUT = "output"
 LOGS = "logs"
@@ -241,7 +243,7 @@ def read_outcome(job_dir: Path) -> Outcome | None:
     are never the cause, even if they come first.
     """
     outcomes = []
-    for path in sorted(job_dir.glob("outcome*.json"), key=lambda path: path.stat().st_mtime_ns):
+    for path in sorted(job_dir.glob(OUTCOMES), key=lambda path: path.stat().st_mtime_ns):
         with contextlib.suppress(ValidationError):
             outcomes.append(Outcome.model_validate_json(path.read_bytes()))
     late = {"interrupted": 2, "lost_rank": 3}

@@ -101,11 +101,7 @@ def translate(given: Mapping[str, Any]) -> Iterator[Translation | Refusal]:
     if kind == "NO":
         yield Translation("distributed_type", kind, "compute.num_processes", 1)
     if given.get("num_machines") not in (None, 1):
-        if (rank := given.get("machine_rank")) is not None:
-            yield Translation("machine_rank", rank, "compute.machine_rank", rank)
-        if (host := given.get("main_process_ip")) is not None:
-            address = f"{host}:{given.get('main_process_port')}"
-            yield Translation("main_process_ip", host, "compute.rendezvous", address)
+        yield Translation("num_machines", given["num_machines"], "compute.cluster", "ray")
     if kind == "FSDP" and (version := fields.get(f"{group}.fsdp_version", 1)) not in (2, "2"):
         message = f"{version!r} is not supported: set it to 2 (`accelerate to-fsdp2` converts the file)."
         yield Refusal(f"{group}.fsdp_version", message)

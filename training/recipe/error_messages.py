@@ -37,7 +37,7 @@ _BOUNDS = {
 }
 _NAMES = {
     "name": "lower-case letters, digits and '-', beginning with a letter or digit",
-    "compute.rendezvous": "host:port of machine 0, such as 10.0.0.1:29500",
+    "compute.cluster_address": "host:port of the head of the cluster, such as 10.0.0.1:6379",
     "release.registry": "letters, digits, '.', '_' and '-', beginning with a letter or digit",
     **dict.fromkeys(
         ("release.champion", "release.challenger"), "letters, digits, '_' and '-', beginning with a letter"

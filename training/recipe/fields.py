@@ -257,15 +257,12 @@ class Compute(Section):
     num_processes: AutoOrCount = "auto"
     """Processes that train and predict, on all machines together, each on its own GPU or all on the CPU (auto: one for
     each GPU, and without GPUs one for each machine)."""
-    num_machines: AutoOrCount = 1
-    """Machines that train together, each started by the same `finetune run` with the same home (auto: the number in
-    NNODES or SLURM_NNODES, else 1)."""
-    machine_rank: int | None = Field(default=None, ge=0)
-    """This machine's number among several: 0 runs all stages, the others help to train (null: the number in NODE_RANK
-    or SLURM_NODEID)."""
-    rendezvous: str | None = Field(default=None, pattern=r"^\S+:\d{1,5}$")
-    """The address at which several machines meet: `host:port` of machine 0, with a free port (null: the address in
-    MASTER_ADDR and MASTER_PORT)."""
+    num_machines: int = Field(default=1, ge=1, le=MAX_COUNT)
+    """Machines that train together, each with as many of the processes. More than one needs a cluster."""
+    cluster: Literal["ray"] | None = None
+    """Where training runs: on a Ray cluster, or on this machine (null)."""
+    cluster_address: str | None = Field(default=None, pattern=r"^\S+:\d{1,5}$")
+    """`host:port` of the cluster (null: RAY_ADDRESS, and without it a cluster of this machine alone)."""
     mixed_precision: Annotated[Literal["auto", "no", "bf16", "fp16"], Word] = "auto"
     """Number format of the forward and backward pass (auto: bf16 on hardware that computes in it, else no)."""
     stall_timeout_s: float = Field(default=1800.0, gt=0, le=MAX_COUNT)
@@ -274,7 +271,7 @@ class Compute(Section):
     def weight_settings(self) -> dict[str, Any]:
         """Returns the fields that can change the weights, without fields that may be `auto`."""
         may_be_auto = {"num_processes", "num_machines", "mixed_precision"}
-        machine_fields = {"accelerate", "machine_rank", "rendezvous", "stall_timeout_s"}
+        machine_fields = {"accelerate", "cluster", "cluster_address", "stall_timeout_s"}
         return self.model_dump(mode="json", exclude=may_be_auto | machine_fields)
 
 

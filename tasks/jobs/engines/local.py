@@ -1,4 +1,4 @@
-"""The engine `local`: each job under a supervisor on this machine."""
+"""Jobs on this machine, each under training.jobs.supervise. A job stops when this process ends."""
 
 from __future__ import annotations
 
@@ -8,25 +8,22 @@ from pathlib import Path
 from tasks.jobs import early_launch
 from tasks.jobs.child_environment import environment
 from tasks.jobs.supervisors import Handle, poll, start_supervisor, stop, wait
-from training.jobs.protocol import LOGS
+from training.jobs.protocol import LOGS, OUTCOMES
 
 __all__ = ["Handle", "logs", "poll", "start", "stop", "wait"]
 
 
-def start(job: Path, argv: Sequence[str], env: Mapping[str, str], *, work: Path | None = None) -> Handle:
+def start(job: Path, argv: Sequence[str], env: Mapping[str, str]) -> Handle:
     """Starts `argv` with the job's folder as its last argument, under a supervisor.
 
-    `env` has precedence over this process's environment; secrets belong there and not into argv. The job stops when
-    this process ends. On a machine that helps machine 0, `work` is the folder of the job, and `job` has only the
-    supervisor's lock and logs.
+    `env` has precedence over this process's environment; secrets belong there and not into argv.
     """
     job = job.resolve()
     (job / LOGS).mkdir(parents=True, exist_ok=True)
-    for outcome in job.glob("outcome*.json"):
+    for outcome in job.glob(OUTCOMES):
         outcome.unlink()  # of an earlier try: this one may be killed before it writes its own
     (job / LOGS / "supervisor.log").touch()  # a log of each try, also of one that is killed before it takes the job
-    early = early_launch.take(job, argv, env)
-    return early or start_supervisor(job, [*argv, str(work or job)], environment(env))
+    return early_launch.take(job, argv, env) or start_supervisor(job, [*argv, str(job)], environment(env))
 
 
 def logs(handle: Handle) -> Path:

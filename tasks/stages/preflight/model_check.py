@@ -17,7 +17,8 @@ from tasks.cache.refs import Lock
 from tasks.cache.settings import home
 from tasks.cache.store import folder
 from tasks.hub.client import explain_read_errors
-from tasks.jobs.launch import JobFailed, python_argv, require_finished, run_job
+from tasks.jobs.commands import python_argv
+from tasks.jobs.launch import JobFailed, require_finished, run_job
 from training import task_types
 from training.jobs.protocol import Job
 from training.models.repository_files import read_json

@@ -15,8 +15,9 @@ from typing import Any
 from tasks.cache.digests import digest_of
 from tasks.cache.settings import home
 from tasks.jobs.batch_memory import BatchDivision
+from tasks.jobs.commands import accelerate_environment, python_argv
 from tasks.jobs.hardware import free_gpu_memory, memory, visible_gpus
-from tasks.jobs.launch import JobFailed, accelerate_environment, python_argv, require_finished, run_job
+from tasks.jobs.launch import JobFailed, require_finished, run_job
 from training.engine import estimation
 from training.jobs import resources
 from training.jobs.protocol import EVENTS, Job, read_events, sha256, write_atomically

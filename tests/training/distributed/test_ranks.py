@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import socket
-import threading
 from pathlib import Path
 
 import pytest
 
-from tasks.cache.refs import Ref
-from tasks.cache.stage import Listener, Row, Work
-from tasks.jobs.child import run_child
-from tasks.jobs.launch import Machines, accelerate_argv, accelerate_environment, run_job
-from tasks.jobs.machines import Helper, Leader, gather
+from tasks.jobs.commands import accelerate_argv, accelerate_environment
+from tasks.jobs.launch import run_job
 from tests.training import tiny
 from tests.training.failing import predict_but_on_second_rank
 from tests.training.forks import (
@@ -220,61 +214,3 @@ def test_a_process_that_fails_to_predict_fails_the_job_with_its_own_traceback(
     problem = failure(finish(job_dir, 2, predict_but_on_second_rank))
     assert (problem.kind, problem.rank, problem.message) == ("internal", 1, "ZeroDivisionError: only here")
     assert "in predict" in problem.traceback and not (job_dir / "output/validation.parquet").exists()
-
-
-class KillOnce(Listener):
-    """A listener that kills rank 1 at the first checkpoint."""
-
-    def __init__(self) -> None:
-        self.rank1: list[int] = []
-        self.killed = False
-        self.warnings: list[str] = []
-
-    def stage_events(self, stage: str, events: list[dict[str, object]]) -> None:
-        for event in events:
-            if event["kind"] == "started" and event["rank"] == 1:
-                self.rank1.append(int(str(event["pid"])))
-            if event["kind"] == "checkpoint" and self.rank1 and not self.killed:
-                self.killed = True  # its tries' checkpoints may come to be known one after the other
-                os.kill(self.rank1[0], signal.SIGKILL)
-            if event["kind"] == "warning":
-                self.warnings.append(str(event["message"]))
-
-
-def rendezvous() -> str:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{taken.getsockname()[1]}"
-
-
-@pytest.mark.drill
-def test_two_machines_train_the_bytes_of_one_though_a_process_is_lost_and_the_helper_ends_with_the_training(
-    world: Path, launched: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(SWITCH, "1")
-    place = rendezvous()
-    first, second = Machines(2, 0, place), Machines(2, 1, place)
-    leader, helper, replies = Leader(first, "run"), Helper(second), []
-    helping = threading.Thread(target=lambda: replies.append(helper.help(60.0, lambda text: None)), daemon=True)
-    helping.start()
-    listener = KillOnce()
-    work = Work("k" * 40, tmp_path / "out", "run", (listener,), "fit")
-    work.out.mkdir()
-    job = Job.read(tiny.fit_job(world, work.job, processes=2, **EPOCHS))
-    run_child(
-        work,
-        "training.programs.fit",
-        accelerate_argv("training.programs.fit", num_processes=2, mixed_precision="no", use_cpu=True, machines=first),
-        env=accelerate_environment(num_processes=2, use_cpu=True, machines=first),
-        settings=job.settings,
-        inputs={name: Path(path) for name, path in job.inputs.items()},
-        stall_timeout_s=100.0,
-        before_try=lambda: gather(first, work, 60.0),
-    )
-    assert len(listener.rank1) == 2 and any("killed" in warning for warning in listener.warnings)
-    assert_same(work.job, launched)
-    leader.stage_ended(Row("fit", work.key, "ran", 1.0), Ref(stage="fit", key=work.key, digest="d"))
-    helping.join(30.0)
-    assert [(reply.ended, Path(reply.message).parts[-3:]) for reply in replies] == [
-        ("completed", ("fit", "k" * 40, "model"))
-    ]

@@ -52,12 +52,25 @@ def _strategy(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 def _machines(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     machines, processes = written["compute.num_machines"], written["compute.num_processes"]
-    if "auto" in (machines, processes):
-        return
-    if processes % machines:
+    if machines > 1 and written["compute.cluster"] is None:
+        yield "compute.num_machines", f"{machines} machines need a cluster: set compute.cluster to ray, or this to 1."
+    if processes != "auto" and processes % machines:
         yield "compute.num_processes", f"{processes} cannot be shared evenly by {machines} machines: give a multiple."
-    if (rank := written["compute.machine_rank"]) is not None and rank >= machines > 1:
-        yield "compute.machine_rank", f"{rank} is out of range: there are {machines} machines, 0 to {machines - 1}."
+
+
+def _cluster(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    if written["compute.cluster"] is None:
+        if written["compute.cluster_address"] is not None:
+            yield "compute.cluster_address", "is for a cluster: set compute.cluster to ray, or leave this out."
+        return
+    if written["training.resume_from_checkpoint"] is not None:
+        message = "names a folder of this machine, which the machines of a cluster do not see: leave one of both out."
+        yield "training.resume_from_checkpoint", message
+    if "tensorboard" in written["training.report_to"]:
+        message = "'tensorboard' writes a folder that would stay on a machine of the cluster: MLflow has the curves."
+        yield "training.report_to", message
+    if written["release.hub"] is not None and written["release.hub.checkpoints"] != "no":
+        yield "release.hub.checkpoints", "checkpoints stay on the machines of the cluster: set it to no."
 
 
 def _offload(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -154,4 +167,4 @@ def _list_replicating() -> str:
     return " or ".join(name for name, strategy in STRATEGIES.items() if strategy.replicates)
 
 
-COMPUTE_RULES: tuple[Rule, ...] = (_strategy, _machines, _offload, _deepspeed, _lora)
+COMPUTE_RULES: tuple[Rule, ...] = (_strategy, _machines, _cluster, _offload, _deepspeed, _lora)

@@ -1,0 +1,163 @@
+"""Training on the machines of a Ray cluster: two nodes on this machine, each with a home of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flows.small import command, environment, write_project
+
+pytest.importorskip("ray", reason="without the extra ray")
+pytestmark = pytest.mark.drill
+
+SETTINGS = ("compute.num_processes=2", "training.num_train_epochs=40", "release.registry=null")
+ON_CLUSTER = (*SETTINGS, "compute.cluster=ray", "compute.num_machines=2")
+CLUSTER = """
+import sys
+from ray.cluster_utils import Cluster
+cluster = Cluster()
+for home in sys.argv[1:]:
+    cluster.add_node(num_cpus=2, include_dashboard=False, env_vars={"FINETUNE_HOME": home})
+print(cluster.address, *(node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()), flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+ENDED_WITHIN_S = 20.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Two nodes, and the undisturbed run of one machine with as many processes."""
+
+    address: str
+    raylets: tuple[int, ...]
+    homes: tuple[Path, ...]
+    store: str
+    """The machines' shared store; a run need not have it."""
+    file: Path
+    weights: str
+
+    def start(self, home: Path, **more: str) -> subprocess.Popen[str]:
+        """A run on the cluster, whose result is in out.json beside the home."""
+        return start(home, self.file, ON_CLUSTER, RAY_ADDRESS=self.address, **more)
+
+    def left(self) -> list[str]:
+        """The commands of processes of jobs on the nodes."""
+        return [words for words in all_commands() if any(f"{home}/cluster" in words for home in self.homes)]
+
+
+def start(home: Path, file: Path, settings: tuple[str, ...], **more: str) -> subprocess.Popen[str]:
+    sets = [word for setting in settings for word in ("--set", setting)]
+    argv = command("run", str(file), "--json", str(home.with_suffix(".json")), *sets)
+    env = environment(home, OMP_NUM_THREADS="1", **more)
+    return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def result(home: Path) -> dict[str, Any]:
+    return dict(json.loads(home.with_suffix(".json").read_text()))
+
+
+def all_commands() -> Iterator[str]:
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit():
+                yield (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def until(condition: Callable[[], object], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    file, alone = write_project(tmp_path / "project"), tmp_path / "alone"
+    homes = tuple(tmp_path / f"machine{number}" for number in (1, 2))
+    for home in homes:
+        home.mkdir(mode=0o700)
+    store = tmp_path / "store"
+    store.mkdir()
+    env = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "FINETUNE_STORE": store.as_uri()}
+    nodes = subprocess.Popen(
+        [sys.executable, "-c", CLUSTER, *map(str, homes)],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with nodes, start(alone, file, SETTINGS) as run:
+        assert nodes.stdout is not None and nodes.stdin is not None
+        printed, _ = run.communicate(timeout=300)
+        assert run.returncode == 0, printed
+        address, *raylets = next(line for line in nodes.stdout if ":" in line).split()
+        yield Cluster(address, tuple(map(int, raylets)), homes, store.as_uri(), file, result(alone)["model"]["sha256"])
+        nodes.stdin.close()
+
+
+def at_work(cluster: Cluster) -> bool:
+    """Whether a checkpoint is on a machine."""
+    return any(any(home.glob("cluster/*/checkpoints/checkpoint-*")) for home in cluster.homes)
+
+
+def test_two_machines_without_a_shared_disk_train_the_bytes_of_one_and_keep_nothing(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    with cluster.start(home) as run:
+        printed, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, printed
+    assert result(home)["model"]["sha256"] == cluster.weights
+    assert cluster.left() == [] and not at_work(cluster)
+
+
+def test_a_killed_run_leaves_no_process_and_goes_on_although_its_machines_lost_their_disks(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    with cluster.start(home, FINETUNE_STORE=cluster.store) as run:
+        until(lambda: any(Path(cluster.store.removeprefix("file://")).glob("checkpoints/*/*.json")), 200)
+        run.kill()
+    until(lambda: not cluster.left(), ENDED_WITHIN_S)
+    for machine in cluster.homes:
+        shutil.rmtree(machine / "cluster")
+    with cluster.start(home, FINETUNE_STORE=cluster.store) as run:
+        printed, _ = run.communicate(timeout=300)
+    assert run.returncode == 0 and "of another machine" in printed and "resuming from checkpoint-" in printed, printed
+    assert result(home)["model"]["sha256"] == cluster.weights
+
+
+def test_a_machine_that_is_lost_ends_the_try_everywhere_and_the_next_waits_for_machines(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    with cluster.start(home) as run:
+        until(lambda: at_work(cluster), 200)
+        os.kill(cluster.raylets[1], signal.SIGKILL)
+        until(lambda: not cluster.left(), ENDED_WITHIN_S)
+        assert run.stdout is not None
+        waits = next(line for line in run.stdout if "waiting for 2 machines" in line)
+        assert "the cluster has" in waits
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=60)
+    assert run.returncode == 130
+
+
+def test_without_a_cluster_at_its_address_the_run_says_so(tmp_path: Path) -> None:
+    with start(tmp_path / "home", write_project(tmp_path / "project"), ON_CLUSTER, RAY_ADDRESS="127.0.0.1:1") as run:
+        printed, _ = run.communicate(timeout=300)
+    assert run.returncode == 2
+    assert "compute.cluster_address: no Ray cluster answers at '127.0.0.1:1'" in printed
