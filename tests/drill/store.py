@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.drill.compare import Left, left_by
-from tests.drill.fires import Broken, Skipped, require
+from tests.drill.fires import UNREGISTERED, Broken, Skipped, require
 from tests.drill.ground import Ground, Run
 from tests.drill.watch import Watch
 from tests.s3 import BUCKET, KEYS, S3
@@ -94,10 +94,10 @@ class StoreFaults:
         """A machine that has nothing."""
         return self.folder / f"{self.prefix}-home-{next(self._homes)}"
 
-    def start(self, home: Path, **more: str) -> Run:
+    def start(self, home: Path, *settings: str, **more: str) -> Run:
         """Starts a run of this home that uses the bucket."""
         store = {"FINETUNE_STORE": f"s3://{BUCKET}/{self.prefix}"}
-        return self._ground.start(home, *SETTINGS, **store, **self.s3.environment(), **KEYS, **more)
+        return self._ground.start(home, *SETTINGS, *settings, **store, **self.s3.environment(), **KEYS, **more)
 
     def status(self, run: Run) -> int:
         """Watches the run to its end; nothing of it may be left soon after. Returns its exit status."""
@@ -130,7 +130,8 @@ class StoreFaults:
         """The run ends with the undisturbed run's bytes, and what it says to be in the bucket is there."""
         require(self.status(run) == 0, f"exit status {run.process.returncode}: {run.ending()}")
         left = left_by(run.home, run.result())
-        require(not (lines := self._whole.differences(left)), f"{'; '.join(lines)}: {run.ending()}")
+        lines = [line for line in self._whole.differences(left) if left.registered or "registered" not in line]
+        require(not lines, f"{'; '.join(lines)}: {run.ending()}")
         self._look_for_lost(run, left)
 
     def _look_for_lost(self, run: Run, left: Left) -> None:
@@ -323,7 +324,8 @@ def frozen(faults: StoreFaults, draw: random.Random) -> str:
 def wrong_clock(faults: StoreFaults, draw: random.Random) -> str:
     """The clock of one machine stands still or is off by a year, while another machine runs the same."""
     wrong = draw.choice(["stopped", "stopped", f"{-400 * DAY_S}", f"{400 * DAY_S}"])
-    first = faults.start(faults.home(), LD_PRELOAD=str(_clock(faults)), WRONG_CLOCK_S=wrong)
+    # MLflow's database takes no two metrics of one time and step.
+    first = faults.start(faults.home(), UNREGISTERED, LD_PRELOAD=str(_clock(faults)), WRONG_CLOCK_S=wrong)
     time.sleep(draw.random() * 5)
     second = faults.start(faults.home())
     faults.succeed(first)
