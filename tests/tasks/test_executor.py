@@ -341,7 +341,9 @@ def slow(work):
     with open("made", "a") as made:
         made.write("x")
     Path("making").touch()
-    time.sleep(float(sys.argv[1]))
+    end = time.monotonic() + float(sys.argv[1])
+    while time.monotonic() < end and not Path("go").exists():
+        time.sleep(0.05)
     (work.out / "text.txt").write_text("hello")
     return {}
 
@@ -372,7 +374,11 @@ def wait_until(path: Path, process: Fork) -> None:
 
 
 def test_of_two_processes_one_makes_it_and_the_other_waits_and_finds_it(home: Path, tmp_path: Path) -> None:
-    processes = {name: start_slow(tmp_path, 4, name) for name in ("first", "second")}
+    processes = {name: start_slow(tmp_path, 90, name) for name in ("first", "second")}
+    while not any("waits" in (tmp_path / name).read_text() for name in processes):
+        assert all(process.is_alive() for process in processes.values())
+        time.sleep(0.05)
+    (tmp_path / "go").touch()
     assert [process.join(90) for process in processes.values()] == [0, 0]
     assert sorted((tmp_path / name).read_text().split() for name in processes) == [["ran"], ["waits", "cached"]]
     assert (tmp_path / "made").read_text() == "x"
