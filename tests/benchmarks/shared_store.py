@@ -30,8 +30,8 @@ from tests.flows.small import write_project
 FILES = {"model/weights": 100 * 2**20, "optimizer": 50 * 2**20, **{f"shards/{n}": 2**20 for n in range(30)}}
 """Bytes of each file of the artifact, as a small encoder has them."""
 ROUNDS = 7
-RUN_ROUNDS = 3
-EPOCHS = 150
+RUN_ROUNDS = 2
+EPOCHS = 100
 """Of the run that is measured with and without a bucket."""
 STAGE, BUCKET = "fit", "rows"
 LOGIN = {"AWS_ACCESS_KEY_ID": "mine", "AWS_SECRET_ACCESS_KEY": "hush", "AWS_DEFAULT_REGION": "us-east-1"}
