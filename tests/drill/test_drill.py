@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from tests.drill.compare import Left
 from tests.drill.ground import MARK, Ground, Run
 from tests.drill.kills import PARTS, Kills, Planned, Training, Undisturbed, not_to_be_given_up, plan
 from tests.drill.report import summary
+from tests.drill.store import damage, is_named_as_missing
 from tests.drill.watch import Watch
 
 
@@ -157,3 +159,15 @@ def test_the_summary_has_the_number_of_jobs_that_were_given_up() -> None:
     kills.by_stage["rank", "fit"] = kills.by_way["rank", "1"] = 10
     lines = summary(kills, {}, Watch(), 1.0)
     assert "given up after 3 kills: 2 times" in lines and "given up after 4 kills: 1 time" in lines
+
+
+def test_an_artifact_that_is_lost_in_the_bucket_is_seen_unless_its_run_says_so() -> None:
+    sha256 = hashlib.sha256(b"rows").hexdigest()
+    manifest = json.dumps({"files": [{"path": "rows", "sha256": sha256}]}).encode()
+    whole = {"artifacts/fit/k.json": manifest, f"objects/{sha256[:2]}/{sha256}": b"rows"}
+    assert damage(whole, "fit", "k") is None
+    assert "lost" in str(damage({}, "fit", "k"))
+    assert "lost" in str(damage({"artifacts/fit/k.json": manifest}, "fit", "k"))
+    assert "wrong bytes" in str(damage(whole | {f"objects/{sha256[:2]}/{sha256}": b"other"}, "fit", "k"))
+    assert is_named_as_missing("Not in s3://rows/it yet: load_data j, fit k. The next run", "fit", "k")
+    assert not is_named_as_missing("Model: /home/artifacts/fit/k/model", "fit", "k")

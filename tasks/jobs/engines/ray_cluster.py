@@ -277,7 +277,7 @@ class Gang:
                 name=name,
                 num_cpus=self._cores,
                 num_gpus=self._gpus,
-                max_concurrency=2,  # `beat` beside another method
+                max_concurrency=2,  # `beat`, while another method runs
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, index),
             )
             self._actors.append(options.remote(key))

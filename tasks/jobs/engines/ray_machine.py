@@ -96,7 +96,7 @@ class _Reports(Listener):
 
 
 class Machine:
-    """The actor. The flow calls one method at a time, and `beat` beside it.
+    """The actor. The flow calls one method at a time, and `beat` meanwhile.
 
     Args:
         key: the job's.
