@@ -133,8 +133,10 @@ class Task:
             self.events.write("checkpoint", step=step, seconds=round(time.monotonic() - began, 3))
 
     def share_checkpoint(self, checkpoint: Path, source: int = 0) -> None:
-        """Gives each machine a copy of a checkpoint and of those that it needs, from the machine of rank `source`. Every
-        rank calls this before it reads a checkpoint."""
+        """Gives each machine a copy of a checkpoint, and of those that it needs, from the machine of rank `source`.
+
+        Every rank calls this before it reads a checkpoint.
+        """
         from training.distributed import machine_files, ranks
 
         if len(machine_files.first_ranks(self.checkpoints)) == 1:
