@@ -150,8 +150,9 @@ class SharedStore:
         return Upload(sent_bytes, ref.digest, standing.ref.digest)
 
     def remove(self, damage: DamagedObject) -> None:
-        """Removes the manifest, then the damaged objects, so that the artifact can be uploaded again."""
-        for name in (manifest_name(damage.stage, damage.key), *damage.objects):
+        """Removes the damaged objects, then the manifest, so that the artifact can be uploaded again."""
+        # A damaged object without a manifest would be taken for whole by the next upload.
+        for name in (*damage.objects, manifest_name(damage.stage, damage.key)):
             self._bucket.remove(name)
 
 

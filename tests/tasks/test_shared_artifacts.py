@@ -277,6 +277,31 @@ def test_a_damaged_object_is_named_and_replaced_by_a_new_upload(
     assert found is not None and found.digest == ref.digest
 
 
+def test_a_removal_of_damage_that_is_cut_short_leaves_damage_that_the_next_fetch_sees(
+    shared: SharedStore, bucket: Bucket, use_home: UseHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make()
+    shared.upload("fit", KEY)
+    (tmp_path / "damage").write_bytes(WEIGHTS[::-1])
+    bucket.upload(object_of(WEIGHTS), tmp_path / "damage")
+    use_home("second")
+    with pytest.raises(DamagedObject) as raised:
+        fetch(shared)
+    with monkeypatch.context() as cut, pytest.raises(Unavailable):
+        removed, remove = list[str](), bucket.remove
+
+        def remove_one(name: str) -> None:
+            if removed:
+                raise Unavailable(name)
+            removed.append(name)
+            remove(name)
+
+        cut.setattr(bucket, "remove", remove_one)
+        shared.remove(raised.value)
+    with pytest.raises(DamagedObject):
+        fetch(shared)
+
+
 def test_all_objects_that_are_lost_are_named_at_once(shared: SharedStore, bucket: Bucket, use_home: UseHome) -> None:
     make()
     shared.upload("fit", KEY)
