@@ -12,7 +12,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,13 @@ class Digests:
         with self._memory() as memory:
             return [self._digest(path, memory) for path in paths]
 
-    def keep(self, path: Path, digest: str) -> None:
-        """Caches the digest of a file that was hashed while it was written, unless that was just now."""
+    def keep_many(self, digests: Mapping[Path, str]) -> None:
+        """Caches the digests of files that were hashed while they were written, but of those written just now."""
         with self._memory() as memory:
-            status = path.stat()
-            if _is_settled(status):
-                self._keep(memory, _identity(status), digest)
+            for path, digest in digests.items():
+                status = path.stat()
+                if _is_settled(status):
+                    self._keep(memory, _identity(status), digest)
 
     def recalled(self, file: str, state: str) -> str | None:
         """The cached digest of a URL in this state."""

@@ -117,9 +117,7 @@ class SharedStore:
                     shutil.copyfile(targets[file.sha256], aside / file.path)
             if not store.complete(aside, ref.stage, ref.key, artifact.manifest, replace=False):
                 return None
-        digests = Digests(settings.home())
-        for file in missing:
-            digests.keep(ref.path / file.path, file.sha256)
+        Digests(settings.home()).keep_many({ref.path / file.path: file.sha256 for file in missing})
         return sum(file.bytes for file in missing)
 
     def upload(self, stage: str, key: str, stop: Event | None = None) -> Upload:

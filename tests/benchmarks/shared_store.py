@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -29,7 +30,7 @@ from tests.flows.small import write_project
 
 FILES = {"model/weights": 100 * 2**20, "optimizer": 50 * 2**20, **{f"shards/{n}": 2**20 for n in range(30)}}
 """Bytes of each file of the artifact, as a small encoder has them."""
-ROUNDS = 7
+ROUNDS = 10
 RUN_ROUNDS = 2
 EPOCHS = 100
 """Of the run that is measured with and without a bucket."""
@@ -54,21 +55,38 @@ def measure(subject: Subject) -> list[Row]:
 
 
 def _compare(folder: Path, url: str, raw: ObjectStore, place: str, least: float | None) -> list[Row]:
-    """Ratios of seconds: of the library alone, written to the disk, to those of the shared store."""
-    shared = SharedStore(Bucket(url))
+    """Ratios of seconds: of the library alone, written to the disk, to those of the shared store.
+
+    Who is first changes from round to round, and what a transfer wrote is removed at once: otherwise the second would
+    write to memory that is slower, because the machine has not used it before.
+    """
+    bucket = Bucket(url)
+    shared = SharedStore(bucket)
     seconds: dict[str, list[float]] = {name: [] for name in ("raw upload", "upload", "raw download", "download")}
     for number in range(ROUNDS):
-        here, there = (folder / type(raw).__name__ / f"{number} {home}" for home in ("from", "to"))
+        here, there = (folder / type(raw).__name__ / home for home in ("from", "to"))
         os.environ["FINETUNE_HOME"] = str(here)
         key = f"{number:040}"
         artifact = _make(key)
-        files = [file for file in artifact.rglob("*") if file.is_file()]
-        names = {file: f"{number}/{file.relative_to(artifact)}" for file in files}
-        seconds["raw upload"].append(_time(_raw_upload, raw, names))
-        seconds["upload"].append(_time(shared.upload, STAGE, key))
-        seconds["raw download"].append(_time(_raw_download, raw, there / "raw", names.values()))
+        names = {file: str(file.relative_to(artifact)) for file in artifact.rglob("*") if file.is_file()}
+        uploads = {
+            "raw upload": partial(_raw_upload, raw, names),
+            "upload": partial(shared.upload, STAGE, key),
+        }
+        downloads = {
+            "raw download": partial(_raw_download, raw, there, names.values()),
+            "download": partial(_fetch, shared, key),
+        }
+        for name, transfer in _in_turn(uploads, number):
+            seconds[name].append(_time(transfer))
         os.environ["FINETUNE_HOME"] = str(there)
-        seconds["download"].append(_time(_fetch, shared, key))
+        for name, transfer in _in_turn(downloads, number):
+            seconds[name].append(_time(transfer))
+            shutil.rmtree(there)
+        shutil.rmtree(here)
+        obstore.delete(raw, list(names.values()))
+        for name in bucket.names("objects"):
+            bucket.remove(name)
     mib = sum(FILES.values()) / 2**20
     return [
         Row(
@@ -103,7 +121,7 @@ def _compare_runs(folder: Path, url: str, raw: ObjectStore) -> list[Row]:
             if path.is_file()
         }
         _raw_upload(raw, names)
-        seconds["transfer"].append(_time(_raw_download, raw, folder / f"transfer-{number}", names.values()))
+        seconds["transfer"].append(_time(partial(_raw_download, raw, folder / f"transfer-{number}", names.values())))
     with_store, without, fetching, copied, transfer = (
         statistics.median(seconds[name]) for name in ("with", "without", "fetching", "copied", "transfer")
     )
@@ -123,6 +141,12 @@ def _compare_runs(folder: Path, url: str, raw: ObjectStore) -> list[Row]:
             most=2.0,
         ),
     ]
+
+
+def _in_turn(transfers: dict[str, Callable[[], object]], number: int) -> list[tuple[str, Callable[[], object]]]:
+    """In the order given, or in the other one in rounds of odd numbers."""
+    both = list(transfers.items())
+    return both[::-1] if number % 2 else both
 
 
 def _make(key: str) -> Path:
@@ -162,9 +186,9 @@ def _raw_download(raw: ObjectStore, folder: Path, names: Iterable[str]) -> None:
         list(pool.map(get, names))
 
 
-def _time(action: Callable[..., object], *arguments: object) -> float:
+def _time(action: Callable[[], object]) -> float:
     began = time.monotonic()
-    action(*arguments)
+    action()
     return time.monotonic() - began
 
 
