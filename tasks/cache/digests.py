@@ -19,6 +19,7 @@ from typing import Any
 # A file changed this shortly before it is read may change again within the same clock tick without a new
 # timestamp; its digest is not cached.
 SETTLED_S = 0.05
+_KEEP = "INSERT OR REPLACE INTO digests VALUES (?,?,?)"
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -44,11 +45,14 @@ class Digests:
 
     def keep_many(self, digests: Mapping[Path, str]) -> None:
         """Caches the digests of files that were hashed while they were written, but of those written just now."""
+        states = [(path.stat(), digest) for path, digest in digests.items()]
+        rows = [(*_identity(status), digest) for status, digest in states if _is_settled(status)]
         with self._memory() as memory:
-            for path, digest in digests.items():
-                status = path.stat()
-                if _is_settled(status):
-                    self._keep(memory, _identity(status), digest)
+            if memory is not None:
+                with self._ignore_errors():
+                    memory.execute("BEGIN")  # one transaction: each takes as long as a small file
+                    memory.executemany(_KEEP, rows)
+                    memory.execute("COMMIT")
 
     def recalled(self, file: str, state: str) -> str | None:
         """The cached digest of a URL in this state."""
@@ -118,7 +122,7 @@ class Digests:
     def _keep(self, memory: sqlite3.Connection | None, identity: tuple[str, str], digest: str) -> None:
         if memory is not None:
             with self._ignore_errors():
-                memory.execute("INSERT OR REPLACE INTO digests VALUES (?,?,?)", (*identity, digest))
+                memory.execute(_KEEP, (*identity, digest))
 
 
 def _sha256(path: Path) -> str:

@@ -13,10 +13,11 @@ import re
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import chain
+from functools import partial
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 VARIABLE = "FINETUNE_STORE"
 CHUNK_BYTES = 2**20
 """Bytes that a download gives at a time. Larger ones cost more: they are new memory each time."""
+CHUNKS_AHEAD = 2
+"""Chunks that are received while one is used, for objects of more than one part."""
 PART_BYTES = 8 * 2**20
 """Bytes of a part of an upload, and of a large download, that has a request of its own."""
 MAX_PARTS = 10_000
@@ -159,10 +162,14 @@ class Bucket:
             if size_bytes < LARGE_BYTES:
                 result = obstore.get(self._store, name)
                 self._check_size(name, result.meta["size"], size_bytes)
-                yield from result.stream(CHUNK_BYTES)
+                chunks = iter(result.stream(CHUNK_BYTES))
+                if size_bytes <= PART_BYTES:
+                    yield from chunks
+                else:
+                    yield from _ahead(repeat(partial(next, chunks, None)), CHUNKS_AHEAD, threads=1)
             else:
                 self._check_size(name, obstore.head(self._store, name)["size"], size_bytes)
-                yield from self._parallel_stream(name, size_bytes)
+                yield from _ahead(self._ranges(name, size_bytes), PARTS_AT_ONCE, threads=PARTS_AT_ONCE)
 
     def create(self, name: str, content: bytes) -> None:
         """Writes a small object. Raises AlreadyExists, and changes nothing, if there is one of this name."""
@@ -192,20 +199,10 @@ class Bucket:
         with contextlib.suppress(NotFound), self._typed_errors(name):
             obstore.delete(self._store, name)
 
-    def _parallel_stream(self, name: str, size_bytes: int) -> Iterator[Bytes]:
-        starts = iter(range(0, size_bytes, PART_BYTES))
-        pool = ThreadPoolExecutor(PARTS_AT_ONCE, "download")
-        pending: deque[Future[Bytes]] = deque()
-        try:
-            while True:
-                while len(pending) < PARTS_AT_ONCE and (start := next(starts, None)) is not None:
-                    end = min(start + PART_BYTES, size_bytes)
-                    pending.append(pool.submit(obstore.get_range, self._store, name, start=start, end=end))
-                if not pending:
-                    return
-                yield pending.popleft().result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    def _ranges(self, name: str, size_bytes: int) -> Iterator[Callable[[], Bytes]]:
+        for start in range(0, size_bytes, PART_BYTES):
+            end = min(start + PART_BYTES, size_bytes)
+            yield partial(obstore.get_range, self._store, name, start=start, end=end)
 
     def _check_size(self, name: str, found_bytes: int, size_bytes: int) -> None:
         if found_bytes != size_bytes:
@@ -227,6 +224,18 @@ def _chunks(source: BinaryIO, chunk_bytes: int, before_each: Callable[[], None])
     while chunk := source.read(chunk_bytes):
         before_each()
         yield chunk
+
+
+def _ahead(calls: Iterator[Callable[[], Bytes | None]], ahead: int, threads: int) -> Iterator[Bytes]:
+    """The results in order, until the first None, of which the next ones are made while one is used."""
+    pool = ThreadPoolExecutor(threads, "download")
+    try:
+        pending = deque(pool.submit(call) for call in islice(calls, ahead))
+        while pending and (result := pending.popleft().result()) is not None:
+            pending.extend(pool.submit(call) for call in islice(calls, 1))
+            yield result
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _kind(error: BaseError) -> type[BucketError]:
