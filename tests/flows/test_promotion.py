@@ -100,7 +100,7 @@ def test_a_noisy_retrain_is_kept_for_a_reason_and_a_better_model_is_promoted(
     ]
 
     run = finetune(home, "run", str(noisy), *weaker, "--json", str(out), "--require-promotion", **server)
-    assert run.returncode == 1 and "Not promoted" in run.stderr, run.stderr
+    assert run.returncode == 1 and "the model was not promoted" in run.stderr, run.stderr
     kept = json.loads(out.read_text())
     verdict = kept["verdict"]
     assert (kept["state"], verdict["decision"], kept["model"]["alias"]) == ("completed", "keep", "challenger")
@@ -134,7 +134,7 @@ def test_a_noisy_retrain_is_kept_for_a_reason_and_a_better_model_is_promoted(
     assert "Registered: small version 1\n" in printed and unchanged["model"]["alias"] is None
     assert main(["rollback", "small"]) == 0
     run = finetune(home, "run", str(finished.file), "--require-promotion", **server)
-    assert run.returncode == 1 and "Not promoted" in run.stderr, run.stderr
+    assert run.returncode == 1 and "the model was not promoted" in run.stderr, run.stderr
     assert "was champion until" in run.stderr and aliases() == {"champion": 2}
     capsys.readouterr()
     assert main(["plan", str(finished.file), "--set", "training.learning_rate=1e-3"]) == 0

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,7 @@ def test_damage_to_every_artifact_is_rebuilt_to_the_same_bytes(
 ) -> None:
     home = shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
     artifacts = [home / stage["artifact"] for stage in finished.result["stages"] if stage["artifact"]]
-    for harm, artifact in zip([_delete, _truncate, _flip] * 2, artifacts, strict=True):
+    for harm, artifact in zip(cycle([_delete, _truncate, _flip]), artifacts, strict=False):
         harm(max((p for p in artifact.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size))
     run = finetune(home, "run", str(finished.file), "--json", str(tmp_path / "out.json"), **server)
     assert run.returncode == 0, run.stderr
