@@ -133,7 +133,7 @@ def test_a_run_whose_mlflow_and_prefect_die_in_training_ends_and_the_next_one_de
     assert "Traceback" not in printed and "Error" not in printed.replace("ConnectionError", "")
     assert f"find_champion: MLflow at {mlflow.url} fails: start it" in printed and "Connection refused" in printed
     assert "the same command continues from there" in printed
-    assert "MLflow has not everything yet" in printed and "The Prefect server does not answer" in printed
+    assert "MLflow lacks a part of this run" in printed and "The Prefect server does not answer" in printed
     assert len(first["warnings"]) == 2
 
     # The same command, with the servers back, completes the run and delivers the missing records.
