@@ -1,4 +1,4 @@
-"""An S3-compatible server on loopback, in this process, that counts its requests."""
+"""An S3-compatible server in this process, that counts its requests."""
 
 from __future__ import annotations
 
@@ -23,12 +23,16 @@ class Quiet(WSGIRequestHandler):
 
 
 class S3:
-    """One bucket. Clients find it by the environment alone: see `reached`."""
+    """One bucket. Clients find it by the environment alone: see `reached`.
 
-    def __init__(self) -> None:
+    Args:
+        host: the address at which it listens.
+    """
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self._app = DomainDispatcherApplication(create_backend_app)
-        self._server = make_server("127.0.0.1", 0, self._counting, threaded=True, request_handler=Quiet)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._server = make_server(host, 0, self._counting, threaded=True, request_handler=Quiet)
+        self.url = f"http://{host}:{self._server.server_port}"
         self.requests: list[str] = []
         """`HEAD /rows/train.csv` for each request."""
         self.logins: list[str] = []

@@ -6,6 +6,7 @@ Downloads nothing but artifacts of the shared store.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 
@@ -19,9 +20,11 @@ from tasks.cache import settings
 from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.refs import Lock
 from tasks.hub.push import find_publishing_problems
+from tasks.jobs.engines.ray_engine import free
 from tasks.shared_store.opening import open_remote
 from tasks.stages.fit import fit, launch, training_job
 from tasks.stages.preflight.training_estimate import estimate_lines
+from training.problems import UserError
 from training.recipe import Recipe
 
 PENDING = ("will run", "may run")
@@ -46,6 +49,8 @@ def execute(arguments: argparse.Namespace) -> int:
         print(f"  fit: {text}")
     if unchecked:
         print(f"  fit: {unchecked}")
+    if recipe.compute.cluster and training.state in PENDING:
+        print(f"  fit: {_place(recipe, finished.lock)}")
     if any(row.state in PENDING for row in planner.rows):
         for problem in find_publishing_problems(recipe):  # a warning: the token may be set by then
             print(problem_line(problem.model_dump() | {"level": "warning"}))
@@ -63,6 +68,19 @@ def _estimate(planner: Planner, training: PlannedStage) -> list[str]:
         return ["steps, tokens, memory and disk: ?, until the stages before it have run"]
     arguments = planner.arguments["fit"]
     return estimate_lines(training.key, fit.flat_inputs(*arguments)[0], *training_job(*arguments))
+
+
+def _place(recipe: Recipe, lock: Lock) -> str:
+    """Where training would run on a cluster, and what is free there."""
+    here = lock.num_processes // lock.num_machines
+    needed = f"{lock.num_machines} machine{'s' * (lock.num_machines > 1)} with {here} process{'es' * (here > 1)} each"
+    address = recipe.compute.cluster_address or os.environ.get("RAY_ADDRESS")
+    if not address:
+        return f"{needed}, on a Ray cluster of this machine alone, which starts with the run (RAY_ADDRESS is not set)"
+    try:
+        return f"{needed}, on the Ray cluster at {address}: {free(address)}"
+    except UserError as error:
+        return f"{needed}; {error.problems[0].message}"
 
 
 def _format_launch(recipe: Recipe, lock: Lock, key: str) -> str:

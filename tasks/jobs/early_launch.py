@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tasks.cache.locks import is_held
@@ -22,6 +22,7 @@ from training.jobs.processes import identity
 from training.jobs.protocol import IMPORTS, LOGS, Imports, write_atomically
 
 _current: EarlyLaunch | None = None
+_closing = contextlib.ExitStack()
 
 
 class EarlyLaunch:
@@ -91,6 +92,11 @@ def take(job: Path, argv: Sequence[str], env: Mapping[str, str]) -> Handle | Non
     return _current.take(job, argv, env) if _current else None
 
 
+def at_end(close: Callable[[], None]) -> None:
+    """Has this called at the end of `early_launches`, for what else starts before its job is known."""
+    _closing.callback(close)
+
+
 @contextlib.contextmanager
 def early_launches() -> Iterator[None]:
     """Inside, programs are forks of a warm process, and one may start before its job is known."""
@@ -102,6 +108,7 @@ def early_launches() -> Iterator[None]:
             if _current is not None:
                 _current.close()
                 _current = None
+            _closing.close()
 
 
 def _waiting_folder() -> Path:

@@ -1,5 +1,5 @@
-"""Checks of `finetune doctor`: versions, ports, disks, memory, GPUs, the home, databases, servers, the shared store and
-the Hub.
+"""Checks of `finetune doctor`: versions, ports, disks, memory, GPUs, the home, databases, servers, the shared store,
+the Ray cluster and the Hub.
 
 The checks leave nothing behind, and do not create the home.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
@@ -32,6 +33,7 @@ from packaging.version import Version
 
 from tasks.cache import settings
 from tasks.cache.locks import is_held
+from tasks.jobs.engines.ray_engine import free
 from tasks.jobs.hardware import describe_gpus
 from tasks.prefect import servers
 from tasks.prefect.ephemeral_server import database_url
@@ -81,7 +83,8 @@ def run_checks() -> list[Finding]:
         _check_memory(),
         *_check_gpus(),
     ]
-    findings += [_check_home(), *_check_servers(), *_check_store(), *_check_leftovers(state), *_check_undelivered()]
+    findings += [_check_home(), *_check_servers(), *_check_store(), *_check_cluster()]
+    findings += [*_check_leftovers(state), *_check_undelivered()]
     return [*findings, finish_hub_check(), _check_token()]
 
 
@@ -276,6 +279,19 @@ def _check_store() -> Iterator[Finding]:
         yield Finding("problem", subject, error.problems[0].message, "change FINETUNE_STORE")
     except BucketError as error:
         yield Finding("problem", subject, str(error), keys)
+
+
+def _check_cluster() -> Iterator[Finding]:
+    """Whether the Ray cluster of RAY_ADDRESS answers, and what it has free."""
+    if not (address := os.environ.get("RAY_ADDRESS")):
+        return
+    if importlib.util.find_spec("ray") is None:
+        yield Finding("problem", "Ray cluster", "Ray is not installed", "pip install 'finetune-flows[ray]'")
+        return
+    try:
+        yield Finding("ok", "Ray cluster", f"{address}: {free(address)}")
+    except UserError as error:
+        yield Finding("problem", "Ray cluster", error.problems[0].message, "start Ray here, or change RAY_ADDRESS")
 
 
 def _check_database(name: str, url: str) -> Finding:

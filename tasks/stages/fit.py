@@ -20,6 +20,8 @@ from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import run_child
 from tasks.jobs.commands import Launch, accelerate_argv, accelerate_environment
 from tasks.jobs.engines import Engine, local
+from tasks.jobs.engines.ray_engine import start_early, take_early
+from tasks.jobs.engines.ray_messages import Cluster, Program
 from tasks.jobs.hardware import device, visible_gpus
 from tasks.shared_store.opening import open_remote
 from training import distributed, task_types
@@ -178,23 +180,30 @@ def launch(recipe: Recipe, lock: Lock, key: str) -> Launch:
 def launch_early(recipe: Recipe, lock: Lock) -> None:
     """Starts the launcher of a training before its data are ready: it imports, and waits for the job.
 
-    Not on a cluster, nor with TensorBoard, whose folder is named by the key.
+    Not with TensorBoard, whose folder is named by the key.
     """
-    if recipe.compute.cluster or "tensorboard" in recipe.training.report_to:
+    if "tensorboard" in recipe.training.report_to:
+        return
+    if recipe.compute.cluster:
+        start_early(*_on_cluster(recipe, lock))
         return
     launched = launch(recipe, lock, key="")
+    early_launch.start(launched.argv, _environment(launched), _imports(recipe))
+
+
+def _imports(recipe: Recipe) -> Imports:
+    """What the processes of a training import, before they know more than the recipe."""
     strategy, engine = STRATEGIES[recipe.compute.strategy], ENGINES.get(recipe.training.engine)
     modules = ["training.engine.task_setup", "training.engine.export", strategy.module]
     modules += [engine.module] if engine else []
     modules += task_types.code_modules(recipe.task)
     modules += task_types.metric_modules(recipe.task, recipe.evaluation.metrics)
     needed = {"deepspeed": strategy.package == "deepspeed", "peft": recipe.training.lora is not None}
-    imports = Imports(
+    return Imports(
         modules=modules,
         hidden=[package for package in needed if not needed[package]],
         needed=[package for package in needed if needed[package]],
     )
-    early_launch.start(launched.argv, _environment(launched), imports)
 
 
 def _environment(launched: Launch) -> dict[str, str]:
@@ -301,14 +310,17 @@ def fit(work: Work, recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: R
 def _engine(work: Work, recipe: Recipe, lock: Lock, job: TrainingJob) -> Engine[Any]:
     if recipe.compute.cluster is None:
         return local
-    from tasks.jobs.engines.ray_cluster import RayEngine  # imports Ray
+    return take_early(*_on_cluster(recipe, lock)).bind(job.folders, work.on_events)
 
-    return RayEngine(
+
+def _on_cluster(recipe: Recipe, lock: Lock) -> tuple[Cluster, Program]:
+    cluster = Cluster(
         recipe.compute.cluster_address,
         machines=lock.num_machines,
         processes=lock.num_processes,
-        gpus=bool(visible_gpus()),
-        inputs=job.folders,
+        uses_gpus=bool(visible_gpus()),
         wait_s=recipe.compute.stall_timeout_s,
-        on_events=work.on_events,
     )
+    threads = launch(recipe, lock, key="").env.get("OMP_NUM_THREADS")  # as on one machine: it changes how sums round
+    env = {"OMP_NUM_THREADS": threads} if threads else {}
+    return cluster, Program("training.programs.fit", _resolved_compute(recipe, lock), env, _imports(recipe))

@@ -21,6 +21,7 @@ from pathlib import Path
 from tasks.cache import settings
 from tests.benchmarks import (
     checkpoints,
+    cluster,
     cold,
     kill,
     orchestration,
@@ -46,6 +47,7 @@ BENCHMARKS: dict[str, Callable[[Subject], list[Row]]] = {
     "cold": cold.measure,
     "scale": scale.measure,
     "shared-store": shared_store.measure,
+    "cluster": cluster.measure,
     "checkpoints": checkpoints.measure,
     "kill": kill.measure,
     "task-types": task_types.measure,

@@ -1,15 +1,16 @@
 """The pipeline under fire: parts of it are killed at random instants, and what comes of it is compared.
 
     python -m tests.drill [--kills 20] [--faults 30] [--seed N] [--ways 1 2 loop random fsdp zero2 zero3]
-                          [--only kills|store|NAME ...]
+                          [--only kills|store|cluster|slurm|NAME ...]
 
 First the recipe of tests/flows/small.py runs undisturbed, in each of the ways of tests/drill/ground.py. Then runs of it
 get SIGKILL, each time to the flow, the warm process, the supervisor, the launcher or a rank, at an instant drawn from
 the whole of a run; the next run starts at once. What each training ends with must be what the undisturbed run ended
 with, no process may outlive its run, and MLflow must have one closed run a flow run; the state check
 (training/engine/state_check.py) covers each resume. Then come the fires of tests/drill/fires.py, the faults of a shared
-store in tests/drill/store.py, and the scenes of tests/drill/scenes.py. The exit status is 1 when anything differed, was
-left over, or went wrong; then everything stays in a temporary folder for a look.
+store in tests/drill/store.py, those of a cluster in tests/drill/cluster.py, Slurm in tests/drill/slurm.py, and the
+scenes of tests/drill/scenes.py. The exit status is 1 when anything differed, was left over, or went wrong; then
+everything stays in a temporary folder for a look.
 """
 
 from __future__ import annotations
@@ -57,10 +58,14 @@ def _drill(folder: Path, options: argparse.Namespace) -> bool:
     from tests.drill.watch import Watch
 
     began, watch, kills, results = time.monotonic(), Watch(), Kills(), dict[str, str]()
-    if set(options.only) - SCENES.keys() - {"store"}:
+    if set(options.only) - SCENES.keys() - {"store", "cluster", "slurm"}:
         kills, results = _under_fire(_ground(folder), options, watch)
     if "store" in options.only:
         results |= _store_faults(_ground(folder / "store"), options, watch)
+    if "cluster" in options.only:
+        results |= _cluster_faults(_ground(folder / "cluster"), options, watch)
+    if "slurm" in options.only:
+        results |= _slurm(_ground(folder / "slurm"), watch)
     results |= {name: play(name, folder) for name in SCENES if name in options.only}
     watch.settle()
     print(*summary(kills, results, watch, time.monotonic() - began), sep="\n", flush=True)
@@ -86,6 +91,36 @@ def _store_faults(ground: Ground, options: argparse.Namespace, watch: Watch) -> 
     for number in options.numbers or range(1, options.faults + 1):
         faults.play(number)
     return faults.results
+
+
+def _cluster_faults(ground: Ground, options: argparse.Namespace, watch: Watch) -> dict[str, str]:
+    """The result of each fault of a cluster."""
+    from tests.drill.cluster import FAULTS, ClusterFaults
+    from tests.drill.hosts import why_not
+
+    if reason := why_not():
+        return {"cluster": f"skipped: {reason}"}
+    with ClusterFaults(ground, watch, options.seed) as faults:
+        faults.undisturbed()
+        for number, name in enumerate(FAULTS, 1):
+            if number in (options.numbers or [number]):
+                faults.play(name)
+    return faults.results
+
+
+def _slurm(ground: Ground, watch: Watch) -> dict[str, str]:
+    """What came of a training through Slurm."""
+    from tests.drill import slurm
+    from tests.drill.fires import Broken
+
+    began = time.monotonic()
+    try:
+        reason = slurm.why_not()
+        result = f"skipped: {reason}" if reason else f"as promised: {slurm.play(ground, watch)}"
+    except Broken as fault:
+        result = f"FAULT: {fault}"
+    print(f"slurm: {result} ({time.monotonic() - began:.0f} s)", flush=True)
+    return {"slurm": result}
 
 
 def _under_fire(ground: Ground, options: argparse.Namespace, watch: Watch) -> tuple[Kills, dict[str, str]]:
@@ -116,10 +151,10 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.drill", description="The pipeline under fire.")
     parser.add_argument("--kills", type=int, default=20, help="how many random kills (default: 20)")
     parser.add_argument("--faults", type=int, default=30, help="how many faults of the store (default: 30)")
-    parser.add_argument("--numbers", nargs="+", type=int, help="of the faults of the store, only these")
+    parser.add_argument("--numbers", nargs="+", type=int, help="of the faults of the store and the cluster, only these")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="draws them")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="to train, in turns (default: all)")
-    everything = ["kills", *FIRES, "store", *SCENES]
+    everything = ["kills", *FIRES, "store", "cluster", "slurm", *SCENES]
     parser.add_argument(
         "--only", nargs="+", choices=everything, default=everything, help="kills, or fires and scenes by name"
     )

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,22 +17,13 @@ from typing import Any
 import pytest
 
 from tests.flows.small import command, environment, write_project
+from tests.ray_nodes import ray_nodes
 
 pytest.importorskip("ray", reason="without the extra ray")
 pytestmark = pytest.mark.drill
 
 SETTINGS = ("compute.num_processes=2", "training.num_train_epochs=40", "release.registry=null")
 ON_CLUSTER = (*SETTINGS, "compute.cluster=ray", "compute.num_machines=2")
-CLUSTER = """
-import sys
-from ray.cluster_utils import Cluster
-cluster = Cluster()
-for home in sys.argv[1:]:
-    cluster.add_node(num_cpus=2, include_dashboard=False, env_vars={"FINETUNE_HOME": home})
-print(cluster.address, *(node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()), flush=True)
-sys.stdin.read()
-cluster.shutdown()
-"""
 ENDED_WITHIN_S = 20.0
 
 
@@ -55,7 +45,7 @@ class Cluster:
 
     def left(self) -> list[str]:
         """The commands of processes of jobs on the nodes."""
-        return [words for words in all_commands() if any(f"{home}/cluster" in words for home in self.homes)]
+        return [words for words in all_commands() if any(f"{home}/" in words for home in self.homes)]
 
 
 def start(home: Path, file: Path, settings: tuple[str, ...], **more: str) -> subprocess.Popen[str]:
@@ -87,25 +77,12 @@ def until(condition: Callable[[], object], within_s: float) -> None:
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     file, alone = write_project(tmp_path / "project"), tmp_path / "alone"
     homes = tuple(tmp_path / f"machine{number}" for number in (1, 2))
-    for home in homes:
-        home.mkdir(mode=0o700)
     store = tmp_path / "store"
     store.mkdir()
-    env = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "FINETUNE_STORE": store.as_uri()}
-    nodes = subprocess.Popen(
-        [sys.executable, "-c", CLUSTER, *map(str, homes)],
-        env=env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with nodes, start(alone, file, SETTINGS) as run:
-        assert nodes.stdout is not None and nodes.stdin is not None
+    with ray_nodes(homes, FINETUNE_STORE=store.as_uri()) as nodes, start(alone, file, SETTINGS) as run:
         printed, _ = run.communicate(timeout=300)
         assert run.returncode == 0, printed
-        address, *raylets = next(line for line in nodes.stdout if ":" in line).split()
-        yield Cluster(address, tuple(map(int, raylets)), homes, store.as_uri(), file, result(alone)["model"]["sha256"])
-        nodes.stdin.close()
+        yield Cluster(nodes.address, nodes.raylets, homes, store.as_uri(), file, result(alone)["model"]["sha256"])
 
 
 def at_work(cluster: Cluster) -> bool:
@@ -154,6 +131,60 @@ def test_a_machine_that_is_lost_ends_the_try_everywhere_and_the_next_waits_for_m
         run.send_signal(signal.SIGINT)
         run.communicate(timeout=60)
     assert run.returncode == 130
+
+
+def test_plan_and_doctor_say_what_is_free(tmp_path: Path) -> None:
+    file, home = write_project(tmp_path / "project"), tmp_path / "home"
+    sets = [word for setting in ON_CLUSTER for word in ("--set", setting)]
+
+    def printed(address: str, *arguments: str) -> str:
+        env = environment(home, RAY_ADDRESS=address)
+        run = subprocess.run(command(*arguments), env=env, capture_output=True, text=True, timeout=200)
+        assert "Traceback" not in run.stderr, run.stderr
+        return " ".join(run.stdout.split())
+
+    with ray_nodes([tmp_path / "machine1", tmp_path / "machine2"]) as nodes:
+        found = "the cluster has 2 machines, with 4 cores free"
+        assert f"fit: 2 machines with 1 process each, on the Ray cluster at {nodes.address}: {found}" in printed(
+            nodes.address, "plan", str(file), *sets
+        )
+        assert f"ok Ray cluster {nodes.address}: {found}" in printed(nodes.address, "doctor")
+    away = "no Ray cluster answers at '127.0.0.1:1'"
+    assert f"fit: 2 machines with 1 process each; {away}" in printed("127.0.0.1:1", "plan", str(file), *sets)
+    assert f"problem Ray cluster {away}" in printed("127.0.0.1:1", "doctor")
+
+
+def test_a_cluster_with_a_token_is_used_with_it_alone(tmp_path: Path) -> None:
+    """As the units of infra/ray start it."""
+    file, token, other = write_project(tmp_path / "project"), tmp_path / "token", tmp_path / "other"
+    token.write_text("a" * 64)
+    other.write_text("b" * 64)
+    sets = [word for setting in ON_CLUSTER for word in ("--set", setting)]
+    with ray_nodes([tmp_path / "machine1"], RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token)) as nodes:
+        printed = []
+        for file_of_token in (token, other):
+            more = {"RAY_ADDRESS": nodes.address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file_of_token)}
+            argv, env = command("plan", str(file), *sets), environment(tmp_path / "home", **more)
+            run = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200)
+            assert run.returncode == 0 and "Traceback" not in run.stderr, run.stderr
+            printed.append(run.stdout)
+    assert "the cluster has 1 machine, with 2 cores free" in printed[0]
+    assert "no Ray cluster answers at" in printed[1] and "free" not in printed[1]
+
+
+def test_a_machine_without_the_project_is_refused_by_name(tmp_path: Path) -> None:
+    """Its Python finds no module of the project, wherever that lies."""
+    blocks = tmp_path / "path"
+    blocks.mkdir()
+    (blocks / "sitecustomize.py").write_text("import sys; sys.modules['tasks'] = None")
+    file, homes = write_project(tmp_path / "project"), [tmp_path / "machine1", tmp_path / "machine2"]
+    with (
+        ray_nodes(homes, PYTHONPATH=str(blocks)) as nodes,
+        start(tmp_path / "home", file, ON_CLUSTER, RAY_ADDRESS=nodes.address) as run,
+    ):
+        printed, _ = run.communicate(timeout=300)
+    assert run.returncode == 2 and "Traceback" not in printed, printed
+    assert "cannot run this project (ModuleNotFoundError: " in printed, printed
 
 
 def test_without_a_cluster_at_its_address_the_run_says_so(tmp_path: Path) -> None:

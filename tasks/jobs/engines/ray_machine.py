@@ -1,9 +1,9 @@
 """One machine of a job on a Ray cluster: an actor that runs the machine's supervisor.
 
 The job's folder on a machine is <home>/cluster/<key>, in that machine's own home. No disk is shared: inputs come from
-this home, the shared store or the flow, and the flow reads events, logs and output through the actor.
+this home, the shared store or the flow's home, and the driver reads events, logs and output through the actor.
 
-The actor exits if the flow is silent for `SILENCE_S`, or if its raylet ends. Then, as always when a starter ends, the
+The actor exits if the driver is silent for `SILENCE_S`, or if its raylet ends. Then, as always when a starter ends, the
 supervisor ends all processes of the job.
 """
 
@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray.util
 
@@ -31,48 +31,22 @@ from tasks.cache.code import code_behind
 from tasks.cache.digests import digest_of
 from tasks.cache.secret_files import seal_key
 from tasks.cache.stage import Listener, Work
-from tasks.jobs.child_environment import environment
+from tasks.jobs import early_launch
 from tasks.jobs.commands import Machines, accelerate_argv, accelerate_environment
+from tasks.jobs.engines import local
+from tasks.jobs.engines.ray_messages import Facts, Input, Program, State
 from tasks.jobs.hardware import device, visible_gpus
-from tasks.jobs.supervisors import Handle, poll, start_supervisor, stop
+from tasks.jobs.supervisors import Handle, poll, stop
 from tasks.shared_store.opening import open_remote
 from training.engine import checkpoints
-from training.jobs.protocol import EVENTS, LOGS, OUTCOMES, OUTPUT, Job, read_events
-from training.recipe import ResolvedCompute
+from training.jobs.protocol import EVENTS, LOGS, OUTCOMES, OUTPUT, Job, Outcome, read_events
+from training.problems import DISK, Problem, full_disk
 
 SILENCE_S = 10.0
-"""Without a call of the flow for so long, a machine gives its job up; and the flow a machine without an answer."""
+"""Without a call of the driver for so long, a machine gives its job up; and the driver a machine without an answer."""
 CHUNK_BYTES = 4 * 2**20
 LIBRARIES = ("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy")
 _SIOCGIFADDR = 0x8915
-
-
-class Facts(NamedTuple):
-    """What machines that train together may not differ in, and the name of this one."""
-
-    host: str
-    alike: dict[str, str]
-
-
-class Input(NamedTuple):
-    """A folder that a job reads: a part of an artifact."""
-
-    stage: str
-    key: str
-    path: str
-    """Relative to the artifact's folder."""
-
-
-class State(NamedTuple):
-    """A machine's job, as the flow sees it."""
-
-    is_running: bool
-    content: dict[str, bytes]
-    """What is new in files, by path relative to the job's folder; at most CHUNK_BYTES of each."""
-    is_complete: bool
-    """Whether nothing more of these files is left to read."""
-    reports: list[dict[str, Any]]
-    """Events of this machine about shared checkpoints."""
 
 
 @dataclass
@@ -96,26 +70,24 @@ class _Reports(Listener):
 
 
 class Machine:
-    """The actor. The flow calls one method at a time, and `beat` meanwhile.
+    """The actor. The driver calls one method at a time, and `beat` meanwhile."""
 
-    Args:
-        key: the job's.
-    """
-
-    def __init__(self, key: str) -> None:
-        self._key, self._job = key, job_folder(key)
+    def __init__(self) -> None:
+        self._job = Path()
+        self._work = MachineWork("", self._job, "", stage="fit")
         self._handle: Handle | None = None
+        self._argv: list[str] = []
+        self._env: dict[str, str] = {}
         self._reports: list[dict[str, Any]] = []
-        self._work = MachineWork(key, self._job / OUTPUT, "", stage="fit")
-        self._work.listeners = (_Reports(self._reports),)
-        self._sharing = contextlib.ExitStack()
+        self._closing = contextlib.ExitStack()
+        self._closing.enter_context(early_launch.early_launches())
         self._offset = 0
         self._receiving: dict[tuple[str, str], tuple[contextlib.ExitStack, Path]] = {}
         self._heard = time.monotonic()
-        threading.Thread(target=self._watch, args=(os.getppid(),), name="flow", daemon=True).start()
+        threading.Thread(target=self._watch, args=(os.getppid(),), name="driver", daemon=True).start()
 
     def beat(self) -> None:
-        """Lets the machine know that the flow is there."""
+        """Lets the machine know that the driver is there."""
         self._heard = time.monotonic()
 
     def describe(self, program: str) -> Facts:
@@ -127,6 +99,25 @@ class Machine:
         host = str(ray.util.get_node_ip_address())
         with socket.create_server((host, 0)) as server:
             return host, int(server.getsockname()[1])
+
+    def prepare(self, program: Program, machines: Machines) -> None:
+        """Starts this machine's processes, which import what they need and wait for their job."""
+        use_cpu, compute = not visible_gpus(), program.compute
+        self._argv = accelerate_argv(
+            program.module,
+            num_processes=compute.num_processes,
+            mixed_precision=compute.mixed_precision,
+            use_cpu=use_cpu,
+            machines=machines,
+        )
+        self._env = accelerate_environment(
+            num_processes=compute.num_processes, use_cpu=use_cpu, strategy=compute.strategy, machines=machines
+        )
+        of_cluster = interface(ray.util.get_node_ip_address())
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            self._env[name] = os.environ.get(name, of_cluster)
+        self._env |= {checkpoints.SEAL_KEY: str(seal_key()), **program.env}
+        early_launch.start(self._argv, self._env, program.imports)
 
     def find_missing(self, inputs: Sequence[Input]) -> list[tuple[str, str]]:
         """Stage and key of the artifacts that are neither in this home nor in the shared store."""
@@ -149,16 +140,16 @@ class Machine:
             file.seek(offset)
             file.write(content)
 
-    def share_checkpoints(self, events: bytes, inexact_resume: bool) -> int | None:
+    def share_checkpoints(self, key: str, events: bytes, inexact_resume: bool) -> int | None:
         """Resumes the job from the newest checkpoint in the shared store, if it is newer than those here, and uploads
         those of this machine until `stop`. Returns the division of batches that the job's last checkpoint needs; None
         if it is unknown.
 
         `events`: those of earlier tries, as the flow has them.
         """
-        self._job.mkdir(parents=True, exist_ok=True)
+        self._take(key)
         own_device = None if inexact_resume else device()
-        self._sharing.enter_context(open_remote().share_checkpoints(self._work, seal_key(), own_device))
+        self._closing.enter_context(open_remote().share_checkpoints(self._work, seal_key(), own_device))
         if events:
             (self._job / EVENTS).write_bytes(events)
         self._offset = len(events)
@@ -166,29 +157,14 @@ class Machine:
             return int(Job.read(self._job).settings["micro_batch_divisor"])
         return None
 
-    def start(self, job: Job, inputs: Mapping[str, Input], machines: Machines, env: Mapping[str, str]) -> None:
-        """Starts this machine's processes of the job. `env` has precedence over this machine's variables."""
-        for outcome in self._job.glob(OUTCOMES):
-            outcome.unlink()
+    def start(self, job: Job, inputs: Mapping[str, Input]) -> None:
+        """Gives the job to this machine's processes."""
+        if self._job != job_folder(job.key):
+            self._take(job.key)
         shutil.rmtree(self._job / LOGS, ignore_errors=True)
-        (self._job / LOGS).mkdir(parents=True)
         places = {name: str(self._find(one)) for name, one in inputs.items()}
         job.model_copy(update={"inputs": places}).write(self._job)
-        use_cpu, compute = not visible_gpus(), ResolvedCompute.model_validate(job.settings["compute"])
-        processes = compute.num_processes
-        argv = accelerate_argv(
-            job.program,
-            num_processes=processes,
-            mixed_precision=compute.mixed_precision,
-            use_cpu=use_cpu,
-            machines=machines,
-        )
-        own = accelerate_environment(
-            num_processes=processes, use_cpu=use_cpu, strategy=compute.strategy, machines=machines
-        )
-        own |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interface(ray.util.get_node_ip_address()))
-        own |= {checkpoints.SEAL_KEY: str(seal_key()), **env}
-        self._handle = start_supervisor(self._job, [*argv, str(self._job)], environment(own))
+        self._handle = local.start(self._job, self._argv, self._env)
 
     def read(self, offsets: Mapping[str, int]) -> State:
         """The job's state, and what events, logs and outcomes have beyond these offsets."""
@@ -202,9 +178,11 @@ class Machine:
             with contextlib.suppress(FileNotFoundError), file.open("rb") as source:
                 source.seek(offsets.get(name, 0))
                 if (part := source.read(CHUNK_BYTES)) or name not in offsets:
-                    content[name] = part
+                    content[name] = _name_disks(part) if file.match(OUTCOMES) else part
         reports, self._reports[:] = [*self._reports], []
-        return State(is_running, content, all(len(part) < CHUNK_BYTES for part in content.values()), reports)
+        full = None if is_running else full_disk(self._job)
+        problems = tuple(map(_of_this_machine, full.problems if full else ()))
+        return State(is_running, content, all(len(part) < CHUNK_BYTES for part in content.values()), reports, problems)
 
     def read_output(self, path: str, offset: int) -> bytes:
         """A part of a file of the job's output."""
@@ -216,11 +194,17 @@ class Machine:
         """Stops the job; its processes have so long to save."""
         if self._handle is not None:
             stop(self._handle, grace_s)
-        self._sharing.close()
+        self._closing.close()
 
     def discard(self) -> None:
         """Removes the job's folder: the flow has its output."""
         shutil.rmtree(self._job, ignore_errors=True)
+
+    def _take(self, key: str) -> None:
+        self._job = job_folder(key)
+        self._job.mkdir(parents=True, exist_ok=True)
+        self._work = MachineWork(key, self._job / OUTPUT, "", stage="fit")
+        self._work.listeners = (_Reports(self._reports),)
 
     def _find(self, one: Input) -> Path:
         ref = store.find(one.stage, one.key)
@@ -232,6 +216,22 @@ class Machine:
         while os.getppid() == raylet and time.monotonic() - self._heard < SILENCE_S:
             time.sleep(1.0)
         os._exit(1)
+
+
+def _of_this_machine(problem: Problem) -> Problem:
+    """A problem of a disk names the machine; any other is the same."""
+    if problem.kind != DISK:
+        return problem
+    return problem.model_copy(update={"where": f"{socket.gethostname()}:{problem.where}"})
+
+
+def _name_disks(outcome: bytes) -> bytes:
+    """An outcome, whose problems of a disk name this machine."""
+    content = Outcome.model_validate_json(outcome)
+    if (failure := content.failure) is None or not failure.problems:
+        return outcome
+    failure = failure.model_copy(update={"problems": tuple(map(_of_this_machine, failure.problems))})
+    return content.model_copy(update={"failure": failure}).model_dump_json(indent=1).encode()
 
 
 def job_folder(key: str) -> Path:

@@ -1,0 +1,392 @@
+"""`python -m tasks.jobs.engines.ray_driver FD`: the process that uses Ray for one try of a job.
+
+A job has one actor a machine in a placement group, each with a supervisor. The driver beats to every machine, and
+copies events, logs, outcomes and output into the job's folder of the flow's home, so a job looks as on this machine. If
+a machine does not answer, or one's supervisor ends, the try ends on all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from tasks.cache import store
+from tasks.jobs.commands import Machines
+from tasks.jobs.engines.ray_machine import CHUNK_BYTES, SILENCE_S, Machine, describe
+from tasks.jobs.engines.ray_messages import Cluster, Facts, Input, MachineLost, Program, State
+from training.jobs.protocol import EVENTS, LOGS, OUTPUT, Job, read_outcome
+from training.problems import Problem, UserError
+
+NAMESPACE = "finetune"
+BEAT_S = 2.0
+ANSWER_S = 60.0
+"""For a machine to answer what takes it more than a moment."""
+TRANSFER_S = 3600.0
+"""For a machine to fetch the inputs of a job from the shared store."""
+CONNECT_S = 5.0
+AGAIN_S = 1.0
+NOTE_AFTER_S = 5.0
+ENDED_GRACE_S = 1.0
+"""For the processes of other machines after one machine's have ended: without those no checkpoint can be saved."""
+
+
+class ClusterJob:
+    """One try of a job.
+
+    Args:
+        on_events: receives notes and warnings.
+    """
+
+    def __init__(self, on_events: Callable[[list[dict[str, Any]]], None]) -> None:
+        self._on_events = on_events
+        self._gang: Gang | None = None
+        self._job = Path()
+        self._number = 0
+        self._offsets: list[dict[str, int]] = []
+
+    def free(self, address: str) -> str:
+        """What a cluster has free, in words. Raises UserError if it does not answer."""
+        connect(address, 0.0, self._note)
+        return _free()
+
+    def prepare(self, cluster: Cluster, program: Program, was_there: bool) -> None:
+        """Waits for machines, and starts the processes that wait for the job. Waits for the cluster too if it
+        `was_there` before. Raises UserError and MachineLost."""
+        connect(cluster.address, cluster.wait_s if was_there else 0.0, self._note)
+        here = cluster.processes // cluster.machines
+        self._gang = gang = Gang(cluster.machines, here, here if cluster.uses_gpus else 0)
+        gang.gather(cluster.wait_s, self._note)
+        facts = gang.all("describe", program.module)
+        gang.hosts = [one.host for one in facts]
+        require_alike([describe(program.module), *facts])
+        host, port = gang.one(0, "address")
+        machines = [Machines(cluster.machines, rank, f"{host}:{port}") for rank in range(cluster.machines)]
+        gang.each("prepare", [(program, one) for one in machines])
+
+    def start(self, job: Path, inputs: Mapping[str, Input]) -> None:
+        """Starts the job on all machines. Raises MachineLost."""
+        assert self._gang is not None
+        gang, self._job, events = self._gang, job, b""
+        self._number = 1 + max((int(log.stem) for log in (job / LOGS).glob("*.log") if log.stem.isdigit()), default=0)
+        (job / LOGS / f"{self._number}.log").touch()
+        self._send_inputs(gang, list(inputs.values()))
+        description = Job.read(job)
+        with contextlib.suppress(FileNotFoundError):
+            events = (job / EVENTS).read_bytes()
+        self._offsets = [{EVENTS: len(events)} if rank == 0 else {} for rank in range(gang.size)]
+        values = dict(description.settings)
+        arguments = (description.key, events, values["training"]["inexact_resume"])
+        divisor = gang.one(0, "share_checkpoints", *arguments, timeout_s=TRANSFER_S)
+        if not events and divisor is not None:  # this home knows nothing of earlier tries
+            values["micro_batch_divisor"] = divisor
+        gang.all("start", description.model_copy(update={"settings": values}), dict(inputs))
+
+    def poll(self) -> bool:
+        """Copies what is new into the job's folder. Returns whether the job still runs. Raises MachineLost; UserError
+        if a machine's disk is full."""
+        assert self._gang is not None
+        states: list[State] = self._gang.each("read", [(offsets,) for offsets in self._offsets])
+        for rank, state in enumerate(states):
+            self._copy(rank, state)
+        if all(state.is_running for state in states):
+            return True
+        problems = self._finish(self._gang, ENDED_GRACE_S)
+        outcome = read_outcome(self._job)
+        if problems and (outcome is None or outcome.state != "finished"):
+            raise UserError(problems)
+        self._copy_output(self._gang)
+        return False
+
+    def stop(self, grace_s: float) -> None:
+        """Stops the job on all machines, which may save a checkpoint first. Raises MachineLost."""
+        if self._gang is not None:
+            self._finish(self._gang, grace_s)
+
+    def close(self) -> None:
+        """Ends the machines' actors, and with them what they run."""
+        if self._gang is not None:
+            self._gang.close()
+
+    def _finish(self, gang: Gang, grace_s: float) -> list[Problem]:
+        """Ends the job on all machines, and copies the rest of its files. Returns the machines' problems."""
+        gang.all("stop", grace_s, timeout_s=grace_s + ANSWER_S)
+        problems: list[Problem] = []
+        for rank in range(gang.size):
+            while True:
+                state: State = gang.one(rank, "read", self._offsets[rank])
+                self._copy(rank, state)
+                if state.is_complete:
+                    break
+            problems += state.problems
+        return problems
+
+    def _copy(self, rank: int, state: State) -> None:
+        job = self._job
+        if state.reports:
+            self._on_events(state.reports)
+        for name, part in state.content.items():
+            folder, _, base = name.rpartition("/")
+            if name == EVENTS and rank:
+                continue
+            target = job / name
+            if folder == LOGS and base[0].isdigit():  # a machine numbers its own tries
+                target = job / LOGS / (f"machine{rank}" if rank else "") / f"{self._number}.log"
+            elif base == "supervisor.log":
+                target = job / LOGS / (f"machine{rank}" if rank else "") / base
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("ab") as out:
+                out.write(part)
+            self._offsets[rank][name] = self._offsets[rank].get(name, 0) + len(part)
+
+    def _send_inputs(self, gang: Gang, inputs: list[Input]) -> None:
+        for rank, missing in enumerate(gang.all("find_missing", inputs, timeout_s=TRANSFER_S)):
+            for stage, key in missing:
+                folder = store.folder(stage, key)
+                files = [path for path in folder.rglob("*") if path.is_file() and path.name != store.RECORD]
+                for path in sorted(files, key=lambda path: path.name == store.MANIFEST):
+                    offset, name = 0, path.relative_to(folder).as_posix()
+                    for part in _parts(path):
+                        gang.one(rank, "receive", stage, key, name, offset, part)
+                        offset += len(part)
+
+    def _copy_output(self, gang: Gang) -> None:
+        job = self._job
+        outcome = read_outcome(job)
+        if outcome is None or outcome.state != "finished":
+            return
+        for name in outcome.files:
+            target = job / OUTPUT / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("wb") as out:
+                while True:
+                    part = gang.one(0, "read_output", name, out.tell())
+                    out.write(part)
+                    if len(part) < CHUNK_BYTES:
+                        break
+        gang.all("discard")
+
+    def _note(self, message: str) -> None:
+        self._on_events([{"kind": "note", "message": message}])
+
+
+class Gang:
+    """The machines of one try of a job.
+
+    Args:
+        size: how many.
+        cores, gpus: of each, to reserve.
+    """
+
+    def __init__(self, size: int, cores: int, gpus: int) -> None:
+        bundle = {"CPU": cores, **({"GPU": gpus} if gpus else {})}
+        self._group: PlacementGroup = placement_group([bundle] * size, "STRICT_SPREAD")
+        self.size, self._cores, self._gpus = size, cores, gpus
+        self.hosts: list[str] = []
+        """The names of the machines by rank, when they are known."""
+        self._actors: list[Any] = []
+        self._silent: list[str] = []
+        self._lost, self._closed = threading.Event(), threading.Event()
+
+    def gather(self, wait_s: float, note: Callable[[str], None]) -> None:
+        """Waits for the machines. Raises UserError if they are not there in time."""
+        began, is_noted = time.monotonic(), False
+        while not self._group.wait(timeout_seconds=1):
+            waited = time.monotonic() - began
+            if waited > wait_s:
+                message = f"{self._needed()} were not free within {wait_s:g} s (compute.stall_timeout_s): {_free()}."
+                raise UserError([Problem(kind="compute", where="compute.num_machines", message=message)])
+            if waited > NOTE_AFTER_S and not is_noted:
+                is_noted = True
+                note(f"waiting for {self._needed()}: {_free()}")
+        machine = ray.remote(Machine)
+        for index in range(self.size):
+            options = machine.options(
+                num_cpus=self._cores,
+                num_gpus=self._gpus,
+                max_concurrency=2,  # `beat`, while another method runs
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, index),
+            )
+            self._actors.append(options.remote())
+        threading.Thread(target=self._beat, name="machines", daemon=True).start()
+
+    def all(self, method: str, *arguments: Any, timeout_s: float = ANSWER_S) -> list[Any]:
+        """Calls a method of all machines at once. Raises MachineLost."""
+        return self.each(method, [arguments] * len(self._actors), timeout_s)
+
+    def one(self, rank: int, method: str, *arguments: Any, timeout_s: float = ANSWER_S) -> Any:
+        """Calls a method of one machine. Raises MachineLost."""
+        return self._wait({rank: getattr(self._actors[rank], method).remote(*arguments)}, timeout_s)[0]
+
+    def each(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float = ANSWER_S) -> list[Any]:
+        """Calls a method of all machines at once, with arguments of their own. Raises MachineLost."""
+        calls = enumerate(zip(self._actors, arguments, strict=True))
+        return self._wait({rank: getattr(actor, method).remote(*own) for rank, (actor, own) in calls}, timeout_s)
+
+    def close(self) -> None:
+        """Ends the machines' actors, and with them what they run."""
+        self._closed.set()
+        for actor in self._actors:
+            with contextlib.suppress(RayError):
+                ray.kill(actor)
+        with contextlib.suppress(RayError):
+            remove_placement_group(self._group)
+
+    def _wait(self, calls: Mapping[int, Any], timeout_s: float) -> list[Any]:
+        """The answers to calls, by rank."""
+        deadline = time.monotonic() + timeout_s
+        while not self._lost.is_set() and time.monotonic() < deadline:
+            _, waiting = ray.wait(list(calls.values()), num_returns=len(calls), timeout=0.2)
+            if not waiting:
+                return [self._answer(call, rank) for rank, call in calls.items()]
+        raise MachineLost(f"{', '.join(self._silent) or self._name(next(iter(calls)))} does not answer.")
+
+    def _answer(self, call: Any, rank: int) -> Any:
+        try:
+            return ray.get(call, timeout=ANSWER_S)
+        except RayTaskError as error:
+            raise error.cause from None
+        except (RayError, GetTimeoutError) as error:
+            _require_project(str(error))
+            print(error, file=sys.stderr)
+            raise MachineLost(f"{self._name(rank)} was lost.") from error
+
+    def _name(self, rank: int) -> str:
+        return f"{self.hosts[rank]} of the cluster" if self.hosts else "A machine of the cluster"
+
+    def _beat(self) -> None:
+        answered = time.monotonic()
+        calls, waiting = [actor.beat.remote() for actor in self._actors], []
+        while not self._closed.is_set() and time.monotonic() - answered < SILENCE_S:
+            try:
+                _, waiting = ray.wait(calls, num_returns=len(calls), timeout=BEAT_S)
+                if not waiting:
+                    ray.get(calls)
+                    answered = time.monotonic()
+                    self._closed.wait(BEAT_S)
+                    calls = [actor.beat.remote() for actor in self._actors]
+            except RayError:
+                break
+        self._silent = [self._name(calls.index(call)) for call in waiting]
+        self._lost.set()
+
+    def _needed(self) -> str:
+        gpus = f" and {self._gpus} GPUs" if self._gpus else ""
+        return f"{self.size} machines with {self._cores} cores{gpus} each"
+
+
+def _require_project(error: str) -> None:
+    """Raises UserError if this error is one of importing the project."""
+    if "error raised in its creation task" in error:
+        host = re.search(r"ip=([^,)]+)", error)
+        reason = error.strip().splitlines()[-1]
+        message = f"{host[1] if host else 'a machine'} cannot run this project ({reason}): install the same there."
+        raise UserError([Problem(kind="compute", where="compute.cluster", message=message)])
+
+
+def require_alike(facts: Sequence[Facts]) -> None:
+    """Raises UserError with each difference between machines that could change the result."""
+    first = facts[0]
+    differences = dict.fromkeys(
+        f"{name} differs: {value} on {first.host}, {other.alike.get(name)} on {other.host}: install the same."
+        for other in facts[1:]
+        for name, value in first.alike.items()
+        if other.alike.get(name) != value
+    )
+    if differences:
+        raise UserError([Problem(kind="compute", where="compute.cluster", message=message) for message in differences])
+
+
+def connect(address: str | None, wait_s: float, note: Callable[[str], None]) -> None:
+    """Connects to a cluster, or starts one on this machine if there is no address. Raises UserError if it does not
+    answer within `wait_s`."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    place, began, is_noted = address or os.environ.get("RAY_ADDRESS") or None, time.monotonic(), False
+    while True:
+        try:
+            _connect(place)
+            return
+        except (OSError, ValueError, RuntimeError) as error:
+            ray.shutdown()
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            if time.monotonic() - began >= wait_s:
+                message = f"no Ray cluster answers at {place!r} ({reason}): start it, or name host:port of its head."
+                where = "compute.cluster_address"
+                raise UserError([Problem(kind="compute", where=where, message=message)]) from error
+            if not is_noted:
+                is_noted = True
+                note(f"waiting for the Ray cluster at {place}: {reason}")
+            time.sleep(AGAIN_S)
+
+
+def _connect(place: str | None) -> None:
+    if place is not None:  # Ray itself tries for minutes
+        host, _, port = place.rpartition(":")
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+    ray.init(
+        place,
+        namespace=NAMESPACE,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        include_dashboard=None if place else False,
+    )
+
+
+def _parts(file: Path) -> Iterator[bytes]:
+    with file.open("rb") as source:
+        part = source.read(CHUNK_BYTES)
+        yield part
+        while part := source.read(CHUNK_BYTES):
+            yield part
+
+
+def _free() -> str:
+    free, nodes = ray.available_resources(), sum(node["Alive"] for node in ray.nodes())
+    gpus = f" and {free['GPU']:g} GPUs" if free.get("GPU") else ""
+    return f"the cluster has {nodes} machine{'s' * (nodes != 1)}, with {free.get('CPU', 0):g} cores{gpus} free"
+
+
+def main() -> None:
+    """Answers the calls that come through the pipe with this file descriptor, until it is closed."""
+    connection = Connection(int(sys.argv[1]))
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    number = 0
+    job = ClusterJob(lambda events: connection.send((number, "events", events)))
+    while True:
+        try:
+            number, method, arguments = connection.recv()
+        except EOFError:
+            break
+        try:
+            connection.send((number, "result", getattr(job, method)(*arguments)))
+        except (UserError, MachineLost) as error:
+            connection.send((number, "error", error))
+        except Exception as error:
+            traceback.print_exc()
+            connection.send((number, "error", RuntimeError(f"{type(error).__name__}: {error}")))
+    job.close()
+
+
+def _end_with(flow: int) -> None:
+    while os.getppid() == flow:
+        time.sleep(AGAIN_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What the flow, the driver and the machines of a job on a Ray cluster tell each other."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from training.jobs.protocol import Imports
+from training.problems import Problem
+from training.recipe import ResolvedCompute
+
+
+class MachineLost(Exception):
+    """A machine of a cluster does not answer."""
+
+
+class Cluster(NamedTuple):
+    """What a job needs of a cluster."""
+
+    address: str | None
+    """None for RAY_ADDRESS, or else for a cluster of this machine alone."""
+    machines: int
+    processes: int
+    """On all machines together."""
+    uses_gpus: bool
+    """Whether each process has a GPU."""
+    wait_s: float
+    """The longest wait for machines, in seconds."""
+
+
+class Program(NamedTuple):
+    """What the machines start before they know the job."""
+
+    module: str
+    compute: ResolvedCompute
+    env: dict[str, str]
+    """Variables of its processes that have precedence over a machine's own."""
+    imports: Imports
+    """What the processes import meanwhile."""
+
+
+class Facts(NamedTuple):
+    """What machines that train together may not differ in, and the name of this one."""
+
+    host: str
+    alike: dict[str, str]
+
+
+class Input(NamedTuple):
+    """A folder that a job reads: a part of an artifact."""
+
+    stage: str
+    key: str
+    path: str
+    """Relative to the artifact's folder."""
+
+
+class State(NamedTuple):
+    """A machine's job, as the flow sees it."""
+
+    is_running: bool
+    content: dict[str, bytes]
+    """What is new in files, by path relative to the job's folder; at most CHUNK_BYTES of each."""
+    is_complete: bool
+    """Whether nothing more of these files is left to read."""
+    reports: list[dict[str, Any]]
+    """Events of this machine about shared checkpoints."""
+    problems: tuple[Problem, ...]
+    """Of a job that does not run: a full disk, on which it could not report anything."""
