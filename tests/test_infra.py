@@ -16,8 +16,8 @@ import pytest
 from flows.cli.main import parser
 
 ROOT = Path(__file__).parent.parent
-UNITS = sorted((ROOT / "infra/systemd").glob("*.service"))
-PAGE = (ROOT / "docs/how-to/team.md").read_text()
+UNITS = sorted((ROOT / "infra").glob("*/*.service"))
+PAGES = "".join((ROOT / "docs/how-to" / page).read_text() for page in ("team.md", "cluster.md"))
 
 
 def started(unit: Path) -> list[str]:
@@ -30,11 +30,14 @@ def started(unit: Path) -> list[str]:
 
 def help_of(words: list[str]) -> str:
     """The program's help for its subcommand."""
+    if words[0] == "ray":
+        pytest.importorskip("ray", reason="without the extra ray")
     assert entry_points(group="console_scripts", name=words[0])
     if words[0] == "mlflow":  # whose --help takes seconds
         files = ("mlflow/cli/__init__.py", "mlflow/utils/cli_args.py")
         return "".join(Path(str(distribution("mlflow").locate_file(file))).read_text() for file in files)
-    argv = [sys.executable, "-m", *words, "--help"]
+    module = {"ray": "ray.scripts.scripts"}.get(words[0], words[0])
+    argv = [sys.executable, "-m", module, *words[1:], "--help"]
     env = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
     return subprocess.run(argv, env=env, capture_output=True, text=True, check=True, timeout=120).stdout
 
@@ -47,7 +50,7 @@ def test_every_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
         (tmp_path / unit.name).write_text(text)
     verify = subprocess.run([systemd_analyze, "verify", *map(str, tmp_path.iterdir())], capture_output=True, text=True)
     assert [line for line in verify.stderr.splitlines() if any(unit.stem in line for unit in UNITS)] == []
-    assert len(UNITS) == 4 and all(unit.name in PAGE for unit in UNITS)
+    assert len(UNITS) == 6 and all(unit.name in PAGES or unit.parent.name == "ray" for unit in UNITS)
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: str(unit.stem))
@@ -57,7 +60,14 @@ def test_the_program_of_a_unit_has_the_options_that_the_unit_gives(unit: Path) -
         parser().parse_args(arguments)
         return
     words = [word for word in arguments if word.isalpha() and not word.startswith("-")]
-    subcommand = words[:1] if program == "mlflow" else words[:2]
+    subcommand = words[:2] if program == "prefect" else words[:1]
     options = help_of([program, *subcommand])
     given = [word for word in arguments if word.startswith("--") and word != "--no-prompt"]
     assert given and [option for option in given if option not in options] == []
+
+
+def test_the_batch_script_of_slurm_is_one_that_bash_takes() -> None:
+    script = ROOT / "infra/slurm/finetune.sbatch"
+    assert subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True).stderr == ""
+    options = [word for word in script.read_text().split() if word.startswith("compute.")]
+    assert [option.partition("=")[0] for option in options] == ["compute.cluster", "compute.num_machines"]
