@@ -98,10 +98,10 @@ def at_end(close: Callable[[], None]) -> None:
 
 
 @contextlib.contextmanager
-def early_launches() -> Iterator[None]:
-    """Inside, programs are forks of a warm process, and one may start before its job is known."""
+def early_launches(warm_process: bool = True) -> Iterator[None]:
+    """Inside, one program may start before its job is known. With a warm process, programs are forks of it."""
     global _current
-    with warm.warm_programs():
+    with warm.warm_programs() if warm_process else contextlib.nullcontext():
         try:
             yield
         finally:

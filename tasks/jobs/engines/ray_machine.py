@@ -80,7 +80,8 @@ class Machine:
         self._env: dict[str, str] = {}
         self._reports: list[dict[str, Any]] = []
         self._closing = contextlib.ExitStack()
-        self._closing.enter_context(early_launch.early_launches())
+        # The one program here is a launcher, whose ranks are no forks.
+        self._closing.enter_context(early_launch.early_launches(warm_process=False))
         self._offset = 0
         self._receiving: dict[tuple[str, str], tuple[contextlib.ExitStack, Path]] = {}
         self._heard = time.monotonic()
