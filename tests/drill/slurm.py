@@ -19,15 +19,17 @@ from pathlib import Path
 
 from tests.drill import hosts
 from tests.drill.fires import UNREGISTERED, require
-from tests.drill.ground import ROOT, Ground
+from tests.drill.ground import ROOT, SETTINGS, Ground
 from tests.drill.hosts import DRILL, Host
 from tests.drill.watch import Watch
 from tests.s3 import BUCKET, KEYS, S3
 from training.jobs.processes import die_with_parent
 
-SETTINGS = ("compute.num_processes=2", "training.num_train_epochs=200", UNREGISTERED)
+OWN = ("compute.num_processes=2", "training.num_train_epochs=300", UNREGISTERED)
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "scontrol", "munged")
 END_WITHIN_S = 400.0
+START_S = 1.0
+"""For a daemon to open its socket."""
 AWAY_S = 30.0
 """Longer than SlurmdTimeout."""
 CONFIGURATION = """
@@ -66,7 +68,7 @@ def why_not() -> str | None:
 def play(ground: Ground, watch: Watch) -> str:
     """Plays it to its end. Returns what was found. Raises Broken."""
     alone = ground.folder / "alone"
-    run = ground.start(alone, *SETTINGS)
+    run = ground.start(alone, *OWN)
     require(not watch.look_until(time.monotonic() + END_WITHIN_S, run), f"no end: {run.ending()}")
     require(run.process.returncode == 0, run.ending())
     weights = run.result()["model"]["sha256"]
@@ -130,7 +132,7 @@ class Slurm:
 
     def submit(self, out: Path) -> str:
         """Submits the batch script; gives the job's number."""
-        sets = [word for setting in SETTINGS for word in ("--set", setting)]
+        sets = [word for setting in (*SETTINGS, *OWN) for word in ("--set", setting)]
         script = str(ROOT / "infra/slurm/finetune.sbatch")
         run = [str(self._folder / "project" / "small.yaml"), "--json", str(out), *sets]
         store = {"FINETUNE_STORE": f"s3://{BUCKET}/slurm", **self._s3.environment(), **KEYS}
@@ -170,26 +172,24 @@ class Slurm:
         for name in self._s3.objects():
             self._s3.remove(name)
         for host in self.hosts:
-            for entry in host.seen.iterdir():
-                shutil.rmtree(entry, ignore_errors=True)
-                entry.unlink(missing_ok=True) if entry.exists() and not entry.is_dir() else None
+            self._empty(host)
 
     def take_down(self, index: int) -> None:
         """All processes of a host end, its disk is lost."""
         self.hosts[index].send(signal.SIGKILL)
-        for entry in self.hosts[index].seen.iterdir():
-            shutil.rmtree(entry, ignore_errors=True)
+        self._empty(self.hosts[index])
 
     def bring_back(self, index: int) -> None:
         """Starts the node's daemon."""
         host = self.hosts[index]
         self._start([*host.inside, "slurmd", "-D", "-N", f"host{index + 1}"])
 
+    def _empty(self, host: Host) -> None:
+        host.call("find", str(host.home), "-mindepth", "1", "-delete")
+
     def _start(self, argv: list[str]) -> None:
-        log = (self._folder / "slurm.log").open("ab")
-        with log:
+        with (self._folder / "slurm.log").open("ab") as log:
             process = subprocess.Popen(argv, env=self._env, stdout=log, stderr=log, preexec_fn=die_with_parent)
         self._closing.callback(process.wait)
         self._closing.callback(process.kill)
-        time.sleep(1.0)
-        require(process.poll() is None or True, f"{argv[0]} has ended")
+        time.sleep(START_S)
