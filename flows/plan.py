@@ -8,6 +8,7 @@ from flows.pipeline import Finished, pipeline
 from tasks.cache.history import History
 from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.refs import Lock
+from tasks.jobs.engines.ray_engine import find_cluster_problems
 from tasks.shared_store.opening import open_remote
 from tasks.stages.fit import launch_early
 from tasks.stages.preflight.model_check import require_model
@@ -20,8 +21,9 @@ def plan_stages(recipe: Recipe, planner: Planner, *, before_run: bool) -> tuple[
     """Plans all stages and checks the model if training would run. Returns the plan's results, and the reason if the
     model could not be checked.
 
-    `before_run` allows downloading config.json, and skips a model from scratch without adapters, because load_model
-    builds it at once. Raises UserError with the problems of the stages and of the model together.
+    `before_run` allows downloading config.json, requires the cluster if training would run on one, and skips a model
+    from scratch without adapters, because load_model builds it at once. Raises UserError with the problems of the
+    stages, the cluster and the model together.
     """
     problems: list[Problem] = []
     finished, unchecked = None, None
@@ -31,6 +33,8 @@ def plan_stages(recipe: Recipe, planner: Planner, *, before_run: bool) -> tuple[
         problems += error.problems
     trains = finished is None or any(row.name == "fit" and row.state != "cached" for row in planner.rows)
     built_soon = before_run and recipe.model.source == "scratch" and recipe.training.lora is None
+    if trains and before_run:
+        problems += find_cluster_problems(recipe.compute)
     if trains and not built_soon:
         try:
             unchecked = require_model(recipe, finished.lock if finished else Lock(), download=before_run)

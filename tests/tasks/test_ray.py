@@ -187,8 +187,8 @@ def test_a_machine_without_the_project_is_refused_by_name(tmp_path: Path) -> Non
     assert "cannot run this project (ModuleNotFoundError: " in printed, printed
 
 
-def test_without_a_cluster_at_its_address_the_run_says_so(tmp_path: Path) -> None:
+def test_without_a_cluster_at_its_address_the_run_says_so_before_any_stage(tmp_path: Path) -> None:
     with start(tmp_path / "home", write_project(tmp_path / "project"), ON_CLUSTER, RAY_ADDRESS="127.0.0.1:1") as run:
         printed, _ = run.communicate(timeout=300)
-    assert run.returncode == 2
+    assert run.returncode == 2 and "load_data" not in printed
     assert "compute.cluster_address: no Ray cluster answers at '127.0.0.1:1'" in printed

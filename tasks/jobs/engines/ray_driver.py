@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import re
-import socket
 import sys
 import threading
 import time
@@ -29,7 +28,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tasks.cache import store
 from tasks.jobs.commands import Machines
 from tasks.jobs.engines.ray_machine import CHUNK_BYTES, SILENCE_S, Machine, describe
-from tasks.jobs.engines.ray_messages import Cluster, Facts, Input, MachineLost, Program, State
+from tasks.jobs.engines.ray_messages import Cluster, Facts, Input, MachineLost, Program, State, knock, no_cluster
 from training.jobs.protocol import EVENTS, LOGS, OUTPUT, Job, read_outcome
 from training.problems import Problem, UserError
 
@@ -39,7 +38,6 @@ ANSWER_S = 60.0
 """For a machine to answer what takes it more than a moment."""
 TRANSFER_S = 3600.0
 """For a machine to fetch the inputs of a job from the shared store."""
-CONNECT_S = 5.0
 AGAIN_S = 1.0
 NOTE_AFTER_S = 5.0
 ENDED_GRACE_S = 1.0
@@ -323,21 +321,17 @@ def connect(address: str | None, wait_s: float, note: Callable[[str], None]) -> 
             return
         except (OSError, ValueError, RuntimeError) as error:
             ray.shutdown()
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             if time.monotonic() - began >= wait_s:
-                message = f"no Ray cluster answers at {place!r} ({reason}): start it, or name host:port of its head."
-                where = "compute.cluster_address"
-                raise UserError([Problem(kind="compute", where=where, message=message)]) from error
+                raise UserError([no_cluster(place, error)]) from error
             if not is_noted:
                 is_noted = True
-                note(f"waiting for the Ray cluster at {place}: {reason}")
+                note(f"waiting for the Ray cluster at {place}")
             time.sleep(AGAIN_S)
 
 
 def _connect(place: str | None) -> None:
-    if place is not None:  # Ray itself tries for minutes
-        host, _, port = place.rpartition(":")
-        socket.create_connection((host, int(port)), CONNECT_S).close()
+    if place is not None:
+        knock(place)
     ray.init(
         place,
         namespace=NAMESPACE,

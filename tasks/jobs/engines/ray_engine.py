@@ -7,6 +7,7 @@ driver (ray_driver.py), calls it by a pipe, and starts another one for the next 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -22,10 +23,11 @@ from pydantic import BaseModel, ConfigDict
 from tasks.cache import settings
 from tasks.jobs import early_launch
 from tasks.jobs.engines import local
-from tasks.jobs.engines.ray_messages import Cluster, Input, MachineLost, Program
+from tasks.jobs.engines.ray_messages import Cluster, Input, MachineLost, Program, knock, no_cluster
 from tasks.jobs.supervisors import Handle
 from training.jobs.protocol import LOGS, OUTCOMES, Failure, Outcome, crash_files, write_atomically
 from training.problems import Problem, UserError
+from training.recipe import Compute
 
 LOG = "ray.log"
 """What Ray prints, in the job's logs."""
@@ -229,6 +231,18 @@ class Driver:
             self._process.kill()
             self._process.wait()
         self._log.close()
+
+
+def find_cluster_problems(compute: Compute) -> list[Problem]:
+    """The problem if the recipe names a cluster, or RAY_ADDRESS does, and nothing listens there."""
+    address = compute.cluster_address or os.environ.get("RAY_ADDRESS")
+    if compute.cluster is None or not address:
+        return []
+    try:
+        knock(address)
+    except (OSError, ValueError) as error:
+        return [no_cluster(address, error)]
+    return []
 
 
 def free(address: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any, NamedTuple
 
 from training.jobs.protocol import Imports
 from training.problems import Problem
 from training.recipe import ResolvedCompute
+
+CONNECT_S = 5.0
 
 
 class MachineLost(Exception):
@@ -66,3 +69,16 @@ class State(NamedTuple):
     """Events of this machine about shared checkpoints."""
     problems: tuple[Problem, ...]
     """Of a job that does not run: a full disk, on which it could not report anything."""
+
+
+def no_cluster(address: str | None, error: Exception) -> Problem:
+    """That no cluster answers at this address."""
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    message = f"no Ray cluster answers at {address!r} ({reason}): start it, or name host:port of its head."
+    return Problem(kind="compute", where="compute.cluster_address", message=message)
+
+
+def knock(address: str) -> None:
+    """Raises OSError or ValueError if nothing listens at `host:port`; Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), CONNECT_S).close()
