@@ -88,6 +88,9 @@ class ClusterJob:
         with contextlib.suppress(FileNotFoundError):
             events = (job / EVENTS).read_bytes()
         self._offsets = [{EVENTS: len(events)} if rank == 0 else {} for rank in range(gang.size)]
+        if events:
+            found = [one for one in gang.all("events", description.key) if one.startswith(events)]
+            events = max([events, *found], key=len)
         values = dict(description.settings)
         arguments = (description.key, events, values["training"]["inexact_resume"])
         divisor = gang.one(0, "share_checkpoints", *arguments, timeout_s=TRANSFER_S)

@@ -39,7 +39,7 @@ from tasks.jobs.hardware import device, visible_gpus
 from tasks.jobs.supervisors import Handle, poll, stop
 from tasks.shared_store.opening import open_remote
 from training.engine import checkpoints
-from training.jobs.protocol import EVENTS, LOGS, OUTCOMES, OUTPUT, Job, Outcome, read_events
+from training.jobs.protocol import EVENTS, LOGS, OUTCOMES, OUTPUT, Job, Outcome, read_events, write_atomically
 from training.problems import DISK, Problem, full_disk
 
 SILENCE_S = 10.0
@@ -141,18 +141,25 @@ class Machine:
             file.seek(offset)
             file.write(content)
 
+    def events(self, key: str) -> bytes:
+        """The events that this machine has of a job. Those of machine 0 may be more than the flow's: it may have been
+        lost before they were read."""
+        with contextlib.suppress(FileNotFoundError):
+            return (job_folder(key) / EVENTS).read_bytes()
+        return b""
+
     def share_checkpoints(self, key: str, events: bytes, inexact_resume: bool) -> int | None:
         """Resumes the job from the newest checkpoint in the shared store, if it is newer than those here, and uploads
         those of this machine until `stop`. Returns the division of batches that the job's last checkpoint needs; None
         if it is unknown.
 
-        `events`: those of earlier tries, as the flow has them.
+        `events`: those of earlier tries.
         """
         self._take(key)
         own_device = None if inexact_resume else device()
         self._closing.enter_context(open_remote().share_checkpoints(self._work, seal_key(), own_device))
         if events:
-            (self._job / EVENTS).write_bytes(events)
+            write_atomically(self._job / EVENTS, events)
         self._offset = len(events)
         with contextlib.suppress(OSError, ValueError, KeyError):
             return int(Job.read(self._job).settings["micro_batch_divisor"])
