@@ -98,6 +98,7 @@ class Host:
         self._table = os.stat(f"/proc/{first}/ns/pid").st_ino
         self._first = first
         inner = f"{self._cable}i"
+        subprocess.run(["ip", "link", "del", self._cable], stderr=subprocess.DEVNULL)  # of a drill that was killed
         _ip("link", "add", self._cable, "type", "veth", "peer", "name", inner, "netns", str(first))
         _ip("link", "set", self._cable, "master", SWITCH, "up")
         self.call("ip", "address", "add", f"{self.address}/24", "dev", inner)
