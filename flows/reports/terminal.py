@@ -41,9 +41,9 @@ class Terminal(Listener):
         self._note(f"  {stage}: another run makes the same artifact; waiting for it")
 
     def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
-        """Prints warnings and evaluations, and shows the progress."""
+        """Prints warnings, waits and evaluations, and shows the progress."""
         for event in events:
-            if event["kind"] in ("warning", "note"):
+            if event["kind"] in ("warning", "note", "waiting"):
                 self._note(f"  {stage}: {event['message']}")
             elif event["kind"] == "metrics" and (metrics := format_evaluation(event)):
                 self._note(f"  {stage}: {metrics}")

@@ -269,7 +269,7 @@ def _make_rollback(work: Work) -> Callable[[Transaction], None]:
 
 def _note_wait(work: Work, owner: str) -> None:
     message = f"another machine does the same; waiting for it ({owner})"
-    work.on_events([{"kind": "note", "message": message}])
+    work.on_events([{"kind": "waiting", "message": message}])
 
 
 def _forget_finished(job: Path) -> None:

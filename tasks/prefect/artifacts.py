@@ -1,4 +1,5 @@
-"""Prefect artifacts of a run: progress bars, the tables of the data report, the scores and the verdict, and links.
+"""Prefect artifacts of a run: progress bars, the tables of the data report, the scores and the verdict, and links. Also
+its state while it waits.
 
 They are sent by a thread, so that a slow or dead server delays no stage.
 """
@@ -23,6 +24,7 @@ from prefect.artifacts import (
 )
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.client.schemas.objects import State, StateType
 
 from tasks.cache.refs import Publication, Ref, Verdict, Version
 from tasks.cache.stage import Row
@@ -91,7 +93,26 @@ class Link:
         pass
 
 
-Artifact = Bar | Table | Link
+@dataclass(frozen=True)
+class Running:
+    """The state of a flow run: `Waiting`, with the reason, or `Running`. Its type is RUNNING in both."""
+
+    run: UUID
+    name: str
+    message: str = ""
+
+    def create(self, key: str) -> Any:
+        self.update(self.run)
+        return self.run
+
+    def update(self, run: UUID) -> None:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(run).state
+            if state is not None and state.is_running():  # not if it is being cancelled
+                client.set_flow_run_state(run, State(type=StateType.RUNNING, name=self.name, message=self.message))
+
+
+Artifact = Bar | Table | Link | Running
 
 
 class ArtifactSender:

@@ -1,4 +1,5 @@
-"""Progress of a run in Prefect: a bar for each long stage, and log lines. Results: tasks/prefect/artifacts.py."""
+"""Progress of a run in Prefect: a bar for each long stage, log lines, and the state of a run that waits. Results:
+tasks/prefect/artifacts.py."""
 
 from __future__ import annotations
 
@@ -7,14 +8,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
 
 from tasks.cache.refs import Ref
 from tasks.cache.stage import Listener, Row
 from tasks.prefect.artifacts import (
     ArtifactSender,
     Bar,
+    Running,
     build_result_artifacts,
     link_mlflow_run,
     tabulate_data_report,
@@ -44,19 +48,25 @@ class PrefectProgress(Listener):
         self._pace = Pace()
         self._has_bar = False
         """Whether the present stage has a bar; a cached stage has none."""
+        self._waits = False
 
     def stage_started(self, stage: str, key: str) -> None:
         """Links the MLflow run, once."""
+        self._end_wait()
         self._has_bar, self._pace = False, Pace()
         self._link_mlflow_run()
 
     def stage_waits(self, stage: str) -> None:
-        """Logs that another run makes the same artifact."""
-        get_run_logger().info("%s: another run makes the same artifact; waiting for it", stage)
+        """Logs that another run makes the same artifact, and shows this one as waiting."""
+        self._wait(stage, "another run makes the same artifact; waiting for it")
 
     def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
-        """Moves the bar, at most every two seconds, and logs evaluations, warnings and notes."""
+        """Moves the bar, at most every two seconds, logs evaluations, warnings and notes, and shows waits."""
         for event in events:
+            if event["kind"] == "waiting":
+                self._wait(stage, event["message"])
+                continue
+            self._end_wait()
             if event["kind"] in ("warning", "note"):
                 level = logging.WARNING if event["kind"] == "warning" else logging.INFO
                 get_run_logger().log(level, "%s: %s", stage, event["message"])
@@ -71,6 +81,7 @@ class PrefectProgress(Listener):
 
     def stage_ended(self, row: Row, result: Any) -> None:
         """Logs one line, completes the bar of a stage that did not fail, and shows the stage's result."""
+        self._end_wait()
         ended = f"{row.name}: {row.state}, {row.seconds:,.0f} s"
         get_run_logger().info("  ".join(filter(None, [ended, summarize_row(row, result)])))
         if self._has_bar and row.state != "failed":
@@ -91,6 +102,20 @@ class PrefectProgress(Listener):
         self._link_mlflow_run()
         self._artifacts.end()
 
+    def _wait(self, stage: str, reason: str) -> None:
+        get_run_logger().info("%s: %s", stage, reason)
+        self._show_state("Waiting", f"{stage}: {reason}")
+        self._waits = True
+
+    def _end_wait(self) -> None:
+        if self._waits:
+            self._show_state("Running")
+            self._waits = False
+
+    def _show_state(self, name: str, message: str = "") -> None:
+        if run := flow_run.get_id():
+            self._artifacts.put("state", Running(UUID(run), name, message))
+
     def _link_mlflow_run(self) -> None:
         if not self._is_linked and (url := self._mlflow_url()):
             self._is_linked = True
@@ -100,9 +125,10 @@ class PrefectProgress(Listener):
 def _build_bar(stage: str, event: Mapping[str, Any], left_s: float | None) -> Bar:
     """`step 280 of 560, loss 0.754, 927 rows/s, ends about 14:05 UTC`"""
     done, total = event["done"], event["total"]
-    parts = [
-        f"{'step ' if stage == 'fit' else ''}{done:,} of {total:,}{' ' + event['unit'] if 'unit' in event else ''}"
-    ]
+    if "unit" in event:
+        parts = [f"{done:,} of {total:,} {event['unit']}"]
+    else:
+        parts = [f"{'step ' if stage == 'fit' else ''}{done:,} of {total:,}"]
     if event.get("phase") == "evaluate":
         parts.append("evaluating")
     if event.get("loss") is not None:

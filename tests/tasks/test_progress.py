@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from prefect import flow, task
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+from prefect.client.schemas.objects import State, StateType
 from prefect.runtime import flow_run, task_run
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
@@ -85,6 +87,44 @@ def test_the_bar_of_a_stage_that_failed_stays_where_it_was() -> None:
 
 def test_a_stage_without_progress_has_no_bar() -> None:
     assert run("cached", [{"kind": "note", "message": "found"}])[0] == []
+
+
+def test_a_run_that_waits_is_shown_as_waiting_with_the_reason_until_it_goes_on() -> None:
+    def states(wanted: int) -> list[tuple[str, str | None]]:
+        deadline = time.monotonic() + 30
+        while True:
+            with get_client(sync_client=True) as client:
+                found = client.read_flow_run_states(uuid.UUID(ids[0]))
+            if len(found) >= wanted or time.monotonic() > deadline:
+                return [(state.name, state.message) for state in sorted(found, key=lambda state: state.timestamp)][2:]
+
+    ids: list[str] = []
+    shown = PrefectProgress()
+
+    @flow(name="waits")
+    def body() -> list[tuple[str, str | None]]:
+        ids.append(str(flow_run.get_id()))
+        shown.stage_started("fit", "k")
+        shown.stage_events("fit", [{"kind": "waiting", "message": "2 machines with 1 cores each"}])
+        states(wanted=3)
+        shown.stage_events("fit", [{"kind": "progress", "done": 1, "total": 4}])
+        before_end = states(wanted=4)
+        shown.end()
+        return before_end
+
+    assert body() == [("Waiting", "fit: 2 machines with 1 cores each"), ("Running", "")]
+
+
+def test_a_run_that_is_being_cancelled_is_not_shown_as_waiting() -> None:
+    @flow(name="cancelling")
+    def body() -> str | None:
+        run = uuid.UUID(flow_run.get_id())
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(run, State(type=StateType.CANCELLING), force=True)
+            artifacts.Running(run, "Waiting").update(run)
+            return client.read_flow_run(run).state_name
+
+    assert body() == "Cancelling"
 
 
 ROWS = {

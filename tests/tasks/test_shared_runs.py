@@ -106,7 +106,7 @@ def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_s3: str) -> Homes:
 
 
 class Waits(Listener):
-    """Collects the notes of waiting stages.
+    """Collects the reasons of waiting stages.
 
     Args:
         on_wait: called at each.
@@ -116,7 +116,7 @@ class Waits(Listener):
         self._on_wait, self.notes = on_wait, list[str]()
 
     def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
-        notes = [event["message"] for event in events if event["kind"] == "note"]
+        notes = [event["message"] for event in events if event["kind"] == "waiting"]
         self.notes += notes
         for _ in notes:
             self._on_wait()

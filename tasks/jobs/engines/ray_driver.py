@@ -26,6 +26,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tasks.cache import store
+from tasks.cache.stage import fetch_event
 from tasks.jobs.commands import Machines
 from tasks.jobs.engines.ray_machine import CHUNK_BYTES, SILENCE_S, Machine, describe
 from tasks.jobs.engines.ray_messages import Cluster, Facts, Input, MachineLost, Program, State, knock, no_cluster
@@ -40,6 +41,8 @@ TRANSFER_S = 3600.0
 """For a machine to fetch the inputs of a job from the shared store."""
 AGAIN_S = 1.0
 NOTE_AFTER_S = 5.0
+PROGRESS_S = 0.5
+"""Between two reports of a copy."""
 ENDED_GRACE_S = 1.0
 """For the processes of other machines after one machine's have ended: without those no checkpoint can be saved."""
 
@@ -48,7 +51,7 @@ class ClusterJob:
     """One try of a job.
 
     Args:
-        on_events: receives notes and warnings.
+        on_events: receives warnings, reasons of waits, and the progress of copies.
     """
 
     def __init__(self, on_events: Callable[[list[dict[str, Any]]], None]) -> None:
@@ -57,19 +60,20 @@ class ClusterJob:
         self._job = Path()
         self._number = 0
         self._offsets: list[dict[str, int]] = []
+        self._reported_at = 0.0
 
     def free(self, address: str) -> str:
         """What a cluster has free, in words. Raises UserError if it does not answer."""
-        connect(address, 0.0, self._note)
+        connect(address, 0.0, self._report_wait)
         return _free()
 
     def prepare(self, cluster: Cluster, program: Program, was_there: bool) -> None:
         """Waits for machines, and starts the processes that wait for the job. Waits for the cluster too if it
         `was_there` before. Raises UserError and MachineLost."""
-        connect(cluster.address, cluster.wait_s if was_there else 0.0, self._note)
+        connect(cluster.address, cluster.wait_s if was_there else 0.0, self._report_wait)
         here = cluster.processes // cluster.machines
         self._gang = gang = Gang(cluster.machines, here, here if cluster.uses_gpus else 0)
-        gang.gather(cluster.wait_s, self._note)
+        gang.gather(cluster.wait_s, self._report_wait)
         facts = gang.all("describe", program.module)
         gang.hosts = [one.host for one in facts]
         require_alike([describe(program.module), *facts])
@@ -156,21 +160,36 @@ class ClusterJob:
             self._offsets[rank][name] = self._offsets[rank].get(name, 0) + len(part)
 
     def _send_inputs(self, gang: Gang, inputs: list[Input]) -> None:
-        for rank, missing in enumerate(gang.all("find_missing", inputs, timeout_s=TRANSFER_S)):
-            for stage, key in missing:
-                folder = store.folder(stage, key)
-                files = [path for path in folder.rglob("*") if path.is_file() and path.name != store.RECORD]
-                for path in sorted(files, key=lambda path: path.name == store.MANIFEST):
-                    offset, name = 0, path.relative_to(folder).as_posix()
-                    for part in _parts(path):
-                        gang.one(rank, "receive", stage, key, name, offset, part)
-                        offset += len(part)
+        files = [
+            (rank, artifact, path)
+            for rank, missing in enumerate(self._find_missing(gang, inputs))
+            for artifact in missing
+            for path in _files(store.folder(*artifact))
+        ]
+        done, total = 0, sum(path.stat().st_size for _, _, path in files)
+        for rank, (stage, key), path in files:
+            offset, name = 0, path.relative_to(store.folder(stage, key)).as_posix()
+            for part in _parts(path):
+                gang.one(rank, "receive", stage, key, name, offset, part)
+                offset += len(part)
+                done += len(part)
+                self._report_copied(done, total)
+
+    def _find_missing(self, gang: Gang, inputs: list[Input]) -> list[list[tuple[str, str]]]:
+        wait = threading.Timer(NOTE_AFTER_S, self._report_wait, ["the machines fetch what training reads"])
+        wait.start()
+        try:
+            return gang.all("find_missing", inputs, timeout_s=TRANSFER_S)
+        finally:
+            wait.cancel()
+            wait.join()
 
     def _copy_output(self, gang: Gang) -> None:
         job = self._job
         outcome = read_outcome(job)
         if outcome is None or outcome.state != "finished":
             return
+        done, total = 0, sum(gang.one(0, "output_sizes", list(outcome.files)))
         for name in outcome.files:
             target = job / OUTPUT / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -178,12 +197,20 @@ class ClusterJob:
                 while True:
                     part = gang.one(0, "read_output", name, out.tell())
                     out.write(part)
+                    done += len(part)
+                    self._report_copied(done, total)
                     if len(part) < CHUNK_BYTES:
                         break
         gang.all("discard")
 
-    def _note(self, message: str) -> None:
-        self._on_events([{"kind": "note", "message": message}])
+    def _report_wait(self, reason: str) -> None:
+        self._on_events([{"kind": "waiting", "message": reason}])
+
+    def _report_copied(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._reported_at >= PROGRESS_S:
+            self._reported_at = now
+            self._on_events([fetch_event(done, total)])
 
 
 class Gang:
@@ -342,6 +369,12 @@ def _connect(place: str | None) -> None:
         logging_level=logging.ERROR,
         include_dashboard=None if place else False,
     )
+
+
+def _files(artifact: Path) -> list[Path]:
+    """The files of an artifact, its manifest last: it makes the artifact complete."""
+    files = [path for path in artifact.rglob("*") if path.is_file() and path.name != store.RECORD]
+    return sorted(files, key=lambda path: path.name == store.MANIFEST)
 
 
 def _parts(file: Path) -> Iterator[bytes]:

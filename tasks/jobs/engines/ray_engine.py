@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import Pipe
 from pathlib import Path
@@ -36,6 +37,8 @@ OnEvents = Callable[[list[dict[str, Any]]], None]
 EARLY_S = 60.0
 """The longest that machines stay reserved for a job that does not start."""
 LOOK_S = 1.0
+POLL_S = 1.0
+"""Each look at a machine costs it some milliseconds."""
 END_S = 5.0
 """For a driver to end the machines' actors by itself."""
 
@@ -64,6 +67,7 @@ class RayEngine:
         self._driver: Driver | None = None
         self._prepared = 0
         self._was_there = False
+        self._polled_at = 0.0
         self._turn = threading.Lock()
         self._has_job = False
         self._too_early = threading.Timer(EARLY_S, self._give_back)
@@ -107,9 +111,12 @@ class RayEngine:
         return RayHandle(job=str(job))
 
     def poll(self, handle: RayHandle) -> bool:
-        """Copies what is new into the job's folder. Returns whether the job still runs."""
+        """Copies what is new into the job's folder, at most every `POLL_S`. Returns whether the job still runs."""
         if self._driver is None:
             return False
+        if time.monotonic() - self._polled_at < POLL_S:
+            return True
+        self._polled_at = time.monotonic()
         try:
             if self._driver.call("poll", on_events=self._on_events):
                 return True

@@ -192,6 +192,10 @@ class Machine:
         problems = tuple(map(_of_this_machine, full.problems if full else ()))
         return State(is_running, content, all(len(part) < CHUNK_BYTES for part in content.values()), reports, problems)
 
+    def output_sizes(self, paths: Sequence[str]) -> list[int]:
+        """The sizes in bytes of files of the job's output."""
+        return [(self._job / OUTPUT / path).stat().st_size for path in paths]
+
     def read_output(self, path: str, offset: int) -> bytes:
         """A part of a file of the job's output."""
         with (self._job / OUTPUT / path).open("rb") as source:
