@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State, StateType
@@ -25,6 +25,7 @@ from tasks.cache.executor import Executor
 from tasks.cache.garbage_collection import in_use
 from tasks.cache.history import History
 from tasks.cache.planner import Planner
+from tasks.cache.refs import Selection
 from tasks.cache.stage import Listener
 from tasks.jobs.early_launch import early_launches
 from tasks.jobs.launch import JobFailed
@@ -40,6 +41,18 @@ from training.recipe import Recipe, parse
 
 # Further listeners of a flow that is called in this process: the terminal of `finetune run`.
 listeners: contextvars.ContextVar[tuple[Listener, ...]] = contextvars.ContextVar("listeners", default=())
+
+
+class FromSweep(NamedTuple):
+    """The sweep that a run releases a model for."""
+
+    selection: Selection
+    run: str
+    """The sweep's flow run."""
+
+
+from_sweep: contextvars.ContextVar[FromSweep | None] = contextvars.ContextVar("from_sweep", default=None)
+"""Set while a sweep runs the flow with the settings that it has chosen."""
 
 PREFECT_STATE = {"completed": StateType.COMPLETED, "failed": StateType.FAILED, "interrupted": StateType.CRASHED}
 
@@ -83,14 +96,15 @@ def fine_tune(
         changes: The changes since the last completed run, if known.
         extra: Further fields of the result, plain JSON.
     """
-    run, remote = str(flow_run.get_id()), open_remote()
-    with early_launches(), in_use(_report_removal), closing(start_tracking(recipe, run, changes)) as tracker:
+    run, remote, sweep = str(flow_run.get_id()), open_remote(), from_sweep.get()
+    tracking = start_tracking(recipe, run, changes, parent=sweep.run if sweep else None)
+    with early_launches(), in_use(report_removal), closing(tracking) as tracker:
         followers = listeners.get()
         consent.record_code(run, recipe)
         progress = PrefectProgress(lambda: tracker.url)
         remote.deliver_earlier()
         executor = Executor(recipe.name, run, (tracker, progress, *followers), force, remote)
-        finished, error = _run_stages(executor, recipe)
+        finished, error = _run_stages(executor, recipe, sweep.selection if sweep else None)
         if isinstance(error, UserError):
             tracker.log_text(
                 "problems.json", json.dumps([problem.model_dump() for problem in error.problems], indent=1)
@@ -126,10 +140,12 @@ def fine_tune(
         return _end_flow(result, error)
 
 
-def _run_stages(executor: Executor, recipe: Recipe) -> tuple[Finished | None, BaseException | None]:
+def _run_stages(
+    executor: Executor, recipe: Recipe, selection: Selection | None
+) -> tuple[Finished | None, BaseException | None]:
     """Returns the results of the stages, or the error that ended them."""
     try:
-        return pipeline(executor, recipe), None
+        return pipeline(executor, recipe, selection), None
     except BaseException as error:  # the trackers receive the state of every run, also of an interrupted one
         if isinstance(error, MlflowFailed) and not settings.tracking_is_local():
             return None, error  # the full disk may be that of the MLflow server
@@ -159,7 +175,8 @@ def _end_flow(result: dict[str, Any], error: BaseException | None) -> dict[str, 
     raise error
 
 
-def _report_removal() -> None:
+def report_removal() -> None:
+    """Says why a run does not begin."""
     text = "This run waits until `finetune store --remove` has set folders of this home aside."
     get_run_logger().info(text)
     if listeners.get():  # a terminal does not show Prefect's log

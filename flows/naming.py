@@ -50,6 +50,15 @@ def run_name(recipe: Recipe, overrides: Mapping[str, Any] | None = None) -> str:
     return name if len(name) <= MAX_LENGTH else f"{name[: MAX_LENGTH - 1]}…"
 
 
+def format_settings(settings: Mapping[str, Any]) -> str:
+    """`learning_rate 3.1e-05 · num_train_epochs 2`: the values of a trial by the last part of their fields."""
+    return " · ".join(f"{field.rpartition('.')[2]} {_format_value(value)}" for field, value in settings.items())
+
+
+def _format_value(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
 def _model_name(model: Model) -> str:
     """`distilbert` for distilbert/distilbert-base-uncased; the model type for a model from scratch."""
     start = " from champion" if model.start_from == "champion" else ""

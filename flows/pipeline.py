@@ -1,10 +1,10 @@
-"""The order of a fine-tune's stages, for runs and plans alike."""
+"""The order of a fine-tune's stages, for runs, trials and plans alike."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.cache.refs import Champion, Lock, Promotion, Publication, Ref, Verdict, Version
+from tasks.cache.refs import Champion, Lock, Promotion, Publication, Ref, Selection, Verdict, Version
 from tasks.cache.stage import Driver
 from tasks.stages.champion import find_champion, predict_champion
 from tasks.stages.compare import compare, count_comparison, counts_comparisons, has_opponent
@@ -35,9 +35,28 @@ class Finished:
     promotion: Promotion | None
 
 
-def pipeline(walk: Driver, recipe: Recipe) -> Finished:
-    """Walks all stages, from a recipe to a model that is registered, published and promoted if the gate allows it."""
-    lock = walk(resolve, recipe)
+@dataclass(frozen=True)
+class Prepared:
+    """What training starts from."""
+
+    lock: Lock
+    data: Ref
+    model: Ref
+    tokens: Ref
+
+
+@dataclass(frozen=True)
+class Scored(Prepared):
+    """A trained model and its figures."""
+
+    trained: Ref
+    predictions: Ref
+    scores: Ref
+
+
+def prepare(walk: Driver, recipe: Recipe, lock: Lock | None = None) -> Prepared:
+    """Walks the stages before training. With `lock`, nothing is resolved again."""
+    lock = lock or walk(resolve, recipe)
     data = walk(load_data, recipe, lock)
     require_fitting(recipe, data)
     # A model from scratch has a tokenizer that is trained on the rows.
@@ -46,9 +65,26 @@ def pipeline(walk: Driver, recipe: Recipe) -> Finished:
     require_same_labels(lock, data, model)
     tokens = walk(tokenize, recipe, data, model)
     require_fitting_lengths(recipe, tokens)
-    trained = walk(fit, recipe, lock, data, model, tokens)
-    predictions = walk(predict, recipe, lock, tokens, trained)
-    scores = walk(score, recipe, data, tokens, trained, predictions)
+    return Prepared(lock, data, model, tokens)
+
+
+def train_and_score(walk: Driver, recipe: Recipe, lock: Lock | None = None) -> Scored:
+    """Walks the stages up to the figures of the trained model, which are those of a trial."""
+    ready = prepare(walk, recipe, lock)
+    trained = walk(fit, recipe, ready.lock, ready.data, ready.model, ready.tokens)
+    predictions = walk(predict, recipe, ready.lock, ready.tokens, trained)
+    scores = walk(score, recipe, ready.data, ready.tokens, trained, predictions)
+    return Scored(ready.lock, ready.data, ready.model, ready.tokens, trained, predictions, scores)
+
+
+def pipeline(walk: Driver, recipe: Recipe, selection: Selection | None = None) -> Finished:
+    """Walks all stages, from a recipe to a model that is registered, published and promoted if the gate allows it.
+
+    `selection`: how a sweep chose the settings.
+    """
+    scored = train_and_score(walk, recipe)
+    lock, data, model, tokens = scored.lock, scored.data, scored.model, scored.tokens
+    trained, predictions, scores = scored.trained, scored.predictions, scored.scores
     champion = walk(find_champion, recipe, trained, scores)
     opponent = walk(predict_champion, recipe, lock, data, champion) if champion else None
     number, comparison = None, None
@@ -56,7 +92,7 @@ def pipeline(walk: Driver, recipe: Recipe) -> Finished:
         if counts_comparisons(recipe):
             number = walk(count_comparison, recipe, data, trained, predictions, opponent)
         comparison = walk(compare, recipe, champion, number, data, tokens, trained, predictions, opponent)
-    verdict = walk(gate, recipe, scores, comparison)
+    verdict = walk(gate, recipe, scores, comparison, selection)
     publication = None
     with walk.together():
         artifacts = (data, model, tokens, trained, predictions, scores, opponent, comparison)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flows.cli.shared import INTERRUPTED, exit_code
@@ -39,11 +40,25 @@ def call_flow(
         flow_run: A flow run to retry with its own parameters, instead of a new one.
         quiet: Whether to print only the result.
     """
+
+    def call() -> Any:
+        from flows import finetune
+
+        if flow_run is not None:
+            return _retry(flow_run)
+        return finetune.finetune(recipe=recipe, overrides=overrides or None, force=sorted(force), return_state=True)
+
+    return call_in_this_process(call, _open_terminal(recipe, quiet), *listeners)
+
+
+def call_in_this_process(call: Callable[[], Any], terminal: Terminal | Quiet, *listeners: Listener) -> dict[str, Any]:
+    """Calls a flow with a Prefect server, and returns the result that the terminal receives. `call` returns the state
+    of the flow run."""
     # Prefect's lines go to its server and UI; here, the table of stages shows the same.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")  # such as each failed call to a server
     logging.raiseExceptions = False
-    terminal, where = _open_terminal(recipe, quiet), "prefect"
+    where = "prefect"
     try:
         from tasks.prefect.ephemeral_server import ensure_prefect_server
 
@@ -54,12 +69,7 @@ def call_flow(
         pending_states.deliver()
         finetune.listeners.set((terminal, *listeners))
         with events.without_prefect_heartbeats():
-            if flow_run is None:
-                state = finetune.finetune(
-                    recipe=recipe, overrides=overrides or None, force=sorted(force), return_state=True
-                )
-            else:
-                state = _retry(flow_run)
+            state = call()
         if terminal.result is None:
             where = "run"
             state.result()  # raises the error of a flow that failed outside its stages
@@ -99,9 +109,10 @@ def _retry(flow_run: FlowRun) -> Any:
 
     from flows.finetune import finetune
     from flows.retrain import retrain
+    from flows.sweep import sweep
     from tasks.prefect.flow_runs import flow_name
 
-    flows: dict[str, Flow[Any, Any]] = {flow.name: flow for flow in (finetune, retrain)}
+    flows: dict[str, Flow[Any, Any]] = {flow.name: flow for flow in (finetune, retrain, sweep)}
     flow = flows[flow_name(flow_run)]
     parameters = get_call_parameters(flow.fn, (), flow_run.parameters)
     return run_flow_sync(flow, flow_run=flow_run, parameters=parameters, return_type="state")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 COMMANDS = (
-    *("run", "resume", "plan", "check", "schema"),
+    *("run", "resume", "sweep", "plan", "check", "schema"),
     *("runs", "models", "show", "reproduce", "promote", "rollback", "predict"),
     *("up", "deploy", "data-updated", "notify", "status", "down", "doctor", "store"),
 )

@@ -54,10 +54,11 @@ def add_json_argument(parser: argparse.ArgumentParser, content: str) -> None:
 
 def add_limit_argument(parser: argparse.ArgumentParser, subject: str) -> None:
     """Adds --limit: the number of lines of a list."""
-    parser.add_argument("--limit", metavar="N", type=_positive, default=20, help=f"{subject} (default: %(default)s)")
+    parser.add_argument("--limit", metavar="N", type=positive, default=20, help=f"{subject} (default: %(default)s)")
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """Type of an argument that is a number above 0."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return int(text)

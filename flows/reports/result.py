@@ -51,12 +51,13 @@ def build_result(
         "metrics": finished.scores.figures if finished else {},
         "verdict": finished.verdict.model_dump(mode="json") if finished else None,
         "model": _describe_model(finished) if finished else None,
-        "problems": _list_problems(error, rows[-1].name if rows else where),
+        "problems": list_problems(error, rows[-1].name if rows else where),
         "warnings": [],
     }
 
 
-def _list_problems(error: BaseException | None, where: str) -> list[dict[str, Any]]:
+def list_problems(error: BaseException | None, where: str) -> list[dict[str, Any]]:
+    """Lists the problems behind the error that ended a run, as JSON values. `where`: the place of other errors."""
     if error is None:
         return []
     if isinstance(error, UserError):

@@ -23,9 +23,10 @@ from training.recipe import Recipe
 MLFLOW_STATUS = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 
 
-def start_tracking(recipe: Recipe, run: str, changes: Sequence[str]) -> Tracker:
-    """Starts the MLflow run under the flow run's name, with the recipe as parameters and as a file."""
-    tracker, values = Tracker(recipe.name, run, str(flow_run.get_name())), recipe.model_dump(mode="json")
+def start_tracking(recipe: Recipe, run: str, changes: Sequence[str], parent: str | None = None) -> Tracker:
+    """Starts the MLflow run under the flow run's name, with the recipe as parameters and as a file. `parent`: the flow
+    run of the sweep that it belongs to."""
+    tracker, values = Tracker(recipe.name, run, str(flow_run.get_name()), parent), recipe.model_dump(mode="json")
     fields = {name: value for name, value in flatten(values) if value is not None}
     tracker.log_params({name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()})
     tracker.set_tags(

@@ -20,7 +20,7 @@ from prefect.cache_policies import NO_CACHE, CachePolicy
 from prefect.client.schemas.objects import State
 from prefect.context import TaskRunContext
 from prefect.serializers import Serializer
-from prefect.states import Completed
+from prefect.states import Cancelled, Completed
 from prefect.transactions import IsolationLevel, Transaction, transaction
 
 from tasks.cache import settings, store
@@ -28,10 +28,13 @@ from tasks.cache.history import History
 from tasks.cache.locks import FlockManager
 from tasks.cache.refs import Ref
 from tasks.cache.remote import Remote
-from tasks.cache.stage import Listener, Row, Stage, Work
+from tasks.cache.stage import Listener, Paused, Row, Stage, Work
 from training.jobs.protocol import read_outcome
 
 _logger = logging.getLogger(__name__)
+
+PAUSED = "Paused"
+"""The name of the state of a paused stage's task run."""
 
 
 @dataclass
@@ -71,7 +74,7 @@ class Executor:
     Args:
         recipe: its name, for the history.
         run: the flow run's id.
-        listeners: receive each stage's start, events and end; an error in one fails no stage.
+        listeners: receive each stage's start, events and end; an error in one fails no stage, and Paused pauses it.
         force: the stages to run although their output is stored.
         remote: artifacts of other machines.
     """
@@ -105,6 +108,9 @@ class Executor:
             work = Work(key, self._place(stage, key), self._run, (self._listeners,), stage.name, state="cached")
             result = self._task(stage, work, flat)(*arguments)
             if isinstance(result, State):  # Prefect returns a state of the body unchanged
+                if result.name == PAUSED:
+                    state, result = "paused", None
+                    raise Paused
                 result = result.result()
             state = work.state
             if stage.cached:
@@ -179,7 +185,7 @@ class Executor:
 
 
 class _Listeners(Listener):
-    """Calls every listener. Errors are logged once per listener and not raised."""
+    """Calls every listener. Errors are logged once per listener and not raised, except Paused."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = listeners
@@ -201,6 +207,8 @@ class _Listeners(Listener):
         for listener in self._listeners:
             try:
                 notify(listener)
+            except Paused:
+                raise
             except Exception:
                 if id(listener) not in self._failed:
                     _logger.warning("%s cannot follow this run", type(listener).__name__, exc_info=True)
@@ -226,6 +234,9 @@ def _artifact_body(stage: Stage[Any], work: Work, flat: dict[str, Any], forced: 
                 work.out = aside
                 figures = stage.make(work, *arguments)
                 ref = store.publish(aside, stage.name, work.key, flat, figures)
+        except Paused as paused:
+            remote.release(stage.name, work.key)
+            return Cancelled(name=PAUSED, message=str(paused))
         except BaseException:
             remote.release(stage.name, work.key)
             raise

@@ -213,6 +213,32 @@ class Comparison(BaseModel):
     """Reasons why the two models are less comparable."""
 
 
+class Selection(BaseModel):
+    """How a sweep chose the settings of a model."""
+
+    model_config = ConfigDict(frozen=True)
+
+    study: str
+    trial: int
+    """The number of the chosen trial."""
+    trials: int
+    """All trials, those that were stopped early or failed among them."""
+    completed: int
+    metric: str
+    direction: Literal["maximize", "minimize"]
+    value: Number
+    """The chosen trial's figure on the validation split."""
+    sampler: str
+    pruner: str
+    settings: dict[str, Any]
+    """The chosen values by recipe field."""
+    similar: list[int] = Field(default_factory=list)
+    """Trials whose models are not significantly worse on the same rows."""
+
+    def __str__(self) -> str:
+        return f"trial {self.trial} of {self.trials}, by {self.metric} on validation (sampler {self.sampler})"
+
+
 class Verdict(BaseModel):
     """The decision of the gate, with the figures behind it."""
 
@@ -225,6 +251,8 @@ class Verdict(BaseModel):
     """One sentence."""
     checks: list[Check] = Field(default_factory=list)
     comparison: Comparison | None = None
+    selection: Selection | None = None
+    """How a sweep chose the model's settings."""
     warnings: list[str] = Field(default_factory=list)
 
     @property

@@ -5,6 +5,7 @@
 | FINETUNE_HOME | the store, jobs, locks, and the default tracking database | `.finetune` in the working directory |
 | MLFLOW_TRACKING_URI | where runs and models are tracked | `sqlite:///<home>/mlflow.db` |
 | FINETUNE_STORE | artifacts that machines share: `s3://bucket/prefix`, or `file:///folder` | none |
+| FINETUNE_SWEEPS | the database of all studies of sweeps, a URL of SQLAlchemy | a journal for each, in the home |
 | PREFECT_API_URL | the Prefect server | `finetune up`, the active profile, or one for the run |
 """
 
@@ -40,8 +41,9 @@ ACCESS_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 """The variables in which the Hub's clients look for an access token first."""
 
 MLFLOW_LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
-PASSWORDS = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_KEY", *MLFLOW_LOGIN)
-"""The variables with credentials of Prefect's and MLflow's servers."""
+SWEEPS = "FINETUNE_SWEEPS"
+PASSWORDS = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_KEY", SWEEPS, *MLFLOW_LOGIN)
+"""The variables with credentials of Prefect's and MLflow's servers and of the database of sweeps."""
 
 STORAGE_LOGIN = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_ACCOUNT_KEY")
 """The variables with credentials of buckets: rows, the shared store, MLflow's artifacts."""

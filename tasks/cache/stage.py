@@ -41,6 +41,10 @@ class Inputs:
     """Display names of inputs by flat name, such as a file's path, which is no input itself."""
 
 
+class Paused(Exception):
+    """Raised by a listener to stop a stage for now: its job keeps its checkpoints, and a later run resumes it."""
+
+
 class Listener:
     """Follows a run's stages: the terminal, MLflow, Prefect's progress. Each method does nothing by default."""
 
@@ -67,7 +71,7 @@ class Row:
     name: str
     key: str | None
     state: str
-    """cached, ran, resumed, skipped or failed."""
+    """cached, ran, resumed, skipped, paused or failed."""
     seconds: float
     artifact: str | None = None
     """The artifact's folder, relative to the home."""

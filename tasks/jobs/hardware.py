@@ -6,11 +6,15 @@ import contextlib
 import os
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 Value = TypeVar("Value")
+
+assigned_gpus: ContextVar[Sequence[str] | None] = ContextVar("assigned_gpus", default=None)
+"""The GPUs of this thread's jobs, if not all that are visible."""
 
 # The first CPUs and NVIDIA GPUs with matrix instructions for bfloat16, and for float16.
 CPU_BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
@@ -89,7 +93,8 @@ def _query_gpus(query: Callable[[Any, Any, str], Value]) -> list[Value]:
         nvml.nvmlInit()
         try:
             all_names = ",".join(map(str, range(nvml.nvmlDeviceGetCount())))
-            names = os.environ.get("CUDA_VISIBLE_DEVICES", all_names).replace(" ", "").split(",")
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", all_names).replace(" ", "").split(",")
+            names = visible if (assigned := assigned_gpus.get()) is None else assigned
             return [query(nvml, _handle(nvml, name), name) for name in names if name not in ("", "-1")]
         finally:
             nvml.nvmlShutdown()

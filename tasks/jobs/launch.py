@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,10 @@ from training.problems import UserError, full_disk
 STALLED_GRACE_S = 5.0
 LOG_LINES = 20
 """The end of the log that a failure's message shows."""
+
+
+cancelled: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
+"""Set to interrupt the jobs of this thread: only the main thread receives signals."""
 
 
 class JobFailed(Exception):
@@ -94,6 +100,8 @@ def run_job(
     try:
         while engine.poll(handle) and not stalled:
             engine.wait(handle, poll_s)
+            if (stop := cancelled.get()) is not None and stop.is_set():
+                raise KeyboardInterrupt
             if events.read():
                 last_event = time.monotonic()
             stalled = time.monotonic() - last_event > stall_timeout_s

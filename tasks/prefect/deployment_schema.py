@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.prefect.deployments import FLOWS
-from training.recipe import Recipe
+from training.recipe import Recipe, Sweep
 from training.recipe.tables.task_types import TASK_TYPES
 from training.recipe.task_specification import specification_class
 
 _ANCHORS = "Recipes that several entries share: `recipe: &recipe` here, and `recipe: *recipe` in each entry."
 _OVERRIDES = 'Fields of the recipe by dotted name, such as {"training.learning_rate": 3e-5}.'
 _FORCE = "For the flow finetune: stages to run although their output is stored."
+_TRIALS = "For the flow sweep: the number of trials, instead of the sweep's own."
 _REASON = "For the flow retrain: why a run is started, shown with the run."
 
 
@@ -21,7 +22,8 @@ def deployment_schema() -> dict[str, Any]:
 
     schema = PrefectYamlModel.model_json_schema()
     recipe = _recipe_schema()
-    definitions = {**schema["$defs"], **recipe.pop("$defs"), "Recipe": recipe}
+    sweep = Sweep.model_json_schema()
+    definitions = {**schema["$defs"], **recipe.pop("$defs"), **sweep.pop("$defs"), "Recipe": recipe, "Sweep": sweep}
     entry = definitions["DeploymentConfig"]
     shared = {"$ref": "#/$defs/Recipe"}
     entry["properties"] |= {
@@ -31,6 +33,8 @@ def deployment_schema() -> dict[str, Any]:
             "type": "object",
             "properties": {
                 "recipe": shared,
+                "sweep": {"$ref": "#/$defs/Sweep"},
+                "trials": {"type": "integer", "minimum": 1, "description": _TRIALS},
                 "overrides": {"type": "object", "description": _OVERRIDES},
                 "force": {"type": "array", "items": {"type": "string"}, "description": _FORCE},
                 "reason": {"type": "string", "description": _REASON},

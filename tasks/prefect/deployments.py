@@ -12,10 +12,10 @@ from typing import Any
 from tasks.prefect import servers
 from tasks.prefect.servers import PREFECT, VARIABLES, ServicesFailed
 from training.problems import Problem, UserError, nearest
-from training.recipe import parse, read_entries
+from training.recipe import SWEEP_ENTRYPOINT, parse, parse_sweep, read_entries
 
 # Names of the flows that can be deployed, by entrypoint.
-FLOWS = {"flows.finetune:finetune": "finetune", "flows.retrain:retrain": "retrain"}
+FLOWS = {"flows.finetune:finetune": "finetune", "flows.retrain:retrain": "retrain", SWEEP_ENTRYPOINT: "sweep"}
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,10 @@ def _read_file(file: Path) -> list[Deployment]:
             continue
         parameters = entry.get("parameters") or {}
         try:
-            parse(parameters.get("recipe", {}), parameters.get("overrides"))
+            if flow == FLOWS[SWEEP_ENTRYPOINT]:
+                parse_sweep(parameters.get("recipe", {}), parameters.get("sweep"), parameters.get("overrides"))
+            else:
+                parse(parameters.get("recipe", {}), parameters.get("overrides"))
         except UserError as error:
             problems += [
                 problem.model_copy(update={"where": f"{where}: {problem.where}"}) for problem in error.problems

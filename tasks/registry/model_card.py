@@ -66,13 +66,13 @@ def _build_sections(
     recipe: Recipe, lock: Lock, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict
 ) -> Iterator[str]:
     labels = json.loads((data.path / "labels.json").read_text())
-    yield _build_introduction(recipe, lock, labels, trained)
+    yield _build_introduction(recipe, lock, labels, trained, verdict)
     yield f"## Figures\n\n{format_figures(recipe, scores)}"
     yield f"## Data\n\n{_describe_rows(recipe, lock, data)}"
     yield f"## Limits\n\n{_describe_limits(recipe, predictions, scores, labels, verdict)}"
 
 
-def _build_introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: Ref) -> str:
+def _build_introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: Ref, verdict: Verdict) -> str:
     if champion := lock.started_from:
         base = f"version {champion.version} of `{champion.name}`, which was the champion"
     elif lock.model_hub:
@@ -85,7 +85,8 @@ def _build_introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: 
         text="pair of texts" if len(recipe.data.text or ()) > 1 else "text",
         labels=f"{len(labels)} labels: {names}",
     )
-    return f"{sentence}. Fine-tuned from {base}.\n\nDigest of the model: `{trained.parts['model']}`."
+    chosen = f" Its settings are those of {selection}." if (selection := verdict.selection) else ""
+    return f"{sentence}. Fine-tuned from {base}.{chosen}\n\nDigest of the model: `{trained.parts['model']}`."
 
 
 def format_figures(recipe: Recipe, scores: Ref) -> str:

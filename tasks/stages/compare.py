@@ -10,7 +10,7 @@ from typing import Any
 from tasks.cache import settings
 from tasks.cache.code import code_behind, library_versions, users_code
 from tasks.cache.digests import digest_of
-from tasks.cache.refs import Champion, NumberedComparison, Ref, baseline_upstream, by_stage
+from tasks.cache.refs import Champion, NumberedComparison, Ref, baseline_upstream
 from tasks.cache.stage import Inputs, Work, action, stage
 from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv
@@ -85,15 +85,21 @@ def _user_code(recipe: Recipe) -> dict[str, str]:
 
 
 def inputs(
-    recipe: Recipe, champion: Champion | None, number: NumberedComparison | None, *artifacts: Ref | None
+    recipe: Recipe,
+    champion: Champion | None,
+    number: NumberedComparison | None,
+    data: Ref,
+    tokens: Ref,
+    trained: Ref,
+    predictions: Ref,
+    opponent: Ref | None,
 ) -> Inputs:
     """Both models' predictions or the sources of the baseline, the metric, the margin and the confidence."""
-    split, refs = recipe.judged_split, by_stage(artifacts)
-    data, opponent = refs["load_data"], refs.get("predict_champion")
+    split = recipe.judged_split
     if opponent:
         opponent_digests: dict[str, str | None] = {"predict_champion": opponent.digest}
     else:
-        opponent_digests = baseline_upstream([split], data, refs["tokenize"], refs["fit"])
+        opponent_digests = baseline_upstream([split], data, tokens, trained)
     return Inputs(
         {
             "task": recipe.task,
@@ -113,7 +119,7 @@ def inputs(
             "upstream": {
                 "load_data": data.parts[f"{split}.arrow"],
                 "labels": data.parts["labels.json"],
-                "predict": refs["predict"].parts[f"{split}.parquet"],
+                "predict": predictions.parts[f"{split}.parquet"],
                 **opponent_digests,
             },
         },
@@ -129,12 +135,18 @@ def inputs(
 
 @stage(inputs, where="there is a champion or a baseline")
 def compare(
-    work: Work, recipe: Recipe, champion: Champion | None, number: NumberedComparison | None, *artifacts: Ref | None
+    work: Work,
+    recipe: Recipe,
+    champion: Champion | None,
+    number: NumberedComparison | None,
+    data: Ref,
+    tokens: Ref,
+    trained: Ref,
+    predictions: Ref,
+    opponent: Ref | None,
 ) -> Mapping[str, Any]:
     """Tests whether the model is better than the champion, or without one than the baseline, and lists rows in which
-    they differ."""
-    refs = by_stage(artifacts)
-    data, opponent = refs["load_data"].path, refs.get("predict_champion")
+    they differ. `opponent`: the predictions of the champion, or of another trial."""
     figures = run_child(
         work,
         "training.programs.compare",
@@ -142,21 +154,23 @@ def compare(
         settings=CompareSettings(
             **recipe.task_and_options,
             split=recipe.judged_split,
-            labels=json.loads((data / "labels.json").read_text()),
+            labels=json.loads((data.path / "labels.json").read_text()),
             metrics=_metrics(recipe),
             figure=recipe.compared_by,
             less_is_better=_less_is_better(recipe),
             margin=_margin(recipe, champion),
             confidence=_confidence(recipe, number),
             champion=str(champion) if champion else None,
-            warnings=list(_label_warnings(champion, opponent)) if champion and opponent else [],
+            warnings=list(_label_warnings(champion, opponent))
+            if champion and opponent and opponent.stage == "predict_champion"
+            else [],
         ),
         inputs={
-            "predictions": refs["predict"].path,
+            "predictions": predictions.path,
             **({"champion": opponent.path} if opponent else {}),
-            "data": data,
-            "tokens": refs["tokenize"].path,
-            "model": refs["fit"].path / "model",
+            "data": data.path,
+            "tokens": tokens.path,
+            "model": trained.path / "model",
         },
     )
     return {**figures, "comparison": number.comparison} if number else figures

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from tasks.cache.refs import Check, Comparison, Ref, Verdict
+from tasks.cache.refs import Check, Comparison, Ref, Selection, Verdict
 from tasks.cache.stage import Inputs, Work, action
 from tasks.tracking.reports import read_slices
 from training import task_types
@@ -19,23 +19,32 @@ ROUNDING = 1e-12  # 1 - 0.95 is a little more than 0.05, and 1 - 0.9 a little le
 MOST_LISTED = 10
 
 
-def inputs(recipe: Recipe, scores: Ref, comparison: Ref | None) -> Inputs:
-    """The figures, their bounds, and the comparison with the champion or the baseline."""
+def inputs(recipe: Recipe, scores: Ref, comparison: Ref | None, selection: Selection | None) -> Inputs:
+    """The figures, their bounds, the comparison with the champion or the baseline, and the sweep that chose the
+    settings."""
     upstream = {"score": scores.digest, "compare": comparison.digest if comparison else None}
     metrics, gate = entries([recipe.compared_by]), recipe.release.gate.model_dump()
-    return Inputs({"upstream": upstream, "release": {"gate": gate}, "metrics": metrics})
+    sweep = {"sweep": selection.model_dump(mode="json")} if selection else {}
+    return Inputs({"upstream": upstream, "release": {"gate": gate}, "metrics": metrics, **sweep})
 
 
 @action(inputs, read_only=True)
-def gate(work: Work, recipe: Recipe, scores: Ref, comparison: Ref | None) -> Verdict:
+def gate(work: Work, recipe: Recipe, scores: Ref, comparison: Ref | None, selection: Selection | None) -> Verdict:
     """Rejects a model that misses a bound, keeps one that is no better than the champion or the baseline, and promotes
     the others."""
     bounds, floors = _check_bounds(recipe, scores), _check_floors(recipe, scores)
     checks = [*bounds, *floors.checks]
     compared = Comparison.model_validate(comparison.figures) if comparison else None
     decision, reason = _decide(checks, floors.unused, compared, recipe.release.gate.min_rows)
-    warnings = [*_find_warnings(recipe, compared), *floors.warnings, *(compared.warnings if compared else [])]
-    return Verdict(decision=decision, reason=reason, checks=checks, comparison=compared, warnings=warnings)
+    warnings = [*_find_warnings(recipe, compared, selection), *floors.warnings]
+    return Verdict(
+        decision=decision,
+        reason=reason,
+        checks=checks,
+        comparison=compared,
+        selection=selection,
+        warnings=[*warnings, *(compared.warnings if compared else [])],
+    )
 
 
 def _check_bounds(recipe: Recipe, scores: Ref) -> list[Check]:
@@ -213,7 +222,7 @@ def _describe_significance(comparison: Comparison) -> str:
     return f"it may be {required} ({chance})" if margin < 0 else f"that it is {required} may be chance ({chance})"
 
 
-def _find_warnings(recipe: Recipe, comparison: Comparison | None) -> Iterator[str]:
+def _find_warnings(recipe: Recipe, comparison: Comparison | None, selection: Selection | None) -> Iterator[str]:
     training, split = recipe.training, recipe.judged_split
     if comparison is None and recipe.release.gate.baseline and not task_types.has_baseline(recipe.task):
         yield f"task type {recipe.task} has no baseline, so a model without a champion is compared with nothing."
@@ -223,3 +232,11 @@ def _find_warnings(recipe: Recipe, comparison: Comparison | None) -> Iterator[st
             "validation also chose the checkpoint, so its figures flatter the model: set data.test_size, or add a "
             "test split, and evaluate it."
         )
+    if split == "validation" and selection is not None:
+        yield (
+            f"validation also chose these settings among {selection.trials} trials, so its figures flatter the model: "
+            "set data.test_size, or add a test split, and evaluate it."
+        )
+    if selection is not None and selection.similar:
+        numbers = ", ".join(map(str, selection.similar))
+        yield f"the sweep cannot tell trial {selection.trial} apart from {numbers} on the rows of validation."

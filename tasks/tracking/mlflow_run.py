@@ -38,7 +38,7 @@ REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "INVALID_STATE"}
 JUDGED_TAG = "finetune.judged"
 VERSION_TAG = "register.version"
 # Tags that MLflow defines.
-NAME_TAG, NOTE_TAG = "mlflow.runName", "mlflow.note.content"
+NAME_TAG, NOTE_TAG, PARENT_TAG = "mlflow.runName", "mlflow.note.content", "mlflow.parentRunId"
 
 _logger = logging.getLogger(__name__)
 
@@ -50,9 +50,10 @@ class Tracker(Listener):
         experiment: MLflow experiment, the recipe's name.
         run: the flow run's id.
         name: name of the MLflow run; by default the experiment and the end of the flow run's id.
+        parent: the id of the flow run whose MLflow run has this one as a child.
     """
 
-    def __init__(self, experiment: str, run: str, name: str | None = None) -> None:
+    def __init__(self, experiment: str, run: str, name: str | None = None, parent: str | None = None) -> None:
         self.mlflow_run_id: str | None = None
         self.trouble: str | None = None
         """The error of the last delivery; None if it succeeded."""
@@ -67,7 +68,7 @@ class Tracker(Listener):
         # Held until the end: otherwise other commands would treat the run as killed and start it twice.
         self._claim = self._outbox.claim_run(math.inf, self._warn_of_waiting)
         self._claim.__enter__()
-        self._outbox.put("start", experiment=experiment)
+        self._outbox.put("start", experiment=experiment, **({"parent": parent} if parent else {}))
         if name:
             self.set_tags({NAME_TAG: name})
         self._ended = threading.Event()
@@ -94,6 +95,11 @@ class Tracker(Listener):
     def log_text(self, name: str, content: str) -> None:
         """Logs a small text file, kept with the run."""
         self._outbox.put("text", name=name, content=content)
+
+    def log_points(self, values: Mapping[str, float], step: int) -> None:
+        """Logs a point of each curve."""
+        now = int(time.time() * 1000)
+        self._outbox.put("metrics", points=[[name, value, now, step] for name, value in values.items()])
 
     def set_tags(self, values: Mapping[str, str]) -> None:
         """Sets tags of the MLflow run."""
@@ -182,11 +188,12 @@ class Tracker(Listener):
             shown = path.is_file() and path.suffix in SHOWN and path.stat().st_size <= MAX_SHOWN_BYTES
             if shown and path.name != "manifest.json":
                 folders = path.parent.relative_to(ref.path).parts
-                self._log_file(path, "/".join([row.name, *(folder for folder in folders if folder != "log")]))
+                self.log_file(path, "/".join([row.name, *(folder for folder in folders if folder != "log")]))
         if row.name == "load_data":
             self._outbox.put("dataset", name="data", digest=ref.digest[:36], source=ref.location, profile=ref.figures)
 
-    def _log_file(self, path: Path, to: str) -> None:
+    def log_file(self, path: Path, to: str) -> None:
+        """Logs a file of the home into a folder of the run's files."""
         self._outbox.put("file", path=path.relative_to(settings.home()).as_posix(), to=to)
 
     def _deliver_until_ended(self) -> None:
@@ -270,6 +277,9 @@ class Delivery:
         kind = entry["entry"]
         if kind == "start":
             self._client.update_run(run_id, status="RUNNING")
+            if parent := entry.get("parent"):
+                parent_id = find_or_create_run(self._client, entry["experiment"], parent, self._warn, entry["time"])
+                self._client.set_tag(run_id, PARENT_TAG, parent_id)
         elif kind == "params":
             self._log_batches(run_id, "params", [Param(name, value) for name, value in entry["values"].items()], 100)
         elif kind == "tags":

@@ -3,6 +3,7 @@
 fields.py lora.py section.py        the sections, field by field; the types that their fields share
 tables/                             allowed names, one table a concept: metrics, optimizers, checks, …
 validation.py rules/                all problems of a recipe in one report; contradictions
+sweep.py sweep_validation.py        the search of a sweep for the best settings, and its problems
 overrides.py referenced_files.py    values from --set, and from files that fields name
 error_messages.py                   mistakes as sentences
 """
@@ -23,15 +24,18 @@ from training.recipe.fields import (
     Training,
 )
 from training.recipe.lora import Lora
-from training.recipe.overrides import parse_set, read_entries
+from training.recipe.overrides import SWEEP_ENTRYPOINT, parse_set, read_entries
 from training.recipe.rules.release_rules import fits_slice
 from training.recipe.rules.slice_rules import FEWEST_ROWS
+from training.recipe.sweep import Parameter, Sweep
+from training.recipe.sweep_validation import grid_values, is_whole, load_sweep, parse_sweep, settings_of
 from training.recipe.tables.checks import Level
 from training.recipe.tables.metrics import more_is_better
 from training.recipe.validation import load, parse
 
 __all__ = [
     "FEWEST_ROWS",
+    "SWEEP_ENTRYPOINT",
     "Compute",
     "Data",
     "Evaluation",
@@ -40,15 +44,22 @@ __all__ = [
     "Level",
     "Lora",
     "Model",
+    "Parameter",
     "Recipe",
     "Release",
     "ResolvedCompute",
+    "Sweep",
     "Tokens",
     "Training",
     "fits_slice",
+    "grid_values",
+    "is_whole",
     "load",
+    "load_sweep",
     "more_is_better",
     "parse",
     "parse_set",
+    "parse_sweep",
     "read_entries",
+    "settings_of",
 ]

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from training.problems import Problem, UserError, nearest
 from training.recipe.error_messages import section_of
 
-ENTRYPOINT = "flows.finetune:finetune"
+ENTRYPOINT, SWEEP_ENTRYPOINT = "flows.finetune:finetune", "flows.sweep:sweep"
 
 
 class _Loader(yaml.SafeLoader):
@@ -124,23 +124,23 @@ def _set_value(values: Mapping[str, Any], path: Sequence[str], value: Any) -> di
     return {**values, name: _set_value(inner or {}, rest, value)}
 
 
-def finetune_entry(file: Path, name: str | None = None) -> dict[str, Any]:
-    """Returns the `parameters` of the file's entry for the finetune flow, which include `recipe`.
+def read_entry(file: Path, entrypoint: str, name: str | None = None) -> dict[str, Any]:
+    """Returns the `parameters` of the file's entry for the flow with this entrypoint, which include `recipe`.
 
     Raises UserError if the file cannot be read, has no such entry, or has several and `name` is None.
     """
     entries = read_entries(file)
-    candidates = {entry.get("name"): entry for entry in entries if entry.get("entrypoint") == ENTRYPOINT}
+    candidates = {entry.get("name"): entry for entry in entries if entry.get("entrypoint") == entrypoint}
     all_entries = ", ".join(f"{entry.get('name')} ({entry.get('entrypoint')})" for entry in entries) or "none"
     if not candidates:
-        raise _problem(str(file), f"no entry with `entrypoint: {ENTRYPOINT}`; entries: {all_entries}.")
+        raise _problem(str(file), f"no entry with `entrypoint: {entrypoint}`; entries: {all_entries}.")
     if name is None and len(candidates) > 1:
         choices = ", ".join(map(str, candidates))
-        raise _problem(str(file), f"several entries deploy {ENTRYPOINT}: choose one by --entry, of {choices}.")
+        raise _problem(str(file), f"several entries deploy {entrypoint}: choose one by --entry, of {choices}.")
     if name is not None and name not in candidates:
         raise _problem(
             str(file),
-            f"no entry {name!r} for {ENTRYPOINT}; entries: {all_entries}.{nearest(name, map(str, candidates))}",
+            f"no entry {name!r} for {entrypoint}; entries: {all_entries}.{nearest(name, map(str, candidates))}",
         )
     chosen = candidates[name] if name is not None else next(iter(candidates.values()))
     parameters = chosen.get("parameters")

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from training.problems import Problem, UserError
 from training.recipe.error_messages import describe, field_name, find_templates
 from training.recipe.fields import Recipe
-from training.recipe.overrides import finetune_entry, merge
+from training.recipe.overrides import ENTRYPOINT, merge, read_entry
 from training.recipe.referenced_files import ExpandedRecipe
 from training.recipe.rules.compute_rules import COMPUTE_RULES
 from training.recipe.rules.data_rules import DATA_RULES
@@ -59,5 +59,5 @@ def load(file: Path, overrides: Mapping[str, Any] | None = None, entry: str | No
     `entry` names one if the file has several. The entry's own `parameters.overrides` come before `overrides`.
     Raises UserError for the file, with its line, or with every mistake of the recipe.
     """
-    parameters = finetune_entry(file, entry)
+    parameters = read_entry(file, ENTRYPOINT, entry)
     return parse(parameters["recipe"], {**parameters.get("overrides", {}), **(overrides or {})})

@@ -67,6 +67,11 @@ class ClusterJob:
         connect(address, 0.0, self._report_wait)
         return _free()
 
+    def start_here(self) -> str:
+        """Starts a cluster of this machine alone, which ends with the driver. Returns its address."""
+        connect(None, 0.0, self._report_wait)
+        return str(ray.get_runtime_context().gcs_address)
+
     def prepare(self, cluster: Cluster, program: Program, was_there: bool) -> None:
         """Waits for machines, and starts the processes that wait for the job. Waits for the cluster too if it
         `was_there` before. Raises UserError and MachineLost."""

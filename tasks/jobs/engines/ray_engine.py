@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from training.jobs.protocol import LOGS, OUTCOMES, Failure, Outcome, crash_files
 from training.problems import Problem, UserError
 from training.recipe import Compute
 
+ADDRESS = "RAY_ADDRESS"
 LOG = "ray.log"
 """What Ray prints, in the job's logs."""
 
@@ -242,7 +243,7 @@ class Driver:
 
 def find_cluster_problems(compute: Compute) -> list[Problem]:
     """The problem if the recipe names a cluster, or RAY_ADDRESS does, and nothing listens there."""
-    address = compute.cluster_address or os.environ.get("RAY_ADDRESS")
+    address = compute.cluster_address or os.environ.get(ADDRESS)
     if compute.cluster is None or not address:
         return []
     try:
@@ -262,6 +263,21 @@ def free(address: str) -> str:
         raise UserError([Problem(kind="compute", where="compute.cluster_address", message=message)]) from lost
     finally:
         driver.close()
+
+
+@contextlib.contextmanager
+def shared_cluster(compute: Compute, needed: bool) -> Iterator[None]:
+    """In the block, jobs at once share one cluster of this machine if the recipe wants a cluster and names none."""
+    if not needed or compute.cluster is None or compute.cluster_address or os.environ.get(ADDRESS):
+        yield
+        return
+    driver = Driver()
+    try:
+        os.environ[ADDRESS] = str(driver.call("start_here", on_events=lambda events: None))
+        yield
+    finally:
+        os.environ.pop(ADDRESS, None)
+        driver.close(END_S)
 
 
 _early: RayEngine | None = None

@@ -1,0 +1,224 @@
+"""The search of a sweep: trials one after the other or several at once, and what is known of the best one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flows.naming import format_settings
+from flows.pipeline import Prepared, Scored, train_and_score
+from flows.reports.sweep_table import SweepTerminal, TrialProgress, tabulate_trials
+from flows.trial import TrialRun, trial_recipe
+from tasks.cache.executor import Executor
+from tasks.cache.planner import Planner
+from tasks.cache.refs import Champion, Comparison, Ref
+from tasks.jobs.slots import Slots
+from tasks.stages.champion import find_champion, predict_champion
+from tasks.stages.compare import compare
+from tasks.sweeps.study import Study
+from tasks.sweeps.trial import Trial
+from training.problems import Problem, UserError
+from training.recipe import Recipe, Sweep
+
+LOOK_S = 1.0
+"""Between two looks at trials that run at once."""
+RESOLVED = ("model", "compute")
+"""Sections of the recipe that `resolve` reads: a trial that changes them resolves them again."""
+MOST_COMPARED = 5
+"""The trials after the best that are compared with it."""
+
+Show = Callable[[list[dict[str, str]], str], None]
+
+
+@dataclass
+class Search:
+    """The trials of a sweep in a flow run.
+
+    Args:
+        recipe: with the overrides of the sweep's run.
+        sweep: with all defaults resolved.
+        ready: what all trials share.
+        run: the sweep's flow run.
+        show: called with the table of trials and a line on the best one whenever a trial ends.
+    """
+
+    recipe: Recipe
+    sweep: Sweep
+    study: Study
+    ready: Prepared
+    run: str
+    terminal: SweepTerminal
+    show: Show
+    failures: list[Trial] = field(default_factory=list)
+    """The trials that failed in this run."""
+    against_champion: Comparison | None = None
+    """The best trial so far against the champion on the validation split."""
+    _scored: dict[int, Scored] = field(default_factory=dict)
+    _compared: int = 0
+    _began: float = field(default_factory=time.monotonic)
+
+    def run_trials(self) -> None:
+        """Runs trials until all are done, the time is over, or too many failed. Raises UserError if too many failed,
+        and what interrupts a trial."""
+        self._refresh()
+        if self.sweep.parallel == 1:
+            while trial := self.study.next(not self._is_over):
+                self._end(self._run_trial(trial))
+        else:
+            self._run_at_once()
+        self.terminal.close()
+
+    def find_similar(self, best: Trial) -> list[int]:
+        """The numbers of completed trials that are not significantly worse than the best on the same rows, among the
+        next best."""
+        others = [trial for trial in self.study.trials if trial.state == "completed" and trial.number != best.number]
+        others.sort(key=lambda trial: (self.study.rank(trial.value or 0.0), trial.number))
+        similar = []
+        for other in others[:MOST_COMPARED]:
+            found, rival = self._find_scored(best), self._find_scored(other)
+            if found is None or rival is None:
+                continue
+            champion = Champion(
+                name="trial", version=str(other.number), model=rival.trained.parts["model"], max_length=0
+            )
+            comparison = self._compare(best, found, champion, rival.predictions)
+            if not comparison.better:
+                similar.append(other.number)
+        return similar
+
+    def _run_at_once(self) -> None:
+        slots = Slots(self.sweep.parallel, self._run_trial, divides_gpus=self.recipe.compute.cluster is None)
+        try:
+            while True:
+                while slots.free and (trial := self.study.next(not self._is_over)):
+                    slots.start(trial)
+                if not slots.busy:
+                    return
+                for _, ended in slots.wait(LOOK_S):
+                    self._end(ended)
+                self._refresh()
+        except BaseException:
+            slots.stop()
+            raise
+
+    def _run_trial(self, trial: Trial) -> TrialRun:
+        self._refresh()
+        keeps_lock = not any(name.partition(".")[0] in RESOLVED for name in self.sweep.space)
+        run = TrialRun(
+            trial,
+            self.study,
+            self.recipe,
+            str(self.sweep.metric),
+            self.run,
+            self.ready.lock if keeps_lock else None,
+            (TrialProgress(trial.number, self.terminal),),
+            self._deadline,
+        )
+        run.run()
+        return run
+
+    def _end(self, run: TrialRun) -> None:
+        """Takes note of a trial that has ended."""
+        self.terminal.progress.pop(run.trial.number, None)
+        trial = self.study.trials[run.trial.number - 1]
+        if run.scored is not None:
+            self._scored[trial.number] = run.scored
+        if trial.state == "failed":
+            self.failures.append(trial)
+        self._refresh()
+        best = self.study.best
+        if best is not None and best.number != self._compared:
+            self._compared = best.number
+            self.against_champion = self._compare_with_champion(best)
+            self._refresh()
+        if len(self.failures) > self.sweep.max_failures:
+            reasons = "; ".join(f"trial {failed.number}: {failed.reason}" for failed in self.failures)
+            message = f"{len(self.failures)} trials failed, and {self.sweep.max_failures} may. {reasons}"
+            raise UserError([Problem(kind="sweep", where="sweep.max_failures", message=message)])
+
+    def _compare_with_champion(self, best: Trial) -> Comparison | None:
+        """None if there is no champion, or if it is this model."""
+        scored = self._find_scored(best)
+        if scored is None or self.recipe.release.registry is None:
+            return None
+        recipe = self._recipe_of(best)
+        walk = self._quiet_walk()
+        champion = walk(find_champion, recipe, scored.trained, scored.scores)
+        if champion is None:
+            return None
+        opponent = walk(predict_champion, recipe, scored.lock, scored.data, champion)
+        return self._compare(best, scored, champion, opponent)
+
+    def _compare(self, best: Trial, scored: Scored, champion: Champion, opponent: Ref) -> Comparison:
+        arguments = (scored.data, scored.tokens, scored.trained, scored.predictions, opponent)
+        found = self._quiet_walk()(compare, self._recipe_of(best), champion, None, *arguments)
+        return Comparison.model_validate(found.figures)
+
+    def _find_scored(self, trial: Trial) -> Scored | None:
+        """The trial's artifacts; None if they were removed since."""
+        if trial.number not in self._scored:
+            found = train_and_score(Planner(self.recipe.name), self._recipe_of(trial), self.ready.lock)
+            if not isinstance(found.scores, Ref):
+                return None
+            self._scored[trial.number] = found
+        return self._scored[trial.number]
+
+    def _recipe_of(self, trial: Trial) -> Recipe:
+        return trial_recipe(self.recipe, trial.settings, str(self.sweep.metric))
+
+    def _quiet_walk(self) -> Executor:
+        return Executor(self.recipe.name, self.run)
+
+    @property
+    def _deadline(self) -> float | None:
+        return None if self.sweep.timeout_s is None else self._began + self.sweep.timeout_s
+
+    @property
+    def _is_over(self) -> bool:
+        return self._deadline is not None and time.monotonic() > self._deadline
+
+    def _refresh(self) -> None:
+        trials = self.study.trials
+        headline = "  ".join(filter(None, [self.describe_best(), self._describe_rest(trials)]))
+        self.terminal.show(trials, headline)
+        self.show(tabulate_trials(trials, self.sweep, self.terminal.progress), headline)
+
+    def describe_best(self) -> str:
+        """`best: trial 3, accuracy 0.912 (learning_rate 3.1e-05); champion sst2/7 0.901, that is +0.011`"""
+        best = self.study.best
+        if best is None or best.value is None:
+            return "no trial has completed yet" if self.study.trials else ""
+        text = f"best: trial {best.number}, {self.sweep.metric} {best.value:.4g} ({format_settings(best.settings)})"
+        if (versus := self.against_champion) and self._compared == best.number:
+            text += f"; champion {versus.champion} {versus.champion_value:.4g}, a gain of {versus.gain:+.4g}"
+            text += f", at least {versus.at_least:+.4g} at {versus.confidence:.0%}"
+        return text
+
+    def _describe_rest(self, trials: Sequence[Trial]) -> str:
+        """`4 of 12 trials; about 3 minutes left`"""
+        limit, ended = self.sweep.trials or 0, [trial for trial in trials if trial.state != "running"]
+        text = f"{len(ended)} of {limit} trials"
+        spent = [trial.seconds for trial in ended if trial.seconds]
+        if spent and len(ended) < limit:
+            left_s = math.ceil((limit - len(ended)) / self.sweep.parallel) * sum(spent) / len(spent)
+            text += f"; about {left_s / 60:,.0f} minutes left" if left_s >= 90 else f"; about {left_s:,.0f} s left"
+        return text
+
+
+def summarize_trial(trial: Trial) -> dict[str, Any]:
+    """A trial as JSON values."""
+    return {
+        "number": trial.number,
+        "settings": dict(trial.settings),
+        "state": trial.state,
+        "value": trial.value,
+        "low": trial.low,
+        "high": trial.high,
+        "evaluations": {str(number): value for number, value in sorted(trial.evaluations.items())},
+        "seconds": round(trial.seconds, 3),
+        "flow_run_id": trial.flow_run_id,
+        "reason": trial.reason,
+    }

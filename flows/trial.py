@@ -1,0 +1,230 @@
+"""The flow `trial`: one trial of a sweep, from data to figures, as a subflow of the sweep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Completed, Failed
+
+from flows.naming import format_settings
+from flows.pipeline import Scored, train_and_score
+from tasks.cache.executor import Executor
+from tasks.cache.refs import Lock, Ref
+from tasks.cache.stage import Listener, Paused, Row
+from tasks.jobs.launch import JobFailed
+from tasks.prefect.progress import PrefectProgress
+from tasks.shared_store.opening import open_remote
+from tasks.sweeps.study import Study
+from tasks.sweeps.trial import Trial
+from tasks.tracking.mlflow_run import Tracker
+from training.jobs.protocol import EVENTS, read_events
+from training.problems import DISK, NETWORK, Problem, UserError
+from training.recipe import Recipe, parse
+
+VALIDATION = "validation"
+TRIAL_TAG = "sweep.trial"
+OF_THE_MACHINE = {DISK, NETWORK}
+"""Kinds of problems that no other settings avoid: they end the sweep, and the trial is resumed by the next."""
+
+current: ContextVar[TrialRun] = ContextVar("current")
+"""The trial that the flow runs, which is more than a parameter of a flow can be."""
+
+
+def trial_name() -> str:
+    """Prefect calls this at the start of a trial: `trial 3 · learning_rate 3.1e-05`."""
+    parameters = flow_run.get_parameters()
+    return f"trial {parameters['number']} · {format_settings(parameters['settings'])}"[:120]
+
+
+@flow(name="trial", flow_run_name=trial_name)
+def trial(number: int, settings: dict[str, Any]) -> State[Any]:
+    """Trains and scores a model with some settings of a sweep.
+
+    Args:
+        number: The trial's number in its sweep.
+        settings: Values by dotted field of the recipe.
+    """
+    return current.get().execute(str(flow_run.get_id()))
+
+
+@dataclass
+class TrialRun:
+    """One run of a trial: a new one, or one that continues.
+
+    Args:
+        recipe: the sweep's recipe.
+        parent: the sweep's flow run.
+        lock: what the sweep's run resolved; None if the settings change what is resolved.
+        deadline: when the trial is stopped with a checkpoint, in seconds of the monotonic clock.
+    """
+
+    trial: Trial
+    study: Study
+    recipe: Recipe
+    metric: str
+    parent: str
+    lock: Lock | None
+    listeners: Sequence[Listener] = ()
+    deadline: float | None = None
+    scored: Scored | None = None
+    """The artifacts of a trial that has completed."""
+
+    def run(self) -> None:
+        """Runs the flow. Raises what ends the sweep: an interruption, or a problem of the machine."""
+        token = current.set(self)
+        try:
+            state = trial(self.trial.number, dict(self.trial.settings), return_state=True)
+            if isinstance(error := state.data, BaseException):
+                raise error
+        finally:
+            current.reset(token)
+
+    def execute(self, run: str) -> State[Any]:
+        """Walks the stages in the flow run `run`, stores the end in the study, and returns the flow's state."""
+        began, study = time.monotonic(), self.study
+        if self.trial.flow_run_id is None:
+            study.set_flow_run(self.trial, run)
+            self.trial = replace(self.trial, flow_run_id=run)
+        name = f"trial {self.trial.number}"
+        with closing(Tracker(self.recipe.name, str(self.trial.flow_run_id), name, parent=self.parent)) as tracker:
+            tracker.log_params({field: str(value) for field, value in self.trial.settings.items()})
+            tracker.set_tags({TRIAL_TAG: str(self.trial.number), "sweep.study": study.name})
+            progress = _TrainingProgress(PrefectProgress(lambda: tracker.url))
+            watch = _Evaluations(self)
+            executor = Executor(
+                self.recipe.name, run, (tracker, progress, *self.listeners, watch), remote=open_remote()
+            )
+            try:
+                self.scored = train_and_score(
+                    executor, trial_recipe(self.recipe, self.trial.settings, self.metric), self.lock
+                )
+                state = self._complete(self.scored.scores, time.monotonic() - began)
+                status = "FINISHED"
+            except Paused as paused:
+                state, status = self._pause(str(paused), time.monotonic() - began), "KILLED"
+            except (UserError, JobFailed) as error:
+                status = "FAILED"
+                if _is_of_the_machine(error):
+                    study.release(self.trial)
+                    raise
+                study.fail(self.trial, str(error), time.monotonic() - began)
+                state = Failed(message=str(error))
+            except BaseException:
+                status = "KILLED"
+                study.release(self.trial)
+                raise
+            finally:
+                progress.end()
+                tracker.end(status)
+        return state
+
+    def _complete(self, scores: Ref, seconds: float) -> State[Any]:
+        figures: Mapping[str, Any] = scores.figures[VALIDATION]
+        if self.metric not in figures:
+            message = f"{self.metric!r} is none of the figures of the trials: choose from {', '.join(figures)}."
+            raise UserError([Problem(kind="sweep", where="sweep.metric", message=message)])
+        figure = figures[self.metric]
+        value = figure["value"]
+        if value is None or value != value:
+            self.study.fail(self.trial, f"{self.metric} is no number", seconds)
+            return Failed(message=f"{self.metric} is no number")
+        self.study.complete(self.trial, value, figure.get("low"), figure.get("high"), seconds)
+        return Completed(message=f"{self.metric} {value:.4g}")
+
+    def _pause(self, reason: str, seconds: float) -> State[Any]:
+        if self.is_over_time:
+            self.study.release(self.trial)
+            return Cancelled(name="TimedOut", message="the sweep's time is over; the next sweep resumes this trial")
+        self.study.pause(self.trial, seconds)
+        return Cancelled(name="Paused", message=reason)
+
+    @property
+    def is_over_time(self) -> bool:
+        """Whether the sweep's time is over."""
+        return self.deadline is not None and time.monotonic() > self.deadline
+
+
+def trial_recipe(recipe: Recipe, settings: Mapping[str, Any], metric: str) -> Recipe:
+    """The recipe of a trial: judged on validation alone, compared by the sweep's metric, and never published."""
+    gate = recipe.release.gate
+    compared = {"compare": metric, "confidence": gate.confidence, "baseline": gate.baseline}
+    values = recipe.model_dump(exclude_unset=True) | {
+        "evaluation": {"splits": [VALIDATION], "metrics": list(recipe.evaluation.metrics)},
+        "release": {"registry": recipe.release.registry, "champion": recipe.release.champion, "gate": compared},
+    }
+    return parse(values, settings)
+
+
+def _is_of_the_machine(error: UserError | JobFailed) -> bool:
+    problems = error.problems if isinstance(error, UserError) else error.failure.problems
+    return any(problem.kind in OF_THE_MACHINE for problem in problems)
+
+
+class _Evaluations(Listener):
+    """Stores the metric after each evaluation during training, and pauses the trial where the pruner says so."""
+
+    def __init__(self, run: TrialRun) -> None:
+        self._run, self._figure = run, f"eval_{run.metric}"
+        self._count, self._steps = 0, None
+
+    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+        """Raises Paused after an evaluation that is not the last one, or when the sweep's time is over."""
+        if stage != "fit":
+            return
+        for event in events:
+            if event["kind"] == "progress":
+                self._steps = event.get("total")
+            elif event["kind"] == "metrics" and self._figure in event["values"]:
+                self._count += 1
+                value = event["values"][self._figure]
+                pauses = self._run.study.evaluated(self._run.trial, self._count, value)
+                if pauses and event["step"] != self._steps:
+                    raise Paused(f"{self._run.metric} {value:.4g} after evaluation {self._count}")
+        if self._run.is_over_time:
+            raise Paused("the sweep's time is over")
+
+    def stage_ended(self, row: Row, result: Any) -> None:
+        """Stores the evaluations of a training that another run has completed."""
+        if row.name == "fit" and row.state == "cached" and isinstance(result, Ref):
+            found = read_events(result.path / "log" / EVENTS, 0, ["metrics"])[0]
+            values = [event["values"][self._figure] for event in found if self._figure in event["values"]]
+            self._run.study.record(self._run.trial, dict(enumerate(values, 1)))
+
+
+class _TrainingProgress(Listener):
+    """Prefect's progress of the stages of a trial that are not those of the whole sweep."""
+
+    STAGES = ("fit", "predict", "score")
+
+    def __init__(self, progress: PrefectProgress) -> None:
+        self._progress = progress
+
+    def stage_started(self, stage: str, key: str) -> None:
+        """As PrefectProgress."""
+        if stage in self.STAGES:
+            self._progress.stage_started(stage, key)
+
+    def stage_waits(self, stage: str) -> None:
+        """As PrefectProgress."""
+        self._progress.stage_waits(stage)
+
+    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+        """As PrefectProgress."""
+        self._progress.stage_events(stage, events)
+
+    def stage_ended(self, row: Row, result: Any) -> None:
+        """As PrefectProgress."""
+        if row.name in self.STAGES:
+            self._progress.stage_ended(row, result)
+
+    def end(self) -> None:
+        """As PrefectProgress."""
+        self._progress.end()

@@ -1,0 +1,91 @@
+"""Slots: calls that run at once, each in a thread, whose jobs have GPUs of their own.
+
+Cores are not divided: the number of threads changes how sums are rounded, and a training of a slot must end with the
+weights that it has by itself. The system shares the cores among the processes.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from tasks.jobs.hardware import assigned_gpus, visible_gpus
+from tasks.jobs.launch import cancelled
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Slots(Generic[Item, Result]):
+    """Runs a function for several items at once, each in a thread with a copy of this context.
+
+    Args:
+        count: the most items at once.
+        call: the function; its jobs see only the GPUs of their slot.
+        divides_gpus: whether the machine's GPUs are divided among the slots. Those of a cluster are not: the cluster
+            places its jobs itself.
+    """
+
+    def __init__(self, count: int, call: Callable[[Item], Result], divides_gpus: bool = True) -> None:
+        gpus = visible_gpus() if divides_gpus else []
+        self._call = call
+        self._shares: list[list[str] | None] = (
+            [gpus[share::count] for share in range(count)] if gpus else [None] * count
+        )
+        self._ended: queue.Queue[tuple[threading.Thread, list[str] | None, Item, Result | BaseException]] = (
+            queue.Queue()
+        )
+        self._running: set[threading.Thread] = set()
+        self._stop = threading.Event()
+
+    @property
+    def free(self) -> int:
+        """How many more items may start now."""
+        return len(self._shares)
+
+    @property
+    def busy(self) -> int:
+        """How many items run."""
+        return len(self._running)
+
+    def start(self, item: Item) -> None:
+        """Starts the function for an item in a free slot."""
+        share = self._shares.pop(0)
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=lambda: context.run(self._run, thread, share, item), daemon=True)
+        self._running.add(thread)
+        thread.start()
+
+    def wait(self, timeout_s: float | None = None) -> Iterator[tuple[Item, Result]]:
+        """Yields the items that have ended with their results, after one has, or nothing after `timeout_s`. Raises the
+        error of the first that failed."""
+        while self._running:
+            try:
+                thread, share, item, result = self._ended.get(timeout=timeout_s)
+            except queue.Empty:
+                return
+            self._running.discard(thread)
+            self._shares.append(share)
+            if isinstance(result, BaseException):
+                raise result
+            yield item, result
+            timeout_s = 0
+
+    def stop(self) -> None:
+        """Interrupts all items, whose jobs may save a checkpoint first, and waits for their ends."""
+        self._stop.set()
+        for thread in self._running:
+            thread.join()
+
+    def _run(self, thread: threading.Thread, share: list[str] | None, item: Item) -> None:
+        assigned_gpus.set(share)
+        cancelled.set(self._stop)
+        result: Result | BaseException
+        try:
+            result = self._call(item)
+        except BaseException as error:
+            result = error
+        self._ended.put((thread, share, item, result))

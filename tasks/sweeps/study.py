@@ -1,0 +1,310 @@
+"""The study of a sweep: its trials, kept by Optuna.
+
+    <home>/sweeps/<key>/journal.log    the trials, unless FINETUNE_SWEEPS names a database
+    <home>/sweeps/<key>/sweep.json     the sweep and the recipe, for people
+    <home>/sweeps/<key>/lock           held by the process that runs the sweep
+
+| variable | meaning | default |
+|---|---|---|
+| FINETUNE_SWEEPS | the database of all studies, a URL of SQLAlchemy, postgresql://host/studies | a journal each |
+
+A trial is stored whole when it is proposed, and each evaluation and its end by one more entry, so after a kill at any
+instant the same command repeats at most one of them, with the same result. A paused trial is Optuna's PRUNED. If it is
+resumed, it has one more row with the same settings, because Optuna changes no row that has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.cache import settings
+from tasks.cache.code import code_behind, library_versions
+from tasks.cache.digests import digest_of
+from tasks.cache.locks import exclusive_lock
+from tasks.cache.refs import Lock, Ref
+from tasks.sweeps.pruners import NoPruner, OptunaPruner, Pruner, SuccessiveHalving, build_optuna_pruner
+from tasks.sweeps.samplers import propose, settings_from
+from tasks.sweeps.trial import Trial
+from training import task_types
+from training.jobs.protocol import write_atomically
+from training.problems import Problem, UserError
+from training.recipe import Recipe, Sweep, settings_of
+from training.recipe.tables.searches import PRUNERS
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
+
+LIMITS = ("trials", "parallel", "timeout_s", "max_failures")
+"""Fields of a sweep that change no trial: with other values, a study continues."""
+TRIAL, RESUMED_AFTER, FLOW_RUN = "trial", "resumed_after", "flow_run_id"
+LOW, HIGH, SECONDS, REASON = "low", "high", "seconds", "reason"
+PROGRAMS = ("training.programs.fit", "training.programs.predict", "training.programs.score")
+
+
+def study_key(recipe: Recipe, sweep: Sweep, lock: Lock, data: Ref, model: Ref) -> str:
+    """The study's name: a digest of everything that a trial's figures depend on beside its settings."""
+    code = code_behind([*PROGRAMS, *task_types.code_modules(recipe.task)])
+    return digest_of(
+        {
+            "sweep": sweep.model_dump(mode="json", exclude=set(LIMITS)),
+            "recipe": recipe.model_dump(mode="json", exclude={"name": True, "release": True, "data": True}),
+            "compute": {"num_processes": lock.num_processes, "mixed_precision": lock.mixed_precision},
+            "upstream": {"load_data": data.digest, "load_model": model.digest},
+            "code": code.digests,
+            "libraries": library_versions(["torch", "transformers", "accelerate", "optuna", *code.distributions]),
+        }
+    )[:40]
+
+
+class Study:
+    """The trials of a sweep. Threads may use it at once.
+
+    Args:
+        key: of the study.
+        recipe: the recipe that the trials vary.
+        sweep: with all defaults resolved.
+    """
+
+    def __init__(self, key: str, recipe: Recipe, sweep: Sweep) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.key, self.folder = key, settings.home() / "sweeps" / key
+        self._sweep, self._turn = sweep, threading.RLock()
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        values = {"sweep": sweep.model_dump(mode="json"), "recipe": recipe.model_dump(mode="json")}
+        write_atomically(self.folder / "sweep.json", json.dumps(values, indent=1).encode())
+        self.name = f"{recipe.name}-{key[:12]}"
+        # Proposals come from `propose`: this sampler only lets Optuna write.
+        self.optuna: optuna.Study = optuna.create_study(
+            storage=_open_storage(self.folder / "journal.log"),
+            study_name=self.name,
+            sampler=optuna.samplers.RandomSampler(),
+            direction=sweep.direction,
+            load_if_exists=True,
+        )
+        self._pruner = self._build_pruner()
+        self._active: set[int] = set()
+        """The trials that run in this process."""
+
+    @property
+    def trials(self) -> list[Trial]:
+        """All trials, by number."""
+        with self._turn:
+            return list(self._read().values())
+
+    @property
+    def best(self) -> Trial | None:
+        """The completed trial with the best value; the first of equals."""
+        completed = [trial for trial in self.trials if trial.value is not None and trial.state == "completed"]
+        return min(completed, key=lambda trial: (self.rank(trial.value or 0.0), trial.number), default=None)
+
+    def rank(self, value: float) -> float:
+        """Maps a value of the metric to one of which less is better."""
+        if math.isnan(value):
+            return math.inf
+        return -value if self._sweep.direction == "maximize" else value
+
+    def next(self, may_propose: bool = True) -> Trial | None:
+        """The trial to run now: one that was killed, or a paused one that continues, or a new one.
+
+        None if there is none now: all are done, or others have to end first.
+        """
+        with self._turn:
+            trials = self.trials
+            killed = [trial for trial in trials if trial.state == "running" and trial.number not in self._active]
+            if killed:
+                return self._begin(killed[0])
+            open_for_more = may_propose and len(trials) < (self._sweep.trials or 0)
+            at_end = not open_for_more and not self._active
+            if resumable := self._pruner.find_resumable(trials, at_end):
+                return self._begin(self._resume(resumable))
+            return self._begin(self._propose(len(trials) + 1)) if open_for_more else None
+
+    def evaluated(self, trial: Trial, evaluation: int, value: float) -> bool:
+        """Stores the metric after an evaluation, counted from 1. Returns whether the trial pauses now."""
+        with self._turn:
+            current = self._read()[trial.number]
+            if evaluation not in current.evaluations:
+                self._write(trial).report(value, evaluation)
+                current = self._read()[trial.number]
+            if evaluation <= current.resumed_after or evaluation < max(current.evaluations):
+                return False
+            return self._pruner.pauses(current, evaluation, self.trials)
+
+    def record(self, trial: Trial, evaluations: Mapping[int, float]) -> None:
+        """Stores evaluations of a training that another run has completed."""
+        with self._turn:
+            for evaluation in evaluations.keys() - self._read()[trial.number].evaluations.keys():
+                self._write(trial).report(evaluations[evaluation], evaluation)
+
+    def set_flow_run(self, trial: Trial, flow_run_id: str) -> None:
+        """Stores the trial's first flow run."""
+        self._write(trial).set_user_attr(FLOW_RUN, flow_run_id)
+
+    def pause(self, trial: Trial, seconds: float) -> None:
+        """Ends the trial's run after an evaluation at which it pauses."""
+        self._end(trial, "PRUNED", None, {SECONDS: seconds})
+
+    def complete(self, trial: Trial, value: float, low: float | None, high: float | None, seconds: float) -> None:
+        """Ends the trial with its value and the interval."""
+        self._end(trial, "COMPLETE", value, {LOW: low, HIGH: high, SECONDS: seconds})
+
+    def fail(self, trial: Trial, reason: str, seconds: float) -> None:
+        """Ends the trial without a value."""
+        self._end(trial, "FAIL", None, {REASON: reason[:2000], SECONDS: seconds})
+
+    def release(self, trial: Trial) -> None:
+        """Leaves an interrupted trial to the next sweep."""
+        with self._turn:
+            self._active.discard(trial.number)
+
+    def _end(self, trial: Trial, state: str, value: float | None, attributes: Mapping[str, Any]) -> None:
+        from optuna.trial import TrialState
+
+        with self._turn:
+            row = self._write(trial)
+            for name, attribute in attributes.items():
+                if attribute is not None:
+                    row.set_user_attr(name, attribute)
+            self.optuna.tell(row.number, value, TrialState[state])
+            self._active.discard(trial.number)
+
+    def _begin(self, trial: Trial) -> Trial:
+        self._active.add(trial.number)
+        return trial
+
+    def _propose(self, number: int) -> Trial:
+        from optuna.trial import TrialState, create_trial
+
+        proposed = propose(self._sweep, self._rows(), number)
+        self.optuna.add_trial(
+            create_trial(
+                state=TrialState.RUNNING,
+                params=proposed.params,
+                distributions=proposed.distributions,
+                system_attrs=proposed.system_attrs,
+                user_attrs={TRIAL: number},
+            )
+        )
+        return self._read()[number]
+
+    def _resume(self, paused: Trial) -> Trial:
+        """Adds a row for a paused trial that continues."""
+        from optuna.trial import TrialState, create_trial
+
+        row = self._rows()[self._last_row(paused.number)]
+        kept = {name: value for name, value in row.user_attrs.items() if name in (TRIAL, FLOW_RUN)}
+        self.optuna.add_trial(
+            create_trial(
+                state=TrialState.RUNNING,
+                params=row.params,
+                distributions=row.distributions,
+                intermediate_values=row.intermediate_values,
+                system_attrs=row.system_attrs,
+                user_attrs={**kept, RESUMED_AFTER: max(paused.evaluations)},
+            )
+        )
+        return self._read()[paused.number]
+
+    def _rows(self) -> Sequence[FrozenTrial]:
+        return self.optuna.get_trials(deepcopy=False)
+
+    def _last_row(self, number: int) -> int:
+        return max(row.number for row in self._rows() if row.user_attrs[TRIAL] == number)
+
+    def _write(self, trial: Trial) -> optuna.Trial:
+        """The trial's last row, to be written."""
+        import optuna
+
+        return optuna.Trial(self.optuna, self._rows()[self._last_row(trial.number)]._trial_id)
+
+    def _read(self) -> dict[int, Trial]:
+        """The trials by number: each as its last row has it."""
+        found: dict[int, Trial] = {}
+        seconds: dict[int, float] = {}
+        for row in self._rows():
+            number = row.user_attrs[TRIAL]
+            seconds[number] = seconds.get(number, 0.0) + (row.user_attrs.get(SECONDS) or 0.0) * row.state.is_finished()
+            found[number] = self._trial(row, number, seconds[number])
+        return dict(sorted(found.items()))
+
+    def _trial(self, row: FrozenTrial, number: int, seconds: float) -> Trial:
+        states = {"COMPLETE": "completed", "PRUNED": "paused", "FAIL": "failed"}
+        attributes = row.user_attrs
+        return Trial(
+            number=number,
+            settings=settings_from(self._sweep, row.params),
+            state=states.get(row.state.name, "running"),  # type: ignore[arg-type]
+            evaluations=dict(row.intermediate_values),
+            value=row.value if row.state.name == "COMPLETE" else None,
+            low=attributes.get(LOW),
+            high=attributes.get(HIGH),
+            resumed_after=attributes.get(RESUMED_AFTER, 0),
+            flow_run_id=attributes.get(FLOW_RUN),
+            seconds=seconds,
+            reason=attributes.get(REASON),
+        )
+
+    def _build_pruner(self) -> Pruner:
+        name, values = settings_of(self._sweep.pruner, PRUNERS)
+        if name == "none":
+            return NoPruner()
+        if name in ("asha", "hyperband"):
+            return SuccessiveHalving(self.rank, **values)
+        pruner = build_optuna_pruner(name, values)
+        return OptunaPruner(lambda number: pruner.prune(self.optuna, self._rows()[self._last_row(number)]))
+
+
+@contextlib.contextmanager
+def only_sweep(key: str) -> Iterator[None]:
+    """Keeps other processes of this home from running the study in the block. Raises UserError if one does."""
+    folder = settings.home() / "sweeps" / key
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with exclusive_lock(folder / "lock") as is_ours:
+        if not is_ours:
+            message = "another process runs this sweep over this home: wait for its end, or stop it."
+            raise UserError([Problem(kind="sweep", where="sweep", message=message)])
+        yield
+
+
+def _open_storage(journal: Path) -> BaseStorage:
+    from optuna.storages import JournalStorage, RDBStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    if url := os.environ.get(settings.SWEEPS):
+        try:
+            return RDBStorage(url)
+        except Exception as error:
+            reason = settings.without_credentials(str(error).splitlines()[0])
+            message = f"the database of studies cannot be used ({reason}): correct the URL, or leave it out."
+            raise UserError([Problem(kind="sweep", where=settings.SWEEPS, message=message)]) from error
+    _remove_cut_line(journal)
+    return JournalStorage(JournalFileBackend(str(journal), _NoLock()))  # type: ignore[arg-type]
+
+
+class _NoLock:
+    """Optuna's own locks outlive a process that is killed; `only_sweep` keeps other processes out."""
+
+    def acquire(self) -> bool:
+        """True."""
+        return True
+
+    def release(self) -> None:
+        """Does nothing."""
+
+
+def _remove_cut_line(journal: Path) -> None:
+    """Removes a last line that a kill has cut: Optuna refuses to read anything after it."""
+    with contextlib.suppress(FileNotFoundError), journal.open("rb+") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
