@@ -21,12 +21,13 @@ from tasks.tracking.stage_table import STAGES
 from training import task_types
 from training.data import checks
 from training.evaluation.metrics import load_class
-from training.recipe import Recipe, Training
+from training.recipe import Parameter, Recipe, Sweep, Training
 from training.recipe.extra_arguments import ACCEPTED, arguments, set_by_project
 from training.recipe.tables import checks as levels
 from training.recipe.tables.formats import FORMATS
 from training.recipe.tables.metrics import METRICS, TAGS, metrics_for
 from training.recipe.tables.optimizers import OPTIMIZERS, REFUSED
+from training.recipe.tables.searches import PRUNERS, SAMPLERS
 from training.recipe.tables.strategies import STRATEGIES
 from training.recipe.tables.task_types import TASK_TYPES
 
@@ -60,6 +61,22 @@ def recipe() -> str:
     """A chapter for each section of the recipe, a definition for each field: type, default, description."""
     schema = Recipe.model_json_schema()
     return "\n\n".join(_sections(schema, schema["$defs"], ""))
+
+
+def sweep() -> str:
+    """The fields of a sweep and of its parameters, and the settings of samplers and pruners."""
+    fields, parameter = Sweep.model_json_schema(), Parameter.model_json_schema()
+    chapters = [
+        *_sections({**fields, "$defs": {}}, fields["$defs"], "sweep"),
+        *_sections(parameter, {}, "sweep.space.FIELD"),
+    ]
+    for title, searches in (("Samplers", SAMPLERS), ("Pruners", PRUNERS)):
+        rows = [
+            (f"`{name}`", ", ".join(f"`{one}: {yaml_value(value)}`" for one, value in settings.items()) or "none")
+            for name, settings in searches.items()
+        ]
+        chapters.append(f"## {title}\n\n{table(('name', 'settings with their defaults'), rows)}")
+    return "\n\n".join(chapters)
 
 
 def _sections(section: Mapping[str, Any], definitions: Mapping[str, Any], path: str) -> Iterator[str]:
@@ -287,6 +304,7 @@ def stages() -> str:
 
 GENERATED: dict[str, Callable[[], str]] = {
     "recipe": recipe,
+    "sweep": sweep,
     "training-arguments": training_arguments,
     "command-line": command_line,
     "task-types": task_type_chapters,

@@ -9,12 +9,13 @@ from tasks.cache.history import History
 from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.refs import Lock
 from tasks.jobs.engines.ray_engine import find_cluster_problems
+from tasks.jobs.hardware import visible_gpus
 from tasks.shared_store.opening import open_remote
 from tasks.stages.fit import launch_early
 from tasks.stages.preflight.model_check import require_model
 from tasks.tracking.mlflow_run import deliver_earlier_runs
 from training.problems import NETWORK, Problem, UserError
-from training.recipe import Recipe
+from training.recipe import Recipe, Sweep
 
 
 def plan_stages(recipe: Recipe, planner: Planner, *, before_run: bool) -> tuple[Finished, str | None]:
@@ -46,6 +47,18 @@ def plan_stages(recipe: Recipe, planner: Planner, *, before_run: bool) -> tuple[
     if problems or finished is None:
         raise UserError(problems)
     return finished, unchecked
+
+
+def divide_gpus(recipe: Recipe, sweep: Sweep) -> dict[str, Any]:
+    """The override of compute.num_processes with which trials that run at once share this machine's GPUs. Raises
+    UserError if there are fewer GPUs than trials at once."""
+    gpus = len(visible_gpus()) if recipe.compute.cluster is None else 0
+    if sweep.parallel == 1 or not gpus or recipe.compute.num_processes != "auto":
+        return {}
+    if gpus < sweep.parallel:
+        message = f"{sweep.parallel} trials at once need as many GPUs, and there are {gpus}: lower it."
+        raise UserError([Problem(kind="sweep", where="sweep.parallel", message=message)])
+    return {"compute.num_processes": gpus // sweep.parallel}
 
 
 def launch_training_early(recipe: Recipe, planner: Planner, lock: Lock) -> None:

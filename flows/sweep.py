@@ -17,6 +17,7 @@ from prefect.states import Failed
 from flows import finetune
 from flows.naming import flow_run_name
 from flows.pipeline import prepare
+from flows.plan import divide_gpus
 from flows.reports.result import list_problems
 from flows.reports.sweep_table import SweepTerminal
 from flows.search import Search, summarize_trial
@@ -28,7 +29,6 @@ from tasks.cache.stage import Listener
 from tasks.jobs import warm
 from tasks.jobs.early_launch import early_launches
 from tasks.jobs.engines.ray_engine import shared_cluster
-from tasks.jobs.hardware import visible_gpus
 from tasks.jobs.launch import JobFailed
 from tasks.prefect import events
 from tasks.prefect.artifacts import ArtifactSender, Table
@@ -103,18 +103,6 @@ def _run_sweep(values: dict[str, Any], sweep: Sweep, overrides: dict[str, Any]) 
         if isinstance(error, UserError | JobFailed | MlflowFailed) or error is None:
             return Failed(message="\n".join(f"{problem['where']}: {problem['message']}" for problem in problems))
         raise error
-
-
-def divide_gpus(recipe: Recipe, sweep: Sweep) -> dict[str, Any]:
-    """The override of compute.num_processes with which trials that run at once share this machine's GPUs. Raises
-    UserError if there are fewer GPUs than trials at once."""
-    gpus = len(visible_gpus()) if recipe.compute.cluster is None else 0
-    if sweep.parallel == 1 or not gpus or recipe.compute.num_processes != "auto":
-        return {}
-    if gpus < sweep.parallel:
-        message = f"{sweep.parallel} trials at once need as many GPUs, and there are {gpus}: lower it."
-        raise UserError([Problem(kind="sweep", where="sweep.parallel", message=message)])
-    return {"compute.num_processes": gpus // sweep.parallel}
 
 
 def _search(

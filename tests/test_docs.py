@@ -28,7 +28,7 @@ from tasks.tracking.reports import find_worst_groups
 from training.evaluation.predictions import OneLabel
 from training.problems import Problem, UserError
 from training.programs.compare import compare_models as compare
-from training.recipe import Recipe, load, parse, parse_set
+from training.recipe import SWEEP_ENTRYPOINT, Recipe, load, parse, parse_set, parse_sweep
 from training.recipe.program_settings import CompareSettings
 
 ROOT = Path(__file__).parent.parent
@@ -260,3 +260,11 @@ def _unfitting(rows: Path, typed: str) -> tuple[Problem, ...]:
     with pytest.raises(UserError) as raised:
         require_fitting(load(ROOT / "deployments" / "demo.yaml", overrides), rows)
     return raised.value.problems
+
+
+def test_the_sweep_that_is_shown_is_valid() -> None:
+    recipe = yaml.safe_load(example("recipe"))["deployments"][0]["parameters"]["recipe"]
+    shown = yaml.safe_load(example("sweep").replace("*recipe", "recipe"))
+    entry = shown["deployments"][0]
+    _, sweep = parse_sweep(recipe, entry["parameters"]["sweep"])
+    assert entry["entrypoint"] == SWEEP_ENTRYPOINT and (sweep.metric, sweep.trials) == ("f1", 20)

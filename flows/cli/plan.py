@@ -1,5 +1,7 @@
 """Show which stages a run would execute, why, and the memory and disk that training needs.
 
+With --sweep, or for a file that has only a sweep, shows what its trials share and cost.
+
 Downloads nothing but artifacts of the shared store.
 """
 
@@ -9,10 +11,12 @@ import argparse
 import os
 import shlex
 import sys
+from pathlib import Path
 
 import yaml
 
 from flows.cli.shared import COMPLETED, add_recipe_arguments, load_recipe
+from flows.cli.sweep_plan import plan_sweep, summary_lines
 from flows.plan import find_unchanged_run, list_changes, plan_stages
 from flows.reports.tables import problem_line
 from flows.reports.terminal import Terminal, stage_line
@@ -25,18 +29,21 @@ from tasks.shared_store.opening import open_remote
 from tasks.stages.fit import fit, launch, training_job
 from tasks.stages.preflight.training_estimate import estimate_lines
 from training.problems import UserError
-from training.recipe import Recipe
+from training.recipe import ENTRYPOINT, SWEEP_ENTRYPOINT, Recipe, load_sweep, parse_set, read_entries
 
 PENDING = ("will run", "may run")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe_arguments(parser)
+    parser.add_argument("--sweep", action="store_true", help="plan the file's sweep instead of a run of its recipe")
     parser.add_argument("--show-launch", action="store_true", help="also show the command that launches training here")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Prints a line for each stage. Raises UserError for mistakes in the file and the names in the recipe."""
+    if arguments.sweep or _has_only_sweeps(arguments.file):
+        return _show_sweep(arguments)
     recipe = load_recipe(arguments)
     remote, terminal = open_remote(), Terminal()
     planner = Planner(recipe.name, remote=remote, fetch_progress=terminal.fetch_progress_of)
@@ -59,6 +66,26 @@ def execute(arguments: argparse.Namespace) -> int:
         print(warning, file=sys.stderr)
     if arguments.show_launch:
         print(_format_launch(recipe, finished.lock, training.key or "KEY"))
+    return COMPLETED
+
+
+def _has_only_sweeps(file: Path) -> bool:
+    entrypoints = {entry.get("entrypoint") for entry in read_entries(file)}
+    return SWEEP_ENTRYPOINT in entrypoints and ENTRYPOINT not in entrypoints
+
+
+def _show_sweep(arguments: argparse.Namespace) -> int:
+    recipe, sweep = load_sweep(arguments.file, parse_set(arguments.set), arguments.entry)
+    terminal = Terminal()
+    planner = Planner(recipe.name, remote=open_remote(), fetch_progress=terminal.fetch_progress_of)
+    planned = plan_sweep(recipe, sweep, planner)
+    terminal.close()
+    for row in planner.rows:
+        print(stage_line(row.name, row.state, "", "; ".join(row.reasons)), flush=True)
+    training = next(row for row in planner.rows if row.name == "fit")
+    for text in _estimate(planner, training) if training.state in PENDING else ():
+        print(f"  fit: {text}")
+    print(*summary_lines(recipe, sweep, planned), sep="\n")
     return COMPLETED
 
 

@@ -19,7 +19,7 @@ ROUNDING = 1e-12  # 1 - 0.95 is a little more than 0.05, and 1 - 0.9 a little le
 MOST_LISTED = 10
 
 
-def inputs(recipe: Recipe, scores: Ref, comparison: Ref | None, selection: Selection | None) -> Inputs:
+def inputs(recipe: Recipe, scores: Ref, comparison: Ref | None, selection: Selection | None = None) -> Inputs:
     """The figures, their bounds, the comparison with the champion or the baseline, and the sweep that chose the
     settings."""
     upstream = {"score": scores.digest, "compare": comparison.digest if comparison else None}
@@ -29,7 +29,9 @@ def inputs(recipe: Recipe, scores: Ref, comparison: Ref | None, selection: Selec
 
 
 @action(inputs, read_only=True)
-def gate(work: Work, recipe: Recipe, scores: Ref, comparison: Ref | None, selection: Selection | None) -> Verdict:
+def gate(
+    work: Work, recipe: Recipe, scores: Ref, comparison: Ref | None, selection: Selection | None = None
+) -> Verdict:
     """Rejects a model that misses a bound, keeps one that is no better than the champion or the baseline, and promotes
     the others."""
     bounds, floors = _check_bounds(recipe, scores), _check_floors(recipe, scores)

@@ -108,6 +108,12 @@ class Study:
         completed = [trial for trial in self.trials if trial.value is not None and trial.state == "completed"]
         return min(completed, key=lambda trial: (self.rank(trial.value or 0.0), trial.number), default=None)
 
+    def last_rows(self) -> list[FrozenTrial]:
+        """Optuna's last row of each trial, by number."""
+        with self._turn:
+            rows = {row.user_attrs[TRIAL]: row for row in self._rows()}
+            return [rows[number] for number in sorted(rows)]
+
     def rank(self, value: float) -> float:
         """Maps a value of the metric to one of which less is better."""
         if math.isnan(value):
@@ -202,7 +208,7 @@ class Study:
         """Adds a row for a paused trial that continues."""
         from optuna.trial import TrialState, create_trial
 
-        row = self._rows()[self._last_row(paused.number)]
+        row = self.last_rows()[paused.number - 1]
         kept = {name: value for name, value in row.user_attrs.items() if name in (TRIAL, FLOW_RUN)}
         self.optuna.add_trial(
             create_trial(
@@ -219,14 +225,11 @@ class Study:
     def _rows(self) -> Sequence[FrozenTrial]:
         return self.optuna.get_trials(deepcopy=False)
 
-    def _last_row(self, number: int) -> int:
-        return max(row.number for row in self._rows() if row.user_attrs[TRIAL] == number)
-
     def _write(self, trial: Trial) -> optuna.Trial:
         """The trial's last row, to be written."""
         import optuna
 
-        return optuna.Trial(self.optuna, self._rows()[self._last_row(trial.number)]._trial_id)
+        return optuna.Trial(self.optuna, self.last_rows()[trial.number - 1]._trial_id)
 
     def _read(self) -> dict[int, Trial]:
         """The trials by number: each as its last row has it."""
@@ -262,7 +265,7 @@ class Study:
         if name in ("asha", "hyperband"):
             return SuccessiveHalving(self.rank, **values)
         pruner = build_optuna_pruner(name, values)
-        return OptunaPruner(lambda number: pruner.prune(self.optuna, self._rows()[self._last_row(number)]))
+        return OptunaPruner(lambda number: pruner.prune(self.optuna, self.last_rows()[number - 1]))
 
 
 @contextlib.contextmanager

@@ -1,16 +1,16 @@
 """The pipeline under fire: parts of it are killed at random instants, and what comes of it is compared.
 
     python -m tests.drill [--kills 20] [--faults 30] [--seed N] [--ways 1 2 loop random fsdp zero2 zero3]
-                          [--only kills|store|cluster|slurm|NAME ...]
+                          [--only kills|store|cluster|slurm|sweep|NAME ...]
 
 First the recipe of tests/flows/small.py runs undisturbed, in each of the ways of tests/drill/ground.py. Then runs of it
 get SIGKILL, each time to the flow, the warm process, the supervisor, the launcher or a rank, at an instant drawn from
 the whole of a run; the next run starts at once. What each training ends with must be what the undisturbed run ended
 with, no process may outlive its run, and MLflow must have one closed run a flow run; the state check
 (training/engine/state_check.py) covers each resume. Then come the fires of tests/drill/fires.py, the faults of a shared
-store in tests/drill/store.py, those of a cluster in tests/drill/cluster.py, Slurm in tests/drill/slurm.py, and the
-scenes of tests/drill/scenes.py. The exit status is 1 when anything differed, was left over, or went wrong; then
-everything stays in a temporary folder for a look.
+store in tests/drill/store.py, those of a cluster in tests/drill/cluster.py, Slurm in tests/drill/slurm.py, the kills
+of sweeps in tests/drill/sweep.py, and the scenes of tests/drill/scenes.py. The exit status is 1 when anything differed,
+was left over, or went wrong; then everything stays in a temporary folder for a look.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _drill(folder: Path, options: argparse.Namespace) -> bool:
     from tests.drill.watch import Watch
 
     began, watch, kills, results = time.monotonic(), Watch(), Kills(), dict[str, str]()
-    if set(options.only) - SCENES.keys() - {"store", "cluster", "slurm"}:
+    if set(options.only) - SCENES.keys() - {"store", "cluster", "slurm", "sweep"}:
         kills, results = _under_fire(_ground(folder), options, watch)
     if "store" in options.only:
         results |= _store_faults(_ground(folder / "store"), options, watch)
@@ -66,6 +66,8 @@ def _drill(folder: Path, options: argparse.Namespace) -> bool:
         results |= _cluster_faults(_ground(folder / "cluster"), options, watch)
     if "slurm" in options.only:
         results |= _slurm(_ground(folder / "slurm"), watch)
+    if "sweep" in options.only:
+        results |= _sweep_kills(_ground(folder / "sweep"), options, watch)
     results |= {name: play(name, folder) for name in SCENES if name in options.only}
     watch.settle()
     print(*summary(kills, results, watch, time.monotonic() - began), sep="\n", flush=True)
@@ -106,6 +108,15 @@ def _cluster_faults(ground: Ground, options: argparse.Namespace, watch: Watch) -
             if number in (options.numbers or [number]):
                 faults.play(name)
     return faults.results
+
+
+def _sweep_kills(ground: Ground, options: argparse.Namespace, watch: Watch) -> dict[str, str]:
+    """The result of each sweep with kills on its way."""
+    from tests.drill.sweep import SweepKills
+
+    kills = SweepKills(ground, watch, options.seed)
+    kills.play(options.kills)
+    return kills.results
 
 
 def _slurm(ground: Ground, watch: Watch) -> dict[str, str]:
@@ -154,7 +165,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--numbers", nargs="+", type=int, help="of the faults of the store and the cluster, only these")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="draws them")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="to train, in turns (default: all)")
-    everything = ["kills", *FIRES, "store", "cluster", "slurm", *SCENES]
+    everything = ["kills", *FIRES, "store", "cluster", "slurm", "sweep", *SCENES]
     parser.add_argument(
         "--only", nargs="+", choices=everything, default=everything, help="kills, or fires and scenes by name"
     )

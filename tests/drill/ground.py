@@ -93,11 +93,18 @@ class Ground:
     def __init__(self, folder: Path, server: str, settings: Sequence[str] = SETTINGS) -> None:
         self.folder = folder
         self._server, self._settings = server, settings
-        self._file = write_project(folder / "project")
+        self.file = write_project(folder / "project")
         self._runs = 0
 
     def start(
-        self, home: Path, *settings: str, embedded: bool = False, inside: tuple[str, ...] = (), **more: str
+        self,
+        home: Path,
+        *settings: str,
+        embedded: bool = False,
+        inside: tuple[str, ...] = (),
+        verb: str = "run",
+        file: Path | None = None,
+        **more: str,
     ) -> Run:
         """Starts a run.
 
@@ -106,6 +113,8 @@ class Ground:
             settings: fields of the recipe in addition to those of all runs.
             embedded: whether it starts a Prefect server of its own.
             inside: what goes before the command, such as `nsenter`.
+            verb: the command of `finetune`.
+            file: another deployment file than that of the recipe.
             more: environment variables in addition to this process's.
         """
         self._runs += 1
@@ -118,7 +127,7 @@ class Ground:
         sets = [word for setting in (*self._settings, *settings) for word in ("--set", setting)]
         with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
             process = subprocess.Popen(
-                [*inside, *command("run", str(self._file), "--json", str(folder / "out.json"), *sets)],
+                [*inside, *command(verb, str(file or self.file), "--json", str(folder / "out.json"), *sets)],
                 cwd=ROOT,
                 env=env,
                 stdin=subprocess.DEVNULL,

@@ -24,7 +24,7 @@ from training.recipe.fields import (
     Training,
 )
 from training.recipe.lora import Lora
-from training.recipe.overrides import SWEEP_ENTRYPOINT, parse_set, read_entries
+from training.recipe.overrides import ENTRYPOINT, SWEEP_ENTRYPOINT, parse_set, read_entries
 from training.recipe.rules.release_rules import fits_slice
 from training.recipe.rules.slice_rules import FEWEST_ROWS
 from training.recipe.sweep import Parameter, Sweep
@@ -34,6 +34,7 @@ from training.recipe.tables.metrics import more_is_better
 from training.recipe.validation import load, parse
 
 __all__ = [
+    "ENTRYPOINT",
     "FEWEST_ROWS",
     "SWEEP_ENTRYPOINT",
     "Compute",

@@ -101,11 +101,13 @@ def _read(values: Any, problems: list[Problem]) -> Sweep | None:
         return None
     before = len(problems)
     given = values.get("space")
-    space: dict[str, Any] = {}
-    for name, parameter in given.items() if isinstance(given, Mapping) else ():
-        if found := _validate(Parameter, parameter, f"sweep.space.{name}", problems):
-            space[name] = found
-    search = _validate(Sweep, {**values, "space": space or given}, "sweep", problems)
+    space: Any = given
+    if isinstance(given, Mapping) and given:
+        space = {
+            name: _validate(Parameter, parameter, f"sweep.space.{name}", problems) or Parameter()
+            for name, parameter in given.items()
+        }
+    search = _validate(Sweep, {**values, "space": space}, "sweep", problems)
     return search if len(problems) == before else None
 
 

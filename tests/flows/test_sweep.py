@@ -1,0 +1,196 @@
+"""`finetune sweep`, whole: what trials share, what a kill costs, and what becomes of the best one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.flows.forked import finetune
+from tests.flows.small import FinishedRun, command, environment
+
+SPACE = {
+    "training.learning_rate": {"log": [1e-3, 2e-2]},
+    "training.per_device_train_batch_size": {"choice": [16, 32]},
+}
+
+
+def write_sweep(finished: FinishedRun, file: Path, sweep: dict[str, Any], **fields: Any) -> Path:
+    """The small recipe with fields of its own and a sweep."""
+    document = yaml.safe_load(finished.file.read_text())
+    recipe = document["deployments"][0]["parameters"]["recipe"]
+    recipe["training"] |= {"num_train_epochs": 4, "checkpoint_interval_s": 600.0}
+    for name, value in fields.items():
+        recipe[name] = {**recipe.get(name, {}), **value}
+    entry = {"name": "small", "entrypoint": "flows.sweep:sweep", "parameters": {"recipe": recipe, "sweep": sweep}}
+    other = {"name": "small", "entrypoint": "flows.finetune:finetune", "parameters": {"recipe": recipe}}
+    file.write_text(yaml.safe_dump({"deployments": [entry, other]}, sort_keys=False))
+    return file
+
+
+def run_sweep(home: Path, file: Path, server: dict[str, str], *more: str) -> dict[str, Any]:
+    out = file.with_suffix(".json")
+    done = finetune(home, "sweep", str(file), "--json", str(out), *more, **server)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {**json.loads(out.read_text()), "printed": done.stdout, "errors": done.stderr}
+
+
+def without_times(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{**trial, "seconds": 0, "flow_run_id": ""} for trial in result["trials"]]
+
+
+@pytest.fixture(scope="module")
+def swept(finished: FinishedRun, server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A sweep of five trials with asha, over a home in which the small recipe ran before."""
+    folder = tmp_path_factory.mktemp("sweep")
+    shutil.copytree(finished.home, folder / "home", symlinks=True)
+    file = write_sweep(finished, folder / "sweep.yaml", {"space": SPACE, "trials": 5, "pruner": "asha", "seed": 1})
+    return {"home": folder / "home", "file": file, **run_sweep(folder / "home", file, server)}
+
+
+def test_trials_share_what_no_setting_changes_and_the_best_one_is_released(swept: dict[str, Any]) -> None:
+    home = swept["home"]
+    for stage in ("load_data", "load_model", "tokenize"):
+        assert len([*home.glob(f"artifacts/{stage}/*/manifest.json")]) == 1, stage
+    states = [trial["state"] for trial in swept["trials"]]
+    assert len(states) == 5 and set(states) == {"completed", "paused"}
+    completed = [trial for trial in swept["trials"] if trial["state"] == "completed"]
+    assert swept["best"]["value"] == max(trial["value"] for trial in completed)
+    run = swept["run"]
+    fits = {stage["name"]: stage["state"] for stage in run["stages"]}
+    assert fits["fit"] == fits["tokenize"] == "cached"
+    selection = run["verdict"]["selection"]
+    assert (selection["trial"], selection["trials"]) == (swept["best"]["number"], 5)
+    assert any("among 5 trials" in warning for warning in run["verdict"]["warnings"])
+    assert f"Best: trial {swept['best']['number']}, accuracy " in swept["printed"]
+
+
+def test_the_best_model_equals_that_of_an_ordinary_run_with_its_settings(
+    swept: dict[str, Any], server: dict[str, str], tmp_path: Path
+) -> None:
+    """A trial that paused and was resumed is among those that completed."""
+    overrides = [f"--set={name}={value}" for name, value in swept["best"]["settings"].items()]
+    out = tmp_path / "out.json"
+    alone = finetune(tmp_path / "home", "run", str(swept["file"]), *overrides, "--json", str(out), **server)
+    assert alone.returncode == 0, alone.stderr
+    assert json.loads(out.read_text())["model"]["sha256"] == swept["run"]["model"]["sha256"]
+
+
+def test_each_trial_is_a_child_run_in_mlflow_with_its_settings_and_a_subflow_in_prefect(
+    swept: dict[str, Any], prefect_server: None
+) -> None:
+    from mlflow import MlflowClient
+    from prefect.client.orchestration import get_client
+
+    client = MlflowClient(f"sqlite:///{swept['home'] / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("small")
+    assert experiment is not None
+    parent = f"tags.`mlflow.parentRunId` = '{swept['mlflow_run_id']}'"
+    children = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id], parent)}
+    for trial in swept["trials"]:
+        child = children[f"trial {trial['number']}"]
+        assert child.data.params["training.learning_rate"] == str(trial["settings"]["training.learning_rate"])
+        assert child.info.status == {"completed": "FINISHED", "paused": "KILLED"}[trial["state"]]
+    assert len(children) == 6  # and the run that released the best one
+    pictures = {file.path for file in client.list_artifacts(swept["mlflow_run_id"], "pictures")}
+    assert {"pictures/history.png", "pictures/slices.png", "pictures/parallel_coordinates.png"} <= pictures
+    with get_client(sync_client=True) as prefect:
+        first = prefect.read_flow_run(swept["trials"][0]["flow_run_id"])
+    assert first.name.startswith("trial 1 · learning_rate ") and first.parent_task_run_id is not None
+
+
+def test_the_same_command_again_repeats_no_trial_and_more_trials_continue_the_study(
+    swept: dict[str, Any], server: dict[str, str], tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(swept["home"], home, symlinks=True)
+    before = sorted(home.glob("artifacts/fit/*"))
+    again = run_sweep(home, swept["file"], server)
+    assert again["trials"] == swept["trials"] and again["study"] == swept["study"]
+    assert sorted(home.glob("artifacts/fit/*")) == before
+    more = run_sweep(home, swept["file"], server, "--trials", "6")
+    assert len(more["trials"]) == 6 and more["study"] == swept["study"]
+    assert [trial["settings"] for trial in more["trials"][:5]] == [trial["settings"] for trial in swept["trials"]]
+
+
+def test_a_sweep_that_is_killed_ends_with_the_same_trials_and_the_same_model(
+    swept: dict[str, Any], finished: FinishedRun, server: dict[str, str], tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(finished.home, home, symlinks=True)
+    for seconds in (4.0, 7.0):
+        process = subprocess.Popen(
+            command("sweep", str(swept["file"])),
+            env=environment(home, **server),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        time.sleep(seconds)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    file = tmp_path / "sweep.yaml"
+    shutil.copyfile(swept["file"], file)
+    resumed = run_sweep(home, file, server)
+    assert without_times(resumed) == without_times(swept)
+    assert resumed["run"]["model"]["sha256"] == swept["run"]["model"]["sha256"]
+
+
+def test_two_trials_at_once_are_the_same_set_of_trials_with_the_same_figures(
+    finished: FinishedRun, server: dict[str, str], tmp_path: Path
+) -> None:
+    grid = {"training.learning_rate": {"choice": [2e-3, 5e-3, 1e-2]}}
+    figures = []
+    for parallel in (1, 2):
+        home = tmp_path / f"home{parallel}"
+        shutil.copytree(finished.home, home, symlinks=True)
+        sweep = {"space": grid, "sampler": "grid", "parallel": parallel}
+        result = run_sweep(home, write_sweep(finished, tmp_path / f"{parallel}.yaml", sweep), server)
+        figures.append(
+            sorted((trial["settings"]["training.learning_rate"], trial["value"]) for trial in result["trials"])
+        )
+    assert figures[0] == figures[1] and len(figures[0]) == 3
+
+
+def test_settings_that_do_not_reach_training_are_tried_with_one_training(
+    finished: FinishedRun, server: dict[str, str], tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(finished.home, home, symlinks=True)
+    before = {*home.glob("artifacts/fit/*")}
+    space = {"training.logging_steps": {"choice": [10, 20, 30]}}
+    result = run_sweep(
+        home, write_sweep(finished, tmp_path / "sweep.yaml", {"space": space, "sampler": "grid"}), server
+    )
+    assert [trial["state"] for trial in result["trials"]] == ["completed"] * 3
+    assert len({*home.glob("artifacts/fit/*")} - before) == 1
+    assert result["best"]["similar"] == [2, 3] and "cannot be told apart" in result["printed"]
+
+
+def test_a_trial_that_fails_is_reported_with_its_reason_and_too_many_end_the_sweep(
+    finished: FinishedRun, server: dict[str, str], tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(finished.home, home, symlinks=True)
+    space = {"training.learning_rate": {"choice": [5e-3, 1e30]}}
+    sweep = {"space": space, "sampler": "grid"}
+    result = run_sweep(home, write_sweep(finished, tmp_path / "sweep.yaml", sweep), server)
+    (failed,) = (trial for trial in result["trials"] if trial["state"] == "failed")
+    assert failed["settings"] == {"training.learning_rate": 1e30} and "learning_rate" in failed["reason"]
+    assert result["state"] == "completed" and result["best"]["settings"] == {"training.learning_rate": 5e-3}
+    file = write_sweep(finished, tmp_path / "strict.yaml", {**sweep, "max_failures": 0, "seed": 1})
+    strict = finetune(home, "sweep", str(file), **server)
+    assert strict.returncode == 2 and "1 trials failed, and 0 may" in strict.stderr
+
+
+def test_a_mistake_in_the_file_ends_the_command_before_anything_runs(finished: FinishedRun, tmp_path: Path) -> None:
+    file = write_sweep(finished, tmp_path / "sweep.yaml", {"space": {"training.learning_rate": {"log": [0, 1]}}})
+    wrong = finetune(tmp_path / "home", "sweep", str(file))
+    assert wrong.returncode == 2 and "sweep.space.training.learning_rate: [0, 1] has no logarithm" in wrong.stderr
+    assert not (tmp_path / "home" / "artifacts").exists()

@@ -1,0 +1,107 @@
+"""The mistakes of a sweep, all at once and before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from training.problems import UserError
+from training.recipe import load_sweep, parse_sweep
+
+RECIPE: dict[str, Any] = {
+    "name": "test",
+    "task": "sequence-classification",
+    "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
+    "model": {"source": "hub", "path": "me/model"},
+    "evaluation": {"metrics": ["accuracy", "log_loss"]},
+}
+RATE = {"training.learning_rate": {"log": [1e-5, 1e-3]}}
+
+
+def problems(sweep: Any, recipe: dict[str, Any] = RECIPE) -> dict[str, str]:
+    with pytest.raises(UserError) as error:
+        parse_sweep(recipe, sweep)
+    return {problem.where: problem.message for problem in error.value.problems}
+
+
+def test_a_sweep_takes_its_metric_direction_and_number_of_trials_from_the_recipe() -> None:
+    _, sweep = parse_sweep(RECIPE, {"space": RATE})
+    assert (sweep.metric, sweep.direction, sweep.trials) == ("accuracy", "maximize", 20)
+    _, sweep = parse_sweep(RECIPE, {"space": RATE}, {"training.metric_for_best_model": "log_loss"}, trials=3)
+    assert (sweep.metric, sweep.direction, sweep.trials) == ("log_loss", "minimize", 3)
+    grid = {"training.num_train_epochs": {"range": [1, 3]}, "training.weight_decay": {"choice": [0.0, 0.1]}}
+    assert parse_sweep(RECIPE, {"space": grid, "sampler": "grid"})[1].trials == 6
+
+
+def test_all_mistakes_of_recipe_and_sweep_are_reported_together() -> None:
+    found = problems(
+        {
+            "space": {
+                "training.learning_rat": {"log": [1e-5, 1e-3]},
+                "training.num_train_epochs": {"range": [3, 1]},
+                "training.weight_decay": {"log": [0.0, 0.1]},
+                "training.optim": {"choice": ["adamw_torch", "adamw"]},
+                "training.seed": {"choice": [1], "range": [1, 2]},
+                "training.warmup_steps": {"log": [1, 10], "step": 2},
+                "data.limit": {"choice": [10]},
+                "training.max_grad_norm": {"choice": [1.0], "when": {"training.optim": "sgd"}},
+            },
+            "metric": "f2",
+            "sampler": {"name": "tpe", "n_startup_trial": 3},
+            "pruner": {"name": "asha", "reduction_factor": 1},
+        }
+    )
+    assert found["sweep.space.training.learning_rat"].endswith("Did you mean 'learning_rate'?")
+    assert found["sweep.space.training.num_train_epochs"] == (
+        "[3, 1] is empty: the first bound must be below the second."
+    )
+    assert "no logarithm" in found["sweep.space.training.weight_decay"]
+    assert found["sweep.space.training.optim"].startswith("with 'adamw': 'adamw' is unknown: choose from ")
+    assert found["sweep.space.training.seed"] == "has range and choice of log, range and choice: give exactly one."
+    assert "step without a range" in found["sweep.space.training.warmup_steps"]
+    assert "trials are judged on the same rows" in found["sweep.space.data.limit"]
+    assert "'sgd', which is none of its choices" in found["sweep.space.training.max_grad_norm"]
+    assert found["sweep.metric"].startswith("'f2' is not computed: choose from evaluation.metrics, accuracy, log_loss.")
+    assert found["sweep.sampler.n_startup_trial"].endswith("Did you mean 'n_startup_trials'?")
+    assert found["sweep.pruner.reduction_factor"] == "1 is out of range: it must be at least 2."
+
+
+@pytest.mark.parametrize(
+    ("sweep", "where", "message"),
+    [
+        (None, "sweep", "is missing: write `sweep: {space: "),
+        ({"space": {}}, "sweep.space", "{} has 0 entries: it takes at least 1."),
+        ({"spaces": RATE}, "sweep.spaces", "no such field. Did you mean 'space'?"),
+        (
+            {"space": RATE, "sampler": "tpee"},
+            "sweep.sampler",
+            "'tpee' is unknown: choose from tpe, random, grid, cmaes.",
+        ),
+        ({"space": RATE, "sampler": "grid"}, "sweep.space.training.learning_rate", "has no end of values"),
+        ({"space": RATE, "trials": 0}, "sweep.trials", "0 is out of range: it must be at least 1."),
+        (
+            {"space": {"training.learning_rate": {"logg": [1, 2]}}},
+            "sweep.space.training.learning_rate.logg",
+            "no such field. Did you mean 'log'?",
+        ),
+    ],
+)
+def test_a_mistake_names_its_field_and_the_next_step(sweep: Any, where: str, message: str) -> None:
+    assert problems(sweep)[where].startswith(message)
+
+
+def test_a_pruner_needs_evaluations_during_training() -> None:
+    training = {"eval_strategy": "no", "load_best_model_at_end": False}
+    found = problems({"space": RATE, "pruner": "asha"}, {**RECIPE, "training": training})
+    assert list(found) == ["sweep.pruner"] and "set that to epoch" in found["sweep.pruner"]
+
+
+def test_a_file_without_a_sweep_names_its_entries(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    entry = {"name": "mine", "entrypoint": "flows.finetune:finetune", "parameters": {"recipe": RECIPE}}
+    file.write_text(yaml.safe_dump({"deployments": [entry]}))
+    with pytest.raises(UserError, match=r"no entry with `entrypoint: flows\.sweep:sweep`; entries: mine"):
+        load_sweep(file)
