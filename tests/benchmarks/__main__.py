@@ -31,6 +31,7 @@ from tests.benchmarks import (
     shared_store,
     starts,
     step,
+    sweep,
     task_types,
     tokenization,
 )
@@ -50,6 +51,7 @@ BENCHMARKS: dict[str, Callable[[Subject], list[Row]]] = {
     "cluster": cluster.measure,
     "checkpoints": checkpoints.measure,
     "kill": kill.measure,
+    "sweep": sweep.measure,
     "task-types": task_types.measure,
 }
 

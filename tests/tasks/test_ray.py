@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.flows.small import command, environment, write_project
 from tests.ray_nodes import ray_nodes
@@ -192,3 +193,26 @@ def test_without_a_cluster_at_its_address_the_run_says_so_before_any_stage(tmp_p
         printed, _ = run.communicate(timeout=300)
     assert run.returncode == 2 and "load_data" not in printed
     assert "compute.cluster_address: no Ray cluster answers at '127.0.0.1:1'" in printed
+
+
+def test_trials_at_once_share_a_cluster_that_the_sweep_starts_and_have_the_figures_of_this_machine(
+    tmp_path: Path,
+) -> None:
+    file = write_project(tmp_path / "project")
+    document = yaml.safe_load(file.read_text())
+    recipe = document["deployments"][0]["parameters"]["recipe"]
+    search = {"space": {"training.learning_rate": {"choice": [2e-3, 5e-3, 1e-2]}}, "sampler": "grid", "parallel": 2}
+    parameters = {"recipe": recipe, "sweep": search}
+    entry = {"name": "small", "entrypoint": "flows.sweep:sweep", "parameters": parameters}
+    file.write_text(yaml.safe_dump({"deployments": [entry]}))
+    found = []
+    for cluster in ("null", "ray"):
+        home = tmp_path / cluster
+        settings = ("--set", f"compute.cluster={cluster}", "--set", "compute.num_processes=1")
+        argv = command("sweep", str(file), "--json", str(home.with_suffix(".json")), *settings)
+        env = environment(home, OMP_NUM_THREADS="1")
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        trials = {trial["number"]: (trial["settings"], trial["value"]) for trial in result(home)["trials"]}
+        found.append((trials, result(home)["run"]["model"]["sha256"]))
+    assert found[0] == found[1]

@@ -30,7 +30,7 @@ from training.jobs.protocol import LOGS, OUTCOMES, Failure, Outcome, crash_files
 from training.problems import Problem, UserError
 from training.recipe import Compute
 
-ADDRESS = "RAY_ADDRESS"
+ADDRESS, AUTH_MODE = "RAY_ADDRESS", "RAY_AUTH_MODE"
 LOG = "ray.log"
 """What Ray prints, in the job's logs."""
 
@@ -271,12 +271,16 @@ def shared_cluster(compute: Compute, needed: bool) -> Iterator[None]:
     if not needed or compute.cluster is None or compute.cluster_address or os.environ.get(ADDRESS):
         yield
         return
+    given = os.environ.get(AUTH_MODE)
+    os.environ.setdefault(AUTH_MODE, "token")  # Ray's default where it starts a cluster, not where it joins one
     driver = Driver()
     try:
         os.environ[ADDRESS] = str(driver.call("start_here", on_events=lambda events: None))
         yield
     finally:
         os.environ.pop(ADDRESS, None)
+        if given is None:
+            os.environ.pop(AUTH_MODE)
         driver.close(END_S)
 
 
