@@ -20,6 +20,7 @@ from tasks.stages.champion import find_champion, predict_champion
 from tasks.stages.compare import compare
 from tasks.sweeps.study import Study
 from tasks.sweeps.trial import Trial
+from tasks.tracking.connection import MlflowFailed
 from training.problems import Problem, UserError
 from training.recipe import Recipe, Sweep
 
@@ -124,6 +125,8 @@ class Search:
         """Takes note of a trial that has ended."""
         self.terminal.progress.pop(run.trial.number, None)
         trial = self.study.trials[run.trial.number - 1]
+        if trial.state == "running" and not self._is_over:
+            raise RuntimeError(f"trial {trial.number} did not begin: see its flow run in Prefect")
         if run.scored is not None:
             self._scored[trial.number] = run.scored
         if trial.state == "failed":
@@ -144,9 +147,11 @@ class Search:
         scored = self._find_scored(best)
         if scored is None or self.recipe.release.registry is None:
             return None
-        recipe = self._recipe_of(best)
-        walk = self._quiet_walk()
-        champion = walk(find_champion, recipe, scored.trained, scored.scores)
+        recipe, walk = self._recipe_of(best), self._quiet_walk()
+        try:
+            champion = walk(find_champion, recipe, scored.trained, scored.scores)
+        except MlflowFailed:  # the release of the best model needs it, and says so
+            return None
         if champion is None:
             return None
         opponent = walk(predict_champion, recipe, scored.lock, scored.data, champion)

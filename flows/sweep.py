@@ -39,7 +39,7 @@ from tasks.sweeps.pictures import draw_pictures
 from tasks.sweeps.study import Study, only_sweep, study_key
 from tasks.sweeps.trial import Trial
 from tasks.tracking.connection import MlflowFailed
-from tasks.tracking.mlflow_run import NOTE_TAG, Tracker
+from tasks.tracking.mlflow_run import NOTE_TAG, STUDY_TAG, Tracker
 from training.problems import Problem, UserError, full_disk
 from training.recipe import Recipe, Sweep, parse, parse_sweep
 
@@ -62,7 +62,7 @@ def sweep(
         trials: The number of trials, instead of the sweep's own.
     """
     values = recipe.model_dump(exclude_unset=True)
-    with events.emit_heartbeats(str(flow_run.get_id())), early_launches():
+    with events.emit_heartbeats(str(flow_run.get_id())), events.without_prefect_heartbeats(), early_launches():
         _, search = parse_sweep(values, sweep.model_dump(exclude_unset=True), overrides, trials)
         return _run_sweep(values, search, dict(overrides or {}))
 
@@ -122,7 +122,7 @@ def _search(
     key = study_key(recipe, sweep, ready.lock, ready.data, ready.model)
     with only_sweep(key), _table_artifact(tracker) as show:
         study = Study(key, recipe, sweep)
-        tracker.set_tags({"sweep.study": study.name})
+        tracker.set_tags({STUDY_TAG: study.name})
         result["study"] = study.name
         search = Search(recipe, sweep, study, ready, run, table, show)
         try:

@@ -20,17 +20,17 @@ from tasks.cache.executor import Executor
 from tasks.cache.refs import Lock, Ref
 from tasks.cache.stage import Listener, Paused, Row
 from tasks.jobs.launch import JobFailed
+from tasks.prefect import events
 from tasks.prefect.progress import PrefectProgress
 from tasks.shared_store.opening import open_remote
 from tasks.sweeps.study import Study
 from tasks.sweeps.trial import Trial
-from tasks.tracking.mlflow_run import Tracker
+from tasks.tracking.mlflow_run import STUDY_TAG, TRIAL_STATE_TAG, TRIAL_TAG, Tracker
 from training.jobs.protocol import EVENTS, read_events
 from training.problems import DISK, NETWORK, Problem, UserError
 from training.recipe import Recipe, parse
 
 VALIDATION = "validation"
-TRIAL_TAG = "sweep.trial"
 OF_THE_MACHINE = {DISK, NETWORK}
 """Kinds of problems that no other settings avoid: they end the sweep, and the trial is resumed by the next."""
 
@@ -52,7 +52,9 @@ def trial(number: int, settings: dict[str, Any]) -> State[Any]:
         number: The trial's number in its sweep.
         settings: Values by dotted field of the recipe.
     """
-    return current.get().execute(str(flow_run.get_id()))
+    run = str(flow_run.get_id())
+    with events.emit_heartbeats(run):
+        return current.get().execute(run)
 
 
 @dataclass
@@ -76,16 +78,18 @@ class TrialRun:
     deadline: float | None = None
     scored: Scored | None = None
     """The artifacts of a trial that has completed."""
+    error: BaseException | None = None
+    """What ends the sweep."""
 
     def run(self) -> None:
-        """Runs the flow. Raises what ends the sweep: an interruption, or a problem of the machine."""
+        """Runs the flow. Raises what ends the sweep: an interruption, or a problem of the machine or of Prefect."""
         token = current.set(self)
         try:
-            state = trial(self.trial.number, dict(self.trial.settings), return_state=True)
-            if isinstance(error := state.data, BaseException):
-                raise error
+            trial(self.trial.number, dict(self.trial.settings), return_state=True)
         finally:
             current.reset(token)
+        if self.error is not None:
+            raise self.error
 
     def execute(self, run: str) -> State[Any]:
         """Walks the stages in the flow run `run`, stores the end in the study, and returns the flow's state."""
@@ -96,7 +100,7 @@ class TrialRun:
         name = f"trial {self.trial.number}"
         with closing(Tracker(self.recipe.name, str(self.trial.flow_run_id), name, parent=self.parent)) as tracker:
             tracker.log_params({field: str(value) for field, value in self.trial.settings.items()})
-            tracker.set_tags({TRIAL_TAG: str(self.trial.number), "sweep.study": study.name})
+            tracker.set_tags({TRIAL_TAG: str(self.trial.number), STUDY_TAG: study.name})
             progress = _TrainingProgress(PrefectProgress(lambda: tracker.url))
             watch = _Evaluations(self)
             executor = Executor(
@@ -111,18 +115,20 @@ class TrialRun:
             except Paused as paused:
                 state, status = self._pause(str(paused), time.monotonic() - began), "KILLED"
             except (UserError, JobFailed) as error:
-                status = "FAILED"
+                status, state = "FAILED", Failed(message=str(error))
                 if _is_of_the_machine(error):
+                    self.error = error
                     study.release(self.trial)
-                    raise
-                study.fail(self.trial, str(error), time.monotonic() - began)
-                state = Failed(message=str(error))
-            except BaseException:
-                status = "KILLED"
+                else:
+                    study.fail(self.trial, str(error), time.monotonic() - began)
+            except BaseException as error:
+                status, self.error = "KILLED", error
                 study.release(self.trial)
                 raise
             finally:
                 progress.end()
+                if (ended := study.trials[self.trial.number - 1].state) != "running":
+                    tracker.set_tags({TRIAL_STATE_TAG: ended})
                 tracker.end(status)
         return state
 

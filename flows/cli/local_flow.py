@@ -109,10 +109,9 @@ def _retry(flow_run: FlowRun) -> Any:
 
     from flows.finetune import finetune
     from flows.retrain import retrain
-    from flows.sweep import sweep
     from tasks.prefect.flow_runs import flow_name
 
-    flows: dict[str, Flow[Any, Any]] = {flow.name: flow for flow in (finetune, retrain, sweep)}
+    flows: dict[str, Flow[Any, Any]] = {flow.name: flow for flow in (finetune, retrain)}
     flow = flows[flow_name(flow_run)]
     parameters = get_call_parameters(flow.fn, (), flow_run.parameters)
     return run_flow_sync(flow, flow_run=flow_run, parameters=parameters, return_type="state")

@@ -10,9 +10,9 @@ import argparse
 import sys
 
 from flows.cli.run import retry
-from flows.cli.shared import COMPLETED, add_json_argument, add_quiet_argument
+from flows.cli.shared import COMPLETED, add_json_argument, add_quiet_argument, option_error
 from tasks.registry import consent
-from training.recipe import parse
+from training.recipe import SWEEP_ENTRYPOINT, parse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,8 +33,9 @@ def execute(arguments: argparse.Namespace) -> int:
     Raises UserError for an unknown run, and for code that the recipe names unless this home ran it before or --run-code
     is given.
     """
+    from tasks.prefect.deployments import FLOWS
     from tasks.prefect.ephemeral_server import ensure_prefect_server
-    from tasks.prefect.flow_runs import find, schedule
+    from tasks.prefect.flow_runs import find, flow_name, schedule
 
     url = ensure_prefect_server()
     run = find(arguments.run)
@@ -43,6 +44,8 @@ def execute(arguments: argparse.Namespace) -> int:
         page = f"{url.removesuffix('/api')}/runs/flow-run/{run.id}"
         print(f"{run.name} ({run.id}): a worker continues it. {page}")
         return COMPLETED
+    if flow_name(run) == FLOWS[SWEEP_ENTRYPOINT]:
+        raise option_error("RUN", f"{run.id} is a sweep: the same `finetune sweep` continues it.")
     parameters = run.parameters
     values, overrides = parameters["recipe"], parameters.get("overrides")
     if not arguments.run_code:

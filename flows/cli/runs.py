@@ -34,7 +34,7 @@ def _cells(run: Mapping[str, Any]) -> list[str]:
     judged, seconds = run["judged"], run["seconds"]
     return [
         run["flow_run_id"][:8],
-        run["recipe"],
+        " ".join(filter(None, [run["recipe"], run["part"]])),
         f"{datetime.fromtimestamp(run['started_ms'] / 1000, UTC):%m-%d %H:%M}",
         "" if seconds is None else f"{seconds:,.0f} s",
         run["state"],

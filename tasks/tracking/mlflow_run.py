@@ -37,6 +37,8 @@ REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "INVALID_STATE"}
 # Tags of a run: the figure by which its model is judged, `split/metric`, and its version in the registry.
 JUDGED_TAG = "finetune.judged"
 VERSION_TAG = "register.version"
+# Tags of a sweep's run and of its trials: the study, the number of the trial, and its state at the end of its run.
+STUDY_TAG, TRIAL_TAG, TRIAL_STATE_TAG = "sweep.study", "sweep.trial", "sweep.state"
 # Tags that MLflow defines.
 NAME_TAG, NOTE_TAG, PARENT_TAG = "mlflow.runName", "mlflow.note.content", "mlflow.parentRunId"
 

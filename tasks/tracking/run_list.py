@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tasks.tracking.connection import FLOW_RUN_TAG, connect, mlflow_errors, search_all
-from tasks.tracking.mlflow_run import JUDGED_TAG, VERSION_TAG
+from tasks.tracking.mlflow_run import JUDGED_TAG, STUDY_TAG, TRIAL_STATE_TAG, TRIAL_TAG, VERSION_TAG
 from tasks.tracking.outbox import was_killed_here
 from training.problems import Problem, UserError, nearest
 
@@ -19,7 +19,8 @@ STATES = {"FINISHED": "completed", "FAILED": "failed", "KILLED": "killed", "RUNN
 
 def list_runs(recipe: str | None, limit: int) -> list[dict[str, Any]]:
     """Lists the last `limit` runs of one recipe, or of all, newest first, as JSON values: ids, `recipe`, `state`,
-    `started_ms`, `seconds`, the `judged` figure, `verdict`, `reason` and the registered `version`.
+    `started_ms`, `seconds`, the `judged` figure, `verdict`, `reason`, the registered `version`, and of a sweep its
+    `part`: sweep or the trial.
 
     Raises UserError if the recipe has not run, and MlflowFailed if MLflow does not answer.
     """
@@ -43,11 +44,14 @@ def _build_row(run: Run, recipe: str) -> dict[str, Any]:
     state = STATES.get(run.info.status, run.info.status.lower())
     if state == "running" and was_killed_here(tags[FLOW_RUN_TAG]):
         state = "killed"
+    if state == "killed":  # MLflow has no word for a pause
+        state = tags.get(TRIAL_STATE_TAG, state)
     ended_ms = run.info.end_time or (int(time.time() * 1000) if state == "running" else None)
     return {
         "flow_run_id": tags[FLOW_RUN_TAG],
         "mlflow_run_id": run.info.run_id,
         "recipe": recipe,
+        "part": f"trial {tags[TRIAL_TAG]}" if TRIAL_TAG in tags else "sweep" if STUDY_TAG in tags else None,
         "state": state,
         "started_ms": started_ms,
         "seconds": None if ended_ms is None else (ended_ms - started_ms) / 1000,

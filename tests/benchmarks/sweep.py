@@ -73,14 +73,14 @@ def measure(subject: Subject) -> list[Row]:
         Row(
             f"a sweep of {TRIALS} trials / its trainings and the other stages of one run",
             every.seconds / bound,
-            f"{every.seconds:.0f} s; {fits:.0f} s of training and {other_s:.0f} of the {alone_s:.0f} s of an ordinary run",
+            f"{every.seconds:.0f} s; {fits:.0f} s of training, and {other_s:.0f} of the {alone_s:.0f} s of one run",
             most=1.0,
         ),
         Row(
             "the same with asha / the same",
             halving.seconds / bound,
-            f"{halving.seconds:.0f} s; {states.count('paused')} of {TRIALS} trials were stopped; the best model has the "
-            "bytes of an ordinary run with its settings",
+            f"{halving.seconds:.0f} s; {states.count('paused')} of {TRIALS} trials were stopped; the best model has "
+            "the bytes of an ordinary run with its settings",
             most=0.5,
         ),
         Row(
