@@ -22,6 +22,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,22 +68,23 @@ def _drill(folder: Path, options: argparse.Namespace) -> bool:
     if "slurm" in options.only:
         results |= _slurm(_ground(folder / "slurm"), watch)
     if "sweep" in options.only:
-        results |= _sweep_kills(_ground(folder / "sweep"), options, watch)
+        results |= _sweep_kills(_ground(folder / "sweep", ()), options, watch)
     results |= {name: play(name, folder) for name in SCENES if name in options.only}
     watch.settle()
     print(*summary(kills, results, watch, time.monotonic() - began), sep="\n", flush=True)
     return bool(kills.faults or watch.faults or any(one.startswith("FAULT") for one in results.values()))
 
 
-def _ground(folder: Path) -> Ground:
-    """A place for runs, which have homes of their own and share a Prefect server."""
+def _ground(folder: Path, settings: Sequence[str] | None = None) -> Ground:
+    """A place for runs, which have homes of their own and share a Prefect server. `settings`: see Ground."""
     from tasks.prefect import servers
     from tasks.prefect.ephemeral_server import ensure_prefect_server
     from tests.drill.ground import Ground
 
     os.environ["FINETUNE_HOME"] = str(folder / "home-of-the-server")
     os.environ["PREFECT_API_AUTH_STRING"] = servers.auth_string()
-    return Ground(folder, ensure_prefect_server())
+    server = ensure_prefect_server()
+    return Ground(folder, server) if settings is None else Ground(folder, server, settings)
 
 
 def _store_faults(ground: Ground, options: argparse.Namespace, watch: Watch) -> dict[str, str]:
