@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from training.problems import UserError
-from training.recipe import Model, Recipe, parse
+from training.recipe import Model, Recipe, Sweep, parse
 
 MAX_LENGTH = 120  # characters; MLflow's database holds 250
 COMMON_PARTS = {"base", "uncased"}
@@ -29,6 +29,18 @@ def flow_run_name() -> str:
     if isinstance(recipe, Recipe):
         return run_name(recipe, parameters.get("overrides"))
     return str(recipe.get("name", "?")) if isinstance(recipe, Mapping) else "?"
+
+
+def sweep_run_name() -> str:
+    """Prefect calls this at the start of a sweep: `sst2 · sweep over learning_rate, num_train_epochs`."""
+    from prefect.runtime import flow_run
+
+    parameters = flow_run.get_parameters()
+    recipe, sweep = parameters.get("recipe"), parameters.get("sweep")
+    space = sweep.space if isinstance(sweep, Sweep) else sweep.get("space") if isinstance(sweep, Mapping) else None
+    name = recipe.name if isinstance(recipe, Recipe) else str((recipe or {}).get("name", "?"))
+    fields = ", ".join(field.rpartition(".")[2] for field in space) if isinstance(space, Mapping) else "?"
+    return f"{name} · sweep over {fields}"[:MAX_LENGTH]
 
 
 def run_name(recipe: Recipe, overrides: Mapping[str, Any] | None = None) -> str:

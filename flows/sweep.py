@@ -15,7 +15,7 @@ from prefect.runtime import flow_run
 from prefect.states import Failed
 
 from flows import finetune
-from flows.naming import flow_run_name
+from flows.naming import sweep_run_name
 from flows.pipeline import prepare
 from flows.plan import divide_gpus
 from flows.reports.result import list_problems
@@ -49,7 +49,7 @@ terminal: contextvars.ContextVar[SweepTerminal | None] = contextvars.ContextVar(
 """The table of `finetune sweep`; elsewhere Prefect and MLflow show the trials."""
 
 
-@flow(name="sweep", flow_run_name=flow_run_name)
+@flow(name="sweep", flow_run_name=sweep_run_name)
 def sweep(
     recipe: Recipe, sweep: Sweep, overrides: dict[str, Any] | None = None, trials: int | None = None
 ) -> dict[str, Any] | State[Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tasks.cache import history, settings
 from tasks.cache.garbage_collection import Needs
 from tasks.tracking.connection import FLOW_RUN_TAG, connect, list_registered, mlflow_errors, search_all
-from tasks.tracking.mlflow_run import VERSION_TAG
+from tasks.tracking.mlflow_run import TRIAL_STATE_TAG, VERSION_TAG
 from tasks.tracking.outbox import PENDING_STATE, Outbox
 from tasks.tracking.stage_table import STAGES
 from training.problems import Problem, UserError
@@ -24,6 +24,10 @@ from training.problems import Problem, UserError
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run as MlflowRun
+
+
+FINISHED = "FINISHED"
+"""MLflow's status of a run that completed."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Run:
     version: str | None
     """`name/version` of the run's model in the registry, if it has one."""
     completed: bool
+    """Whether it needs no resume: a trial that its sweep has paused needs none after the sweep's end."""
     delivered: bool
     """Whether MLflow has all entries; an undelivered entry may be a file of an artifact."""
     state_is_pending: bool
@@ -181,15 +186,17 @@ def _find_run_ids(runs: Mapping[str, Run], beginnings: Collection[str]) -> set[s
 def _read_run(id: str) -> Run:
     """Reads the run from its outbox. A run that is being retried is not completed."""
     tags: dict[str, str] = {}
-    keys, recipe, completed, outbox = set(), "", False, Outbox(id)
+    keys, recipe, sweep, completed, outbox = set(), "", None, False, Outbox(id)
     for entry in outbox.read_entries("start", "end", "tags"):
         if entry["entry"] == "start":
-            recipe, completed = entry["experiment"], False
+            recipe, sweep, completed = entry["experiment"], entry.get("parent"), False
         elif entry["entry"] == "end":
-            completed = entry["status"] == "FINISHED"
+            completed = entry["status"] == FINISHED
         elif entry["entry"] == "tags":
             tags |= entry["values"]
             keys |= {key for tag, key in entry["values"].items() if tag.endswith(".key")}
+    if sweep is not None and tags.get(TRIAL_STATE_TAG) == "paused":
+        completed = any(entry["status"] == FINISHED for entry in Outbox(sweep).read_entries("end"))
     return Run(
         id,
         recipe,

@@ -120,6 +120,25 @@ def test_the_same_command_again_repeats_no_trial_and_more_trials_continue_the_st
     assert [trial["settings"] for trial in more["trials"][:5]] == [trial["settings"] for trial in swept["trials"]]
 
 
+def test_checkpoints_of_stopped_trials_are_removed_only_after_the_end_of_their_sweep(
+    swept: dict[str, Any], server: dict[str, str], tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(swept["home"], home, symlinks=True)
+    paused = sum(trial["state"] == "paused" for trial in swept["trials"])
+    assert len([*home.glob("jobs/*/checkpoints")]) == paused > 0
+    outbox = home / "runs" / swept["flow_run_id"] / "outbox.jsonl"
+    ended = outbox.read_text()
+    outbox.write_text("".join(line for line in ended.splitlines(True) if '"entry": "end"' not in line))
+    kept = finetune(home, "store", "--remove", "--yes", **server)
+    assert kept.returncode == 0 and len([*home.glob("jobs/*/checkpoints")]) == paused, kept.stderr
+    outbox.write_text(ended)
+    assert finetune(home, "store", "--remove", "--yes", **server).returncode == 0
+    assert [*home.glob("jobs/*")] == [] and Path(
+        swept["run"]["model"]["path"].replace(str(swept["home"]), str(home))
+    ).is_dir()
+
+
 def test_a_sweep_that_is_killed_ends_with_the_same_trials_and_the_same_model(
     swept: dict[str, Any], finished: FinishedRun, server: dict[str, str], tmp_path: Path
 ) -> None:
