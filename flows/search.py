@@ -66,7 +66,7 @@ class Search:
         and what interrupts a trial."""
         self._refresh()
         if self.sweep.parallel == 1:
-            while trial := self.study.next(not self._is_over):
+            while trial := self._next():
                 self._end(self._run_trial(trial))
         else:
             self._run_at_once()
@@ -94,7 +94,7 @@ class Search:
         slots = Slots(self.sweep.parallel, self._run_trial, divides_gpus=self.recipe.compute.cluster is None)
         try:
             while True:
-                while slots.free and (trial := self.study.next(not self._is_over)):
+                while slots.free and (trial := self._next()):
                     slots.start(trial)
                 if not slots.busy:
                     return
@@ -104,6 +104,10 @@ class Search:
         except BaseException:
             slots.stop()
             raise
+
+    def _next(self) -> Trial | None:
+        """The trial to run now; None if there is none, or if the time is over."""
+        return None if self._is_over else self.study.next()
 
     def _run_trial(self, trial: Trial) -> TrialRun:
         self._refresh()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
+import yaml
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
@@ -73,6 +74,8 @@ def _run_sweep(values: dict[str, Any], sweep: Sweep, overrides: dict[str, Any]) 
     table, followers = terminal.get() or SweepTerminal(sweep, quiet=True), finetune.listeners.get()
     with in_use(finetune.report_removal), closing(Tracker(recipe.name, run, str(flow_run.get_name()))) as tracker:
         tracker.log_params({f"sweep.{name}": _text(value) for name, value in sweep.model_dump(mode="json").items()})
+        documents = {"recipe": recipe.model_dump(mode="json"), "sweep": sweep.model_dump(mode="json")}
+        tracker.log_text("sweep.yaml", yaml.safe_dump(documents, sort_keys=False))
         consent.record_code(run, recipe)
         progress = PrefectProgress(lambda: tracker.url)
         remote = open_remote()

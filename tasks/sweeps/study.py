@@ -120,7 +120,7 @@ class Study:
             return math.inf
         return -value if self._sweep.direction == "maximize" else value
 
-    def next(self, may_propose: bool = True) -> Trial | None:
+    def next(self) -> Trial | None:
         """The trial to run now: one that was killed, or a paused one that continues, or a new one.
 
         None if there is none now: all are done, or others have to end first.
@@ -130,7 +130,7 @@ class Study:
             killed = [trial for trial in trials if trial.state == "running" and trial.number not in self._active]
             if killed:
                 return self._begin(killed[0])
-            open_for_more = may_propose and len(trials) < (self._sweep.trials or 0)
+            open_for_more = len(trials) < (self._sweep.trials or 0)
             at_end = not open_for_more and not self._active
             if resumable := self._pruner.find_resumable(trials, at_end):
                 return self._begin(self._resume(resumable))

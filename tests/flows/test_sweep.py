@@ -208,6 +208,21 @@ def test_a_trial_that_fails_is_reported_with_its_reason_and_too_many_end_the_swe
     assert strict.returncode == 2 and "1 trials failed, and 0 may" in strict.stderr
 
 
+def test_a_sweep_whose_time_is_over_stops_its_trial_with_a_checkpoint_and_the_next_one_resumes_it(
+    finished: FinishedRun, server: dict[str, str], tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(finished.home, home, symlinks=True)
+    long = {"num_train_epochs": 400}
+    sweep = {"space": SPACE, "trials": 2, "timeout_s": 0.5}
+    file, out = write_sweep(finished, tmp_path / "sweep.yaml", sweep, training=long), tmp_path / "out.json"
+    over = finetune(home, "sweep", str(file), "--json", str(out), **server)
+    assert over.returncode == 2 and "no trial has completed: raise sweep.trials or sweep.timeout_s" in over.stderr
+    (trial,) = json.loads(out.read_text())["trials"]
+    assert trial["state"] == "running"
+    assert len({path.parent for path in home.glob("jobs/*/checkpoints/checkpoint-*")}) == 1
+
+
 def test_a_mistake_in_the_file_ends_the_command_before_anything_runs(finished: FinishedRun, tmp_path: Path) -> None:
     file = write_sweep(finished, tmp_path / "sweep.yaml", {"space": {"training.learning_rate": {"log": [0, 1]}}})
     wrong = finetune(tmp_path / "home", "sweep", str(file))
