@@ -64,8 +64,8 @@ def measure(subject: Subject) -> list[Row]:
         Row(
             "rows a second on a cluster / two processes of one machine",
             speeds[1] / speeds[0],
-            f"{speeds[1]:,.0f} and {speeds[0]:,.0f}, the latter {slowest:,.0f} to {fastest:,.0f}; {how}; the budget is the "
-            "slowest run of one machine",
+            f"{speeds[1]:,.0f} and {speeds[0]:,.0f}, the latter {slowest:,.0f} to {fastest:,.0f}; {how}; the budget is "
+            "the slowest run of one machine",
             least=round(slowest / speeds[0], 3),
         ),
     ]
