@@ -14,6 +14,7 @@ from tasks.stages.load_data import load_data
 from tasks.stages.load_model import load_model, require_same_labels
 from tasks.stages.predict import predict
 from tasks.stages.publish import publish
+from tasks.stages.reference_logprobs import needs_reference, reference_logprobs
 from tasks.stages.register import promote, register
 from tasks.stages.resolve import resolve
 from tasks.stages.score import require_fitting, require_fitting_lengths, score
@@ -65,6 +66,7 @@ def prepare(walk: Driver, recipe: Recipe, lock: Lock | None = None) -> Prepared:
     require_same_labels(lock, data, model)
     tokens = walk(tokenize, recipe, data, model)
     require_fitting_lengths(recipe, tokens)
+    tokens = walk(reference_logprobs, recipe, lock, model, tokens) if needs_reference(recipe) else tokens
     return Prepared(lock, data, model, tokens)
 
 

@@ -90,6 +90,13 @@ def completed(draw: random.Random) -> Row:
     return {"prompt": row["source"], "completion": f" {row['target']}"}
 
 
+def preferred(draw: random.Random) -> Row:
+    """The translation of the prompt, and that of other words."""
+    row, other = translated(draw), translated(draw)
+    rejected = other["target"] if other["target"] != row["target"] else "Maus"
+    return {"prompt": row["source"], "chosen": f" {row['target']}", "rejected": f" {rejected}"}
+
+
 def _words(draw: random.Random) -> list[str]:
     return draw.choices(EVERY_WORD, k=draw.randrange(12))
 
@@ -103,6 +110,7 @@ TINY: dict[str, Tiny] = {
     "masked-lm": Tiny(recited, {"text": ["text"]}, ["perplexity", "token_accuracy"]),
     "seq2seq": Tiny(translated, {}, ["chrf", "exact_match"], T5, {"max_new_tokens": 12}),
     "sft": Tiny(completed, ANSWERED, ["perplexity", "token_accuracy"], GPT2, {"max_new_tokens": 12}, epochs=24),
+    "preference": Tiny(preferred, {}, ["accuracy", "margin"], GPT2, {"max_new_tokens": 12}),
 }
 
 
@@ -174,10 +182,24 @@ def build_world(values: Row, home: Path) -> Path:
     )
     (home / "base/output").mkdir(parents=True)
     create_model.main(home / "base", job, Events(home / "base/events.jsonl"))
-    tokenize(
-        columns.task_type, home / "data", home / "base/output/tokenizer", home / "tokens", recipe.tokens.max_length
-    )
+    tokens = home / ("tokenized" if columns.task_type.needs_reference else "tokens")
+    tokenize(columns.task_type, home / "data", home / "base/output/tokenizer", tokens, recipe.tokens.max_length)
+    if columns.task_type.needs_reference:
+        add_reference(recipe, home)
     return home
+
+
+def add_reference(recipe: Any, home: Path) -> None:
+    """Writes tokens/: the rows of tokenized/ with the log-probabilities of the base model."""
+    from training.programs import reference_logprobs
+
+    settings = {**recipe.task_and_options, "batch_size": 16, "mixed_precision": "no"}
+    folders = {"model": "base/output/model", "tokenizer": "base/output/tokenizer", "tokens": "tokenized"}
+    inputs = {name: str(home / folder) for name, folder in folders.items()}
+    job = Job(program=reference_logprobs.__name__, key="reference", settings=settings, inputs=inputs)
+    (home / "reference/output").mkdir(parents=True)
+    reference_logprobs.main(home / "reference", job, Events(home / "reference/events.jsonl"))
+    (home / "reference/output").rename(home / "tokens")
 
 
 def fit_job(task: str, world: Path, job_dir: Path, compute: dict[str, Any], **training: Any) -> Path:

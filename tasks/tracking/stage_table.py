@@ -45,6 +45,7 @@ STAGES = {
         lambda f: f"{f['megabytes']:g} MB" if "megabytes" in f else f"{f['parameters']:,} parameters"
     ),
     "tokenize": StageEntry(lambda f: f"{f['tokens']:,} tokens, {f['truncated']:,} rows cut", has_report=True),
+    "reference_logprobs": StageEntry(_summarize_rate, is_optional=True),
     "fit": StageEntry(
         lambda f: f"{f['steps']:,} steps, {f['train_samples_per_second']:.0f} rows/s, loss {f['train_loss']:.3f}"
     ),

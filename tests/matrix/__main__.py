@@ -25,6 +25,7 @@ os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", DO_NOT_TRACK="1", HF_
 
 def main() -> int:
     """The command line."""
+    from tests import fork_server
     from tests.benchmarks.table import commit
     from tests.matrix.cells import COMBINATIONS, Cell, fill
     from tests.matrix.table import Result
@@ -38,6 +39,8 @@ def main() -> int:
         parser.error(f"there is no such cell: choose from {', '.join(one.name for one in COMBINATIONS)}.")
     cells: list[Cell] = []
     with tempfile.TemporaryDirectory(prefix="finetune-matrix-") as folder:
+        Path(folder, "forks").mkdir()
+        fork_server.prepare(f"{folder}/forks")
         world = cache(lambda task: make_world(task, Path(folder) / task))
         for combination in chosen:
             cells.append(fill(combination, world(combination.task), Path(folder) / combination.name, tried))

@@ -33,7 +33,7 @@ ALLOWED = {
     "training.recipe.tables.gpu_kernels": {"ATTENTION"},
     # The entries of the metrics that a stage computes are inputs of it, and the modules that they name count.
     "training.recipe.tables.metrics": {
-        *("METRICS", "ONE_LABEL", "MANY_LABELS", "TAGS", "NUMBERS", "TEXTS", "TOKENS"),
+        *("METRICS", "ONE_LABEL", "MANY_LABELS", "TAGS", "NUMBERS", "TEXTS", "TOKENS", "PAIRS"),
         *("metrics_for", "more_is_better", "non_numeric_label", "entries", "metric_modules"),
     },
     # How files are named; the files themselves are inputs of the stage.
@@ -43,7 +43,7 @@ ALLOWED = {
     # Declarations alone: the values are inputs of the stage.
     "training.recipe.program_settings": {
         *("CheckModelSettings", "CreateModelSettings", "FitSettings", "HubModel", "TokenizeSettings"),
-        *("CompareSettings", "PredictChampionSettings", "PredictSettings", "ScoreSettings"),
+        *("CompareSettings", "PredictChampionSettings", "PredictSettings", "ReferenceSettings", "ScoreSettings"),
     },
     # Names of secrets.
     "training.recipe.credentials": {"variables_for", "remove_secrets"},

@@ -78,6 +78,11 @@ CHAT = {
     "evaluation.metrics": ["perplexity"],
     "model.chat_template": "template.jinja",
 }
+PREFERENCE = {
+    "task": "preference",
+    "data": {"source": "csv", "path": "rows", "columns": {"prompt": "asked"}},
+    "evaluation.metrics": ["accuracy"],
+}
 TEXTS = {"data": {"source": "csv", "path": "rows", "text": ["text"]}, "evaluation.metrics": ["perplexity"]}
 
 FIELDS: dict[str, Change | Nothing] = {
@@ -235,6 +240,15 @@ OPTIONS: dict[str, dict[str, Change | Nothing]] = {
         **{name: Nothing(value, ONLY_FOR_PEOPLE, {**CHAT, **BEAMS}) for name, value in WRITES.items()},
         "packing": Change(False, "tokenize fit predict_champion", CHAT),
         "append_eos": Change(False, "tokenize predict_champion", CHAT),
+    },
+    "preference": {
+        **{name: Nothing(value, ONLY_FOR_PEOPLE, {**PREFERENCE, **BEAMS}) for name, value in WRITES.items()},
+        "append_eos": Change(False, "tokenize predict_champion", PREFERENCE),
+        "loss": Change("ipo", "fit score compare", PREFERENCE),
+        "beta": Change(0.5, "fit score compare", PREFERENCE),
+        "label_smoothing": Change(0.2, "fit", {**PREFERENCE, "options.loss": "robust", "options.label_smoothing": 0.1}),
+        "disable_dropout": Change(False, "fit", PREFERENCE),
+        "simpo_gamma": Change(1.0, "fit", {**PREFERENCE, "options.loss": "simpo"}),
     },
 }
 """The options of each task type."""
@@ -398,7 +412,9 @@ def test_a_field_changes_the_keys_of_the_stages_that_read_it(field: str) -> None
 @pytest.mark.parametrize(("task", "option"), [(task, option) for task in OPTIONS for option in OPTIONS[task]])
 def test_an_option_changes_the_keys_of_the_stages_that_read_it(task: str, option: str) -> None:
     change = OPTIONS[task][option]
-    given = {name: value for name, value in change.given.items() if name != f"options.{option}"}
+    given = {
+        name: value for name, value in change.given.items() if (name, value) != (f"options.{option}", change.value)
+    }
     assert stages_that_read(f"options.{option}", change, given | {"task": task}) == stages_of(change)
 
 
@@ -436,8 +452,32 @@ def test_the_parts_that_a_stage_reads_of_another_are_in_its_key(edited: str) -> 
     assert changed(keys(values), keys(values, edited)) == set(ARTIFACTS[edited].split())
 
 
+OF_REFERENCE = {
+    "load_model": "tokenize reference_logprobs fit",
+    "tokenize/test.arrow": "reference_logprobs",
+    "reference_logprobs/train.arrow": "fit score",
+    "reference_logprobs/validation.arrow": "fit predict score",
+}
+
+
+@pytest.mark.parametrize("edited", OF_REFERENCE)
+def test_a_loss_with_a_reference_trains_on_rows_with_the_log_probabilities_of_the_base_model(edited: str) -> None:
+    values = spelt(base(), PREFERENCE)
+    assert changed(keys(values), keys(values, edited)) == set(OF_REFERENCE[edited].split())
+
+
+def test_the_reference_is_shared_by_losses_and_trainings_and_left_out_by_losses_without_one() -> None:
+    values = spelt(base(), PREFERENCE)
+    (key,) = {
+        keys(spelt(values, change))["reference_logprobs"]
+        for change in ({}, {"options.loss": "ipo"}, {"options.beta": 0.5}, {"training.learning_rate": 1e-3})
+    }
+    assert key != keys(spelt(values, {"training.per_device_eval_batch_size": 8}))["reference_logprobs"]
+    assert "reference_logprobs" not in keys(spelt(values, {"options.loss": "orpo"}))
+
+
 def test_the_table_of_stages_lists_the_stages_of_the_pipeline_in_order() -> None:
-    values = spelt(base(), {**PUBLISHED, "release.gate.control": "all"})
+    values = spelt(base(), {**PREFERENCE, **PUBLISHED, "release.gate.control": "all"})
     assert ["resolve", *keys(values)] == list(STAGES)
 
 

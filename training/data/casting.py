@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from training.data.blocks import Block
 from training.data.faults import Fault, shorten
-from training.data.lists import NESTED, Wrong, from_arrow, from_json, half_character_fault, split_at
+from training.data.lists import NESTED, Wrong, from_arrow, from_json, half_character_fault, split_at, texts_as_json
 from training.data.mappings import WHOLE_NUMBER
 from training.data.plain_types import is_list, plain, with_label_names
 from training.problems import Problem, UserError
@@ -30,6 +30,7 @@ UNCODED_TYPES: Mapping[Form, pa.DataType] = {
     "labels": pa.list_(pa.string()),
     "number": pa.float64(),
     "value": pa.string(),
+    "content": pa.string(),
 }
 """The types of columns while labels are still names."""
 ARROW = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
@@ -157,6 +158,8 @@ def _parse_nested(name: str, column: pa.Array, wanted: SourceColumns, block: Blo
     is_json = block.spelt and wanted.data.source != "csv"
     if separator is not None and not is_json and any(check(column.type) for check in _TEXT):
         return split_at(separator, column), {}
+    if form == "content" and block.spelt and not is_json:
+        column = texts_as_json(column)
     if block.spelt:
         return from_json(column, name, form, separator)
     return from_arrow(column, name, form, block.label_names)
@@ -262,6 +265,7 @@ _NEEDED: Mapping[Form, str] = {
     "labels": "lists of text or of whole numbers",
     "number": "numbers",
     "value": "values that JSON can write",
+    "content": "texts or lists of messages",
 }
 
 

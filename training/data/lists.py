@@ -18,8 +18,10 @@ from training.data.faults import shorten
 from training.data.plain_types import is_list, plain, with_label_names
 from training.recipe.column_types import EXAMPLES, Form
 
-NESTED = ("texts", "labels", "value")
+NESTED = ("texts", "labels", "value", "content")
 """The forms of such columns."""
+_ANY_JSON = ("value", "content")
+"""The forms that are stored as their JSON."""
 
 _ONLY_TEXT = {str}
 _ENTRIES: dict[str, set[type]] = {"texts": {str, type(None)}, "labels": {str, bool, int, type(None)}}
@@ -81,9 +83,22 @@ def split_at(separator: str, column: pa.Array) -> pa.Array:
     return lists_like(parts, pc.utf8_trim_whitespace(flat_values(parts)))
 
 
+def texts_as_json(column: pa.Array) -> pa.Array:
+    """Returns the JSON of cells of the form content: cells that begin with `[{` are JSON already, others are texts. A
+    blank cell becomes a missing value."""
+    return pa.array([_content_as_json(cell) for cell in column.to_pylist()], pa.string())
+
+
+def _content_as_json(cell: str | None) -> str | None:
+    if cell is None or not cell.strip():
+        return None
+    return cell if cell.lstrip().startswith("[{") else as_json(cell)
+
+
 def from_json(column: pa.Array, name: str, form: Form, separator: str | None = None) -> tuple[pa.Array, Wrong]:
-    """Parses a column of JSON texts: into lists of texts (whole numbers and truths as they are spelt), or for `value`
-    into normalized JSON. With a separator, a text is split into a list. An empty cell becomes a missing value."""
+    """Parses a column of JSON texts: into lists of texts (whole numbers and truths as they are spelt), or
+    for any JSON value into normalized JSON. With a separator, a text is split into a list. An empty cell becomes a
+    missing value."""
 
     def parse(text: str) -> Any:
         try:
@@ -101,7 +116,7 @@ def from_json(column: pa.Array, name: str, form: Form, separator: str | None = N
 def from_arrow(column: pa.Array, name: str, form: Form, names: Sequence[str]) -> tuple[pa.Array, Wrong]:
     """Converts Arrow lists and objects in the same way; whole numbers become the label names at these indices. Returns
     columns of other types unchanged."""
-    if form == "value":
+    if form in _ANY_JSON:
         return _convert_each(plain(column), lambda value: _check_value(value.as_py(), name, form), form)
     if types.is_null(column.type):
         return pa.nulls(len(column), pa.list_(pa.string())), {}
@@ -132,7 +147,7 @@ def _convert_each(values: Any, convert: Callable[[Any], Any], form: Form) -> tup
         except _Misfit as misfit:
             converted.append(None)
             wrong[place] = misfit.args
-    return pa.array(converted, pa.string() if form == "value" else pa.list_(pa.string())), wrong
+    return pa.array(converted, pa.string() if form in _ANY_JSON else pa.list_(pa.string())), wrong
 
 
 def _check_value(value: Any, name: str, form: Form) -> Any:
@@ -140,7 +155,7 @@ def _check_value(value: Any, name: str, form: Form) -> Any:
     if value is None:
         return None
     try:
-        if form == "value":
+        if form in _ANY_JSON:
             return _need_utf8(as_json(value))
         if isinstance(value, list) and _ENTRIES[form].issuperset(map(type, value)):
             converted = value if _ONLY_TEXT.issuperset(map(type, value)) else list(map(_spell_label, value))

@@ -26,7 +26,7 @@ from training.data.decoding import open_seekable, open_text
 from training.data.faults import Fault, Faults, shorten
 from training.data.file_systems import display_name
 from training.data.json_files import json_values
-from training.data.lists import as_json, from_json
+from training.data.lists import as_json, from_json, texts_as_json
 from training.data.parquet_files import ipc_batches, open_ipc, readable
 from training.problems import Problem, UserError, nearest
 from training.recipe.column_types import EXAMPLES, Form
@@ -153,7 +153,8 @@ def need_value(value: Any, form: Form, kind: str, where: str, subject: str = "")
             return number
         expected = "a number"
     else:
-        column, wrong = from_json(pa.array([value if isinstance(value, str) else as_json(value)]), "", form)
+        cell = pa.array([value if isinstance(value, str) else as_json(value)])
+        column, wrong = from_json(texts_as_json(cell) if form == "content" else cell, "", form)
         if not wrong:
             return column[0].as_py() or None
         expected = f"such as {EXAMPLES[form]}"

@@ -119,7 +119,7 @@ def _lengths(rows: pa.RecordBatch, columns: Iterable[StoredColumn]) -> np.ndarra
     lengths = np.zeros(rows.num_rows, np.int64)
     for column in columns:
         values = rows.column(column.name)
-        if column.form in ("text", "value"):
+        if column.form in ("text", "value", "content"):
             lengths += pc.utf8_length(values).fill_null(0).to_numpy(zero_copy_only=False)
         elif column.form == "texts":
             lengths += row_sums(values, pc.utf8_length(flat_values(values)))

@@ -27,6 +27,17 @@ class LaneDropout(nn.Dropout):
         return input * mask.mul_(_LANE / (_LANE - dropped))
 
 
+def disable_dropout(model: nn.Module) -> None:
+    """Sets all dropout probabilities of a model to 0: those of its layers, and those that attention reads from
+    attributes such as `attention_dropout`. The model's config, which is exported, stays unchanged."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if name.endswith("dropout") and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
 def replace_dropout(model: nn.Module) -> None:
     """Replaces every plain nn.Dropout of a model by LaneDropout."""
     for name, module in list(model.named_modules()):

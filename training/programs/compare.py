@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.parquet as pq
 
 from training.evaluation.constant_predictions import is_constant
 from training.evaluation.predictions import Predictions
@@ -55,7 +56,9 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         constant = choose_constant(baseline, settings.figure)
         old = constant.predict(new, split)
     else:
-        old = read_predictions(task_type, Path(job.inputs["champion"], f"{split}.parquet"), settings.labels)
+        files = [Path(job.inputs[name], f"{split}.parquet") for name in ("champion", "predictions")]
+        predicted = task_type.share_reference(*map(pq.read_table, files))
+        old = task_type.metric_inputs(predicted, settings.labels)
 
     def report(done: int, total: int) -> None:
         events.progress(phase="compare", split=split, done=done, total=total)

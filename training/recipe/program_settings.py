@@ -98,6 +98,16 @@ class PredictSettings(TaskSettings):
     """Divides the batch size, so that a batch fits into memory."""
 
 
+class ReferenceSettings(TaskSettings):
+    """Of training.programs.reference_logprobs."""
+
+    batch_size: int
+    """Rows of all processes together."""
+    mixed_precision: Literal["no", "bf16", "fp16"]
+    micro_batch_divisor: int = 1
+    """Divides the batch size, so that a batch fits into memory."""
+
+
 class PredictChampionSettings(TaskSettings):
     """Of training.programs.predict_champion."""
 

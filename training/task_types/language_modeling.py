@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from training.batching.batches import Batch, TokenRows
     from training.evaluation.constant_predictions import Baseline
-    from training.evaluation.predictions import Likelihoods
+    from training.evaluation.predictions import Likelihoods, Predictions
     from training.recipe import Training
     from training.task_types.task_type import Loss
 
@@ -35,7 +35,7 @@ class LanguageModeling(TaskType):
     columns: ClassVar = {"text": Column("text")}
     prediction_type: ClassVar = TOKENS
     metrics: ClassVar = metrics_for(TOKENS)
-    loss_fields: ClassVar = ("label_smoothing_factor",)
+    loss_fields: ClassVar[Sequence[str]] = ("label_smoothing_factor",)
     causal: ClassVar[bool]
     """Whether the logits at a token are for the next token."""
 
@@ -64,13 +64,13 @@ class LanguageModeling(TaskType):
 
         return sums_by_row(outputs["logits"], self._labels(batch))
 
-    def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Likelihoods:
+    def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Predictions:
         from training.evaluation.predictions import Likelihoods
 
         names = ("loss", "targets", "hits", *(["tokens"] if "tokens" in predictions.column_names else []))
         return Likelihoods(*(predictions[name].to_numpy() for name in names))
 
-    def empty_predictions(self, labels: Sequence[str]) -> Likelihoods:
+    def empty_predictions(self, labels: Sequence[str]) -> Predictions:
         import numpy as np
 
         from training.evaluation.predictions import Likelihoods

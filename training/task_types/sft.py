@@ -73,7 +73,7 @@ class SupervisedFineTuning(CausalLM):
 
     options: Options
     option_stages: ClassVar = {**CausalLM.option_stages, "load_data": ()}
-    chat_template_columns: ClassVar = ("messages", "instruction")
+    chat_template_columns: ClassVar[Sequence[str]] = ("messages", "instruction")
     libraries: ClassVar = ("transformers", "jinja2")
     card_sentence = "Answers questions in a conversation"
     columns: ClassVar = {
@@ -130,39 +130,11 @@ class SupervisedFineTuning(CausalLM):
 
     def _encode_rows(self, encoder: Encoder, rows: pa.RecordBatch) -> list[tuple[Ids, Mask]]:
         """Returns all tokens of each row, without truncation, and the mask of the targets."""
-        import numpy as np
+        from training.tokenization.answers import encode_answers
 
-        has_prompt = "prompt" in rows.schema.names
-        texts, spans = _join_prompts(rows) if has_prompt else _render_conversations(encoder, rows)
-        encoded = encoder.encode_located(texts, special=has_prompt)
-        assert encoded.starts is not None
-        ends = np.cumsum(encoded.lengths)[:-1]
-        tokens = []
-        for ids, starts, answers in zip(
-            np.split(encoded.ids, ends), np.split(encoded.starts, ends), spans, strict=True
-        ):
-            of_answer = np.searchsorted(np.ravel(answers), starts, side="right") % 2 == 1
-            if has_prompt:
-                ids, of_answer = self._add_end(encoder, ids, starts, of_answer, has_completion=bool(answers))
-            of_answer[:1] = False  # the first token has no context
-            tokens.append((ids, of_answer))
-        return tokens
-
-    def _add_end(
-        self, encoder: Encoder, ids: Ids, starts: Ids, of_answer: Mask, *, has_completion: bool
-    ) -> tuple[Ids, Mask]:
-        """Returns the tokens of a prompt without special tokens behind it; or of a prompt and its completion with
-        special tokens and eos behind them, as targets. `starts` are the tokens' first characters, -1 for special
-        tokens."""
-        import numpy as np
-
-        end = int(np.flatnonzero(starts >= 0).max(initial=-1)) + 1  # of the text
-        if not has_completion:
-            return ids[:end], of_answer[:end]
-        of_answer[end:] = True
-        if self.options.append_eos and encoder.eos is not None and encoder.eos not in ids[-1:]:
-            return np.append(ids, np.int32(encoder.eos)), np.append(of_answer, True)
-        return ids, of_answer
+        is_text = "prompt" in rows.schema.names
+        texts, spans = _join_prompts(rows) if is_text else _render_conversations(encoder, rows)
+        return encode_answers(encoder, texts, spans, is_text=is_text, append_eos=self.options.append_eos)
 
     def token_rows(self, split: str, max_length: int, features: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Packs training rows, without rows that have no targets. Raises UserError if no training row has any."""
@@ -270,14 +242,19 @@ def _to_messages(instruction: str, input: str | None = None, output: str | None 
 
 
 def _find_faults(rows: pa.RecordBatch, *, answered: bool) -> Iterator[tuple[Mask, str]]:
-    """Yields the mask of rows whose messages are not a conversation, by reason; rarer reasons share one mask."""
-    import numpy as np
-
+    """Yields the mask of rows whose messages are not a conversation, by reason."""
     from training.tokenization.chat_templates import find_fault
 
     if "messages" not in rows.schema.names:
         return
-    faults = [find_fault(json.loads(text), answered=answered) for text in rows.column("messages").to_pylist()]
+    texts = rows.column("messages").to_pylist()
+    yield from masks_by_reason([find_fault(json.loads(text), answered=answered) for text in texts])
+
+
+def masks_by_reason(faults: Sequence[str | None]) -> Iterator[tuple[Mask, str]]:
+    """Yields the mask of rows by the fault of each row, None for rows without one; rarer faults share one mask."""
+    import numpy as np
+
     frequent = [fault for fault, _ in Counter(filter(None, faults)).most_common(MAX_REASONS)]
     for reason in frequent:
         yield np.array([fault == reason for fault in faults]), reason

@@ -170,6 +170,21 @@ class OptionalHooks:
         """Prepares a loaded model for training, such as config fields that depend on the tokenizer. Raises UserError if
         the model cannot be trained for this task."""
 
+    # A loss that compares with the base model: the stage reference_logprobs computes its part once, before training.
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss reads columns of token rows that are computed with the base model."""
+        return False
+
+    def reference_columns(self, predictions: pa.Table) -> Mapping[str, pa.ChunkedArray]:
+        """These columns, one value a row, from the predictions of the base model for the token rows."""
+        raise NotImplementedError
+
+    def share_reference(self, predictions: pa.Table, others: pa.Table) -> pa.Table:
+        """The predictions of a champion, with such columns as the predictions `others` have of the same rows."""
+        return predictions
+
     # Evaluation
 
     def decode(self, predictions: pa.Table, tokenizer: PreTrainedTokenizerBase) -> pa.Table:

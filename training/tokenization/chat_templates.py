@@ -60,6 +60,18 @@ class ChatTemplate:
             raise _error(f"writes no answer{marks} in {_first_words(messages)}: change it.")
         return text, spans
 
+    def render_last_answer(self, messages: Messages) -> tuple[str, tuple[int, int]]:
+        """The messages, and the span of the last one, which is the assistant's, as `render_answers` finds it."""
+        if _GENERATION.search(self.text) is None:
+            text, _ = self._render(messages)
+            span = self._find_answer(messages, len(messages) - 1, text)
+        else:
+            text, spans = self._render(messages, return_assistant_tokens_mask=True)
+            span = spans[-1] if spans else (0, 0)
+        if not text[slice(*span)].strip():
+            raise _error(f"writes no answer in {_first_words(messages)}: change it.")
+        return text, span
+
     def _find_answer(self, messages: Messages, place: int, text: str) -> tuple[int, int]:
         before = self.render_prompt(messages[:place])
         after = self._render(messages[: place + 1])[0]

@@ -25,6 +25,8 @@ class Features:
     """(N,) the truncated tokens of each of the N rows of `rows`."""
     lost_of_targets: npt.NDArray[np.int64] | None = None
     """(N,) the truncated tokens of each target text; the column `targets` counts those that are kept."""
+    longest: npt.NDArray[np.int64] | None = None
+    """(N,) the tokens of each row's longest text before truncation, if a row has several texts of up to max_length."""
 
     def numbered(self, before: int) -> pa.RecordBatch:
         """`rows` with the column `row` raised by `before`, the number of rows of the data in earlier blocks."""

@@ -134,7 +134,7 @@ class TokenStatistics:
     lost: int = 0
     """Truncated tokens."""
     longest: int = 0
-    """Tokens of the longest row before truncation."""
+    """Tokens of the longest text before truncation."""
     lengths: Spread = field(default_factory=Spread)
     targets: TokenStatistics | None = None
     """The statistics of target texts, if rows have such."""
@@ -142,7 +142,7 @@ class TokenStatistics:
     """Truncated rows without targets left."""
 
     def add(self, features: Features, rows: int) -> None:
-        self._count(features.rows.column("length").to_numpy(), features.lost, rows)
+        self._count(features.rows.column("length").to_numpy(), features.lost, rows, features.longest)
         if "targets" in features.rows.schema.names:
             targets = features.rows.column("targets").to_numpy()
             self.emptied += int(np.count_nonzero((targets == 0) & (features.lost > 0)))
@@ -150,12 +150,18 @@ class TokenStatistics:
                 self.targets = self.targets or TokenStatistics()
                 self.targets._count(targets, features.lost_of_targets, rows)
 
-    def _count(self, lengths: npt.NDArray[np.int32], lost: npt.NDArray[np.int64], rows: int) -> None:
+    def _count(
+        self,
+        lengths: npt.NDArray[np.int32],
+        lost: npt.NDArray[np.int64],
+        rows: int,
+        longest: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         self.rows += rows
         self.tokens += int(lengths.sum())
         self.truncated += int(np.count_nonzero(lost))
         self.lost += int(lost.sum())
-        self.longest = max(self.longest, int((lengths + lost).max(initial=0)))
+        self.longest = max(self.longest, int((lengths + lost if longest is None else longest).max(initial=0)))
         self.lengths.add(lengths)
 
 
@@ -172,9 +178,10 @@ def truncation_problems(
     for split, units, where, found in truncated:
         if found.truncated:
             total = found.tokens + found.lost
+            limit = max_length if units == "rows" else found.lengths.summary()["max"]
             yield problem(
                 where,
-                f"{found.lengths.summary()['max']} cuts {found.truncated:,} of {found.rows:,} {units} of {split} "
+                f"{limit} cuts {found.truncated:,} of {found.rows:,} {units} of {split} "
                 f"({found.truncated / found.rows:.1%}) and loses {found.lost:,} of {total:,} tokens "
                 f"({found.lost / total:.1%}): {found.longest:,} would keep all, if the model takes as many. "
                 f"If the cut is intended, set data.checks.{CHECK} to ignore.",

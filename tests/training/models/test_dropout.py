@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from training.models.dropout import LaneDropout, replace_dropout
+from training.models.dropout import LaneDropout, disable_dropout, replace_dropout
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
@@ -54,3 +55,13 @@ def test_cheapen_changes_every_plain_dropout_and_no_weight() -> None:
     ]
     assert [module.p for module in model.modules() if hasattr(module, "p")] == [0.2, 0.3, 0.4]
     assert list(model.state_dict()) == names
+
+
+def test_disabled_dropout_makes_a_training_model_deterministic_and_keeps_its_config() -> None:
+    for model_type in ("gpt2", "llama", "opt"):
+        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 20}
+        config = AutoConfig.for_model(model_type, **sizes, attention_dropout=0.5)
+        model, ids = AutoModelForCausalLM.from_config(config).train(), torch.tensor([[1, 2, 3, 4]])
+        disable_dropout(model)
+        assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+        assert model.config.attention_dropout == 0.5

@@ -173,7 +173,7 @@ _CASTS: dict[Form, tuple[str, ...]] = {
     "text": ("string",),
     "label": ("string", "int64", "bool"),
     "number": ("float64", "int64"),
-    **dict.fromkeys(("texts", "labels", "value"), ()),
+    **dict.fromkeys(("texts", "labels", "value", "content"), ()),
 }
 """The types to which columns of a form may be cast."""
 

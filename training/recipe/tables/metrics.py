@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 ONE_LABEL, MANY_LABELS, TAGS = "one_label", "many_labels", "tags"
-NUMBERS, TEXTS, TOKENS = "numbers", "texts", "tokens"
+NUMBERS, TEXTS, TOKENS, PAIRS = "numbers", "texts", "tokens", "pairs"
 """Types of predictions: each is a class in training/evaluation, which has it as `prediction_type`."""
 
 
@@ -44,10 +44,17 @@ def _metric(name: str, *prediction_types: str, **facts: Any) -> Metric:
 
 _ERROR: dict[str, Any] = {"more_is_better": False, "most": None}
 _CORRELATION: dict[str, Any] = {"least": -1, "constant_value": 0.0}
+_REWARD: dict[str, Any] = {"least": None, "most": None}
 
 METRICS: dict[str, Metric] = {
     "accuracy": Metric(
-        {ONE_LABEL: "labels:Accuracy", MANY_LABELS: "labels:Accuracy", TAGS: "spans:TagAccuracy"}, within_label=True
+        {
+            ONE_LABEL: "labels:Accuracy",
+            MANY_LABELS: "labels:Accuracy",
+            TAGS: "spans:TagAccuracy",
+            PAIRS: "preferences:PreferenceAccuracy",
+        },
+        within_label=True,
     ),
     "f1": Metric({ONE_LABEL: "labels:F1", TAGS: "spans:SpanF1"}),
     "f1_macro": Metric({ONE_LABEL: "labels:F1Macro", MANY_LABELS: "labels:F1Macro", TAGS: "spans:SpanF1Macro"}),
@@ -98,6 +105,12 @@ METRICS: dict[str, Metric] = {
     "exact_match": _metric("texts:ExactMatch", TEXTS),
     "perplexity": _metric("likelihoods:Perplexity", TOKENS, least=1, **_ERROR),
     "token_accuracy": _metric("likelihoods:TokenAccuracy", TOKENS),
+    "margin": _metric("preferences:Margin", PAIRS, **_REWARD),
+    "chosen_reward": _metric("preferences:ChosenReward", PAIRS, **_REWARD),
+    "rejected_reward": _metric("preferences:RejectedReward", PAIRS, more_is_better=False, **_REWARD),
+    "chosen_length": _metric("preferences:ChosenLength", PAIRS, **_ERROR),
+    "rejected_length": _metric("preferences:RejectedLength", PAIRS, **_ERROR),
+    "longer_preferred": _metric("preferences:LongerPreferred", PAIRS, more_is_better=False),
 }
 """A metric's name in the recipe, and its entry. The first metric that fits a task type is its default."""
 

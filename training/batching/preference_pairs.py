@@ -1,0 +1,46 @@
+"""Batches of preference pairs: a prompt with a chosen and a rejected answer.
+
+token features of a pair     {"input_ids": [5, 9, 4, 2, 5, 9, 8, 6, 2], "of_answer": [0, 0, 1, 1, 0, 0, 1, 1, 1],
+                              "chosen_length": 4, "chosen_tokens": 2, "rejected_tokens": 3, "length": 9, "targets": 1}
+a padded batch               {"input_ids": (2B, T), "targets": (2B, T), "labels": (B, 3), or (B, 5) with a reference}
+
+`input_ids` are the chosen text, which is the prompt with the chosen answer, and then the rejected text. `chosen_tokens`
+and `rejected_tokens` are the tokens of the answers alone. A pair has one target, and none if max_length leaves no token
+of an answer. B pairs of a batch, T tokens of the longest text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from training.batching.causal_batches import PadDocuments
+from training.tokenization.packing import OF_ANSWER
+
+CHOSEN_LENGTH = "chosen_length"
+"""The column with the number of tokens of the chosen text."""
+ANSWER_TOKENS = ("chosen_tokens", "rejected_tokens")
+"""The columns with the numbers of tokens of the answers."""
+REFERENCE = ("reference_chosen_logp", "reference_rejected_logp")
+"""The columns with the log-probabilities of the answers under the reference model (float32), if it is needed."""
+FACTS = (*ANSWER_TOKENS, CHOSEN_LENGTH, *REFERENCE)
+"""The columns of `labels`."""
+
+
+class PadPairs(PadDocuments):
+    """Token features of B pairs to tensors: input_ids (2B, T), the chosen texts first, padded on the right; targets
+    (2B, T), the ids of answers' tokens, IGNORED for others; labels (B, F) float32, the FACTS that the rows have."""
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        texts = [_cut(row, 0, row[CHOSEN_LENGTH]) for row in rows]
+        texts += [_cut(row, row[CHOSEN_LENGTH], len(row["input_ids"])) for row in rows]
+        batch = super().__call__(texts)
+        facts = np.array([[row[name] for name in FACTS if name in row] for row in rows], np.float32)
+        return {"input_ids": batch["input_ids"], "targets": batch["labels"], "labels": torch.from_numpy(facts)}
+
+
+def _cut(row: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
+    return {name: row[name][start:stop] for name in ("input_ids", OF_ANSWER)}

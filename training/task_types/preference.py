@@ -1,0 +1,336 @@
+"""Preference tuning: of two answers to a prompt, the chosen one becomes likelier than the rejected one.
+
+A row of the data set        {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 22"}, or messages in their place
+token features               training/batching/preference_pairs.py
+the model's output           logits (2B, T, V), summed up to the log-probability of each answer
+the reference                the same of the base model, which the stage reference_logprobs adds to the token rows
+
+The reward of an answer is beta times its log-probability less that under the reference. Losses without a reference take
+the mean log-probability of an answer's tokens instead. Texts longer than tokens.max_length are truncated on the right;
+a pair that loses all tokens of an answer is not trained on.
+
+B pairs of a batch, T tokens of the longest text, V vocabulary. N pairs of a split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from training.recipe.tables.metrics import PAIRS, metrics_for
+from training.task_types.sft import SupervisedFineTuning, masks_by_reason
+from training.task_types.task_type import Column
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.utils import ModelOutput
+
+    from training.batching.batches import Batch, TokenRows
+    from training.batching.preference_pairs import PadPairs
+    from training.evaluation.constant_predictions import Baseline
+    from training.evaluation.preferences import Preferences
+    from training.recipe import Training
+    from training.recipe.column_types import Mask
+    from training.task_types.task_type import Loss
+    from training.tokenization.encoder import Encoder
+    from training.tokenization.features import Features
+
+    Ids = npt.NDArray[np.int32]
+
+WITH_REFERENCE = ("dpo", "ipo", "robust")
+"""The losses that compare with a reference model."""
+NO_REWARD = 1e-9
+"""The reward of an answer that a constant preference chooses: only the order of rewards has a meaning."""
+
+
+class Preference(SupervisedFineTuning):
+    """The better of two answers to a prompt."""
+
+    class Options(SupervisedFineTuning.Options):
+        """The options of preference, under TRL's names and with its defaults."""
+
+        packing: ClassVar[bool] = False  # type: ignore[misc]
+        loss: Literal["dpo", "ipo", "robust", "orpo", "simpo"] = "dpo"
+        """The loss. dpo, ipo and robust compare with the base model; orpo and simpo need no reference. robust is dpo
+        for pairs of which a known share is flipped."""
+        beta: float = Field(default=0.1, gt=0)
+        """The scale of rewards: with dpo, larger values keep the model closer to the reference. For simpo, its paper
+        takes 2 and more. In orpo the weight of the odds ratio, in ipo the strength of regularization."""
+        label_smoothing: float = Field(default=0.0, ge=0, lt=0.5, validate_default=True)
+        """For robust: the share of pairs whose answers are flipped by mistake."""
+        simpo_gamma: float = Field(default=0.5, ge=0)
+        """For simpo: the reward by which the chosen answer should be ahead."""
+        disable_dropout: bool = True
+        """Whether the model trains without dropout, so that its log-probabilities are comparable with those of the
+        reference. Dropout of adapters (training.lora.lora_dropout) stays."""
+
+        @field_validator("label_smoothing")
+        @classmethod
+        def _is_for_robust(cls, share: float, others: ValidationInfo) -> float:
+            if others.data.get("loss") == "robust" and not share:
+                message = "makes robust the same as dpo: give the share of flipped pairs, such as 0.1, or choose dpo"
+                raise PydanticCustomError("smoothing", message)
+            return _only_with("robust", share, 0.0, others)
+
+        @field_validator("simpo_gamma")
+        @classmethod
+        def _is_for_simpo(cls, gamma: float, others: ValidationInfo) -> float:
+            return _only_with("simpo", gamma, 0.5, others)
+
+    options: Options
+    option_stages: ClassVar = {
+        "load_data": (),
+        "tokenize": ("append_eos",),
+        "reference_logprobs": (),
+        "fit": ("loss", "beta", "label_smoothing", "simpo_gamma", "disable_dropout"),
+        **dict.fromkeys(("evaluate", "predict"), ()),
+        **dict.fromkeys(("score", "compare"), ("loss", "beta")),
+    }
+    chat_template_columns: ClassVar[Sequence[str]] = ()
+    card_sentence = "Answers as people prefer"
+    columns: ClassVar = {
+        "prompt": Column("content"),
+        "chosen": Column("content", target=True),
+        "rejected": Column("content", target=True),
+    }
+    checks: ClassVar = {"pairs": "error", "equal_answers": "warning"}
+    prediction_type: ClassVar = PAIRS
+    metrics: ClassVar = metrics_for(PAIRS)
+    loss_fields: ClassVar[Sequence[str]] = ()
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.options.loss in WITH_REFERENCE
+
+    # Rows
+
+    def column_sets(self) -> Sequence[Mapping[str, Column]]:
+        return (self.columns,)
+
+    def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
+        """Rows that are no prompt with two answers, and rows whose answers are equal."""
+        import numpy as np
+
+        from training.tokenization.preference_rows import find_row_fault, parse_rows, same_answers
+
+        found = [(find_row_fault(values), values) for values in parse_rows(rows)]
+        for mask, reason in masks_by_reason([fault for fault, _ in found]):
+            yield "pairs", f"has no prompt with two answers ({reason})", mask
+        equal = [fault is None and same_answers(values) for fault, values in found]
+        yield "equal_answers", "has two equal answers", np.array(equal, bool)
+
+    def faults_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
+        """Prompts that are neither a text nor messages to answer."""
+        from training.tokenization.preference_rows import find_row_fault, parse_rows
+
+        for mask, reason in masks_by_reason([find_row_fault(values) for values in parse_rows(rows)]):
+            yield "prompt", f"has no prompt to answer ({reason})", mask, ""
+
+    def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
+        """The columns of training.batching.preference_pairs, without the reference. Prompts alone become chosen texts
+        without answers. Raises UserError if a chat template is needed and missing."""
+        import numpy as np
+        import pyarrow as pa
+
+        from training.batching.preference_pairs import ANSWER_TOKENS, CHOSEN_LENGTH
+        from training.tokenization.features import Features, list_column
+        from training.tokenization.packing import OF_ANSWER
+        from training.tokenization.preference_rows import encode_rows
+
+        nothing = (np.empty(0, np.int32), np.empty(0, np.bool_))
+        tokens = encode_rows(encoder, rows, append_eos=self.options.append_eos)
+        texts = [text for row in tokens for text in (*row, *[nothing] * (2 - len(row)))]
+        untruncated = np.array([len(ids) for ids, _ in texts], np.int64).reshape(-1, 2)  # (N, 2)
+        lengths = np.minimum(untruncated, encoder.max_length).astype(np.int32)
+        cut = [(ids[: encoder.max_length], mask[: encoder.max_length]) for ids, mask in texts]
+        answers = np.array([mask.sum() for _, mask in cut], np.int32).reshape(-1, 2)
+        total = lengths.sum(axis=1, dtype=np.int32)
+        columns = {
+            "input_ids": list_column(np.concatenate([ids for ids, _ in cut]), total),
+            OF_ANSWER: list_column(np.concatenate([mask for _, mask in cut]).astype(np.int8), total),
+            CHOSEN_LENGTH: lengths[:, 0],
+            **dict(zip(ANSWER_TOKENS, answers.T, strict=True)),
+            "length": total,
+            "targets": (answers > 0).all(axis=1).astype(np.int32),
+        }
+        lost = (untruncated - lengths).sum(axis=1)
+        return Features(pa.RecordBatch.from_pydict(columns), lost, longest=untruncated.max(axis=1))
+
+    def prompts(self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig) -> list[Ids]:
+        """The tokens of each row's prompt."""
+        from training.tokenization.preference_rows import encode_rows
+
+        alone = encode_rows(encoder, rows.select(["prompt"]), append_eos=False)
+        return [ids for ((ids, _),) in alone]
+
+    # Training
+
+    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Also disables dropout."""
+        from training.models.dropout import disable_dropout
+
+        super().prepare(model, tokenizer)
+        if self.options.disable_dropout:
+            disable_dropout(model)
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadPairs:
+        from training.batching.preference_pairs import PadPairs
+
+        return PadPairs(tokenizer, multiple)
+
+    def target_count(self, batch: Batch) -> int:
+        return int((batch["labels"][:, :2] > 0).all(dim=1).sum())
+
+    def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
+        """`logits` are the scores of losses.preference.answer_scores, (B, 2), or (B, 3) for orpo."""
+        from transformers.utils import ModelOutput
+
+        from training.task_types.losses.preference import answer_scores
+
+        logits = model(input_ids=batch["input_ids"])["logits"]
+        inputs = (batch[name] for name in ("input_ids", "targets", "labels"))
+        return ModelOutput(logits=answer_scores(logits, *inputs, chosen_text=self.options.loss == "orpo"))
+
+    def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
+        from training.task_types.losses.preference import PreferenceLoss
+
+        options = self.options
+        return PreferenceLoss(options.loss, options.beta, options.label_smoothing, options.simpo_gamma)
+
+    # Predictions
+
+    def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
+        """`chosen_logp` and `rejected_logp` (float64), the log-probabilities of the answers; the numbers of their
+        tokens; and with a reference its log-probabilities."""
+        import numpy as np
+        import pyarrow as pa
+
+        from training.batching.preference_pairs import ANSWER_TOKENS, FACTS
+
+        scores = outputs["logits"].double().cpu().numpy()
+        facts = dict(zip(FACTS, batch["labels"].cpu().numpy().T, strict=False))
+        columns: dict[str, Any] = {"chosen_logp": scores[:, 0], "rejected_logp": scores[:, 1]}
+        columns |= {name: facts[name].astype(np.int64) for name in ANSWER_TOKENS}
+        return pa.RecordBatch.from_pydict(columns | {name: facts[name] for name in FACTS[3:] if name in facts})
+
+    def reference_columns(self, predictions: pa.Table) -> dict[str, pa.ChunkedArray]:
+        """The log-probabilities of the answers under the model that made the predictions (float32)."""
+        from training.batching.preference_pairs import REFERENCE
+
+        values = (predictions[name].cast("float32") for name in ("chosen_logp", "rejected_logp"))
+        return dict(zip(REFERENCE, values, strict=True))
+
+    def share_reference(self, predictions: pa.Table, others: pa.Table) -> pa.Table:
+        """The predictions with the reference of other predictions of the same rows: rewards of two models are
+        comparable only from one reference."""
+        from training.batching.preference_pairs import REFERENCE
+
+        for name in REFERENCE:
+            if name in others.column_names and name not in predictions.column_names:
+                predictions = predictions.append_column(name, others[name])
+        return predictions
+
+    def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Preferences:
+        import numpy as np
+
+        from training.batching.preference_pairs import ANSWER_TOKENS, REFERENCE
+        from training.evaluation.preferences import Preferences
+
+        tokens = [predictions[name].to_numpy() for name in ANSWER_TOKENS]
+        has_answers = np.logical_and(*(count > 0 for count in tokens))
+        rewards = []
+        for logp, reference, count in zip(("chosen_logp", "rejected_logp"), REFERENCE, tokens, strict=True):
+            values = predictions[logp].to_numpy()
+            if self.needs_reference:
+                values = values - predictions[reference].to_numpy().astype(np.float64)
+            else:
+                values = values / np.maximum(count, 1)
+            rewards.append(np.where(has_answers, self.options.beta * values, 0.0))
+        return Preferences(*rewards, *tokens)
+
+    def empty_predictions(self, labels: Sequence[str]) -> Preferences:
+        import numpy as np
+
+        from training.evaluation.preferences import Preferences
+
+        return Preferences(*np.empty((2, 0)), *np.empty((2, 0), np.int64))
+
+    def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
+        """The longer answer, or the shorter one."""
+        import numpy as np
+
+        from training.batching.preference_pairs import ANSWER_TOKENS
+        from training.evaluation.constant_predictions import Baseline, Constant, column
+        from training.evaluation.preferences import Preferences
+
+        def predict(sign: int, rows: Preferences, split: str) -> Preferences:
+            chosen_is_first = sign * np.sign(rows.chosen_tokens - rows.rejected_tokens)
+            rewards = (NO_REWARD * (chosen_is_first > 0), NO_REWARD * (chosen_is_first < 0))
+            return Preferences(*rewards, rows.chosen_tokens, rows.rejected_tokens)
+
+        lengths = [column(tokens / "train.arrow", name).to_numpy() for name in ANSWER_TOKENS]
+        constants = [Constant(f"the {name} answer", partial(predict, sign)) for name, sign in _BY_LENGTH.items()]
+        return Baseline(constants, Preferences(*np.zeros((2, len(lengths[0]))), *lengths))
+
+    # Records
+
+    def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+        """`chosen_logp` and `rejected_logp`, the log-probabilities of the answers, null without answers; `targets`, the
+        number of tokens of both; and the generated answer."""
+        import pyarrow as pa
+
+        types = {"chosen_logp": pa.float64(), "rejected_logp": pa.float64(), "targets": pa.int64()}
+        return types | ({self.generated_column: pa.string()} if self.generated_column else {})
+
+    def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        records = []
+        texts = predictions.column_names.count(self.generated_column)
+        for row in predictions.to_pylist():
+            targets = row["chosen_tokens"] + row["rejected_tokens"]
+            logps = {name: row[name] if targets else None for name in ("chosen_logp", "rejected_logp")}
+            text = {self.generated_column: row[self.generated_column]} if texts else {}
+            records.append({**logps, "targets": targets, **text})
+        return records
+
+    def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+        """Compares the log-probabilities as means over the tokens of both answers; without answers, the generated
+        texts if they are stored."""
+        tokens = max(stored["targets"], 1)
+        means = [
+            {
+                "loss": -(one["chosen_logp"] + one["rejected_logp"]) / tokens if one["targets"] else None,
+                "targets": tokens,
+            }
+            for one in (given, stored)
+        ]
+        if stored["targets"]:
+            return super().same_prediction(means[0] | {"targets": given["targets"]}, means[1], tolerance)
+        text = stored.get(self.generated_column)
+        return text is None or given.get(self.generated_column) == text
+
+    def lines(self, record: Mapping[str, Any]) -> list[str]:
+        """The log-probabilities of the row's answers; if it has none, the generated answer."""
+        if record["targets"]:
+            return [f"{name}: {value}" for name, value in record.items()]
+        return super().lines(record)
+
+
+_BY_LENGTH = {"longer": 1, "shorter": -1}
+
+
+def _only_with(loss: str, value: float, default: float, others: ValidationInfo) -> float:
+    """Raises PydanticCustomError for an option that the loss does not read."""
+    chosen = others.data.get("loss")
+    if chosen not in (None, loss) and value != default:
+        message = f"does nothing with `loss: {chosen}`: leave it out, or choose {loss}"
+        raise PydanticCustomError("loss", message)
+    return value

@@ -1,0 +1,124 @@
+"""Preference rows: a prompt with a chosen and a rejected answer, as texts or as messages.
+
+    {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"}                        texts, joined as they are
+    {"prompt": [USER], "chosen": [ASSISTANT], "rejected": [ASSISTANT]}             messages, by the chat template
+    {"prompt": "2 + 2?", "chosen": [USER, ASSISTANT], "rejected": [USER, ASSISTANT]}   the prompt is a user's message
+
+Answers may repeat the messages of the prompt. An answer is one message of the assistant.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from training.problems import Problem, UserError
+from training.tokenization.answers import Ids, encode_answers
+from training.tokenization.chat_templates import FIELD, ChatTemplate, find_fault
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from training.recipe.column_types import Mask
+    from training.tokenization.chat_templates import Spans
+    from training.tokenization.encoder import Encoder
+
+PROMPT, ANSWERS = "prompt", ("chosen", "rejected")
+_NEITHER = "must be a text, or one message by 'assistant', perhaps after the messages of the prompt"
+
+Content = str | list[dict[str, Any]]
+
+
+def parse_rows(rows: pa.RecordBatch) -> list[list[Any]]:
+    """The prompt of each row, then the chosen and the rejected answer if rows have them, as JSON values."""
+    names = [name for name in (PROMPT, *ANSWERS) if name in rows.schema.names]
+    columns = [list(map(json.loads, rows.column(name).to_pylist())) for name in names]
+    return [list(values) for values in zip(*columns, strict=True)]
+
+
+def find_row_fault(values: Sequence[Any]) -> str | None:
+    """The first fault of a row of `parse_rows`, in words that follow a colon; None if there is none."""
+    prompt, *answers = values
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            return "the prompt is empty"
+    elif fault := find_fault(prompt, answered=False):
+        return f"the prompt: {fault}"
+    elif prompt[-1]["role"] == "assistant":
+        return "the prompt: its last message is by 'assistant', and must be one that is answered"
+    messages = as_messages(prompt)
+    for name, answer in zip(ANSWERS, answers, strict=False):
+        if isinstance(answer, str):
+            if not answer.strip():
+                return f"{name} is empty"
+            continue
+        if fault := find_fault(answer, answered=True):
+            return f"{name}: {fault}"
+        if len(_without(messages, answer)) != 1:
+            return f"{name} has {len(answer)} messages, and {_NEITHER}"
+    return None
+
+
+def same_answers(values: Sequence[Any]) -> bool:
+    """Whether both answers of a row without faults are equal."""
+    prompt, *answers = values
+    messages = as_messages(prompt)
+    contents = {answer if isinstance(answer, str) else _without(messages, answer)[0]["content"] for answer in answers}
+    return len(answers) == 2 and len(contents) == 1
+
+
+def as_messages(prompt: Content) -> list[dict[str, Any]]:
+    """The prompt as a conversation: a text is a message of the user."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def encode_rows(encoder: Encoder, rows: pa.RecordBatch, *, append_eos: bool) -> list[list[tuple[Ids, Mask]]]:
+    """The tokens of each row's texts, without truncation, with the mask of their answers: the prompt with the chosen
+    and with the rejected answer, or the prompt alone if rows have no answers.
+
+    Raises UserError if a chat template is needed and missing, or fails.
+    """
+    texts: list[tuple[str, Spans]] = []
+    is_text: list[bool] = []
+    per_row = 2 if ANSWERS[0] in rows.schema.names else 1
+    for values in parse_rows(rows):
+        prompt, *answers = values
+        joined = all(isinstance(value, str) for value in values)
+        texts += _join(prompt, answers) if joined else _render(encoder, as_messages(prompt), answers)
+        is_text += [joined] * per_row
+    encoded: list[Any] = [None] * len(texts)
+    for joined in {*is_text}:
+        places = [place for place, one in enumerate(is_text) if one == joined]
+        some, spans = zip(*(texts[place] for place in places), strict=True)
+        found = encode_answers(encoder, some, spans, is_text=joined, append_eos=append_eos)
+        for place, tokens in zip(places, found, strict=True):
+            encoded[place] = tokens
+    return [encoded[start : start + per_row] for start in range(0, len(encoded), per_row)]
+
+
+def _join(prompt: str, answers: Sequence[str]) -> list[tuple[str, Spans]]:
+    if not answers:
+        return [(prompt, [])]
+    return [(prompt + answer, [(len(prompt), len(prompt + answer))]) for answer in answers]
+
+
+def _render(encoder: Encoder, prompt: list[dict[str, Any]], answers: Sequence[Content]) -> list[tuple[str, Spans]]:
+    if encoder.chat is None:
+        message = "is missing: the tokenizer has no chat template, and messages need one. Name a file, such as "
+        message += "deployments/examples/chat.jinja, or give texts as prompt, chosen and rejected."
+        raise UserError([Problem(kind="model", where=FIELD, message=message)])
+    template = ChatTemplate(*encoder.chat)
+    if not answers:
+        return [(template.render_prompt(prompt), [])]
+    rendered = []
+    for answer in answers:
+        messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else _without(prompt, answer)
+        text, span = template.render_last_answer([*prompt, *messages])
+        rendered.append((text, [span]))
+    return rendered
+
+
+def _without(prompt: list[dict[str, Any]], answer: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """An answer's messages without those of the prompt before them."""
+    return answer[len(prompt) :] if answer[: len(prompt)] == prompt else answer
