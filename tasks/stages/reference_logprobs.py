@@ -41,7 +41,7 @@ def inputs(recipe: Recipe, lock: Lock, model: Ref, tokens: Ref) -> Inputs:
     )
 
 
-@stage(inputs, where="the loss compares with the base model")
+@stage(inputs)
 def reference_logprobs(work: Work, recipe: Recipe, lock: Lock, model: Ref, tokens: Ref) -> Mapping[str, Any]:
     """Adds the log-probabilities of the base model to the token rows, so that training holds one model alone."""
     launched = build_predict_launch("training.programs.reference_logprobs", lock)

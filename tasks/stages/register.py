@@ -283,7 +283,9 @@ def _find_version(client: Any, name: str, trained: Ref, champion: object) -> str
 def format_example_arguments(recipe: Recipe) -> str:
     """Formats example arguments of `finetune predict` after the model's name, such as `"some text"`."""
     examples = [
-        f"'{EXAMPLES[column.form]}'" if column.form in EXAMPLES else f'"some {column.source_name}"'
+        f'"some {column.source_name}"'
+        if column.form not in EXAMPLES or column.form == "content"
+        else f"'{EXAMPLES[column.form]}'"
         for column in source_columns(recipe).inputs
     ]
     return " ".join([*examples, *(["--task", recipe.task] if ":" in recipe.task else [])])

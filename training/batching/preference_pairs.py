@@ -19,15 +19,7 @@ import torch
 
 from training.batching.causal_batches import PadDocuments
 from training.tokenization.packing import OF_ANSWER
-
-CHOSEN_LENGTH = "chosen_length"
-"""The column with the number of tokens of the chosen text."""
-ANSWER_TOKENS = ("chosen_tokens", "rejected_tokens")
-"""The columns with the numbers of tokens of the answers."""
-REFERENCE = ("reference_chosen_logp", "reference_rejected_logp")
-"""The columns with the log-probabilities of the answers under the reference model (float32), if it is needed."""
-FACTS = (*ANSWER_TOKENS, CHOSEN_LENGTH, *REFERENCE)
-"""The columns of `labels`."""
+from training.tokenization.preference_rows import CHOSEN_LENGTH, FACTS
 
 
 class PadPairs(PadDocuments):

@@ -141,10 +141,9 @@ class Preference(SupervisedFineTuning):
         import numpy as np
         import pyarrow as pa
 
-        from training.batching.preference_pairs import ANSWER_TOKENS, CHOSEN_LENGTH
         from training.tokenization.features import Features, list_column
         from training.tokenization.packing import OF_ANSWER
-        from training.tokenization.preference_rows import encode_rows
+        from training.tokenization.preference_rows import ANSWER_TOKENS, CHOSEN_LENGTH, encode_rows
 
         nothing = (np.empty(0, np.int32), np.empty(0, np.bool_))
         tokens = encode_rows(encoder, rows, append_eos=self.options.append_eos)
@@ -214,7 +213,7 @@ class Preference(SupervisedFineTuning):
         import numpy as np
         import pyarrow as pa
 
-        from training.batching.preference_pairs import ANSWER_TOKENS, FACTS
+        from training.tokenization.preference_rows import ANSWER_TOKENS, FACTS
 
         scores = outputs["logits"].double().cpu().numpy()
         facts = dict(zip(FACTS, batch["labels"].cpu().numpy().T, strict=False))
@@ -224,7 +223,7 @@ class Preference(SupervisedFineTuning):
 
     def reference_columns(self, predictions: pa.Table) -> dict[str, pa.ChunkedArray]:
         """The log-probabilities of the answers under the model that made the predictions (float32)."""
-        from training.batching.preference_pairs import REFERENCE
+        from training.tokenization.preference_rows import REFERENCE
 
         values = (predictions[name].cast("float32") for name in ("chosen_logp", "rejected_logp"))
         return dict(zip(REFERENCE, values, strict=True))
@@ -232,7 +231,7 @@ class Preference(SupervisedFineTuning):
     def share_reference(self, predictions: pa.Table, others: pa.Table) -> pa.Table:
         """The predictions with the reference of other predictions of the same rows: rewards of two models are
         comparable only from one reference."""
-        from training.batching.preference_pairs import REFERENCE
+        from training.tokenization.preference_rows import REFERENCE
 
         for name in REFERENCE:
             if name in others.column_names and name not in predictions.column_names:
@@ -242,8 +241,8 @@ class Preference(SupervisedFineTuning):
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Preferences:
         import numpy as np
 
-        from training.batching.preference_pairs import ANSWER_TOKENS, REFERENCE
         from training.evaluation.preferences import Preferences
+        from training.tokenization.preference_rows import ANSWER_TOKENS, REFERENCE
 
         tokens = [predictions[name].to_numpy() for name in ANSWER_TOKENS]
         has_answers = np.logical_and(*(count > 0 for count in tokens))
@@ -268,9 +267,9 @@ class Preference(SupervisedFineTuning):
         """The longer answer, or the shorter one."""
         import numpy as np
 
-        from training.batching.preference_pairs import ANSWER_TOKENS
         from training.evaluation.constant_predictions import Baseline, Constant, column
         from training.evaluation.preferences import Preferences
+        from training.tokenization.preference_rows import ANSWER_TOKENS
 
         def predict(sign: int, rows: Preferences, split: str) -> Preferences:
             chosen_is_first = sign * np.sign(rows.chosen_tokens - rows.rejected_tokens)
@@ -278,7 +277,7 @@ class Preference(SupervisedFineTuning):
             return Preferences(*rewards, rows.chosen_tokens, rows.rejected_tokens)
 
         lengths = [column(tokens / "train.arrow", name).to_numpy() for name in ANSWER_TOKENS]
-        constants = [Constant(f"the {name} answer", partial(predict, sign)) for name, sign in _BY_LENGTH.items()]
+        constants = [Constant(f"'the {name} one'", partial(predict, sign)) for name, sign in _BY_LENGTH.items()]
         return Baseline(constants, Preferences(*np.zeros((2, len(lengths[0]))), *lengths))
 
     # Records

@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from training.tokenization.encoder import Encoder
 
 PROMPT, ANSWERS = "prompt", ("chosen", "rejected")
+CHOSEN_LENGTH = "chosen_length"
+"""The column with the number of tokens of the chosen text."""
+ANSWER_TOKENS = ("chosen_tokens", "rejected_tokens")
+"""The columns with the numbers of tokens of the answers."""
+REFERENCE = ("reference_chosen_logp", "reference_rejected_logp")
+"""The columns with the log-probabilities of the answers under the reference model (float32), if it is needed."""
+FACTS = (*ANSWER_TOKENS, CHOSEN_LENGTH, *REFERENCE)
+"""The columns of `labels`."""
 _NEITHER = "must be a text, or one message by 'assistant', perhaps after the messages of the prompt"
 
 Content = str | list[dict[str, Any]]

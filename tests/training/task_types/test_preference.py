@@ -331,7 +331,7 @@ def test_the_baseline_prefers_by_length_and_has_no_margin(tmp_path: Path) -> Non
     with pa.ipc.new_file(tmp_path / "tokens/train.arrow", tokens.schema) as writer:
         writer.write_table(tokens)
     constant = choose_constant(KIND.baseline(tmp_path, tmp_path / "tokens", tmp_path, []), "accuracy")
-    assert constant.name == "the longer answer"
+    assert constant.name == "'the longer one'"
     rows = constant.predict(KIND.metric_inputs(predicted([0, 0], [(4, 1), (1, 4)]), []), "validation")
     assert metrics.compute(["accuracy", "margin"], rows) == pytest.approx({"accuracy": 0.5, "margin": 0.0}, abs=1e-6)
 

@@ -17,8 +17,8 @@ import torch
 from torch.nn import functional
 
 from training.batching.batches import IGNORED
-from training.batching.preference_pairs import FACTS
 from training.task_types.losses.token_likelihood import shift_labels
+from training.tokenization.preference_rows import FACTS
 
 PROBABILITY_ONE = -torch.finfo(torch.float32).eps
 """The largest log-probability in orpo's odds, which are infinite at 0."""
