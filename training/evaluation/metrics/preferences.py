@@ -25,7 +25,8 @@ class PreferenceAccuracy(MeanMetric):
 
 
 class Margin(MeanMetric):
-    """The mean reward of the chosen answers less that of the rejected ones, as TRL's rewards/margins."""
+    """The mean reward of the chosen answers less that of the rejected ones. From minus infinity up, as TRL's
+    rewards/margins."""
 
     name = "margin"
     _given: ClassVar[dict[str, Any]] = _REWARDS
@@ -44,28 +45,29 @@ class _FieldMean(MeanMetric):
 
 class ChosenReward(_FieldMean):
     """The mean reward of the chosen answers: beta times their log-probability less that under the reference model. For
-    a loss without a reference, beta times the mean log-probability of their tokens. As TRL's rewards/chosen."""
+    a loss without a reference, beta times the mean log-probability of their tokens. From minus infinity up, as TRL's
+    rewards/chosen."""
 
     name = "chosen_reward"
     _given: ClassVar[dict[str, Any]] = {"chosen_rewards": Value("float64")}
 
 
 class RejectedReward(_FieldMean):
-    """The same of the rejected answers, as TRL's rewards/rejected."""
+    """The mean reward of the rejected answers. From minus infinity up, as TRL's rewards/rejected."""
 
     name = "rejected_reward"
     _given: ClassVar[dict[str, Any]] = {"rejected_rewards": Value("float64")}
 
 
 class ChosenLength(_FieldMean):
-    """The mean number of tokens of the chosen answers."""
+    """The mean number of tokens of the chosen answers. From 0 up."""
 
     name = "chosen_length"
     _given: ClassVar[dict[str, Any]] = {"chosen_tokens": Value("int64")}
 
 
 class RejectedLength(_FieldMean):
-    """The mean number of tokens of the rejected answers."""
+    """The mean number of tokens of the rejected answers. From 0 up."""
 
     name = "rejected_length"
     _given: ClassVar[dict[str, Any]] = {"rejected_tokens": Value("int64")}
