@@ -111,6 +111,7 @@ TINY: dict[str, Tiny] = {
     "seq2seq": Tiny(translated, {}, ["chrf", "exact_match"], T5, {"max_new_tokens": 12}),
     "sft": Tiny(completed, ANSWERED, ["perplexity", "token_accuracy"], GPT2, {"max_new_tokens": 12}, epochs=24),
     "preference": Tiny(preferred, {}, ["accuracy", "margin"], GPT2, {"max_new_tokens": 12}),
+    "reward-modeling": Tiny(preferred, {}, ["accuracy", "margin"], GPT2),
 }
 
 

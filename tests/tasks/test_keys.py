@@ -83,6 +83,7 @@ PREFERENCE = {
     "data": {"source": "csv", "path": "rows", "columns": {"prompt": "asked"}},
     "evaluation.metrics": ["accuracy"],
 }
+REWARD = PREFERENCE | {"task": "reward-modeling"}
 TEXTS = {"data": {"source": "csv", "path": "rows", "text": ["text"]}, "evaluation.metrics": ["perplexity"]}
 
 FIELDS: dict[str, Change | Nothing] = {
@@ -249,6 +250,11 @@ OPTIONS: dict[str, dict[str, Change | Nothing]] = {
         "label_smoothing": Change(0.2, "fit", {**PREFERENCE, "options.loss": "robust", "options.label_smoothing": 0.1}),
         "disable_dropout": Change(False, "fit", PREFERENCE),
         "simpo_gamma": Change(1.0, "fit", {**PREFERENCE, "options.loss": "simpo"}),
+    },
+    "reward-modeling": {
+        "append_eos": Change(False, "tokenize predict_champion", REWARD),
+        "center_rewards_coefficient": Change(0.01, "fit", REWARD),
+        "disable_dropout": Change(False, "fit", REWARD),
     },
 }
 """The options of each task type."""

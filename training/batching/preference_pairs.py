@@ -2,7 +2,8 @@
 
 token features of a pair     {"input_ids": [5, 9, 4, 2, 5, 9, 8, 6, 2], "of_answer": [0, 0, 1, 1, 0, 0, 1, 1, 1],
                               "chosen_length": 4, "chosen_tokens": 2, "rejected_tokens": 3, "length": 9, "targets": 1}
-a padded batch               {"input_ids": (2B, T), "targets": (2B, T), "labels": (B, 3), or (B, 5) with a reference}
+a batch of PadPairs          {"input_ids": (2B, T), "targets": (2B, T), "labels": (B, 3), or (B, 5) with a reference}
+a batch of PadPairTexts      {"input_ids": (2B, T), "attention_mask": (2B, T), "labels": (B, 2), or (B, 3) with margins}
 
 `input_ids` are the chosen text, which is the prompt with the chosen answer, and then the rejected text. `chosen_tokens`
 and `rejected_tokens` are the tokens of the answers alone. A pair has one target, and none if max_length leaves no token
@@ -17,9 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from training.batching.batches import PadToLongest
 from training.batching.causal_batches import PadDocuments
 from training.tokenization.packing import OF_ANSWER
-from training.tokenization.preference_rows import CHOSEN_LENGTH, FACTS
+from training.tokenization.preference_rows import ANSWER_TOKENS, CHOSEN_LENGTH, FACTS
 
 
 class PadPairs(PadDocuments):
@@ -27,11 +29,26 @@ class PadPairs(PadDocuments):
     (2B, T), the ids of answers' tokens, IGNORED for others; labels (B, F) float32, the FACTS that the rows have."""
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        texts = [_cut(row, 0, row[CHOSEN_LENGTH]) for row in rows]
-        texts += [_cut(row, row[CHOSEN_LENGTH], len(row["input_ids"])) for row in rows]
-        batch = super().__call__(texts)
+        batch = super().__call__(_cut_texts(rows))
         facts = np.array([[row[name] for name in FACTS if name in row] for row in rows], np.float32)
         return {"input_ids": batch["input_ids"], "targets": batch["labels"], "labels": torch.from_numpy(facts)}
+
+
+class PadPairTexts(PadToLongest):
+    """Token features of B pairs to tensors: input_ids and attention_mask (2B, T), the chosen texts first; labels (B, 2)
+    float32, the ANSWER_TOKENS, or (B, 3) if the rows have a `margin`."""
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        batch = super().__call__(_cut_texts(rows))
+        names = [*ANSWER_TOKENS, *(["margin"] if "margin" in rows[0] else [])]
+        facts = np.array([[row[name] for name in names] for row in rows], np.float32)
+        return {**batch, "labels": torch.from_numpy(facts)}
+
+
+def _cut_texts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The chosen texts of all pairs, then the rejected ones."""
+    chosen = [_cut(row, 0, row[CHOSEN_LENGTH]) for row in rows]
+    return chosen + [_cut(row, row[CHOSEN_LENGTH], len(row["input_ids"])) for row in rows]
 
 
 def _cut(row: dict[str, Any], start: int, stop: int) -> dict[str, Any]:

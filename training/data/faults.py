@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from training.problems import Problem, UserError
 from training.recipe.source_columns import SourceColumns
 from training.recipe.tables.checks import LEVELS, Level
+
+if TYPE_CHECKING:
+    from training.recipe.column_types import Mask
 
 HEADER_READ = "has the names of the columns, and is read as a row because of data.header"
 REPEATED_HEADER = "repeats the header"
@@ -51,6 +57,10 @@ ADVICE = {
     REPEATED_HEADER: "if it is no row of data, remove it from the file; if it is one, data.checks.header_row: ignore.",
 }
 """The next step for rows that are kept, by check, or by description if a check has several."""
+
+
+MAX_REASONS = 8
+"""The largest number of reasons that are reported separately for a block of rows."""
 
 
 @dataclass(frozen=True)
@@ -121,3 +131,13 @@ def shorten(value: object) -> str:
     """Returns a value as messages show it: its repr, at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…{text[0] if text[0] in chr(34) + chr(39) else ''}"
+
+
+def masks_by_reason(faults: Sequence[str | None]) -> Iterator[tuple[Mask, str]]:
+    """Yields the mask of rows by the fault of each row, None for rows without one; rarer faults share one mask."""
+    frequent = [fault for fault, _ in Counter(filter(None, faults)).most_common(MAX_REASONS)]
+    for reason in frequent:
+        yield np.array([fault == reason for fault in faults]), reason
+    rare = np.array([fault is not None and fault not in frequent for fault in faults], bool)
+    if rare.any():
+        yield rare, "for less frequent reasons"

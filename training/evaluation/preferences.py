@@ -7,15 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from training.evaluation.constant_predictions import Baseline, Constant, column
 from training.evaluation.predictions import Predictions, Rows
 from training.recipe.tables.metrics import PAIRS
 
 Floats = npt.NDArray[np.float64]
+
+NO_REWARD = 1e-9
+"""The reward of an answer that a constant preference chooses: only the order of rewards has a meaning."""
+_BY_LENGTH = {"longer": 1, "shorter": -1}
 
 
 @dataclass(frozen=True)
@@ -67,3 +74,16 @@ class Preferences(Predictions):
             "chosen_reward": round(chosen, 4),
             "rejected_reward": round(rejected, 4),
         }
+
+
+def baseline_by_length(train: Path) -> Baseline:
+    """The preference for the longer answer, or for the shorter one, chosen on the token rows of the training split."""
+    lengths = [column(train, name).to_numpy() for name in ("chosen_tokens", "rejected_tokens")]
+    constants = [Constant(f"'the {name} one'", partial(_prefer, sign)) for name, sign in _BY_LENGTH.items()]
+    return Baseline(constants, Preferences(*np.zeros((2, len(lengths[0]))), *lengths))
+
+
+def _prefer(sign: int, rows: Preferences, split: str) -> Preferences:
+    chosen_first = sign * np.sign(rows.chosen_tokens - rows.rejected_tokens)
+    rewards = (NO_REWARD * (chosen_first > 0), NO_REWARD * (chosen_first < 0))
+    return Preferences(*rewards, rows.chosen_tokens, rows.rejected_tokens)

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 class LanguageModeling(TaskType):
     """The base of causal and masked language models."""
 
-    columns: ClassVar = {"text": Column("text")}
+    columns: ClassVar[Mapping[str, Column]] = {"text": Column("text")}
     prediction_type: ClassVar = TOKENS
-    metrics: ClassVar = metrics_for(TOKENS)
+    metrics: ClassVar[Sequence[str]] = metrics_for(TOKENS)
     loss_fields: ClassVar[Sequence[str]] = ("label_smoothing_factor",)
     causal: ClassVar[bool]
     """Whether the logits at a token are for the next token."""

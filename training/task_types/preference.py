@@ -15,19 +15,15 @@ B pairs of a batch, T tokens of the longest text, V vocabulary. N pairs of a spl
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from training.recipe.tables.metrics import PAIRS, metrics_for
-from training.task_types.sft import SupervisedFineTuning, masks_by_reason
-from training.task_types.task_type import Column
+from training.task_types.answer_pairs import AnswerPairs
+from training.task_types.sft import SupervisedFineTuning
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
@@ -36,7 +32,6 @@ if TYPE_CHECKING:
 
     from training.batching.batches import Batch, TokenRows
     from training.batching.preference_pairs import PadPairs
-    from training.evaluation.constant_predictions import Baseline
     from training.evaluation.preferences import Preferences
     from training.recipe import Training
     from training.recipe.column_types import Mask
@@ -48,11 +43,9 @@ if TYPE_CHECKING:
 
 WITH_REFERENCE = ("dpo", "ipo", "robust")
 """The losses that compare with a reference model."""
-NO_REWARD = 1e-9
-"""The reward of an answer that a constant preference chooses: only the order of rewards has a meaning."""
 
 
-class Preference(SupervisedFineTuning):
+class Preference(AnswerPairs, SupervisedFineTuning):
     """The better of two answers to a prompt."""
 
     class Options(SupervisedFineTuning.Options):
@@ -97,14 +90,6 @@ class Preference(SupervisedFineTuning):
     }
     chat_template_columns: ClassVar[Sequence[str]] = ()
     card_sentence = "Answers as people prefer"
-    columns: ClassVar = {
-        "prompt": Column("content"),
-        "chosen": Column("content", target=True),
-        "rejected": Column("content", target=True),
-    }
-    checks: ClassVar = {"pairs": "error", "equal_answers": "warning"}
-    prediction_type: ClassVar = PAIRS
-    metrics: ClassVar = metrics_for(PAIRS)
     loss_fields: ClassVar[Sequence[str]] = ()
 
     @property
@@ -113,23 +98,9 @@ class Preference(SupervisedFineTuning):
 
     # Rows
 
-    def column_sets(self) -> Sequence[Mapping[str, Column]]:
-        return (self.columns,)
-
-    def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
-        """Rows that are no prompt with two answers, and rows whose answers are equal."""
-        import numpy as np
-
-        from training.tokenization.preference_rows import find_row_fault, parse_rows, same_answers
-
-        found = [(find_row_fault(values), values) for values in parse_rows(rows)]
-        for mask, reason in masks_by_reason([fault for fault, _ in found]):
-            yield "pairs", f"has no prompt with two answers ({reason})", mask
-        equal = [fault is None and same_answers(values) for fault, values in found]
-        yield "equal_answers", "has two equal answers", np.array(equal, bool)
-
     def faults_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """Prompts that are neither a text nor messages to answer."""
+        from training.data.faults import masks_by_reason
         from training.tokenization.preference_rows import find_row_fault, parse_rows
 
         for mask, reason in masks_by_reason([find_row_fault(values) for values in parse_rows(rows)]):
@@ -138,31 +109,9 @@ class Preference(SupervisedFineTuning):
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """The columns of training.batching.preference_pairs, without the reference. Prompts alone become chosen texts
         without answers. Raises UserError if a chat template is needed and missing."""
-        import numpy as np
-        import pyarrow as pa
+        from training.tokenization.preference_rows import encode_rows, pair_features
 
-        from training.tokenization.features import Features, list_column
-        from training.tokenization.packing import OF_ANSWER
-        from training.tokenization.preference_rows import ANSWER_TOKENS, CHOSEN_LENGTH, encode_rows
-
-        nothing = (np.empty(0, np.int32), np.empty(0, np.bool_))
-        tokens = encode_rows(encoder, rows, append_eos=self.options.append_eos)
-        texts = [text for row in tokens for text in (*row, *[nothing] * (2 - len(row)))]
-        untruncated = np.array([len(ids) for ids, _ in texts], np.int64).reshape(-1, 2)  # (N, 2)
-        lengths = np.minimum(untruncated, encoder.max_length).astype(np.int32)
-        cut = [(ids[: encoder.max_length], mask[: encoder.max_length]) for ids, mask in texts]
-        answers = np.array([mask.sum() for _, mask in cut], np.int32).reshape(-1, 2)
-        total = lengths.sum(axis=1, dtype=np.int32)
-        columns = {
-            "input_ids": list_column(np.concatenate([ids for ids, _ in cut]), total),
-            OF_ANSWER: list_column(np.concatenate([mask for _, mask in cut]).astype(np.int8), total),
-            CHOSEN_LENGTH: lengths[:, 0],
-            **dict(zip(ANSWER_TOKENS, answers.T, strict=True)),
-            "length": total,
-            "targets": (answers > 0).all(axis=1).astype(np.int32),
-        }
-        lost = (untruncated - lengths).sum(axis=1)
-        return Features(pa.RecordBatch.from_pydict(columns), lost, longest=untruncated.max(axis=1))
+        return pair_features(encode_rows(encoder, rows, append_eos=self.options.append_eos), encoder.max_length)
 
     def prompts(self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig) -> list[Ids]:
         """The tokens of each row's prompt."""
@@ -185,9 +134,6 @@ class Preference(SupervisedFineTuning):
         from training.batching.preference_pairs import PadPairs
 
         return PadPairs(tokenizer, multiple)
-
-    def target_count(self, batch: Batch) -> int:
-        return int((batch["labels"][:, :2] > 0).all(dim=1).sum())
 
     def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
         """`logits` are the scores of losses.preference.answer_scores, (B, 2), or (B, 3) for orpo."""
@@ -256,30 +202,6 @@ class Preference(SupervisedFineTuning):
             rewards.append(np.where(has_answers, self.options.beta * values, 0.0))
         return Preferences(*rewards, *tokens)
 
-    def empty_predictions(self, labels: Sequence[str]) -> Preferences:
-        import numpy as np
-
-        from training.evaluation.preferences import Preferences
-
-        return Preferences(*np.empty((2, 0)), *np.empty((2, 0), np.int64))
-
-    def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
-        """The longer answer, or the shorter one."""
-        import numpy as np
-
-        from training.evaluation.constant_predictions import Baseline, Constant, column
-        from training.evaluation.preferences import Preferences
-        from training.tokenization.preference_rows import ANSWER_TOKENS
-
-        def predict(sign: int, rows: Preferences, split: str) -> Preferences:
-            chosen_is_first = sign * np.sign(rows.chosen_tokens - rows.rejected_tokens)
-            rewards = (NO_REWARD * (chosen_is_first > 0), NO_REWARD * (chosen_is_first < 0))
-            return Preferences(*rewards, rows.chosen_tokens, rows.rejected_tokens)
-
-        lengths = [column(tokens / "train.arrow", name).to_numpy() for name in ANSWER_TOKENS]
-        constants = [Constant(f"'the {name} one'", partial(predict, sign)) for name, sign in _BY_LENGTH.items()]
-        return Baseline(constants, Preferences(*np.zeros((2, len(lengths[0]))), *lengths))
-
     # Records
 
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
@@ -321,9 +243,6 @@ class Preference(SupervisedFineTuning):
         if record["targets"]:
             return [f"{name}: {value}" for name, value in record.items()]
         return super().lines(record)
-
-
-_BY_LENGTH = {"longer": 1, "shorter": -1}
 
 
 def _only_with(loss: str, value: float, default: float, others: ValidationInfo) -> float:

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import json
 import operator
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -53,10 +52,6 @@ if TYPE_CHECKING:
     Ids = npt.NDArray[np.int32]
 
 
-MAX_REASONS = 8
-"""The largest number of reasons that are reported separately for a block of rows."""
-
-
 class SupervisedFineTuning(CausalLM):
     """The answer of an assistant in a conversation."""
 
@@ -76,7 +71,7 @@ class SupervisedFineTuning(CausalLM):
     chat_template_columns: ClassVar[Sequence[str]] = ("messages", "instruction")
     libraries: ClassVar = ("transformers", "jinja2")
     card_sentence = "Answers questions in a conversation"
-    columns: ClassVar = {
+    columns: ClassVar[Mapping[str, Column]] = {
         "messages": Column("value"),
         "prompt": Column("text"),
         "completion": Column("text", target=True),
@@ -243,21 +238,10 @@ def _to_messages(instruction: str, input: str | None = None, output: str | None 
 
 def _find_faults(rows: pa.RecordBatch, *, answered: bool) -> Iterator[tuple[Mask, str]]:
     """Yields the mask of rows whose messages are not a conversation, by reason."""
+    from training.data.faults import masks_by_reason
     from training.tokenization.chat_templates import find_fault
 
     if "messages" not in rows.schema.names:
         return
     texts = rows.column("messages").to_pylist()
     yield from masks_by_reason([find_fault(json.loads(text), answered=answered) for text in texts])
-
-
-def masks_by_reason(faults: Sequence[str | None]) -> Iterator[tuple[Mask, str]]:
-    """Yields the mask of rows by the fault of each row, None for rows without one; rarer faults share one mask."""
-    import numpy as np
-
-    frequent = [fault for fault, _ in Counter(filter(None, faults)).most_common(MAX_REASONS)]
-    for reason in frequent:
-        yield np.array([fault == reason for fault in faults]), reason
-    rare = np.array([fault is not None and fault not in frequent for fault in faults], bool)
-    if rare.any():
-        yield rare, "for less frequent reasons"

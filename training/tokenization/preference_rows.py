@@ -13,13 +13,16 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+
 from training.problems import Problem, UserError
 from training.tokenization.answers import Ids, encode_answers
 from training.tokenization.chat_templates import FIELD, ChatTemplate, find_fault
+from training.tokenization.features import Features, list_column
+from training.tokenization.packing import OF_ANSWER
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from training.recipe.column_types import Mask
     from training.tokenization.chat_templates import Spans
     from training.tokenization.encoder import Encoder
@@ -81,9 +84,12 @@ def as_messages(prompt: Content) -> list[dict[str, Any]]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
-def encode_rows(encoder: Encoder, rows: pa.RecordBatch, *, append_eos: bool) -> list[list[tuple[Ids, Mask]]]:
+def encode_rows(
+    encoder: Encoder, rows: pa.RecordBatch, *, append_eos: bool, answered: bool = False
+) -> list[list[tuple[Ids, Mask]]]:
     """The tokens of each row's texts, without truncation, with the mask of their answers: the prompt with the chosen
-    and with the rejected answer, or the prompt alone if rows have no answers.
+    and with the rejected answer, or the prompt alone if rows have no answers. With `answered`, a prompt alone ends with
+    its answer.
 
     Raises UserError if a chat template is needed and missing, or fails.
     """
@@ -93,7 +99,10 @@ def encode_rows(encoder: Encoder, rows: pa.RecordBatch, *, append_eos: bool) -> 
     for values in parse_rows(rows):
         prompt, *answers = values
         joined = all(isinstance(value, str) for value in values)
-        texts += _join(prompt, answers) if joined else _render(encoder, as_messages(prompt), answers)
+        if joined:
+            texts += _join(prompt, answers, answered=answered)
+        else:
+            texts += _render(encoder, as_messages(prompt), answers)
         is_text += [joined] * per_row
     encoded: list[Any] = [None] * len(texts)
     for joined in {*is_text}:
@@ -105,9 +114,31 @@ def encode_rows(encoder: Encoder, rows: pa.RecordBatch, *, append_eos: bool) -> 
     return [encoded[start : start + per_row] for start in range(0, len(encoded), per_row)]
 
 
-def _join(prompt: str, answers: Sequence[str]) -> list[tuple[str, Spans]]:
+def pair_features(tokens: Sequence[Sequence[tuple[Ids, Mask]]], max_length: int) -> Features:
+    """The token features of N rows of `encode_rows`, each text truncated on the right: see
+    training.batching.preference_pairs. Prompts alone become chosen texts without answers."""
+    nothing = (np.empty(0, np.int32), np.empty(0, np.bool_))
+    texts = [text for row in tokens for text in (*row, *[nothing] * (2 - len(row)))]
+    untruncated = np.array([len(ids) for ids, _ in texts], np.int64).reshape(-1, 2)  # (N, 2)
+    lengths = np.minimum(untruncated, max_length).astype(np.int32)
+    cut = [(ids[:max_length], mask[:max_length]) for ids, mask in texts]
+    answers = np.array([mask.sum() for _, mask in cut], np.int32).reshape(-1, 2)
+    total = lengths.sum(axis=1, dtype=np.int32)
+    columns = {
+        "input_ids": list_column(np.concatenate([ids for ids, _ in cut]), total),
+        OF_ANSWER: list_column(np.concatenate([mask for _, mask in cut]).astype(np.int8), total),
+        CHOSEN_LENGTH: lengths[:, 0],
+        **dict(zip(ANSWER_TOKENS, answers.T, strict=True)),
+        "length": total,
+        "targets": (answers > 0).all(axis=1).astype(np.int32),
+    }
+    lost = (untruncated - lengths).sum(axis=1)
+    return Features(pa.RecordBatch.from_pydict(columns), lost, longest=untruncated.max(axis=1))
+
+
+def _join(prompt: str, answers: Sequence[str], *, answered: bool) -> list[tuple[str, Spans]]:
     if not answers:
-        return [(prompt, [])]
+        return [(prompt, [(0, len(prompt))] if answered else [])]
     return [(prompt + answer, [(len(prompt), len(prompt + answer))]) for answer in answers]
 
 
@@ -117,6 +148,9 @@ def _render(encoder: Encoder, prompt: list[dict[str, Any]], answers: Sequence[Co
         message += "deployments/examples/chat.jinja, or give texts as prompt, chosen and rejected."
         raise UserError([Problem(kind="model", where=FIELD, message=message)])
     template = ChatTemplate(*encoder.chat)
+    if not answers and prompt[-1]["role"] == "assistant":
+        text, span = template.render_last_answer(prompt)
+        return [(text, [span])]
     if not answers:
         return [(template.render_prompt(prompt), [])]
     rendered = []

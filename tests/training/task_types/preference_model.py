@@ -14,7 +14,14 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 FIGURES = Path(__file__).with_name("trl_figures.json")
 WORDS = ["<pad>", "<eos>", *"abcdefghijklmnop"]
@@ -33,6 +40,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "simpo": {"beta": 2.0, "simpo_gamma": 0.7},
 }
 """The options of each loss."""
+MARGINS = [1.0, 0.0, 0.5, 2.0]
+REWARD = {"center_rewards_coefficient": 0.05}
+"""The options of reward-modeling."""
 DIRECTION = 0.7
 
 
@@ -44,11 +54,12 @@ def tokenizer(folder: Path) -> Path:
     return folder
 
 
-def model(shift: float) -> GPT2LMHeadModel:
+def model(shift: float, auto_class: type[PreTrainedModel] = GPT2LMHeadModel) -> PreTrainedModel:
     """A model whose weights depend on `shift` alone."""
     sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": len(WORDS)}
     dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    made = GPT2LMHeadModel(GPT2Config(**sizes, **dropout, bos_token_id=None, eos_token_id=1, pad_token_id=0))
+    special = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
+    made = auto_class(GPT2Config(**sizes, **dropout, **special, num_labels=1))
     with torch.no_grad():
         for number, weight in enumerate(made.parameters()):
             places = torch.arange(weight.numel(), dtype=torch.float64).reshape(weight.shape)
@@ -69,7 +80,7 @@ def gradients(of: torch.nn.Module) -> dict[str, list[float]]:
 def trl_figures(loss: str, settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The loss and the gradients of TRL's trainer on all pairs as one batch."""
     from datasets import Dataset
-    from trl import DPOConfig, DPOTrainer
+    from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
     from trl.experimental.cpo import CPOConfig, CPOTrainer
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
@@ -77,7 +88,11 @@ def trl_figures(loss: str, settings: Mapping[str, Any], folder: Path) -> dict[st
     usual |= {"report_to": "none", "bf16": False, "gradient_checkpointing": False, "max_length": 32, **settings}
     policy, given = model(0.0), {"train_dataset": Dataset.from_list(PAIRS)}
     given["processing_class"] = AutoTokenizer.from_pretrained(folder / "tokenizer")
-    if loss == "orpo":
+    if loss == "reward":
+        rows = [{**pair, "margin": margin} for pair, margin in zip(PAIRS, MARGINS, strict=True)]
+        given["train_dataset"] = Dataset.from_list(rows)
+        trainer = RewardTrainer(model(0.0, GPT2ForSequenceClassification), args=RewardConfig(**usual), **given)
+    elif loss == "orpo":
         trainer = ORPOTrainer(policy, args=ORPOConfig(**usual), **given)
     elif loss == "simpo":
         trainer = CPOTrainer(policy, args=CPOConfig(**usual, loss_type="simpo", cpo_alpha=0.0), **given)
@@ -97,6 +112,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer(Path(scratch, "tokenizer"))
         figures = {loss: trl_figures(loss, settings, Path(scratch)) for loss, settings in SETTINGS.items()}
+        figures["reward"] = trl_figures("reward", REWARD, Path(scratch))
     FIGURES.write_text(json.dumps({"trl": trl.__version__, "losses": figures}, indent=1) + "\n")
 
 

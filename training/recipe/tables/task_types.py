@@ -12,6 +12,7 @@ TASK_TYPES: dict[str, str] = {
     "seq2seq": "training.task_types.seq2seq:Seq2Seq",
     "sft": "training.task_types.sft:SupervisedFineTuning",
     "preference": "training.task_types.preference:Preference",
+    "reward-modeling": "training.task_types.reward_modeling:RewardModeling",
 }
 """The task types' names in the recipe and their classes. `task_types.load` imports only the module that it needs, so an
 edit to one task type's code leaves the artifacts of others valid."""

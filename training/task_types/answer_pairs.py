@@ -1,0 +1,72 @@
+"""Pairs of a chosen and a rejected answer to a prompt: the rows, figures and baseline of the task types that learn from
+them.
+
+B pairs of a batch, N pairs of a split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from training.recipe.tables.metrics import PAIRS, metrics_for
+from training.task_types.task_type import Column, TaskType
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from training.batching.batches import Batch, TokenRows
+    from training.evaluation.constant_predictions import Baseline
+    from training.evaluation.preferences import Preferences
+    from training.recipe.column_types import Mask
+
+
+class AnswerPairs(TaskType):
+    """The base of task types that learn from pairs of answers."""
+
+    columns: ClassVar[Mapping[str, Column]] = {
+        "prompt": Column("content"),
+        "chosen": Column("content", target=True),
+        "rejected": Column("content", target=True),
+    }
+    checks: ClassVar = {"pairs": "error", "equal_answers": "warning"}
+    prediction_type: ClassVar = PAIRS
+    metrics: ClassVar[Sequence[str]] = metrics_for(PAIRS)
+
+    def column_sets(self) -> Sequence[Mapping[str, Column]]:
+        return (self.columns,)
+
+    def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
+        """Rows that are no prompt with two answers, and rows whose answers are equal."""
+        import numpy as np
+
+        from training.data.faults import masks_by_reason
+        from training.tokenization.preference_rows import find_row_fault, parse_rows, same_answers
+
+        found = [(find_row_fault(values), values) for values in parse_rows(rows)]
+        for mask, reason in masks_by_reason([fault for fault, _ in found]):
+            yield "pairs", f"has no prompt with two answers ({reason})", mask
+        equal = [fault is None and same_answers(values) for fault, values in found]
+        yield "equal_answers", "has two equal answers", np.array(equal, bool)
+
+    def target_count(self, batch: Batch) -> int:
+        return int((batch["labels"][:, :2] > 0).all(dim=1).sum())
+
+    def join_labels(self, predictions: pa.Table, rows: TokenRows) -> pa.Table:
+        """The predictions unchanged: each pair has one feature row, and no label."""
+        return predictions
+
+    def empty_predictions(self, labels: Sequence[str]) -> Preferences:
+        import numpy as np
+
+        from training.evaluation.preferences import Preferences
+
+        return Preferences(*np.empty((2, 0)), *np.empty((2, 0), np.int64))
+
+    def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
+        """The longer answer, or the shorter one."""
+        from training.evaluation.preferences import baseline_by_length
+
+        return baseline_by_length(tokens / "train.arrow")
