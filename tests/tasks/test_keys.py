@@ -158,6 +158,7 @@ FIELDS: dict[str, Change | Nothing] = {
     "training.lora.modules_to_save": Change(["head"], "fit", {"training.lora": {}}),
     "training.lora.use_rslora": Change(True, "fit", {"training.lora": {}}),
     "training.lora.use_dora": Change(True, "fit", {"training.lora": {}}),
+    "training.lora.init_lora_weights": Change("pissa", "fit", {"training.lora": {}}),
     "training.lora.quantization": Change("nf4", "fit", {"training.lora": {}}),
     "training.engine": Change("accelerate", "fit"),
     "training.collator": Change("mine:rows", "fit"),

@@ -52,6 +52,7 @@ def add(network: PreTrainedModel, lora: Lora, new_weights: Sequence[str], auto_c
         names[id(weight)].append(name)
     config = LoraConfig(
         **lora.model_dump(include=_SETTINGS),
+        init_lora_weights=lora.init_lora_weights or True,
         target_modules=_target_modules(network, lora.target_modules, [*trained, *excluded]),
         exclude_modules=excluded or None,
         modules_to_save=trained or None,

@@ -36,6 +36,9 @@ class Lora(Section):
     use_dora: bool = False
     """Whether the length and the direction of weights are trained separately (DoRA): more computation, and often better
     results for small ranks."""
+    init_lora_weights: Literal["pissa"] | None = None
+    """pissa: adapters start as the principal components of their layer's weights, which the layer then holds without
+    them (PiSSA). They learn faster; each start decomposes the layers (null: adapters start without effect)."""
     quantization: Literal["nf4"] | None = None
     """nf4: the model's linear layers are held in 4 bits during training (QLoRA), by bitsandbytes on an NVIDIA GPU. The
     exported model is the original one in float32 with the adapters."""

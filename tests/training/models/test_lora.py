@@ -103,6 +103,24 @@ def test_killed_it_ends_with_the_same_bytes_and_checkpoints_hold_only_what_is_tr
         assert (job / "output/adapter" / file).read_bytes() == (trained[engine] / "output/adapter" / file).read_bytes()
 
 
+@pytest.mark.parametrize("more", [{"use_rslora": True}, {"use_dora": True}, {"init_lora_weights": "pissa"}])
+def test_each_kind_of_adapter_resumes_to_the_same_bytes(world: Path, tmp_path: Path, more: dict[str, Any]) -> None:
+    asked = {**ASKED, "num_train_epochs": 1, "lora": {**ASKED["lora"], **more}}
+    whole, killed = (tiny.fit_job(world, tmp_path / name, **asked) for name in ("whole", "killed"))
+    assert finish(whole).state == "finished"
+    assert kill_when(killed, lambda: checkpoints_written(killed) >= 5)
+    assert finish(killed).state == "finished"
+    assert_same(killed, whole)
+
+
+def test_adapters_by_pissa_begin_with_principal_components_and_leave_the_models_outputs() -> None:
+    network, ids = adapted(r=2, init_lora_weights="pissa").eval(), torch.arange(12)[None]
+    assert network.peft_config["default"].init_lora_weights == "pissa"
+    assert all(weight.any() for name, weight in network.named_parameters() if "lora_B" in name)
+    with torch.inference_mode():
+        torch.testing.assert_close(network(input_ids=ids).logits, generator()(input_ids=ids).logits, rtol=0, atol=1e-5)
+
+
 def test_both_engines_train_the_same_bytes(trained: dict[str, Path]) -> None:
     ours, theirs = ((trained[engine] / "output/adapter/adapter_model.safetensors").read_bytes() for engine in ENGINES)
     assert ours == theirs
@@ -121,7 +139,16 @@ def adapted(**lora: Any) -> GPT2LMHeadModel:
     return network
 
 
-@pytest.mark.parametrize("more", [{}, {"use_rslora": True}, {"use_dora": True}, {"target_modules": "all-linear"}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"use_rslora": True},
+        {"use_dora": True},
+        {"init_lora_weights": "pissa"},
+        {"target_modules": "all-linear"},
+    ],
+)
 def test_a_language_models_adapter_names_its_base_and_merged_answers_the_same(
     tmp_path: Path, more: dict[str, Any]
 ) -> None:
@@ -184,13 +211,14 @@ def test_settings_that_exclude_adapters_are_refused_before_anything_runs() -> No
         "task": "sequence-classification",
         "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
         "model": {"source": "folder", "path": "base"},
-        "training": {"lora": {"quantization": "nf4"}},
+        "training": {"lora": {"quantization": "nf4", "init_lora_weights": "pissa"}},
         "compute": {"strategy": "fsdp", "num_processes": 2},
         "release": {"registry": "test", "hub": {"repo": "me/test", "license": "mit", "checkpoints": "every_save"}},
     }
     with pytest.raises(UserError) as refused:
         parse(recipe)
     messages = {problem.where: problem.message for problem in refused.value.problems}
+    assert "with quantization, set it to null" in messages["training.lora.init_lora_weights"]
     assert "that fsdp cannot shard" in messages["training.lora.quantization"]
     assert "checkpoints hold only the trained weights" in messages["release.hub.checkpoints"]
 

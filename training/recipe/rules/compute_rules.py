@@ -153,6 +153,8 @@ def _lora(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if written["training.lora"] is None:
         return
     quantization, strategy = written["training.lora.quantization"], written["compute.strategy"]
+    if quantization is not None and written["training.lora.init_lora_weights"] == "pissa":
+        yield "training.lora.init_lora_weights", "'pissa' decomposes whole weights: with quantization, set it to null."
     if quantization is not None and not STRATEGIES[strategy].replicates:
         message = f"{quantization!r} holds weights in a format that {strategy} cannot shard: use"
         yield "training.lora.quantization", f"{message} {_list_replicating()}, or set it to null."
