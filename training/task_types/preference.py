@@ -223,20 +223,18 @@ class Preference(AnswerPairs, SupervisedFineTuning):
         return records
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
-        """Compares the log-probabilities as means over the tokens of both answers; without answers, the generated
-        texts if they are stored."""
-        tokens = max(stored["targets"], 1)
+        """Compares the log-probabilities as means over the tokens of both answers; for rows without answers, the
+        generated texts if they are stored."""
+        if not given["targets"]:
+            text = stored.get(self.generated_column)
+            return text is None or given.get(self.generated_column) == text
+        if given["targets"] != stored["targets"]:
+            return False
         means = [
-            {
-                "loss": -(one["chosen_logp"] + one["rejected_logp"]) / tokens if one["targets"] else None,
-                "targets": tokens,
-            }
+            {"loss": -(one["chosen_logp"] + one["rejected_logp"]) / one["targets"], "targets": one["targets"]}
             for one in (given, stored)
         ]
-        if stored["targets"]:
-            return super().same_prediction(means[0] | {"targets": given["targets"]}, means[1], tolerance)
-        text = stored.get(self.generated_column)
-        return text is None or given.get(self.generated_column) == text
+        return super().same_prediction(*means, tolerance)
 
     def lines(self, record: Mapping[str, Any]) -> list[str]:
         """The log-probabilities of the row's answers; if it has none, the generated answer."""

@@ -10,6 +10,7 @@ A pair that loses all tokens of an answer to tokens.max_length is not trained on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -167,3 +168,7 @@ class RewardModeling(AnswerPairs):
         """The tolerance is relative to the stored rewards."""
         size = max(1.0, abs(stored["reward"]), abs(stored["rejected_reward"] or 0.0))
         return super().same_prediction(given, stored, tolerance * size)
+
+    def same_served(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
+        """Only whether each row has a finite reward: served rows are the prompts without their answers."""
+        return len(served) == len(stored) and all(math.isfinite(record["reward"]) for record in served)

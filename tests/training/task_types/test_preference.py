@@ -289,6 +289,8 @@ def test_a_prompt_alone_is_answered_and_a_pair_gets_the_log_probabilities_of_its
     assert pair["generated_text"] == alone["generated_text"] != ""
     assert task.lines(alone) == [alone["generated_text"]]
     assert task.same_prediction(pair, pair, 1e-4) and task.same_prediction(alone, alone, 1e-4)
+    assert task.same_prediction(alone, pair, 1e-4)  # as MLflow serves it
+    assert not task.same_prediction(alone | {"generated_text": "else"}, pair, 1e-4)
     assert not task.same_prediction(pair, pair | {"chosen_logp": pair["chosen_logp"] - 50}, 1e-4)
 
 
