@@ -230,11 +230,11 @@ class Preference(AnswerPairs, SupervisedFineTuning):
             return text is None or given.get(self.generated_column) == text
         if given["targets"] != stored["targets"]:
             return False
-        means = [
+        own, theirs = (
             {"loss": -(one["chosen_logp"] + one["rejected_logp"]) / one["targets"], "targets": one["targets"]}
             for one in (given, stored)
-        ]
-        return super().same_prediction(*means, tolerance)
+        )
+        return super().same_prediction(own, theirs, tolerance)
 
     def lines(self, record: Mapping[str, Any]) -> list[str]:
         """The log-probabilities of the row's answers; if it has none, the generated answer."""
