@@ -21,7 +21,7 @@ from tasks.tracking.stage_table import STAGES
 from training import task_types
 from training.data import checks
 from training.evaluation.metrics import load_class
-from training.recipe import Parameter, Recipe, Sweep, Training
+from training.recipe import BatchPrediction, Parameter, Recipe, Sweep, Training
 from training.recipe.extra_arguments import ACCEPTED, arguments, set_by_project
 from training.recipe.tables import checks as levels
 from training.recipe.tables.formats import FORMATS
@@ -77,6 +77,13 @@ def sweep() -> str:
         ]
         chapters.append(f"## {title}\n\n{table(('name', 'settings with their defaults'), rows)}")
     return "\n\n".join(chapters)
+
+
+def batch_prediction() -> str:
+    """A definition for each parameter of a batch prediction: type, default, description."""
+    schema = BatchPrediction.model_json_schema()
+    fields = schema["properties"].items()
+    return "\n\n".join(_definition(name, field, name in schema["required"]) for name, field in fields)
 
 
 def _sections(section: Mapping[str, Any], definitions: Mapping[str, Any], path: str) -> Iterator[str]:
@@ -305,6 +312,7 @@ def stages() -> str:
 GENERATED: dict[str, Callable[[], str]] = {
     "recipe": recipe,
     "sweep": sweep,
+    "batch prediction": batch_prediction,
     "training-arguments": training_arguments,
     "command-line": command_line,
     "task-types": task_type_chapters,

@@ -51,9 +51,22 @@ def call_flow(
     return call_in_this_process(call, _open_terminal(recipe, quiet), *listeners)
 
 
-def call_in_this_process(call: Callable[[], Any], terminal: Terminal | Quiet, *listeners: Listener) -> dict[str, Any]:
-    """Calls a flow with a Prefect server, and returns the result that the terminal receives. `call` returns the state
-    of the flow run."""
+def call_in_this_process(
+    call: Callable[[], Any],
+    terminal: Terminal | Quiet,
+    *listeners: Listener,
+    build_failure: Callable[[str, BaseException, str], dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Calls a flow with a Prefect server, and returns the result that the terminal receives.
+
+    Args:
+        call: Returns the state of the flow run.
+        terminal: Shows the run.
+        listeners: Listeners of the stages besides the terminal.
+        build_failure: Builds the result of a flow that ended before it had one, from its state, its error and the place
+            of the error; by default the result of a fine-tune.
+    """
+    build_failure = build_failure or _build_failure
     # Prefect's lines go to its server and UI; here, the table of stages shows the same.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")  # such as each failed call to a server
@@ -76,11 +89,15 @@ def call_in_this_process(call: Callable[[], Any], terminal: Terminal | Quiet, *l
     except BaseException as error:  # the result contains the error if the flow got as far as its stages
         if terminal.result is None:
             ending = "failed" if isinstance(error, Exception) else "interrupted"
-            return build_result(ending, [], error=full_disk(settings.home(), error) or error, where=where)
+            return build_failure(ending, full_disk(settings.home(), error) or error, where)
     finally:
         terminal.close()
     assert terminal.result is not None  # the flow's last act
     return terminal.result
+
+
+def _build_failure(state: str, error: BaseException, where: str) -> dict[str, Any]:
+    return build_result(state, [], error=error, where=where)
 
 
 def _import_flow() -> None:

@@ -1,15 +1,36 @@
-"""Predict with a registered model: for texts, or for the rows of a file."""
+"""Predict with a registered model: for texts, or for the rows of files.
+
+Rows that were predicted before, by the same model, are not predicted again.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-from flows.cli.shared import COMPLETED, output_file
+from flows.cli.local_flow import call_in_this_process, exit_without_server, print_failure
+from flows.cli.shared import COMPLETED, INTERRUPTED, add_json_argument, write_json
 from flows.reports.terminal import Terminal
 from tasks.tracking.reports import format_count
-from training.problems import Problem, UserError, nearest
+from training.problems import Problem, UserError
+from training.recipe import BatchPrediction, parse_batch_prediction
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State
+
+OF_FILES = {
+    "keep": "--keep",
+    "id": "--id",
+    "max_error_rate": "--max-error-rate",
+    "format": "--format",
+    "batch_size": "--batch-size",
+    "shard_rows": "--shard-rows",
+}
+"""The options for files that are optional, by the field of the parameters."""
+OPTIONS = {"model": "NAME", "input": "--input", "output": "--output", "task": "--task", **OF_FILES}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,76 +48,158 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="the class of the model's task type if it is your own; its code is run",
     )
+    files = "files, folders, globs or URLs of rows with the columns that the model reads, in the formats of training "
+    parser.add_argument("--input", metavar="PATH", nargs="+", help=f"{files}data, or .txt (a text a line)")
     parser.add_argument(
-        "--file",
-        metavar="IN",
-        type=Path,
-        help="rows with the columns that the model reads: .txt (a text a line) or a file format of training data",
+        "--output",
+        metavar="PATH",
+        help="write the predictions to this folder or URL; or to one file, .parquet, .csv, .tsv or .jsonl",
     )
     parser.add_argument(
-        "--out",
-        metavar="OUT",
-        type=output_file,
-        help="write the rows with their predictions to this file: .csv, .tsv, .jsonl or .parquet",
+        "--format",
+        choices=("parquet", "csv", "jsonl", "openai"),
+        help="of the files in a folder (default: parquet); openai: the output of OpenAI's batch files",
     )
+    parser.add_argument(
+        "--keep",
+        metavar="COLUMNS",
+        type=lambda text: [name for name in text.split(",") if name],
+        help="columns of the input that travel along, such as id,text (default: those that the model reads)",
+    )
+    parser.add_argument("--id", metavar="COLUMN", help="a column that must have another value in each row")
+    parser.add_argument(
+        "--max-error-rate",
+        metavar="SHARE",
+        type=float,
+        help="the share of rows that may be unusable (default: 0.1); more of them end the run before it predicts",
+    )
+    parser.add_argument("--batch-size", metavar="ROWS", type=int, help="rows in one forward pass (default: 64)")
+    parser.add_argument("--shard-rows", metavar="ROWS", type=int, help="rows that are predicted and stored as a whole")
+    parser.add_argument(
+        "--plan", action="store_true", help="show how many rows are new and about how long they take; predict nothing"
+    )
+    add_json_argument(parser, "the result")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Prints the predictions of texts, the likeliest label first, or writes those of a file.
+    """Prints the predictions of texts, the likeliest label first, or predicts the rows of files.
 
-    Raises UserError for an unknown model and for rows that it cannot read.
+    Raises UserError for an unknown model and for options and rows that cannot be used.
     """
-    from tasks.registry.prediction_job import (
-        READ,
-        WRITTEN,
-        find_model,
-        predict_file,
-        predict_values,
-        split_into_rows,
-    )
-
-    if problems := [*_find_problems(arguments, READ, WRITTEN)]:
+    if problems := [*_find_problems(arguments)]:
         raise UserError(problems)
+    if not arguments.input:
+        return _predict_texts(arguments)
+    prediction = _parse(arguments)
+    return _plan(prediction, arguments) if arguments.plan else _predict_files(prediction, arguments)
+
+
+def _predict_texts(arguments: argparse.Namespace) -> int:
+    from tasks.registry.prediction_job import find_model, predict_values, split_into_rows
+
     name, at, alias = arguments.model.partition("@")
     name, _, version = (name, "", "") if at else name.partition("/")
     model = find_model(name, alias, version, arguments.task)
-    if arguments.file is None:
-        rows = split_into_rows(model, arguments.texts)
-        for row, lines in zip(rows, predict_values(model, rows), strict=True):
-            print(*row, *(f"  {line}" for line in lines), sep="\n")
-        return COMPLETED
-    terminal = Terminal()
-    terminal.stage_started("predict", "")
-    counts = predict_file(
-        model, arguments.file.absolute(), arguments.out, lambda events: terminal.stage_events("predict", events)
-    )
-    terminal.clear()
-    print(f"{format_count(counts['rows'], 'row')}: {arguments.out}")
-    if counts["without_prediction"]:
-        print(f"Without a prediction, because a column is empty: {format_count(counts['without_prediction'], 'row')}.")
+    rows = split_into_rows(model, arguments.texts)
+    for row, lines in zip(rows, predict_values(model, rows), strict=True):
+        print(*row, *(f"  {line}" for line in lines), sep="\n")
     return COMPLETED
 
 
-def _find_problems(
-    arguments: argparse.Namespace, readable: Sequence[str], writable: Sequence[str]
-) -> Iterator[Problem]:
+def _parse(arguments: argparse.Namespace) -> BatchPrediction:
+    """The parameters of the flow. Raises UserError with the names of the options."""
+    values = {name: getattr(arguments, name) for name in OPTIONS}
+    values["task"] = values["task"] or None
+    try:
+        return parse_batch_prediction({name: value for name, value in values.items() if value is not None})
+    except UserError as error:
+        raise UserError(
+            problem.model_copy(update={"where": OPTIONS.get(problem.where, problem.where)})
+            for problem in error.problems
+        ) from None
+
+
+def _plan(prediction: BatchPrediction, arguments: argparse.Namespace) -> int:
+    from flows.batch_plan import prepare
+    from flows.reports.predictions import count, describe_errors
+    from tasks.prediction.scan import require_few_errors
+    from tasks.prediction.shard_job import last_rate
+    from tasks.shared_store.opening import open_remote
+
+    remote, terminal = open_remote(), Terminal()
+    terminal.stage_started("predict", "")
+    prepared = prepare(prediction, remote, terminal)
+    terminal.close()
+    require_few_errors(prepared.scan, prediction.max_error_rate)
+    counts, rate = count(prepared), last_rate(prepared.model)
+    seconds = counts["new"] / rate if rate else None
+    lasts = "the time is unknown before the first run"
+    if rate and seconds is not None:
+        lasts = f"about {format_duration(seconds)} at {rate:,.0f} rows/s, the last rate"
+    version = f"{counts['model']} version {counts['version']}"
+    print(f"{format_count(counts['rows'], 'row')} in {format_count(counts['files'], 'file')}; {version} would predict "
+          f"{counts['new']:,} of them{f' ({lasts})' if counts['new'] else ''}.")  # fmt: skip
+    for line in describe_errors(counts["errors"]):
+        print(line)
+    for warning in remote.end_run(wait=False):
+        print(warning, file=sys.stderr)
+    write_json(arguments.json, {"counts": counts, "seconds": seconds})
+    return COMPLETED
+
+
+def format_duration(seconds: float) -> str:
+    """`40 s`, `12 min` or `3.5 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _predict_files(prediction: BatchPrediction, arguments: argparse.Namespace) -> int:
+    from flows.reports.predictions import build_result, describe
+
+    terminal, began_s = Terminal(), time.time()
+
+    def run() -> State[Any]:
+        from flows import batch_predict
+
+        batch_predict.listeners.set((terminal,))
+        state: State[Any] = batch_predict.batch_predict(prediction=prediction, return_state=True)
+        return state
+
+    def fail(state: str, error: BaseException, where: str) -> dict[str, Any]:
+        return build_result(None, None, began_s, error)
+
+    result = call_in_this_process(run, terminal, build_failure=fail)
+    write_json(arguments.json, result)
+    if result["state"] == "completed":
+        print(*describe(result), sep="\n")
+        code = COMPLETED
+    else:
+        code = print_failure(result)
+        if code == INTERRUPTED:
+            print("Stopped. Run the same command again to continue.", file=sys.stderr)
+    for warning in result["warnings"]:
+        print(warning, file=sys.stderr)
+    exit_without_server(result, code)
+    return code
+
+
+def _find_problems(arguments: argparse.Namespace) -> Iterator[Problem]:
     """Finds the problems of the arguments that need no model."""
-    file, out = arguments.file, arguments.out
 
     def problem(where: str, message: str) -> Problem:
         return Problem(kind="option", where=where, message=message)
 
-    if not arguments.texts and file is None:
-        yield problem("TEXT", "there is no input: give texts, or --file IN --out OUT.")
-    if any(not text.isascii() and text.encode(errors="replace").decode() != text for text in arguments.texts):
+    texts, of_files = arguments.texts, arguments.input or arguments.output
+    if not texts and not of_files:
+        yield problem("TEXT", "there is no input: give texts, or --input PATH… --output PATH.")
+    if any(not text.isascii() and text.encode(errors="replace").decode() != text for text in texts):
         yield problem("TEXT", "is not UTF-8 text: set a terminal of UTF-8, or give the texts in a file.")
-    if arguments.texts and file is not None:
-        yield problem("--file", "cannot be combined with texts: give one of them.")
-    if (file is None) != (out is None):
-        yield problem("--out" if out is None else "--file", "is missing: --file IN and --out OUT go together.")
-    for where, path, formats in (("--file", file, readable), ("--out", out, writable)):
-        if path is not None and not path.name.endswith(tuple(formats)):
-            hint = nearest(path.suffix, formats)
-            yield problem(where, f"{path} has an unknown format: choose from {', '.join(formats)}.{hint}")
-    if file is not None and not file.is_file():
-        yield problem("--file", f"{file} is not a file.")
+    if texts and of_files:
+        yield problem("TEXT", f"{texts[0]!r:.60} cannot be combined with --input and --output: give one of them.")
+    if of_files and not (arguments.input and arguments.output):
+        missing = "--output" if arguments.input else "--input"
+        yield problem(missing, "is missing: --input PATH… and --output PATH go together.")
+    for name in OF_FILES:
+        if texts and getattr(arguments, name) is not None:
+            yield problem(OF_FILES[name], "is for files: leave it out, or give --input and --output.")

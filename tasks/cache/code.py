@@ -32,7 +32,8 @@ from training.problems import Problem, UserError
 OUTSIDE = (
     # Start, display, storage and release of a run. In tasks, only the stages count.
     "flows",
-    *(f"tasks.{room}" for room in ("cache", "hub", "jobs", "prefect", "registry", "services", "tracking")),
+    *(f"tasks.{room}" for room in ("cache", "hub", "jobs", "prediction", "prefect", "registry", "services")),
+    "tasks.tracking",
     "tasks.shared_store",
     # Start, supervision and end of programs.
     "training.jobs",
@@ -40,8 +41,8 @@ OUTSIDE = (
     "training.problems",
     # The recipe's fields and tables: the values that a stage reads are inputs.
     "training.recipe",
-    # Files of `finetune predict`: no stage reads them.
-    "training.data.prediction_files",
+    # Files of batch predictions: the digest of the rows that are read is an input, and no stage writes them.
+    *("training.data.prediction_rows", "training.data.prediction_files", "training.data.batch_requests"),
     # Plots, and measurements of speed and memory.
     *("training.evaluation.plots", "training.engine.throughput", "training.engine.estimation"),
 )

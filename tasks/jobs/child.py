@@ -14,7 +14,17 @@ from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.commands import LAUNCH
 from tasks.jobs.engines import Engine, local
 from tasks.jobs.launch import EventReader, require_finished, run_job
-from training.jobs.protocol import CHECKPOINTS, EVENTS, LOGS, OUTPUT, Job, Settings, finished_output
+from training.jobs.protocol import (
+    CHECKPOINTS,
+    EVENTS,
+    LOGS,
+    OUTPUT,
+    Failure,
+    Job,
+    Outcome,
+    Settings,
+    finished_output,
+)
 
 RETRIED = ("interrupted", "lost_rank", "stalled", "not_started")
 """Failures after which the program is started again, from its last checkpoint."""
@@ -65,22 +75,31 @@ def run_child(
         if (failure := outcome.failure) is None:
             break
         tries -= failure.kind in RETRIED
-        if failure.kind == "out_of_memory" and batches is not None and batches.halve():
-            next_step = f"Continuing with at most {batches.rows} rows at a time."
-        elif failure.kind in RETRIED and tries > 0:
-            next_step = "Trying again."
-        else:
-            if failure.kind == "out_of_memory":
-                advice = "Smaller batches do not help: lower tokens.max_length, or choose a smaller model."
-                failure = failure.model_copy(update={"message": f"{failure.message} {advice}"})
-            require_finished(outcome.model_copy(update={"failure": failure}))
-        cause = failure.message.splitlines()[0].removesuffix(".")
-        work.on_events([{"kind": "warning", "message": f"{cause}. {next_step}"}])
+        work.on_events([prepare_next_try(outcome, failure, tries, batches)])
         work.state = "resumed"
     if batches and batches.divisor > 1:
         batches.save()
     _link_output(job, work.out)
     return dict(outcome.figures)
+
+
+def prepare_next_try(outcome: Outcome, failure: Failure, tries: int, batches: BatchDivision | None) -> dict[str, Any]:
+    """Halves the batches if memory ran out. Returns the warning that names the failure and the next step.
+
+    `tries` is how often the program may still be started again. Raises UserError or launch.JobFailed if another try
+    would not help.
+    """
+    if failure.kind == "out_of_memory" and batches is not None and batches.halve():
+        next_step = f"Continuing with at most {batches.rows} rows at a time."
+    elif failure.kind in RETRIED and tries > 0:
+        next_step = "Trying again."
+    else:
+        if failure.kind == "out_of_memory":
+            advice = "Smaller batches do not help: lower tokens.max_length, or choose a smaller model."
+            failure = failure.model_copy(update={"message": f"{failure.message} {advice}"})
+        require_finished(outcome.model_copy(update={"failure": failure}))
+    cause = failure.message.splitlines()[0].removesuffix(".")
+    return {"kind": "warning", "message": f"{cause}. {next_step}"}
 
 
 def _link_output(job: Path, out: Path) -> None:

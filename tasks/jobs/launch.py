@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,28 @@ def run_job(
     instead. A job without new events for `stall_timeout_s` is stopped. Any exception, such as a cancellation or an
     error of `on_events`, stops the job before it is raised.
     """
-    events = events or EventReader(job / EVENTS, on_events)
+    reader = events or EventReader(job / EVENTS, on_events)
+    looks = follow_job(job, argv, env=env, events=reader, stall_timeout_s=stall_timeout_s, poll_s=poll_s, engine=engine)
+    while True:
+        try:
+            next(looks)
+        except StopIteration as ended:
+            outcome: Outcome = ended.value
+            return outcome
+
+
+def follow_job(
+    job: Path,
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    events: EventReader,
+    stall_timeout_s: float,
+    poll_s: float = 0.2,
+    engine: Engine[Any] = local,
+) -> Generator[None, None, Outcome]:
+    """Runs the job as `run_job` does, and yields after each look at its events, at least every `poll_s` seconds.
+    Closing the generator stops the job."""
     events.read()
     if (earlier := finished_output(job)) is not None:
         return earlier
@@ -104,6 +125,7 @@ def run_job(
                 raise KeyboardInterrupt
             if events.read():
                 last_event = time.monotonic()
+            yield
             stalled = time.monotonic() - last_event > stall_timeout_s
     except BaseException:
         engine.stop(handle, STOP_GRACE_S)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks.prefect.deployments import FLOWS
-from training.recipe import Recipe, Sweep
+from tasks.prefect.deployments import BATCH_PREDICT, FLOWS
+from training.recipe import BatchPrediction, Recipe, Sweep
 from training.recipe.tables.task_types import TASK_TYPES
 from training.recipe.task_specification import specification_class
 
@@ -13,7 +13,7 @@ _ANCHORS = "Recipes that several entries share: `recipe: &recipe` here, and `rec
 _OVERRIDES = 'Fields of the recipe by dotted name, such as {"training.learning_rate": 3e-5}.'
 _FORCE = "For the flow finetune: stages to run although their output is stored."
 _TRIALS = "For the flow sweep: the number of trials, instead of the sweep's own."
-_REASON = "For the flow retrain: why a run is started, shown with the run."
+_REASON = "For the flows retrain and batch_predict: why a run is started, shown with the run."
 
 
 def deployment_schema() -> dict[str, Any]:
@@ -22,8 +22,9 @@ def deployment_schema() -> dict[str, Any]:
 
     schema = PrefectYamlModel.model_json_schema()
     recipe = _recipe_schema()
-    sweep = Sweep.model_json_schema()
-    definitions = {**schema["$defs"], **recipe.pop("$defs"), **sweep.pop("$defs"), "Recipe": recipe, "Sweep": sweep}
+    sweep, prediction = Sweep.model_json_schema(), BatchPrediction.model_json_schema()
+    definitions = {**schema["$defs"], **recipe.pop("$defs"), **sweep.pop("$defs")}
+    definitions |= {"Recipe": recipe, "Sweep": sweep, "BatchPrediction": prediction}
     entry = definitions["DeploymentConfig"]
     shared = {"$ref": "#/$defs/Recipe"}
     entry["properties"] |= {
@@ -37,12 +38,14 @@ def deployment_schema() -> dict[str, Any]:
                 "trials": {"type": "integer", "minimum": 1, "description": _TRIALS},
                 "overrides": {"type": "object", "description": _OVERRIDES},
                 "force": {"type": "array", "items": {"type": "string"}, "description": _FORCE},
+                "prediction": {"$ref": "#/$defs/BatchPrediction"},
                 "reason": {"type": "string", "description": _REASON},
             },
-            "required": ["recipe"],
             "additionalProperties": False,
         },
     }
+    predicts = {"properties": {"entrypoint": {"const": BATCH_PREDICT}}}
+    entry |= {"if": predicts, "then": _requires("prediction", "recipe"), "else": _requires("recipe", "prediction")}
     entry |= {"required": ["name", "entrypoint", "parameters"], "additionalProperties": False}
     schema["properties"]["definitions"] = {"type": "object", "properties": {"recipe": shared}, "description": _ANCHORS}
     return {
@@ -53,6 +56,11 @@ def deployment_schema() -> dict[str, Any]:
         "required": ["deployments"],
         "$defs": definitions,
     }
+
+
+def _requires(parameter: str, other: str) -> dict[str, Any]:
+    """The parameters of an entry have this one and not the other."""
+    return {"properties": {"parameters": {"required": [parameter], "properties": {other: False}}}}
 
 
 def _recipe_schema() -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,19 @@ from typing import Any
 from tasks.prefect import servers
 from tasks.prefect.servers import PREFECT, VARIABLES, ServicesFailed
 from training.problems import Problem, UserError, nearest
-from training.recipe import SWEEP_ENTRYPOINT, parse, parse_sweep, read_entries
+from training.recipe import SWEEP_ENTRYPOINT, parse, parse_batch_prediction, parse_sweep, read_entries
 
+BATCH_PREDICT = "flows.batch_predict:batch_predict"
 # Names of the flows that can be deployed, by entrypoint.
-FLOWS = {"flows.finetune:finetune": "finetune", "flows.retrain:retrain": "retrain", SWEEP_ENTRYPOINT: "sweep"}
+FLOWS = {
+    "flows.finetune:finetune": "finetune",
+    "flows.retrain:retrain": "retrain",
+    SWEEP_ENTRYPOINT: "sweep",
+    BATCH_PREDICT: "batch-predict",
+}
+
+PREDICTION_PARAMETERS = ("prediction", "reason")
+"""Those of the flow batch_predict."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +125,8 @@ def _read_file(file: Path) -> list[Deployment]:
                 _build_problem(f"{where}.entrypoint", message + nearest(str(entry.get("entrypoint")), FLOWS))
             )
             continue
-        parameters = entry.get("parameters") or {}
         try:
-            if flow == FLOWS[SWEEP_ENTRYPOINT]:
-                parse_sweep(parameters.get("recipe", {}), parameters.get("sweep"), parameters.get("overrides"))
-            else:
-                parse(parameters.get("recipe", {}), parameters.get("overrides"))
+            _check_parameters(str(entry["entrypoint"]), entry.get("parameters") or {})
         except UserError as error:
             problems += [
                 problem.model_copy(update={"where": f"{where}: {problem.where}"}) for problem in error.problems
@@ -129,6 +134,28 @@ def _read_file(file: Path) -> list[Deployment]:
     if problems:
         raise UserError(problems)
     return deployments
+
+
+def _check_parameters(entrypoint: str, parameters: Mapping[str, Any]) -> None:
+    """Raises UserError with the mistakes in the parameters of a flow."""
+    if entrypoint == SWEEP_ENTRYPOINT:
+        parse_sweep(parameters.get("recipe", {}), parameters.get("sweep"), parameters.get("overrides"))
+        return
+    if entrypoint != BATCH_PREDICT:
+        parse(parameters.get("recipe", {}), parameters.get("overrides"))
+        return
+    unknown = [
+        _build_problem(f"parameters.{name}", f"no such parameter: choose from {', '.join(PREDICTION_PARAMETERS)}.")
+        for name in parameters
+        if name not in PREDICTION_PARAMETERS
+    ]
+    try:
+        parse_batch_prediction(parameters.get("prediction", {}))
+    except UserError as error:
+        found = [problem.model_copy(update={"where": f"prediction.{problem.where}"}) for problem in error.problems]
+        raise UserError([*unknown, *found]) from None
+    if unknown:
+        raise UserError(unknown)
 
 
 def _find_ignored(file: Path, entries: Sequence[dict[str, Any]]) -> list[Problem]:

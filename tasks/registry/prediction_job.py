@@ -1,35 +1,36 @@
-"""Predictions with a registered model, in a child program; not a stage."""
+"""Registered versions to predict with, and predictions for single rows in a child program; not a stage."""
 
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from tasks.cache import settings
+from tasks.cache.refs import Champion
 from tasks.jobs.commands import python_argv
+from tasks.jobs.hardware import mixed_precision, visible_gpus
 from tasks.jobs.launch import require_finished, run_job
 from tasks.registry.program_settings import PredictRowsSettings
-from tasks.registry.versions import COLUMNS_TAG, TASK_TAG, need_model, need_version, read_alias_names
-from tasks.tracking.connection import MAX_LENGTH_TAG, build_environment, connect, mlflow_errors
+from tasks.registry.versions import (
+    COLUMNS_TAG,
+    PRECISION_TAG,
+    TASK_TAG,
+    need_model,
+    need_version,
+    read_alias_names,
+)
+from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, build_environment, connect, mlflow_errors
 from training import task_types
-from training.data.prediction_files import READ, WRITTEN
-from training.jobs.protocol import Job, fsync
+from training.jobs.protocol import Job
 from training.problems import Problem, UserError
 from training.task_types import TASK_TYPES
 
-__all__ = ["READ", "WRITTEN", "ModelSpec", "find_model", "predict_file", "predict_values", "split_into_rows"]
-
 PROGRAM = "tasks.registry.predict_rows"
 STALL_TIMEOUT_S = 600.0
-
-OnEvents = Callable[[list[dict[str, Any]]], None]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,22 @@ class ModelSpec:
     """The task type and its options, as `task_types.load` takes them."""
     columns: Mapping[str, str]
     """The training data's names for the columns of the task type, in its order."""
+    name: str = ""
+    version: str = ""
+    digest: str = ""
+    """Of its folder: weights, configuration and tokenizer. For a version that this project did not register: registry,
+    version and creation time."""
+    key: str | None = None
+    """Its artifact of `fit`, which a store may still have."""
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    """The number format in which it predicts here: that of its training, if this machine computes in it."""
+
+    @property
+    def champion(self) -> Champion:
+        """The version as the functions of tasks.registry.champions take it."""
+        return Champion(
+            name=self.name, version=self.version, model=self.digest, key=self.key, max_length=self.max_length
+        )
 
 
 def find_model(name: str, alias: str = "", version: str = "", own_task: str = "") -> ModelSpec:
@@ -69,8 +86,24 @@ def find_model(name: str, alias: str = "", version: str = "", own_task: str = ""
             f"{version_name} has a task type of its author: to run that code, as it is here, set --task {task['task']}."
         )
         raise UserError([Problem(kind="option", where="--task", message=message)])
-    length, columns = int(found.tags[MAX_LENGTH_TAG]), json.loads(found.tags[COLUMNS_TAG])
-    return ModelSpec(f"models:/{name}/{found.version}", length, task, columns)
+    identity = f"{settings.registry_place()}: {name}/{found.version}, {found.creation_timestamp}"
+    return ModelSpec(
+        uri=f"models:/{name}/{found.version}",
+        max_length=int(found.tags[MAX_LENGTH_TAG]),
+        task=task,
+        columns=json.loads(found.tags[COLUMNS_TAG]),
+        name=name,
+        version=str(found.version),
+        digest=found.tags.get(MODEL_TAG) or identity,
+        key=found.tags.get("finetune.fit.key"),
+        mixed_precision=_precision_here(found.tags.get(PRECISION_TAG, "no")),
+    )
+
+
+def _precision_here(trained: str) -> Literal["no", "bf16", "fp16"]:
+    """The number format of a version's training, if this machine computes in it."""
+    fits = trained == mixed_precision() or (trained == "fp16" and bool(visible_gpus()))
+    return cast(Literal["no", "bf16", "fp16"], trained if fits else "no")
 
 
 def split_into_rows(model: ModelSpec, given: Sequence[str]) -> list[list[str]]:
@@ -98,37 +131,17 @@ def predict_values(model: ModelSpec, rows: Sequence[Sequence[str]]) -> list[list
 
     Raises UserError for values that the task type does not accept, and MlflowFailed if MLflow does not answer.
     """
-    figures = _run(model, {"rows": [list(row) for row in rows]}, {}, lambda _: None)
-    return list(figures["predictions"])
-
-
-def predict_file(model: ModelSpec, file: Path, out: Path, on_events: OnEvents) -> dict[str, int]:
-    """Writes the rows of the file with their predictions to `out`, completely or not at all. Returns the number of
-    rows, and of rows without a prediction because they lack a value. training/data/prediction_files.py has the formats.
-
-    Raises UserError for problems of the rows, and MlflowFailed if MLflow does not answer.
-    """
-    aside = out.with_name(f".{out.name}.{secrets.token_hex(4)}")
-    try:
-        inputs = {"file": str(file), "aside": str(aside)}
-        figures = _run(model, {"out": str(out)}, inputs, on_events)
-        os.replace(aside, out)
-    finally:
-        aside.unlink(missing_ok=True)
-    fsync(out.parent)
-    return figures
-
-
-def _run(model: ModelSpec, task: Mapping[str, Any], inputs: dict[str, str], on_events: OnEvents) -> dict[str, Any]:
     job = settings.home() / "jobs" / f"predict-{uuid.uuid4().hex[:12]}"
     values = PredictRowsSettings(
-        model=model.uri, max_length=model.max_length, columns=dict(model.columns), **model.task, **task
+        model=model.uri,
+        max_length=model.max_length,
+        columns=dict(model.columns),
+        rows=[list(row) for row in rows],
+        **model.task,
     )
-    Job(program=PROGRAM, key=job.name, settings=values.model_dump(), inputs=inputs).write(job)
+    Job(program=PROGRAM, key=job.name, settings=values.model_dump()).write(job)
     try:
-        outcome = run_job(
-            job, python_argv(PROGRAM), env=build_environment(), on_events=on_events, stall_timeout_s=STALL_TIMEOUT_S
-        )
-        return require_finished(outcome).figures
+        outcome = run_job(job, python_argv(PROGRAM), env=build_environment(), stall_timeout_s=STALL_TIMEOUT_S)
+        return list(require_finished(outcome).figures["predictions"])
     finally:
         shutil.rmtree(job, ignore_errors=True)

@@ -33,7 +33,7 @@ class LogModelSettings(TaskSettings):
 
 
 class PredictRowsSettings(TaskSettings):
-    """Of tasks.registry.predict_rows, which predicts either `rows` or the rows of a file."""
+    """Of tasks.registry.predict_rows."""
 
     model: str
     """An MLflow model URI."""
@@ -41,7 +41,5 @@ class PredictRowsSettings(TaskSettings):
     """Tokens a row."""
     columns: dict[str, str]
     """The rows' names for the columns that the model reads, by the task type's."""
-    rows: list[list[str]] | None = None
+    rows: list[list[str]]
     """A value a column."""
-    out: str = ""
-    """The file of the predictions; its ending names the format. It is written to the input `aside`."""

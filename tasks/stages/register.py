@@ -27,6 +27,7 @@ from tasks.registry.versions import (
     DATA_TAG,
     FIGURES_TAG,
     GIT_COMMIT_TAG,
+    PRECISION_TAG,
     REASON_TAG,
     RECIPE_TAG,
     ROWS_TAG,
@@ -190,6 +191,7 @@ def _build_origin_tags(recipe: Recipe, lock: Lock, run: str, refs: Mapping[str, 
     """Builds the tags for the origin of the model, which never change."""
     tags = {
         MODEL_TAG: refs["fit"].parts["model"],
+        PRECISION_TAG: lock.mixed_precision,
         RECIPE_TAG: recipe.name,
         "finetune.recipe_digest": digest_of(recipe.model_dump(mode="json")),
         FLOW_RUN_TAG: run,

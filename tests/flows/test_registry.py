@@ -34,7 +34,9 @@ def test_after_a_rollback_a_run_of_what_was_taken_back_changes_nothing(
     assert str(client.get_model_version_by_alias("small", "champion").version) == "2"
 
 
-def test_a_model_gives_the_same_answers_by_file_and_served_over_http(finished: FinishedRun, tmp_path: Path) -> None:
+def test_a_model_gives_the_same_answers_by_file_and_served_over_http(
+    finished: FinishedRun, server: dict[str, str], tmp_path: Path
+) -> None:
     served = Server("/ping", ["mlflow", "models", "serve", "-m", "models:/small@champion", "--env-manager", "local"], {
         "MLFLOW_TRACKING_URI": f"sqlite:///{finished.home / 'mlflow.db'}",
         "PATH": search_path_of_shell(),
@@ -44,9 +46,12 @@ def test_a_model_gives_the_same_answers_by_file_and_served_over_http(finished: F
         rows = [{"id": number, "text": text} for number, text in enumerate(TEXTS)]
         file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         file.write_text("\n".join(map(json.dumps, [*rows, {"id": 6, "text": None}])))
-        predicted = finetune(finished.home, "predict", "small", "--file", str(file), "--out", str(out))
+        options = ["--input", str(file), "--output", str(out), "--keep", "id,text", "--max-error-rate", "0.2"]
+        predicted = finetune(finished.home, "predict", "small", *options, **server)
         assert predicted.returncode == 0, predicted.stderr
-        assert predicted.stdout == f"7 rows: {out}\nWithout a prediction, because a column is empty: 1 row.\n"
+        printed = predicted.stdout.splitlines()[1:]
+        assert printed[0] == f"7 rows in 1 file, predicted by small version 1, 6 of them now: {out}"
+        assert printed[1] == "Without a prediction: 1 row (has nothing in column 'text': 1 row)"
         *found, empty = map(json.loads, out.read_text().splitlines())
         assert [{"id": row["id"], "text": row["text"]} for row in found] == rows and empty["label"] is None
         assert all(sum(row["probabilities"].values()) == pytest.approx(1) for row in found)

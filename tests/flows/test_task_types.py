@@ -33,7 +33,7 @@ def test_a_run_registers_a_model_that_answers_a_file_of_rows_as_it_was_evaluated
     rows, out = tmp_path / "asked.jsonl", tmp_path / "answers.jsonl"
     whole = map(json.loads, (tmp_path / "rows/validation.jsonl").read_text().splitlines())
     rows.write_text("\n".join(json.dumps({name: row[name] for name in shown}) for row in whole))
-    predicted = finetune(home, "predict", task, "--file", str(rows), "--out", str(out))
+    predicted = finetune(home, "predict", task, "--input", str(rows), "--output", str(out), **server)
     assert predicted.returncode == 0, predicted.stderr
     given = [json.loads(line) for line in out.read_text().splitlines()]
     (stored,) = (home / stage["artifact"] for stage in result["stages"] if stage["name"] == "predict")

@@ -223,9 +223,10 @@ def test_an_alias_other_than_the_champions_is_given_without_a_move(client: Mlflo
         (["predict", "reviews@champion", "a text"], "'reviews' has no alias 'champion': it has none yet."),
         (["predict", "reviews"], "TEXT: there is no input"),
         (["predict", "reviews", "fine", "\udcff bad"], "TEXT: is not UTF-8 text"),
-        (["predict", "reviews", "--file", "no.txt"], "--out: is missing"),
-        (["predict", "reviews", "--file", "no.txt", "--out", "out.xls"], "out.xls has an unknown format"),
-        (["predict", "reviews", "--file", "no.txt", "--out", "out.csv"], "--file: no.txt is not a file."),
+        (["predict", "reviews", "--input", "no.txt"], "--output: is missing"),
+        (["predict", "reviews", "x", "--keep", "id"], "--keep: is for files"),
+        (["predict", "a@b@c", "--input", "no.txt", "--output", "out"], "NAME: 'a@b@c' is no registered model"),
+        (["predict", "reviews", "--input", "a", "--output", "b", "--max-error-rate", "2"], "--max-error-rate: 2.0 is"),
     ],
 )
 def test_a_name_that_does_not_exist_is_reported_in_one_line_with_those_that_do(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import torch
 
 from training.batching.batches import TokenRows
 from training.engine.inference import predict
@@ -17,29 +20,73 @@ BATCH_ROWS = 32
 
 
 class Predictor:
-    """A model with its tokenizer, on the CPU in full precision.
+    """A model with its tokenizer, by default on the CPU in full precision.
 
     Rows are truncated to `max_length` tokens. Raises UserError if the tokenizer cannot be read.
+
+    Args:
+        task_type: of the model.
+        folder: of its weights.
+        tokenizer: the folder of its tokenizer.
+        max_length: tokens a row.
+        batch_rows: rows in one forward pass.
+        mixed_precision: no, bf16 or fp16.
+        device: where the model computes.
     """
 
-    def __init__(self, task_type: TaskType, folder: Path, tokenizer: Path, max_length: int) -> None:
-        self._task_type = task_type
+    def __init__(
+        self,
+        task_type: TaskType,
+        folder: Path,
+        tokenizer: Path,
+        max_length: int,
+        *,
+        batch_rows: int = BATCH_ROWS,
+        mixed_precision: str = "no",
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self._task_type, self._batch_rows, self._precision = task_type, batch_rows, mixed_precision
         self._encoder = load_encoder(tokenizer, folder, max_length)
         self._tokenizer = loading.load_tokenizer(tokenizer, folder)
         self._collate = task_type.collator(self._tokenizer, loading.padding_multiple())
-        self._network = loading.load_trained(task_type, folder)
+        self._network = loading.load_trained(task_type, folder).to(device)
         self.labels: list[str] = task_type.labels_of(self._network.config)
         """The names of the labels, in the order of the outputs."""
 
-    def predict(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
+    def predict(self, rows: pa.RecordBatch, report: Callable[[int], None] | None = None) -> list[dict[str, Any]]:
         """A record for each row, with the names and types of `TaskType.record_types`. The rows have the task type's
-        columns except for the label."""
+        columns except for the label. `report` is called with the number of rows that are done."""
         if not rows.num_rows:
             return []
+        report = report or _no_report
         features = iter([self._task_type.features(self._encoder, rows).rows])
-        token_rows = pa.Table.from_batches(self._task_type.token_rows("rows", self._encoder.max_length, features))
-        predictions = predict(self._task_type, self._network, TokenRows(token_rows), self._collate, BATCH_ROWS, "no")
-        predictions = self._task_type.predictions_on_request(
-            predictions, rows, self._network, self._tokenizer, self._encoder
+        token_rows = TokenRows(
+            pa.Table.from_batches(self._task_type.token_rows("rows", self._encoder.max_length, features))
         )
+        # Of a model that generates texts, the second pass takes nearly all of the time; of others the first.
+        passes = (_no_report, report) if self._task_type.generates_text else (report, _no_report)
+        found = predict(
+            self._task_type, self._network, token_rows, self._collate, self._batch_rows, self._precision, passes[0]
+        )
+        # Texts are generated in batches of this order: similar lengths need little padding.
+        order = np.argsort(-token_rows.tokens, kind="stable")
+        records = []
+        for places in np.array_split(order, -(-len(order) // self._batch_rows)):
+            records += self._complete(found.take(pa.array(places)), rows.take(pa.array(places)))
+            passes[1](len(records))
+        in_order: list[dict[str, Any]] = [{}] * len(records)
+        for place, record in zip(order.tolist(), records, strict=True):
+            in_order[place] = record
+        return in_order
+
+    def _complete(self, predictions: pa.Table, rows: pa.RecordBatch) -> list[dict[str, Any]]:
+        dtype, kind = loading.DTYPES[self._precision], self._network.device.type
+        with torch.autocast(kind, dtype, enabled=self._precision != "no"):
+            predictions = self._task_type.predictions_on_request(
+                predictions, rows, self._network, self._tokenizer, self._encoder
+            )
         return self._task_type.to_records(self._task_type.decode(predictions, self._tokenizer), self.labels)
+
+
+def _no_report(done: int) -> None:
+    """Reports nothing."""

@@ -4,12 +4,14 @@ fields.py lora.py section.py        the sections, field by field; the types that
 tables/                             allowed names, one table a concept: metrics, optimizers, checks, …
 validation.py rules/                all problems of a recipe in one report; contradictions
 sweep.py sweep_validation.py        the search of a sweep for the best settings, and its problems
+batch_prediction.py                 the parameters of a batch prediction
 overrides.py referenced_files.py    values from --set, and from files that fields name
 error_messages.py                   mistakes as sentences
 """
 
 from __future__ import annotations
 
+from training.recipe.batch_prediction import BatchPrediction, parse_batch_prediction
 from training.recipe.fields import (
     Compute,
     Data,
@@ -37,6 +39,7 @@ __all__ = [
     "ENTRYPOINT",
     "FEWEST_ROWS",
     "SWEEP_ENTRYPOINT",
+    "BatchPrediction",
     "Compute",
     "Data",
     "Evaluation",
@@ -59,6 +62,7 @@ __all__ = [
     "load_sweep",
     "more_is_better",
     "parse",
+    "parse_batch_prediction",
     "parse_set",
     "parse_sweep",
     "read_entries",

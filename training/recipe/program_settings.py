@@ -125,6 +125,33 @@ class PredictChampionSettings(TaskSettings):
     """Divides the batch size, so that a batch fits into memory."""
 
 
+class WantedShard(Settings):
+    """Rows of a file that are predicted together."""
+
+    file: str
+    number: int
+    """Its place among the file's shards, from 0."""
+    digest: str
+    """Of the model's inputs in its usable rows."""
+
+
+class PredictShardsSettings(TaskSettings):
+    """Of training.programs.predict_shards."""
+
+    columns: dict[str, str]
+    """The rows' names for the columns that the model reads, by the task type's."""
+    shards: list[WantedShard]
+    """The shards to predict, file by file."""
+    shard_rows: int
+    max_length: int
+    """Tokens a row."""
+    batch_size: int
+    """Rows in one forward pass."""
+    mixed_precision: Literal["no", "bf16", "fp16"]
+    micro_batch_divisor: int = 1
+    """Divides the batch size, so that a batch fits into memory."""
+
+
 class ScoreSettings(TaskSettings):
     """Of training.programs.score."""
 

@@ -1,0 +1,111 @@
+"""The progress of a batch prediction as one stage, its result as JSON, and its lines for a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flows.batch_plan import Prepared
+from tasks.cache.stage import Listener, Row
+from tasks.jobs.launch import JobFailed
+from tasks.prediction.scan import MAX_REASONS
+from tasks.tracking.reports import format_count
+from training.problems import UserError
+
+STAGE = "predict"
+
+
+class Shards(Listener):
+    """Shows the shards of a run to its listeners as one stage."""
+
+    def __init__(self, followers: Sequence[Listener]) -> None:
+        self._followers, self._started = followers, time.monotonic()
+        self._ended = False
+        self.states = Counter[str]()
+        """The number of shards by state."""
+        for follower in followers:
+            follower.stage_started(STAGE, "")
+
+    def stage_waits(self, stage: str) -> None:
+        """Passes it on."""
+        for follower in self._followers:
+            follower.stage_waits(STAGE)
+
+    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+        """Passes them on."""
+        for follower in self._followers:
+            follower.stage_events(STAGE, events)
+
+    def stage_ended(self, row: Row, result: Any) -> None:
+        """Counts the shard."""
+        self.states[row.state] += 1
+
+    def end(self) -> None:
+        """Ends the stage, once."""
+        if self._ended:
+            return
+        self._ended = True
+        state = "failed" if self.states["failed"] else "ran" if self.states["ran"] else "cached"
+        row = Row(STAGE, None, state, time.monotonic() - self._started)
+        for follower in self._followers:
+            follower.stage_ended(row, None)
+
+
+def build_result(
+    run: str | None, prepared: Prepared | None, began_s: float, error: BaseException | None = None
+) -> dict[str, Any]:
+    """The result of a run, plain JSON."""
+    state = "completed" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
+    return {
+        "state": state,
+        "flow_run_id": run,
+        "output": prepared.prediction.output if prepared else None,
+        "counts": count(prepared) if prepared else None,
+        "seconds": round(time.time() - began_s, 1),
+        "problems": _list_problems(error),
+        "warnings": [],
+    }
+
+
+def count(prepared: Prepared) -> dict[str, Any]:
+    """The counts of a batch prediction: `new` are the usable rows that were not predicted before."""
+    scan, model = prepared.scan, prepared.model
+    return {
+        "model": model.name,
+        "version": model.version,
+        "model_digest": model.digest,
+        "files": scan.files,
+        "shards": len(scan.shards),
+        "rows": scan.rows,
+        "new": prepared.new_rows,
+        "errors": dict(scan.errors.most_common()),
+    }
+
+
+def describe(result: Mapping[str, Any]) -> list[str]:
+    """`8,192 rows in 2 files, predicted by demo version 1, of which 4,096 are new: answers`, and the errors."""
+    counts = result["counts"]
+    files = format_count(counts["files"], "file")
+    rows, version = format_count(counts["rows"], "row"), f"{counts['model']} version {counts['version']}"
+    lines = [f"{rows} in {files}, predicted by {version}, {counts['new']:,} of them now: {result['output']}"]
+    return [*lines, *describe_errors(counts["errors"])]
+
+
+def describe_errors(errors: Mapping[str, int]) -> list[str]:
+    """A line for the rows without a prediction, by reason; none without such rows."""
+    if not errors:
+        return []
+    reasons = [f"{reason}: {format_count(number, 'row')}" for reason, number in [*errors.items()][:MAX_REASONS]]
+    more = [f"{len(errors) - len(reasons)} further reasons"] if len(errors) > len(reasons) else []
+    return [f"Without a prediction: {format_count(sum(errors.values()), 'row')} ({'; '.join([*reasons, *more])})"]
+
+
+def _list_problems(error: BaseException | None) -> list[dict[str, Any]]:
+    if error is None:
+        return []
+    if isinstance(error, UserError):
+        return [problem.model_dump() for problem in error.problems]
+    kind = error.failure.kind if isinstance(error, JobFailed) else "internal"
+    return [{"kind": kind, "where": STAGE, "message": str(error)}]

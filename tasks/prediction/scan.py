@@ -1,0 +1,215 @@
+"""The first reading of the rows to predict: shards, errors, types of columns, and duplicate ids.
+
+Rows are read twice: here, before anything is predicted, and again when their shard is predicted. Nothing is copied, and
+memory does not grow with the rows, except by some 24 bytes a row if ids are checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.tracking.reports import format_count
+from training.data.file_systems import display_name, is_url
+from training.data.listing import Listing, SourceFile
+from training.data.lists import as_json
+from training.data.prediction_files import KeptColumns
+from training.data.prediction_rows import READ, Column, RowReader, Rows, digest_all, digest_inputs
+from training.problems import Problem, UserError
+
+Progress = Callable[[int, int], None]
+"""Called with the number of files that were read and that of all files."""
+MAX_REASONS = 10
+"""The largest number of reasons in a message."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Rows of a file that are predicted and stored together."""
+
+    file: str
+    number: int
+    """Its place among the file's shards, from 0."""
+    rows: int
+    usable: int
+    """Rows without an error."""
+    digest: str
+    """Of the model's inputs in its usable rows."""
+    content: str
+    """Digest of everything that is written of its rows, except predictions."""
+
+
+@dataclass
+class Scan:
+    """The rows of all files."""
+
+    shards: list[Shard] = field(default_factory=list)
+    """In the order of the files and their rows."""
+    kept: KeptColumns = field(default_factory=KeptColumns)
+    errors: Counter[str] = field(default_factory=Counter)
+    """The number of unusable rows by reason."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """The first row with each reason."""
+
+    @property
+    def rows(self) -> int:
+        """All rows, usable or not."""
+        return sum(shard.rows for shard in self.shards)
+
+    @property
+    def files(self) -> int:
+        """The number of files with rows."""
+        return len({shard.file for shard in self.shards})
+
+
+def list_files(inputs: Sequence[str], output: str) -> list[SourceFile]:
+    """The files of paths, folders, globs and URLs, each once. Raises UserError with the problems of all of them; one is
+    a file that the run itself would write."""
+    listing, problems = Listing(), list[Problem]()
+    found: dict[str, SourceFile] = {}
+    for number, path in enumerate(inputs):
+        where = f"input[{number}]"
+        try:
+            _, files = listing.find_files(path, READ)
+        except UserError as error:
+            problems += [
+                problem.model_copy(update={"where": where}) if problem.where == "data.path" else problem
+                for problem in error.problems
+            ]
+            continue
+        if not files:
+            message = (
+                f"{display_name(path)} has no file of rows: give files with one of the suffixes {', '.join(READ)}."
+            )
+            problems.append(Problem(kind="data", where=where, message=message))
+        for file in files:
+            if not file.name.endswith(READ):
+                message = f"{display_name(file.file)} has an unknown format: choose from {', '.join(READ)}."
+                problems.append(Problem(kind="data", where=where, message=message))
+            if _is_inside(file.file, output):
+                message = f"{display_name(file.file)} is in the output: name another output, or move the file."
+                problems.append(Problem(kind="data", where=where, message=message))
+            found[file.file] = file
+    if problems:
+        raise UserError(problems)
+    return list(found.values())
+
+
+def _is_inside(file: str, output: str) -> bool:
+    if is_url(output):
+        return file == output or file.startswith(output.rstrip("/") + "/")
+    place = Path(output).expanduser().absolute()
+    return not is_url(file) and (Path(file) == place or place in Path(file).parents)
+
+
+def scan_rows(
+    files: Sequence[SourceFile], reader: RowReader, shard_rows: int, id_column: str | None, progress: Progress
+) -> Scan:
+    """Reads all rows. Raises UserError with the problems of all files, if there are no rows, and for duplicate ids."""
+    scan, ids, problems = Scan(), UniqueIds(), list[Problem]()
+    for done, file in enumerate(files, 1):
+        try:
+            for number, rows in enumerate(reader.shards(file.file, shard_rows)):
+                _add(scan, file.file, number, rows)
+                if id_column is not None:
+                    ids.add(file.file, rows, rows.kept[id_column])
+        except UserError as error:
+            problems += error.problems
+        progress(done, len(files))
+    problems += ids.problems(id_column or "")
+    if not problems and not scan.shards:
+        problems.append(Problem(kind="data", where="input", message="holds no rows: give files that have some."))
+    if problems:
+        raise UserError(problems)
+    return scan
+
+
+def _add(scan: Scan, file: str, number: int, rows: Rows) -> None:
+    usable = sum(error is None for error in rows.errors)
+    scan.shards.append(Shard(file, number, len(rows.numbers), usable, digest_inputs(rows), digest_all(rows)))
+    scan.kept = scan.kept.seen(rows)
+    for row, error in zip(rows.numbers, rows.errors, strict=True):
+        if error is not None:
+            scan.errors[error.reason] += 1
+            scan.examples.setdefault(error.reason, f"{display_name(file)} row {row}{error.detail}")
+
+
+def require_few_errors(scan: Scan, max_error_rate: float) -> None:
+    """Raises UserError, with the counts by reason, if more rows than this share are unusable."""
+    count = scan.errors.total()
+    if count <= max_error_rate * scan.rows:
+        return
+    most = scan.errors.most_common(MAX_REASONS)
+    reasons = [f"{reason}: {format_count(number, 'row')} (such as {scan.examples[reason]})" for reason, number in most]
+    more = len(scan.errors) - len(reasons)
+    listed = "; ".join([*reasons, *([f"{more} further reasons"] if more else [])])
+    message = (
+        f"{count:,} of {scan.rows:,} rows cannot be used, which is more than {max_error_rate:g} of them: {listed}. "
+        "Correct them, or allow a larger share."
+    )
+    raise UserError([Problem(kind="data", where="max_error_rate", message=message)])
+
+
+class UniqueIds:
+    """The ids of all rows, by a hash of 8 bytes: two of a million different ids are taken for one with a chance of one
+    in 37 million."""
+
+    def __init__(self) -> None:
+        self._hashes: list[Any] = []
+        self._numbers: list[Any] = []
+        self._files: list[tuple[int, str]] = []
+        """The place of each file's first id among all ids, and its name."""
+        self._count = 0
+        self._missing = Counter[str]()
+        self._first_missing: dict[str, int] = {}
+
+    def add(self, file: str, rows: Rows, ids: Column) -> None:
+        """Adds the ids of some rows. A row with an error may have none."""
+        values = ids.to_pylist() if isinstance(ids, pa.Array) else ids
+        digests, numbers = [], []
+        for number, value, error in zip(rows.numbers, values, rows.errors, strict=True):
+            if value is None or value == "":
+                if error is None:
+                    self._missing[file] += 1
+                    self._first_missing.setdefault(file, number)
+                continue
+            text = value if isinstance(value, str) else as_json(value)
+            digests.append(hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).digest())
+            numbers.append(number)
+        if not self._files or self._files[-1][1] != file:
+            self._files.append((self._count, file))
+        self._hashes.append(np.frombuffer(b"".join(digests), "<u8"))
+        self._numbers.append(np.array(numbers, np.int64))
+        self._count += len(numbers)
+
+    def problems(self, column: str) -> list[Problem]:
+        """A problem for each file with rows without an id, and one for all duplicates."""
+        found = [
+            Problem(
+                kind="data",
+                where=f"{display_name(file)} row {self._first_missing[file]}",
+                message=f"has no value in column {column!r} ({count:,} rows like this): give each row an id.",
+            )
+            for file, count in self._missing.items()
+        ]
+        hashes = np.concatenate(self._hashes) if self._hashes else np.zeros(0, np.uint64)
+        order = np.argsort(hashes, kind="stable")
+        repeats = np.flatnonzero(hashes[order][1:] == hashes[order][:-1]) + 1
+        if len(repeats):
+            later = repeats[np.argmin(order[repeats])]
+            earlier = np.searchsorted(hashes[order], hashes[order[later]])
+            where, first = self._place(int(order[later])), self._place(int(order[earlier]))
+            message = f"has the id of {first} in column {column!r} ({len(repeats):,} rows like this): give each row "
+            found.append(Problem(kind="data", where=where, message=f"{message}its own, or leave out the check of ids."))
+        return found
+
+    def _place(self, position: int) -> str:
+        file = next(name for start, name in reversed(self._files) if start <= position)
+        return f"{display_name(file)} row {int(np.concatenate(self._numbers)[position])}"

@@ -1,0 +1,105 @@
+"""Files of predictions: every row, with what travels along, its prediction or its error, and its model."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from training.data.prediction_files import STAMPS, KeptColumns, Stamp, Writer
+from training.data.prediction_rows import RowError, Rows
+
+STAMP = Stamp("reviews", "3", "d1ge57", 1_700_000_000, "in.jsonl")
+ADDED = pa.schema({"label": pa.string(), "probabilities": pa.struct([("no", pa.float64()), ("yes", pa.float64())])})
+
+
+def some_rows(count: int, **kept: Any) -> Rows:
+    """Rows of which the second cannot be used."""
+    usable = [place != 1 for place in range(count)]
+    inputs = [(f"text {place}",) if fine else None for place, fine in enumerate(usable)]
+    return Rows([*range(2, 2 + count)], inputs, [None if fine else RowError("is bad", ": x") for fine in usable], kept)
+
+
+def predictions(rows: Rows) -> pa.Table:
+    return pa.Table.from_pylist(
+        [{"label": values[0], "probabilities": {"no": 0.25, "yes": 0.75}} for values in rows.usable()], ADDED
+    )
+
+
+def write(file: Path, form: str, parts: Sequence[Rows], delimiter: str = ",") -> list[dict[str, Any]]:
+    kept = KeptColumns()
+    for rows in parts:
+        kept = kept.seen(rows)
+    with Writer(file, form, kept, delimiter) as writer:
+        for rows in parts:
+            writer.write(rows, predictions(rows), STAMP)
+    if form == "csv":
+        with file.open(newline="") as lines:
+            return list(csv.DictReader(lines, delimiter=delimiter))
+    if form == "parquet":
+        return pq.read_table(file).to_pylist()
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "jsonl"])
+def test_each_row_has_its_prediction_or_its_error_and_the_model_behind_it(tmp_path: Path, form: str) -> None:
+    found = write(tmp_path / "out", form, [some_rows(3, id=["a", "b", "c"])])
+    assert [row["id"] for row in found] == ["a", "b", "c"]
+    assert [row["label"] or None for row in found] == ["text 0", None, "text 2"]
+    assert [row["error"] or None for row in found] == [None, "is bad: x", None]
+    assert [(row["model"], row["version"], row["model_digest"]) for row in found] == [("reviews", "3", "d1ge57")] * 3
+    assert [int(row["input_row"]) for row in found] == [2, 3, 4] and found[0]["input_file"] == "in.jsonl"
+    assert str(found[0]["predicted_at"]).startswith("2023-11-14")
+    assert ("probabilities" in found[0]) == (form != "csv")
+
+
+def test_a_predicted_column_whose_name_travels_along_gets_another_name(tmp_path: Path) -> None:
+    (first, *_) = write(tmp_path / "out", "jsonl", [some_rows(2, label=["own", "own"])])
+    assert first["label"] == "own" and first["predicted_label"] == "text 0"
+
+
+def test_columns_have_one_type_in_all_parts_whatever_their_files_hold(tmp_path: Path) -> None:
+    typed = pa.array([1, 2], pa.int32())
+    parts = [
+        some_rows(2, n=[1, 2], mixed=[1, None], nested=[{"a": [1]}, None], same=typed),
+        some_rows(2, n=[0.5, None], mixed=["x", "y"], nested=[None, None], same=typed),
+    ]
+    kept = KeptColumns().seen(parts[0]).seen(parts[1])
+    assert kept.described() == {"n": "double", "mixed": "string", "nested": "string", "same": "int32"}
+    found = write(tmp_path / "out.parquet", "parquet", parts)
+    assert [row["n"] for row in found] == [1.0, 2.0, 0.5, None]
+    assert [row["mixed"] for row in found] == ["1", None, "x", "y"] and found[0]["nested"] == '{"a":[1]}'
+    lines = write(tmp_path / "out.jsonl", "jsonl", parts)
+    assert lines[0]["nested"] == {"a": [1]} and lines[0]["mixed"] == 1
+
+
+def test_a_file_without_any_usable_row_has_all_columns(tmp_path: Path) -> None:
+    rows = Rows([2], [None], [RowError("is bad")], {"id": [None]})
+    write(tmp_path / "out", "parquet", [rows])
+    assert pq.read_schema(tmp_path / "out").names == ["id", *ADDED.names, *STAMPS]
+
+
+def test_texts_that_no_encoding_holds_are_written_as_their_escapes(tmp_path: Path) -> None:
+    rows = some_rows(2, note=["half \ud800", "\u00e9"])
+    assert write(tmp_path / "a", "jsonl", [rows])[0]["note"] == b"half \\ud800".decode("unicode-escape")
+    assert write(tmp_path / "b", "parquet", [rows])[0]["note"] == "half \\ud800"
+    assert write(tmp_path / "c", "csv", [rows], "\t")[1]["note"] == "\u00e9"
+
+
+def test_answers_to_requests_have_the_form_of_openais_output(tmp_path: Path) -> None:
+    rows = some_rows(3, custom_id=["a", "b", "c"])
+    answers = pa.table({"generated_text": ["4", "5"]})
+    with Writer(tmp_path / "out", "openai", KeptColumns().seen(rows)) as writer:
+        writer.write(rows, answers, STAMP)
+    first, second, third = map(json.loads, (tmp_path / "out").read_text().splitlines())
+    assert first["custom_id"] == "a" and first["error"] is None and first["response"]["status_code"] == 200
+    body = first["response"]["body"]
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "4"} and body["model"] == "reviews/3"
+    assert second["response"] is None and second["error"]["message"] == "is bad: x"
+    assert third["response"]["body"]["choices"][0]["message"]["content"] == "5"

@@ -1,0 +1,130 @@
+"""The program that predicts shards of files of rows: `python -m training.programs.predict_shards JOB`.
+
+inputs     model, tokenizer (folders, which may be one)
+settings   training.recipe.program_settings.PredictShardsSettings
+output     none; shards/DIGEST.parquet in the job's folder for each shard, as soon as it is predicted, with the task
+           type's columns of `record_types`, a line for each usable row, in their order
+events     `shard` with the figures of each: digest, rows, rows_per_second, predicted_at_s
+figures    rows and rows_per_second of all shards
+
+The files are read again here, so that rows need not be copied. Rows that have changed since they were listed end the
+job: they would be stored under the key of others.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.jobs.program import run_program
+from training.jobs.protocol import Events, Job
+from training.problems import Problem, UserError
+from training.recipe.program_settings import PredictShardsSettings, WantedShard
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from training.data.prediction_rows import RowReader, Rows
+
+SHARDS = "shards"
+"""The folder of the predicted shards in the job's folder."""
+PROGRESS_EVERY_S = 1.0
+
+
+def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
+    """Predicts the shards in their order. Returns the figures."""
+    import pyarrow as pa
+    import torch
+
+    from training import task_types
+    from training.data.model_inputs import to_batch
+    from training.data.prediction_rows import RowReader
+    from training.engine.serving import Predictor
+    from training.models import loading
+
+    loading.make_deterministic()
+    settings = PredictShardsSettings.model_validate(job.settings)
+    task_type = task_types.load(settings.task, settings.options)
+    predictor = Predictor(
+        task_type,
+        Path(job.inputs["model"]),
+        Path(job.inputs["tokenizer"]),
+        settings.max_length,
+        batch_rows=-(-settings.batch_size // settings.micro_batch_divisor),
+        mixed_precision=settings.mixed_precision,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+    )
+    schema = pa.schema(list(task_type.record_types(predictor.labels).items()))
+    (job_dir / SHARDS).mkdir(exist_ok=True)
+    progress, began = _Progress(events), time.monotonic()
+    for shard, rows in wanted_rows(RowReader(task_type, settings.columns), settings.shards, settings.shard_rows):
+        inputs, started = rows.usable(), time.monotonic()
+        records = predictor.predict(to_batch(task_type, settings.columns, inputs), progress.report)
+        progress.end_shard(len(inputs))
+        write(job_dir / SHARDS / f"{shard.digest}.parquet", pa.Table.from_pylist(records, schema))
+        figures = {"rows": len(inputs), "rows_per_second": rate(len(inputs), time.monotonic() - started)}
+        events.write("shard", digest=shard.digest, predicted_at_s=int(time.time()), **figures)
+    return {"rows": progress.before, "rows_per_second": rate(progress.before, time.monotonic() - began)}
+
+
+def wanted_rows(reader: RowReader, shards: list[WantedShard], shard_rows: int) -> Iterator[tuple[WantedShard, Rows]]:
+    """Yields the rows of each shard. Raises UserError if a shard's rows are no longer those of its digest."""
+    from training.data.file_systems import display_name
+    from training.data.prediction_rows import digest_inputs
+
+    for file, of_file in groupby(shards, lambda shard: shard.file):
+        by_number = {shard.number: shard for shard in of_file}
+        for number, rows in enumerate(reader.shards(file, shard_rows)):
+            shard = by_number.pop(number, None)
+            if shard is not None and digest_inputs(rows) != shard.digest:
+                by_number[number] = shard
+                break
+            if shard is not None:
+                yield shard, rows
+            if not by_number:
+                break
+        if by_number:
+            message = "has changed since this run began: start another one."
+            raise UserError([Problem(kind="data", where=display_name(file), message=message)])
+
+
+def write(file: Path, predictions: pa.Table) -> None:
+    """Writes a file of predictions, which appears whole."""
+    import pyarrow.parquet as pq
+
+    aside = file.with_suffix(".aside")
+    pq.write_table(predictions, aside, compression="zstd")
+    os.replace(aside, file)
+
+
+def rate(rows: int, seconds: float) -> float:
+    """Rows a second."""
+    return round(rows / max(seconds, 1e-3), 1)
+
+
+class _Progress:
+    """Reports the number of predicted rows, at most once a second."""
+
+    def __init__(self, events: Events) -> None:
+        self._events, self._reported_at = events, 0.0
+        self.before = 0
+        """The rows of earlier shards."""
+
+    def report(self, done: int) -> None:
+        """`done` rows of the present shard are predicted."""
+        if time.monotonic() - self._reported_at >= PROGRESS_EVERY_S:
+            self._reported_at = time.monotonic()
+            self._events.write("predicted", done=self.before + done)
+
+    def end_shard(self, rows: int) -> None:
+        """A shard of so many rows is predicted."""
+        self.before += rows
+        self.report(0)
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,104 @@
+"""The parameters of a batch prediction: the model, the rows, and the place of the predictions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from training.problems import Problem, UserError
+from training.recipe.error_messages import describe, find_templates
+from training.recipe.section import AutoOrCount, CodeName, Section, Text
+from training.recipe.tables.formats import FORMATS
+
+SINGLE_FILES = tuple(suffix for source in FORMATS.values() for suffix in source.predicted)
+"""The suffixes of an output that is one file."""
+SHARD_ROWS, SHARD_TEXTS = 4096, 256
+"""`auto` for `shard_rows`: the rows of a shard, and those for models that generate texts, which takes longer."""
+_MODEL = re.compile(r"[^@/]+(@[^@/]+|/[1-9]\d*)?")
+
+
+class BatchPrediction(Section):
+    """Predictions for the rows of files."""
+
+    model: Text
+    """The registered model: NAME for its champion, NAME@ALIAS or NAME/VERSION. It is pinned to a version when the run
+    begins."""
+    input: list[Text] = Field(min_length=1)
+    """The rows: files, folders, globs, and URLs of these, in the formats of training data, or .txt with a text a
+    line. The columns have the names that they had in the model's training data."""
+    output: Text
+    """A folder, here or at a URL, which gets a file for each shard, and last the manifest `_SUCCESS`; or one file,
+    whose name ends in .parquet, .csv, .tsv or .jsonl."""
+    format: Literal["parquet", "csv", "jsonl", "openai"] | None = None
+    """The format of the files in a folder: parquet, csv, jsonl (JSON lines), or openai (the output file of OpenAI's
+    batches, for assistants). Null: parquet, or the format of a single file's suffix."""
+    keep: list[Text] | None = None
+    """The columns of the input that travel along (null: those that the model reads, and `id`)."""
+    id: Text | None = None
+    """A column with a different value in each row of all files; duplicates end the run before anything is predicted."""
+    max_error_rate: float = Field(default=0.1, ge=0, le=1)
+    """The share of rows that may be unusable: they get an `error` and no prediction. More of them end the run before
+    anything is predicted."""
+    batch_size: int = Field(default=64, ge=1, le=1_000_000)
+    """Rows in one forward pass. If memory runs out, batches are halved."""
+    shard_rows: AutoOrCount = "auto"
+    """Rows of a shard, which is predicted and stored as a whole; auto: 4,096, or 256 for models that generate texts.
+    Rows that are appended to a file only change its last shard."""
+    task: CodeName | None = None
+    """`module:Class` of the model's task type if it is your own; its code is run."""
+
+    @property
+    def name(self) -> str:
+        """The name of the registered model, without alias and version."""
+        return re.split("[@/]", self.model, maxsplit=1)[0]
+
+    @property
+    def alias(self) -> str:
+        """The alias in `model`; empty without one."""
+        return self.model.partition("@")[2]
+
+    @property
+    def version(self) -> str:
+        """The version in `model`; empty without one."""
+        return "" if "@" in self.model else self.model.partition("/")[2]
+
+    @property
+    def is_single_file(self) -> bool:
+        """Whether the output is one file."""
+        return self.output.endswith(SINGLE_FILES)
+
+
+def parse_batch_prediction(values: Any) -> BatchPrediction:
+    """The parameters that `values` spell. Raises UserError with every mistake found, one problem a field."""
+    if not isinstance(values, Mapping):
+        raise UserError([Problem(kind="option", where="prediction", message=f"{values!r} is not a mapping of fields.")])
+    problems = find_templates(values)
+    try:
+        found = BatchPrediction.model_validate(dict(values))
+    except ValidationError as error:
+        problems += [describe(detail, BatchPrediction) for detail in error.errors(include_url=False)]
+        raise UserError({problem.where: problem for problem in reversed(problems)}.values()) from error
+    problems += _find_contradictions(found)
+    if problems:
+        raise UserError(problems)
+    return found
+
+
+def _find_contradictions(found: BatchPrediction) -> list[Problem]:
+    problems = []
+
+    def add(where: str, message: str) -> None:
+        problems.append(Problem(kind="option", where=where, message=message))
+
+    if not _MODEL.fullmatch(found.model):
+        add("model", f"{found.model!r} is no registered model: write NAME, NAME@ALIAS or NAME/VERSION.")
+    if found.is_single_file and found.format not in (None, "openai"):
+        add("format", f"{found.format!r} is for a folder: leave it out, because the suffix of {found.output} decides.")
+    if found.format == "openai" and found.is_single_file and not found.output.endswith(".jsonl"):
+        add("output", f"{found.output!r} is no place for openai: name a folder, or a file that ends in .jsonl.")
+    if found.task is not None and ":" not in found.task:
+        add("task", f"{found.task!r} is no code of yours: write module:Class, or leave it out.")
+    return problems
