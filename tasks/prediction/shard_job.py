@@ -70,6 +70,7 @@ class ShardPredictor:
         """The rows of shards that earlier tries have predicted."""
         self._seconds = 0.0
         self._tries = TRIES
+        self._saved_divisor = 1
 
     def __enter__(self) -> ShardPredictor:
         return self
@@ -111,8 +112,6 @@ class ShardPredictor:
                 warning = prepare_next_try(outcome, outcome.failure, self._tries - 1, self._batches)
                 self._tries -= outcome.failure.kind != "out_of_memory"
                 self._work.on_events([warning])
-            elif self._batches and self._batches.divisor > 1:
-                self._batches.save()
 
     def _stop(self) -> None:
         if self._looks is not None:
@@ -172,6 +171,9 @@ class ShardPredictor:
         self._done[event["digest"]] = figures
         self._seconds += figures["rows"] / max(figures["rows_per_second"], 1e-6)
         self._tries = TRIES  # a shard further, another failure is not the same one
+        if self._batches and self._batches.divisor > self._saved_divisor:
+            self._batches.save()
+            self._saved_divisor = self._batches.divisor
 
 
 def _environment() -> dict[str, str]:
