@@ -65,7 +65,7 @@ def batch_predict(prediction: BatchPrediction, reason: str | None = None) -> dic
             _predict(prepared, run, remote, shards)
         except BaseException as raised:  # what ended the run is part of its result
             error = full_disk(settings.home(), raised) or raised
-        shards.end()
+        shards.end(failed=error is not None)
         result = build_result(run, prepared, began_s, error)
         result["warnings"] = remote.end_run(wait=result["state"] != "interrupted")
         progress.end()

@@ -42,12 +42,12 @@ class Shards(Listener):
         """Counts the shard."""
         self.states[row.state] += 1
 
-    def end(self) -> None:
+    def end(self, failed: bool = False) -> None:
         """Ends the stage, once."""
         if self._ended:
             return
         self._ended = True
-        state = "failed" if self.states["failed"] else "ran" if self.states["ran"] else "cached"
+        state = "failed" if failed or self.states["failed"] else "ran" if self.states["ran"] else "cached"
         row = Row(STAGE, None, state, time.monotonic() - self._started)
         for follower in self._followers:
             follower.stage_ended(row, None)

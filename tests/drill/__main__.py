@@ -1,7 +1,7 @@
 """The pipeline under fire: parts of it are killed at random instants, and what comes of it is compared.
 
     python -m tests.drill [--kills 20] [--faults 30] [--seed N] [--ways 1 2 loop random fsdp zero2 zero3]
-                          [--only kills|store|cluster|slurm|sweep|NAME ...]
+                          [--only kills|store|predict|cluster|slurm|sweep|NAME ...]
 
 First the recipe of tests/flows/small.py runs undisturbed, in each of the ways of tests/drill/ground.py. Then runs of it
 get SIGKILL, each time to the flow, the warm process, the supervisor, the launcher or a rank, at an instant drawn from
@@ -59,10 +59,12 @@ def _drill(folder: Path, options: argparse.Namespace) -> bool:
     from tests.drill.watch import Watch
 
     began, watch, kills, results = time.monotonic(), Watch(), Kills(), dict[str, str]()
-    if set(options.only) - SCENES.keys() - {"store", "cluster", "slurm", "sweep"}:
+    if set(options.only) - SCENES.keys() - {"store", "predict", "cluster", "slurm", "sweep"}:
         kills, results = _under_fire(_ground(folder), options, watch)
     if "store" in options.only:
         results |= _store_faults(_ground(folder / "store"), options, watch)
+    if "predict" in options.only:
+        results |= _predict_faults(_ground(folder / "predict"), options, watch)
     if "cluster" in options.only:
         results |= _cluster_faults(_ground(folder / "cluster"), options, watch)
     if "slurm" in options.only:
@@ -92,6 +94,16 @@ def _store_faults(ground: Ground, options: argparse.Namespace, watch: Watch) -> 
     from tests.drill.store import StoreFaults
 
     faults = StoreFaults(ground, watch, options.seed)
+    for number in options.numbers or range(1, options.faults + 1):
+        faults.play(number)
+    return faults.results
+
+
+def _predict_faults(ground: Ground, options: argparse.Namespace, watch: Watch) -> dict[str, str]:
+    """The result of each fault of batch predictions."""
+    from tests.drill.predict import PredictFaults
+
+    faults = PredictFaults(ground, watch, options.seed)
     for number in options.numbers or range(1, options.faults + 1):
         faults.play(number)
     return faults.results
@@ -163,11 +175,13 @@ def _options() -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(prog="python -m tests.drill", description="The pipeline under fire.")
     parser.add_argument("--kills", type=int, default=20, help="how many random kills (default: 20)")
-    parser.add_argument("--faults", type=int, default=30, help="how many faults of the store (default: 30)")
-    parser.add_argument("--numbers", nargs="+", type=int, help="of the faults of the store and the cluster, only these")
+    parser.add_argument(
+        "--faults", type=int, default=30, help="how many of the store, and of predictions (default: 30)"
+    )
+    parser.add_argument("--numbers", nargs="+", type=int, help="of the faults by number, only these")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="draws them")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="to train, in turns (default: all)")
-    everything = ["kills", *FIRES, "store", "cluster", "slurm", "sweep", *SCENES]
+    everything = ["kills", *FIRES, "store", "predict", "cluster", "slurm", "sweep", *SCENES]
     parser.add_argument(
         "--only", nargs="+", choices=everything, default=everything, help="kills, or fires and scenes by name"
     )

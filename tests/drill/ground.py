@@ -106,7 +106,7 @@ class Ground:
         file: Path | None = None,
         **more: str,
     ) -> Run:
-        """Starts a run.
+        """Starts a run of the recipe.
 
         Args:
             home: its FINETUNE_HOME.
@@ -117,6 +117,13 @@ class Ground:
             file: another deployment file than that of the recipe.
             more: environment variables in addition to this process's.
         """
+        sets = [word for setting in (*self._settings, *settings) for word in ("--set", setting)]
+        return self.command(home, verb, str(file or self.file), *sets, embedded=embedded, inside=inside, **more)
+
+    def command(
+        self, home: Path, *words: str, embedded: bool = False, inside: tuple[str, ...] = (), **more: str
+    ) -> Run:
+        """Starts `finetune` with these words and `--json`. The other arguments are those of `start`."""
         self._runs += 1
         mark = f"{os.getpid()}-{self._runs}"
         folder = self.folder / "runs" / str(self._runs)
@@ -124,10 +131,9 @@ class Ground:
         env = environment(home, **{"PYTHONPATH": str(ROOT), MARK: mark, **more})
         if not embedded:
             env["PREFECT_API_URL"] = self._server
-        sets = [word for setting in (*self._settings, *settings) for word in ("--set", setting)]
         with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
             process = subprocess.Popen(
-                [*inside, *command(verb, str(file or self.file), "--json", str(folder / "out.json"), *sets)],
+                [*inside, *command(*words, "--json", str(folder / "out.json"))],
                 cwd=ROOT,
                 env=env,
                 stdin=subprocess.DEVNULL,
