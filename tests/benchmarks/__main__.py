@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tasks.cache import settings
 from tests.benchmarks import (
+    batches,
     checkpoints,
     cluster,
     cold,
@@ -43,6 +44,7 @@ BENCHMARKS: dict[str, Callable[[Subject], list[Row]]] = {
     "peer": peer.measure,
     "rows": rows.measure,
     "tokenization": tokenization.measure,
+    "batches": batches.measure,
     "orchestration": orchestration.measure,
     "starts": starts.measure,
     "cold": cold.measure,
