@@ -22,6 +22,7 @@ from flows.cli.main import main, parser
 from flows.reports.tables import verdict_lines
 from tasks.cache.refs import Ref
 from tasks.cache.stage import Work
+from tasks.prefect.deployments import read_deployments
 from tasks.stages.gate import gate
 from tasks.stages.score import require_fitting
 from tasks.tracking.reports import find_worst_groups
@@ -70,6 +71,12 @@ def test_the_recipe_for_your_own_csv_is_valid() -> None:
 def test_the_example_of_publishing_is_part_of_a_valid_recipe() -> None:
     recipe = yaml.safe_load(example("recipe"))["deployments"][0]["parameters"]["recipe"]
     assert parse({**recipe, **yaml.safe_load(example("hub"))}).release.hub is not None
+
+
+def test_the_example_of_a_nightly_prediction_can_be_deployed(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(example("batch-prediction"))
+    (deployment,) = read_deployments([tmp_path / "mine.yaml"])
+    assert (deployment.flow, deployment.name) == ("batch-predict", "mine")
 
 
 def test_the_function_gives_rows_that_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,7 @@ KINDS = {
         _build_failure_trigger,
         FAILURE_SUBJECT,
         FAILURE_BODY,
-        "A run of finetune or retrain failed or crashed.",
+        "A run of finetune, retrain or batch_predict failed or crashed.",
     ),
 }
 

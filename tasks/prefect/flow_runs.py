@@ -29,7 +29,7 @@ def find(name: str | None) -> FlowRun:
     with get_client(sync_client=True) as client:
         runs = _read_recent(client) if name is None else _find_by_name(client, name)
     if name is None:
-        runs = [run for run in runs if _is_unfinished(run)][:1]
+        runs = [run for run in runs if _is_unfinished(run) and not _is_command(run)][:1]
     if not runs:
         missing = "no run that did not complete" if name is None else f"no flow run {name!r}"
         raise _build_error(f"the server has {missing}; `prefect flow-run ls` lists them.")
@@ -39,6 +39,8 @@ def find(name: str | None) -> FlowRun:
     (run,) = runs
     if run.state is not None and run.state.is_completed():
         raise _build_error(f"{run.id} is {_state_name(run)}: a new run is `finetune run`.")
+    if _is_command(run):
+        raise _build_error(f"{run.id} is a batch prediction: the same `finetune predict` continues it.")
     if is_running_here(str(run.id)):
         raise _build_error(
             f"{run.id} still runs here, although its state at the server is {_state_name(run)}: wait until it ends."
@@ -114,6 +116,11 @@ def _is_unfinished(run: FlowRun) -> bool:
     if run.state is not None and run.state.is_final():
         return not run.state.is_completed() and not is_running_here(str(run.id))
     return run.deployment_id is None and was_killed_here(str(run.id))
+
+
+def _is_command(run: FlowRun) -> bool:
+    """Whether the run is a batch prediction without a deployment."""
+    return run.deployment_id is None and "prediction" in run.parameters
 
 
 def page_url(run: str) -> str | None:

@@ -1,0 +1,83 @@
+"""Deployment files of batch predictions: checked before anything is deployed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from tasks.prefect.deployment_schema import deployment_schema
+from tasks.prefect.deployments import read_deployments
+from tests.flows.forked import finetune
+from training.problems import UserError
+
+PREDICTION = {"model": "small", "input": ["inbox"], "output": "answers", "keep": ["id"]}
+
+
+def write(folder: Path, parameters: Any, **entry: Any) -> Path:
+    file = folder / "batch.yaml"
+    entry = {
+        "name": "mine",
+        "entrypoint": "flows.batch_predict:batch_predict",
+        "work_pool": {"name": "finetune"},
+        "parameters": parameters,
+    } | entry
+    file.write_text(yaml.safe_dump({"deployments": [entry]}))
+    return file
+
+
+def test_every_mistake_in_the_parameters_is_named_with_its_entry(tmp_path: Path) -> None:
+    file = write(tmp_path, {"prediction": PREDICTION | {"modl": "x", "batch_size": 0}, "reson": "night"})
+    with pytest.raises(UserError) as raised:
+        read_deployments([file])
+    assert {problem.where for problem in raised.value.problems} == {
+        f"{file}: mine: parameters.reson",
+        f"{file}: mine: prediction.modl",
+        f"{file}: mine: prediction.batch_size",
+    }
+
+
+@pytest.mark.parametrize(
+    ("parameters", "fits"),
+    [
+        ({"prediction": PREDICTION, "reason": "night"}, True),
+        ({"prediction": PREDICTION | {"max_error_rate": 2}}, False),
+        ({"prediction": PREDICTION | {"modl": "x"}}, False),
+        ({"recipe": {}}, False),
+        ({}, False),
+    ],
+)
+def test_an_editor_is_shown_the_parameters_of_each_flow(tmp_path: Path, parameters: Any, fits: bool) -> None:
+    document = yaml.safe_load(write(tmp_path, parameters).read_text())
+    schema = json.loads(json.dumps(deployment_schema()))
+    assert jsonschema.Draft202012Validator(schema).is_valid(document) == fits
+
+
+def test_a_deployment_is_registered_with_its_schedule_and_its_trigger(
+    home: Path, prefect_server: None, tmp_path: Path
+) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL
+
+    trigger = {
+        "type": "event",
+        "expect": ["finetune.data.updated"],
+        "match": {"prefect.resource.id": "finetune.data.mine"},
+        "parameters": {"reason": "finetune.data.updated"},
+    }
+    schedule = {"cron": "0 5 * * *", "timezone": "UTC", "slug": "nightly", "active": False}
+    file = write(tmp_path, {"prediction": PREDICTION}, schedules=[schedule], triggers=[trigger])
+    server = {"PREFECT_API_URL": str(PREFECT_API_URL.value())}
+    run = finetune(home, "deploy", str(file), **server)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert f"{file}: prefect deployment run batch-predict/mine --watch" in run.stdout
+    with get_client(sync_client=True) as client:
+        deployed = client.read_deployment_by_name("batch-predict/mine")
+        assert deployed.parameters == {"prediction": PREDICTION} and len(deployed.schedules) == 1
+        fields = deployed.parameter_openapi_schema["definitions"]["BatchPrediction"]["properties"]
+        assert all(field.get("description") for field in fields.values())
+        assert any("mine" in automation.name for automation in client.read_automations())
