@@ -13,7 +13,9 @@ COMMAND_MODULES = [f"flows.cli.{path.stem}" for path in sorted((ROOT / "flows" /
 HEAVY = ("torch", "transformers", "datasets", "evaluate", "sklearn", "matplotlib")
 
 
-@pytest.mark.parametrize("modules", ["flows.finetune", "training.recipe", ", ".join(COMMAND_MODULES)])
+@pytest.mark.parametrize(
+    "modules", ["flows.finetune", "flows.batch_predict", "training.recipe", ", ".join(COMMAND_MODULES)]
+)
 def test_importing_the_flow_or_the_commands_loads_no_heavy_library(modules: str) -> None:
     program = f"import sys, {modules}; print(*(name for name in {HEAVY!r} if name in sys.modules))"
     child = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)

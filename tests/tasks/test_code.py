@@ -44,10 +44,10 @@ ALLOWED = {
     "training.recipe.program_settings": {
         *("CheckModelSettings", "CreateModelSettings", "FitSettings", "HubModel", "TokenizeSettings"),
         *("CompareSettings", "PredictChampionSettings", "PredictSettings", "ReferenceSettings", "ScoreSettings"),
-        *("PredictShardsSettings", "WantedShard"),
+        "PredictShardsSettings",
     },
     # The digest of the rows that it reads is an input of the stage.
-    "training.data.prediction_rows": {"RowReader", "Rows", "digest_inputs"},
+    "training.data.prediction_rows": {"RowReader", "read_shards"},
     # Names of secrets.
     "training.recipe.credentials": {"variables_for", "remove_secrets"},
     # Words of the recipe, whose values are inputs of the stage.

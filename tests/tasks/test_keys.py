@@ -24,7 +24,10 @@ from tasks.cache.code import Code, Source, code_behind
 from tasks.cache.refs import Champion, NumberedComparison, PinnedCommit, Verdict, Version
 from tasks.cache.stage import Stage
 from tasks.hub.client import Found
+from tasks.prediction.scan import Shard
+from tasks.registry.prediction_job import ModelSpec
 from tasks.stages import resolve as resolving
+from tasks.stages.predict_shard import predict_shard
 from tasks.tracking.stage_table import STAGES
 from tests.task_types import TINY
 from training.recipe import Recipe, parse
@@ -510,6 +513,13 @@ class CodeOfStages(Keys):
         return super().__call__(stage, recipe, *inputs)
 
 
+def code_of_batches(task: str, options: dict[str, Any]) -> set[str]:
+    """The code of batch predictions, which are not part of a fine-tune."""
+    model = ModelSpec("models:/a/1", 64, {"task": task, "options": options}, {}, digest="weights")
+    flat, _ = predict_shard.flat_inputs(model, 64, Shard("rows.csv", 0, 1, 1, "d", "c"), None)
+    return {name.removeprefix("code.") for name in flat if name.startswith("code.")}
+
+
 def test_the_modules_behind_each_stage_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "code_behind", code_behind)
     found: dict[str, dict[str, set[str]]] = {}
@@ -518,6 +528,7 @@ def test_the_modules_behind_each_stage_are_listed(monkeypatch: pytest.MonkeyPatc
         tiny = TINY[task]
         sections = {"data": {"source": "csv", "path": "rows", **tiny.data}, "evaluation.metrics": tiny.metrics}
         pipeline(walk, parse(spelt(base(), {"task": task, "options": tiny.options, **sections})))
+        walk.code["predict_shard"] = code_of_batches(task, tiny.options)
         for stage, modules in walk.code.items():
             found.setdefault(stage, {})[task] = modules
     lines = [CODE_LIST_HEADING]

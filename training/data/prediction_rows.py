@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,6 +31,7 @@ from training.data.parquet_files import ipc_batches, open_ipc, readable
 from training.problems import Problem, UserError, nearest
 from training.recipe.column_types import EXAMPLES, Form
 from training.recipe.fields import Data
+from training.recipe.program_settings import WantedShard
 from training.recipe.tables.checks import LEVELS
 from training.recipe.tables.formats import FORMATS
 
@@ -216,6 +217,24 @@ class RowReader:
     def _faults(self, inputs: Sequence[Values | None]) -> list[tuple[str, str, Any, str]]:
         usable = [values for values in inputs if values is not None]
         return list(self._task_type.faults_on_request(to_batch(self._task_type, self._columns, usable)))
+
+
+def read_shards(reader: RowReader, wanted: Sequence[WantedShard], shard_rows: int) -> Iterator[tuple[str, Rows]]:
+    """Yields the digest and the rows of each wanted shard, file by file.
+
+    Raises UserError if a shard's rows no longer have its digest.
+    """
+    for file, of_file in groupby(wanted, lambda shard: shard.file):
+        by_number = {shard.number: shard for shard in of_file}
+        for number, rows in enumerate(reader.shards(file, shard_rows) if by_number else ()):
+            if shard := by_number.get(number):
+                if digest_inputs(rows) != shard.digest:
+                    break
+                yield by_number.pop(number).digest, rows
+            if not by_number:
+                break
+        if by_number:
+            raise _problem(file, "has changed since this run began: start another one.")
 
 
 def format_of(file: str) -> str:

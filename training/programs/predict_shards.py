@@ -15,20 +15,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job
-from training.problems import Problem, UserError
-from training.recipe.program_settings import PredictShardsSettings, WantedShard
+from training.recipe.program_settings import PredictShardsSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from training.data.prediction_rows import RowReader, Rows
 
 SHARDS = "shards"
 """The folder of the predicted shards in the job's folder."""
@@ -42,7 +38,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
     from training import task_types
     from training.data.model_inputs import to_batch
-    from training.data.prediction_rows import RowReader
+    from training.data.prediction_rows import RowReader, read_shards
     from training.engine.serving import Predictor
     from training.models import loading
 
@@ -61,35 +57,14 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     schema = pa.schema(list(task_type.record_types(predictor.labels).items()))
     (job_dir / SHARDS).mkdir(exist_ok=True)
     progress, began = _Progress(events), time.monotonic()
-    for shard, rows in wanted_rows(RowReader(task_type, settings.columns), settings.shards, settings.shard_rows):
+    for digest, rows in read_shards(RowReader(task_type, settings.columns), settings.shards, settings.shard_rows):
         inputs, started = rows.usable(), time.monotonic()
         records = predictor.predict(to_batch(task_type, settings.columns, inputs), progress.report)
         progress.end_shard(len(inputs))
-        write(job_dir / SHARDS / f"{shard.digest}.parquet", pa.Table.from_pylist(records, schema))
+        write(job_dir / SHARDS / f"{digest}.parquet", pa.Table.from_pylist(records, schema))
         figures = {"rows": len(inputs), "rows_per_second": rate(len(inputs), time.monotonic() - started)}
-        events.write("shard", digest=shard.digest, predicted_at_s=int(time.time()), **figures)
+        events.write("shard", digest=digest, predicted_at_s=int(time.time()), **figures)
     return {"rows": progress.before, "rows_per_second": rate(progress.before, time.monotonic() - began)}
-
-
-def wanted_rows(reader: RowReader, shards: list[WantedShard], shard_rows: int) -> Iterator[tuple[WantedShard, Rows]]:
-    """Yields the rows of each shard. Raises UserError if a shard's rows are no longer those of its digest."""
-    from training.data.file_systems import display_name
-    from training.data.prediction_rows import digest_inputs
-
-    for file, of_file in groupby(shards, lambda shard: shard.file):
-        by_number = {shard.number: shard for shard in of_file}
-        for number, rows in enumerate(reader.shards(file, shard_rows)):
-            shard = by_number.pop(number, None)
-            if shard is not None and digest_inputs(rows) != shard.digest:
-                by_number[number] = shard
-                break
-            if shard is not None:
-                yield shard, rows
-            if not by_number:
-                break
-        if by_number:
-            message = "has changed since this run began: start another one."
-            raise UserError([Problem(kind="data", where=display_name(file), message=message)])
 
 
 def write(file: Path, predictions: pa.Table) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -23,11 +24,14 @@ from tests.training.data.test_forms import problems_of
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
 from tests.training.vocabularies import CHAT, ROBERTA, chat, roberta, save_repository
 from training.batching.batches import IGNORED, TokenRows
+from training.data.prediction_rows import RowReader, digest_inputs
 from training.engine.serving import Predictor
+from training.jobs.protocol import Events, Job
 from training.models.loading import load_tokenizer
 from training.problems import UserError
-from training.programs import create_model
+from training.programs import create_model, predict_shards
 from training.recipe import Training
+from training.recipe.program_settings import PredictShardsSettings, WantedShard
 from training.task_types.sft import SupervisedFineTuning
 from training.tokenization import encoder as encoder_module
 from training.tokenization import token_files, transformers_encoder
@@ -376,6 +380,32 @@ def test_killed_within_an_epoch_it_ends_with_the_same_bytes(assistants: Path, tr
     assert (trained / "output/model/chat_template.jinja").read_text() == EXAMPLE
     first, *_, last = (figures["eval_loss"] for _, figures in sorted(curve(trained).items()) if "eval_loss" in figures)
     assert last < first
+
+
+def test_requests_of_a_batch_file_are_answered_like_single_conversations(trained: Path, tmp_path: Path) -> None:
+    folder, options = trained / "output/model", {"max_new_tokens": 5, "min_new_tokens": 3}
+    talks = [spoken(random.Random(seed))[:-1] for seed in (1, 4, 5)]
+    file = tmp_path / "requests.jsonl"
+    requests = [{"custom_id": str(number), "body": {"messages": talk}} for number, talk in enumerate(talks)]
+    file.write_text("".join(json.dumps(request) + "\n" for request in requests))
+    (rows,) = RowReader(SupervisedFineTuning(options), {"messages": "talk"}).shards(str(file), 10)
+    settings = PredictShardsSettings(
+        task="sft",
+        options=options,
+        columns={"messages": "talk"},
+        shards=[WantedShard(file=str(file), number=0, digest=digest_inputs(rows))],
+        shard_rows=10,
+        max_length=64,
+        batch_size=2,
+        mixed_precision="no",
+    )
+    inputs = {"model": str(folder), "tokenizer": str(folder)}
+    job = Job(program="p", key="k", settings=settings.model_dump(mode="json"), inputs=inputs)
+    predict_shards.main(tmp_path, job, Events(tmp_path / "events.jsonl"))
+    found = pq.read_table(tmp_path / "shards" / f"{digest_inputs(rows)}.parquet")["generated_text"].to_pylist()
+    predictor = Predictor(SupervisedFineTuning(options), folder, folder, 64)
+    alone = [predictor.predict(pa.RecordBatch.from_pydict({"messages": [json.dumps(talk)]})) for talk in talks]
+    assert found == [one[0]["generated_text"] for one in alone] and all(found)
 
 
 def test_a_conversation_is_answered_alike_with_and_without_the_answer_that_it_has(trained: Path) -> None:

@@ -1,0 +1,105 @@
+"""Shards of files: the rows that were listed, each predicted as the model predicts it alone."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.training import tiny
+from training import task_types
+from training.data.prediction_rows import RowReader, digest_inputs
+from training.engine.serving import Predictor
+from training.jobs.protocol import Events, Job, read_events
+from training.models.loading import export, load_for_training, load_tokenizer
+from training.problems import UserError
+from training.programs import predict_shards
+from training.recipe.program_settings import PredictShardsSettings, WantedShard
+
+TASK = "sequence-classification"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as training exports it."""
+    world = tiny.make_world(tmp_path_factory.mktemp("world"))
+    tokenizer = load_tokenizer(world / "base/tokenizer")
+    model = load_for_training(task_types.load(TASK), world / "base/model", tiny.LABELS, tokenizer, seed=1)
+    export(model, world / "base/tokenizer", out := tmp_path_factory.mktemp("trained"))
+    return out
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Texts of many lengths, one of which is missing."""
+    words = sorted(word for words in tiny.WORDS.values() for word in words)
+    texts = [" ".join(words[: 1 + number * 5 % 11]) for number in range(25)]
+    with (tmp_path / "rows.csv").open("w", newline="") as out:
+        csv.writer(out).writerows([["id", "text"], *enumerate([*texts[:7], "", *texts[7:]])])
+    return tmp_path / "rows.csv"
+
+
+def listed(file: Path, shard_rows: int = 10) -> list[tuple[WantedShard, list[str]]]:
+    """The shards of the file, and the usable texts of each."""
+    parts = RowReader(task_types.load(TASK), {"text": "text"}).shards(str(file), shard_rows)
+    return [
+        (WantedShard(file=str(file), number=number, digest=digest_inputs(rows)), [text for (text,) in rows.usable()])
+        for number, rows in enumerate(parts)
+    ]
+
+
+def run(trained: Path, job_dir: Path, shards: list[WantedShard], **more: Any) -> dict[str, Any]:
+    settings = PredictShardsSettings(
+        task=TASK, columns={"text": "text"}, shards=shards, shard_rows=10, max_length=32, batch_size=4,
+        mixed_precision="no", **more,
+    )  # fmt: skip
+    inputs = {"model": str(trained), "tokenizer": str(trained)}
+    job = Job(program="p", key="k", settings=settings.model_dump(mode="json"), inputs=inputs)
+    return predict_shards.main(job_dir, job, Events(job_dir / "events.jsonl"))
+
+
+@pytest.mark.parametrize("more", [{}, {"micro_batch_divisor": 4}])
+def test_each_row_gets_the_prediction_that_it_gets_alone_whatever_the_batches(
+    trained: Path, file: Path, tmp_path: Path, more: dict[str, int]
+) -> None:
+    shards = listed(file)
+    assert run(trained, tmp_path, [shard for shard, _ in shards], **more)["rows"] == 25
+    predictor = Predictor(task_types.load(TASK), trained, trained, 32)
+    for shard, texts in shards:
+        found = pq.read_table(tmp_path / "shards" / f"{shard.digest}.parquet").to_pylist()
+        for text, record in zip(texts, found, strict=True):
+            (alone,) = predictor.predict(pa.RecordBatch.from_pydict({"text": [text]}))
+            assert record["label"] == alone["label"]
+            assert record["probability"] == pytest.approx(alone["probability"], abs=1e-6)
+    ended = [event for event in read_events(tmp_path / "events.jsonl", 0)[0] if event["kind"] == "shard"]
+    assert [event["rows"] for event in ended] == [9, 10, 6] and [event["digest"] for event in ended] == [
+        shard.digest for shard, _ in shards
+    ]
+
+
+def test_only_the_wanted_shards_are_predicted_and_a_shard_without_usable_rows_has_the_columns(
+    trained: Path, file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "empty.csv").write_text("id,text\n1,\n2,\n")
+    (empty, texts), last = listed(tmp_path / "empty.csv")[0], listed(file)[-1][0]
+    assert texts == [] and run(trained, tmp_path, [last, empty])["rows"] == 6
+    files = {path.name for path in (tmp_path / "shards").iterdir()}
+    assert files == {f"{last.digest}.parquet", f"{empty.digest}.parquet"}
+    table = pq.read_table(tmp_path / "shards" / f"{empty.digest}.parquet")
+    assert table.column_names == ["label", "probability", "probabilities"] and table.num_rows == 0
+
+
+@pytest.mark.parametrize("change", ["edited", "shorter"])
+def test_rows_that_have_changed_since_they_were_listed_end_the_job(
+    trained: Path, file: Path, tmp_path: Path, change: str
+) -> None:
+    shards = [shard for shard, _ in listed(file)]
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines[:-1], "24,other"] if change == "edited" else lines[:-6]))
+    with pytest.raises(UserError, match=r"rows\.csv: has changed since this run began"):
+        run(trained, tmp_path, shards)
+    assert len([*(tmp_path / "shards").iterdir()]) == 2
