@@ -92,7 +92,7 @@ class ShardPredictor:
         Raises UserError for the user's mistakes and launch.JobFailed for all other failures.
         """
         if shard.digest not in self._listed and shard.digest not in self._done:
-            self._waiting.setdefault(shard.digest, shard)  # such as one whose artifact is damaged
+            self._waiting = {shard.digest: shard, **self._waiting}  # such as one whose artifact is damaged
             self._stop()
         while shard.digest not in self._done:
             self._look()

@@ -213,6 +213,26 @@ def test_a_file_that_changes_after_it_was_listed_ends_the_run(home: Path, inbox:
         predict_all(prepared, Quiet(), tmp_path / "shards")
 
 
+def test_a_version_whose_training_is_no_longer_stored_is_fetched_from_mlflow(
+    home: Path, inbox: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(home / "artifacts" / "fit")
+    prepared = prepare(prediction(inbox, tmp_path / "out"), Remote(), Quiet())
+    figures = predict_all(prepared, Quiet(), tmp_path / "shards")
+    assert sum(one["rows"] for one in figures) == 122 and not list(home.glob("jobs/predict-*"))
+
+
+def test_a_shard_that_was_taken_for_stored_is_predicted_when_it_turns_out_to_be_damaged(
+    home: Path, inbox: Path, tmp_path: Path
+) -> None:
+    prepared = prepare(prediction(inbox, tmp_path / "out"), Remote(), Quiet())
+    damaged, *others = prepared.new
+    with ShardPredictor(prepared.model, 64, SHARD_ROWS, others, Quiet()) as predictor:
+        assert predictor.predict(others[0], tmp_path)["rows"] == others[0].usable
+        (tmp_path / "again").mkdir()
+        assert predictor.predict(damaged, tmp_path / "again")["rows"] == damaged.usable
+
+
 def test_a_program_that_cannot_run_is_a_failure_and_leaves_nothing(
     home: Path, inbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
