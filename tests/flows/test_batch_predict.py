@@ -286,6 +286,22 @@ def test_all_mistakes_of_the_inputs_are_reported_together(home: Path, inbox: Pat
         assert words in message
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"format": "openai"}, "format: 'openai' is for assistants, which answer conversations, and small is a model"),
+        ({"keep": ["genre", "version"]}, "keep: version would be twice in the output"),
+        ({"model": "small/9"}, "'small' has no version '9': it has 1."),
+    ],
+)
+def test_parameters_that_do_not_fit_the_model_are_refused_before_rows_are_read(
+    home: Path, inbox: Path, tmp_path: Path, more: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError) as raised:
+        prepare(prediction(tmp_path / "nowhere", tmp_path / "out", **more), Remote(), Quiet())
+    assert words in str(raised.value)
+
+
 def test_what_the_last_batch_needs_is_kept_by_garbage_collection(
     home: Path, server: dict[str, str], inbox: Path, tmp_path: Path
 ) -> None:
