@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from tasks.sweeps.trial import short_names
 from training.problems import UserError
 from training.recipe import Model, Recipe, Sweep, parse
 
@@ -64,10 +65,11 @@ def run_name(recipe: Recipe, overrides: Mapping[str, Any] | None = None) -> str:
 
 def format_settings(settings: Mapping[str, Any]) -> str:
     """`learning_rate 3.1e-05 · num_train_epochs 2`: the values of a trial by the last part of their fields."""
-    return " · ".join(f"{field.rpartition('.')[2]} {_format_value(value)}" for field, value in settings.items())
+    return " · ".join(f"{name} {format_value(settings[field])}" for field, name in short_names(settings).items())
 
 
-def _format_value(value: Any) -> str:
+def format_value(value: Any) -> str:
+    """`3.1e-05`"""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

@@ -51,14 +51,16 @@ def plan_stages(recipe: Recipe, planner: Planner, *, before_run: bool) -> tuple[
 
 def divide_gpus(recipe: Recipe, sweep: Sweep) -> dict[str, Any]:
     """The override of compute.num_processes with which trials that run at once share this machine's GPUs. Raises
-    UserError if there are fewer GPUs than trials at once."""
+    UserError if there are too few GPUs for the trials at once."""
     gpus = len(visible_gpus()) if recipe.compute.cluster is None else 0
-    if sweep.parallel == 1 or not gpus or recipe.compute.num_processes != "auto":
+    if sweep.parallel == 1 or not gpus:
         return {}
-    if gpus < sweep.parallel:
-        message = f"{sweep.parallel} trials at once need as many GPUs, and there are {gpus}: lower it."
+    wanted = recipe.compute.num_processes
+    each = 1 if wanted == "auto" else wanted
+    if gpus < sweep.parallel * each:
+        message = f"{sweep.parallel} trials at once need {sweep.parallel * each} GPUs, and there are {gpus}: lower it."
         raise UserError([Problem(kind="sweep", where="sweep.parallel", message=message)])
-    return {"compute.num_processes": gpus // sweep.parallel}
+    return {"compute.num_processes": gpus // sweep.parallel} if wanted == "auto" else {}
 
 
 def launch_training_early(recipe: Recipe, planner: Planner, lock: Lock) -> None:

@@ -14,12 +14,14 @@ from flows.reports.sweep_table import SweepTerminal, TrialProgress, tabulate_tri
 from flows.trial import TrialRun, trial_recipe
 from tasks.cache.executor import Executor
 from tasks.cache.planner import Planner
-from tasks.cache.refs import Champion, Comparison, Ref
+from tasks.cache.refs import Champion, Comparison, Lock, Ref
+from tasks.jobs.hardware import visible_gpus
+from tasks.jobs.launch import JobFailed
 from tasks.jobs.slots import Slots
 from tasks.stages.champion import find_champion, predict_champion
 from tasks.stages.compare import compare
 from tasks.sweeps.study import Study
-from tasks.sweeps.trial import Trial
+from tasks.sweeps.trial import UNFINISHED, Trial
 from tasks.tracking.connection import MlflowFailed
 from training.problems import Problem, UserError
 from training.recipe import Recipe, Sweep
@@ -111,14 +113,13 @@ class Search:
 
     def _run_trial(self, trial: Trial) -> TrialRun:
         self._refresh()
-        keeps_lock = not any(name.partition(".")[0] in RESOLVED for name in self.sweep.space)
         run = TrialRun(
             trial,
             self.study,
             self.recipe,
             str(self.sweep.metric),
             self.run,
-            self.ready.lock if keeps_lock else None,
+            self._lock,
             (TrialProgress(trial.number, self.terminal),),
             self._deadline,
         )
@@ -129,7 +130,7 @@ class Search:
         """Takes note of a trial that has ended."""
         self.terminal.progress.pop(run.trial.number, None)
         trial = self.study.trials[run.trial.number - 1]
-        if trial.state == "running" and not self._is_over:
+        if trial.state in UNFINISHED and not self._is_over:
             raise RuntimeError(f"trial {trial.number} did not begin: see its flow run in Prefect")
         if run.scored is not None:
             self._scored[trial.number] = run.scored
@@ -137,7 +138,7 @@ class Search:
             self.failures.append(trial)
         self._refresh()
         best = self.study.best
-        if best is not None and best.number != self._compared:
+        if best is not None and best.number != self._compared and not self._shares_gpus:
             self._compared = best.number
             self.against_champion = self._compare_with_champion(best)
             self._refresh()
@@ -154,12 +155,12 @@ class Search:
         recipe, walk = self._recipe_of(best), self._quiet_walk()
         try:
             champion = walk(find_champion, recipe, scored.trained, scored.scores)
-        except MlflowFailed:  # the release of the best model needs it, and says so
+            if champion is None:
+                return None
+            opponent = walk(predict_champion, recipe, scored.lock, scored.data, champion)
+            return self._compare(best, scored, champion, opponent)
+        except (MlflowFailed, UserError, JobFailed):  # the release of the best model meets it again, and reports it
             return None
-        if champion is None:
-            return None
-        opponent = walk(predict_champion, recipe, scored.lock, scored.data, champion)
-        return self._compare(best, scored, champion, opponent)
 
     def _compare(self, best: Trial, scored: Scored, champion: Champion, opponent: Ref) -> Comparison:
         arguments = (scored.data, scored.tokens, scored.trained, scored.predictions, opponent)
@@ -169,7 +170,7 @@ class Search:
     def _find_scored(self, trial: Trial) -> Scored | None:
         """The trial's artifacts; None if they were removed since."""
         if trial.number not in self._scored:
-            found = train_and_score(Planner(self.recipe.name), self._recipe_of(trial), self.ready.lock)
+            found = train_and_score(Planner(self.recipe.name), self._recipe_of(trial), self._lock)
             if not isinstance(found.scores, Ref):
                 return None
             self._scored[trial.number] = found
@@ -180,6 +181,17 @@ class Search:
 
     def _quiet_walk(self) -> Executor:
         return Executor(self.recipe.name, self.run)
+
+    @property
+    def _shares_gpus(self) -> bool:
+        """Whether trials use all GPUs of this machine at once: the champion's predictions would take their memory."""
+        return self.sweep.parallel > 1 and bool(visible_gpus())
+
+    @property
+    def _lock(self) -> Lock | None:
+        """What all trials have resolved; None if their settings change it."""
+        changes = any(name.partition(".")[0] in RESOLVED for name in self.sweep.space)
+        return None if changes else self.ready.lock
 
     @property
     def _deadline(self) -> float | None:
@@ -208,7 +220,7 @@ class Search:
 
     def _describe_rest(self, trials: Sequence[Trial]) -> str:
         """`4 of 12 trials; about 3 minutes left`"""
-        limit, ended = self.sweep.trials or 0, [trial for trial in trials if trial.state != "running"]
+        limit, ended = self.sweep.trials or 0, [trial for trial in trials if trial.state not in UNFINISHED]
         text = f"{len(ended)} of {limit} trials"
         spent = [trial.seconds for trial in ended if trial.seconds]
         if spent and len(ended) < limit:

@@ -123,16 +123,19 @@ def _search(
     ready = prepare(executor, recipe)
     warm.start()  # threads of several trials would each start one
     key = study_key(recipe, sweep, ready.lock, ready.data, ready.model)
-    with only_sweep(key), _table_artifact(tracker) as show:
+    with only_sweep(key), _table_artifact() as show:
         study = Study(key, recipe, sweep)
         tracker.set_tags({STUDY_TAG: study.name})
         result["study"] = study.name
         search = Search(recipe, sweep, study, ready, run, table, show)
         try:
             search.run_trials()
-        finally:
-            result["trials"] = [summarize_trial(trial) for trial in study.trials]
-            _log_trials(tracker, study, sweep)
+        except BaseException:
+            with contextlib.suppress(Exception):  # the error that ended the search is the one to report
+                result["trials"] = [summarize_trial(trial) for trial in study.trials]
+            raise
+        result["trials"] = [summarize_trial(trial) for trial in study.trials]
+        _log_trials(tracker, study, sweep)
         best = study.best
         if best is None:
             message = "no trial has completed: raise sweep.trials or sweep.timeout_s, or correct the failed trials."
@@ -193,8 +196,8 @@ class _Keeper(Listener):
 
 
 @contextlib.contextmanager
-def _table_artifact(tracker: Tracker) -> Iterator[Any]:
-    """Yields a function that shows the table of trials on the page of the flow run, and the best one in MLflow."""
+def _table_artifact() -> Iterator[Any]:
+    """Yields a function that shows the table of trials on the page of the flow run."""
     artifacts = ArtifactSender()
 
     def show(rows: list[dict[str, str]], headline: str) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
+from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
@@ -24,7 +26,7 @@ from tasks.prefect import events
 from tasks.prefect.progress import PrefectProgress
 from tasks.shared_store.opening import open_remote
 from tasks.sweeps.study import Study
-from tasks.sweeps.trial import Trial
+from tasks.sweeps.trial import UNFINISHED, Trial
 from tasks.tracking.mlflow_run import STUDY_TAG, TRIAL_STATE_TAG, TRIAL_TAG, Tracker
 from training.jobs.protocol import EVENTS, read_events
 from training.problems import DISK, NETWORK, Problem, UserError
@@ -83,9 +85,12 @@ class TrialRun:
 
     def run(self) -> None:
         """Runs the flow. Raises what ends the sweep: an interruption, or a problem of the machine or of Prefect."""
-        token = current.set(self)
+        token, parent = current.set(self), FlowRunContext.get()
         try:
-            trial(self.trial.number, dict(self.trial.settings), return_state=True)
+            # Trials in threads share the counter behind the keys of subflows, and a repeated sweep would find the
+            # flow runs of other trials by them: a detached context has keys of its own.
+            with parent.model_copy(update={"detached": True}) if parent else nullcontext():
+                trial(self.trial.number, dict(self.trial.settings), return_state=True)
         finally:
             current.reset(token)
         if self.error is not None:
@@ -127,7 +132,7 @@ class TrialRun:
                 raise
             finally:
                 progress.end()
-                if (ended := study.trials[self.trial.number - 1].state) != "running":
+                if (ended := study.trials[self.trial.number - 1].state) not in UNFINISHED:
                     tracker.set_tags({TRIAL_STATE_TAG: ended})
                 tracker.end(status)
         return state
@@ -146,6 +151,9 @@ class TrialRun:
         return Completed(message=f"{self.metric} {value:.4g}")
 
     def _pause(self, reason: str, seconds: float) -> State[Any]:
+        if self.error is not None:
+            self.study.release(self.trial)
+            return Failed(message=reason)
         if self.is_over_time:
             self.study.release(self.trial)
             return Cancelled(name="TimedOut", message="the sweep's time is over; the next sweep resumes this trial")
@@ -185,6 +193,7 @@ class _Evaluations(Listener):
         """Raises Paused after an evaluation that is not the last one, or when the sweep's time is over."""
         if stage != "fit":
             return
+        trial, study = self._run.trial, self._run.study
         for event in events:
             if event["kind"] == "progress":
                 self._steps = event.get("total")
@@ -193,7 +202,7 @@ class _Evaluations(Listener):
             elif event["kind"] == "metrics" and self._figure in event["values"]:
                 self._count += 1
                 value = event["values"][self._figure]
-                pauses = self._run.study.evaluated(self._run.trial, self._count, value)
+                pauses = self._store(partial(study.evaluated, trial, self._count, value))
                 if pauses and event["step"] != self._steps:
                     raise Paused(f"{self._run.metric} {value:.4g} after evaluation {self._count}")
 
@@ -202,7 +211,15 @@ class _Evaluations(Listener):
         if row.name == "fit" and row.state == "cached" and isinstance(result, Ref):
             found = read_events(result.path / "log" / EVENTS, 0, ["metrics"])[0]
             values = [event["values"][self._figure] for event in found if self._figure in event["values"]]
-            self._run.study.record(self._run.trial, dict(enumerate(values, 1)))
+            self._store(partial(self._run.study.record, self._run.trial, dict(enumerate(values, 1))))
+
+    def _store(self, write: Callable[[], Any]) -> Any:
+        """Writes to the study. An error of it ends the sweep: without an evaluation, later decisions would differ."""
+        try:
+            return write()
+        except Exception as error:
+            self._run.error = error
+            raise Paused("the study cannot be written") from error
 
 
 class _TrainingProgress(Listener):

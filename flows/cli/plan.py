@@ -16,7 +16,8 @@ from pathlib import Path
 import yaml
 
 from flows.cli.shared import COMPLETED, add_recipe_arguments, load_recipe
-from flows.cli.sweep_plan import plan_sweep, summary_lines
+from flows.cli.sweep_plan import share_gpus, summary_lines
+from flows.pipeline import train_and_score
 from flows.plan import find_unchanged_run, list_changes, plan_stages
 from flows.reports.tables import problem_line
 from flows.reports.terminal import Terminal, stage_line
@@ -78,7 +79,8 @@ def _show_sweep(arguments: argparse.Namespace) -> int:
     recipe, sweep = load_sweep(arguments.file, parse_set(arguments.set), arguments.entry)
     terminal = Terminal()
     planner = Planner(recipe.name, remote=open_remote(), fetch_progress=terminal.fetch_progress_of)
-    planned = plan_sweep(recipe, sweep, planner)
+    recipe = share_gpus(recipe, sweep)
+    planned = train_and_score(planner, recipe)
     terminal.close()
     for row in planner.rows:
         print(stage_line(row.name, row.state, "", "; ".join(row.reasons)), flush=True)

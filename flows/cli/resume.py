@@ -44,8 +44,8 @@ def execute(arguments: argparse.Namespace) -> int:
         page = f"{url.removesuffix('/api')}/runs/flow-run/{run.id}"
         print(f"{run.name} ({run.id}): a worker continues it. {page}")
         return COMPLETED
-    if flow_name(run) == FLOWS[SWEEP_ENTRYPOINT]:
-        raise option_error("RUN", f"{run.id} is a sweep: the same `finetune sweep` continues it.")
+    if run.parent_task_run_id is not None or flow_name(run) == FLOWS[SWEEP_ENTRYPOINT]:
+        raise option_error("RUN", f"{run.id} is a sweep, or a part of one: the same `finetune sweep` continues it.")
     parameters = run.parameters
     values, overrides = parameters["recipe"], parameters.get("overrides")
     if not arguments.run_code:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flows.pipeline import Scored, train_and_score
+from flows.pipeline import Scored
 from flows.plan import divide_gpus
 from tasks.cache import settings, store
 from tasks.cache.history import History
-from tasks.cache.planner import Planner
 from tasks.cache.refs import Ref
-from tasks.sweeps.study import Study, study_key
-from tasks.sweeps.trial import Trial
+from tasks.sweeps.study import Study, only_sweep, study_key
+from tasks.sweeps.trial import UNFINISHED, Trial
+from training.problems import UserError
 from training.recipe import Recipe, Sweep, parse
 
 FIRST_STAGE = {"model": "load_model", "tokens": "tokenize", "options": "tokenize"}
@@ -19,10 +19,9 @@ FIRST_STAGE = {"model": "load_model", "tokens": "tokenize", "options": "tokenize
 BEFORE_FIT = ("resolve", "load_data", "load_model", "tokenize")
 
 
-def plan_sweep(recipe: Recipe, sweep: Sweep, planner: Planner) -> Scored:
-    """Walks the stages of a trial with the recipe's own settings. Raises UserError as they do."""
-    recipe = parse(recipe.model_dump(exclude_unset=True), divide_gpus(recipe, sweep))
-    return train_and_score(planner, recipe)
+def share_gpus(recipe: Recipe, sweep: Sweep) -> Recipe:
+    """The recipe with the number of processes of a trial. Raises UserError if there are too few GPUs."""
+    return parse(recipe.model_dump(exclude_unset=True), divide_gpus(recipe, sweep))
 
 
 def summary_lines(recipe: Recipe, sweep: Sweep, planned: Scored) -> Iterator[str]:
@@ -32,7 +31,7 @@ def summary_lines(recipe: Recipe, sweep: Sweep, planned: Scored) -> Iterator[str
     shared = BEFORE_FIT[: min(varied, default=len(BEFORE_FIT))]
     yield f"All trials share {', '.join(shared)}; they differ in {', '.join(sweep.space)}."
     stored = _stored_trials(recipe, sweep, planned)
-    left = (sweep.trials or 0) - len([trial for trial in stored if trial.state != "running"])
+    left = (sweep.trials or 0) - len([trial for trial in stored if trial.state not in UNFINISHED])
     if left <= 0:
         yield f"All {sweep.trials} trials are stored."
         return
@@ -40,7 +39,7 @@ def summary_lines(recipe: Recipe, sweep: Sweep, planned: Scored) -> Iterator[str
     text += f" ({len(stored)} of {sweep.trials} trials are stored)" if stored else ""
     stops = "" if sweep.pruner_name == "none" else f", and {sweep.pruner_name} stops most of them early"
     yield f"{text}{stops}."
-    if seconds := _seconds_of_training(recipe, stored):
+    if seconds := _seconds_of_training(recipe, stored, planned):
         yield f"One takes about {seconds:,.0f} s, by {'the stored trials' if stored else 'the last training here'}."
 
 
@@ -50,18 +49,21 @@ def _stored_trials(recipe: Recipe, sweep: Sweep, planned: Scored) -> list[Trial]
     key = study_key(recipe, sweep, planned.lock, planned.data, planned.model)
     if not (settings.home() / "sweeps" / key).is_dir():
         return []
-    return Study(key, recipe, sweep).trials
+    try:
+        with only_sweep(key):
+            return Study(key, recipe, sweep).trials
+    except UserError:  # it is running: its study is not touched
+        return []
 
 
-def _seconds_of_training(recipe: Recipe, stored: list[Trial]) -> float | None:
-    """The mean time of the stored trials; without any, that of a training at the speed of the recipe's last one."""
-    spent = [trial.seconds for trial in stored if trial.seconds]
+def _seconds_of_training(recipe: Recipe, stored: list[Trial], planned: Scored) -> float | None:
+    """The mean time of the completed trials; without any, that of a training at the speed of the recipe's last one."""
+    spent = [trial.seconds for trial in stored if trial.state == "completed"]
     if spent:
         return sum(spent) / len(spent)
     key = History(recipe.name).last_key("fit")
     last = store.manifest_of("fit", key) if key else None
-    if last is None:
+    if last is None or not isinstance(planned.data, Ref):
         return None
-    figures, training = last[0].figures, recipe.training
-    rows = figures["steps"] * training.per_device_train_batch_size * training.gradient_accumulation_steps
-    return float(rows / max(figures["train_samples_per_second"], 1e-9))
+    rows = planned.data.figures["train_rows"] * recipe.training.num_train_epochs
+    return float(rows / max(last[0].figures["train_samples_per_second"], 1e-9))

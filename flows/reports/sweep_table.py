@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,17 +10,17 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from flows.naming import format_settings
+from flows.naming import format_settings, format_value
 from flows.reports.tables import align
 from flows.reports.terminal import can_redraw
 from tasks.cache.stage import Listener
-from tasks.sweeps.trial import Trial
+from tasks.sweeps.trial import Trial, short_names
 from tasks.tracking.reports import format_score
 from training.recipe import Sweep
 
 REFRESHES_PER_SECOND = 4
 MOST_SHOWN = 30
-"""Trials in a live table; the best ones and those that run are among them."""
+"""Trials in a live table: those that run, and the newest others."""
 
 
 def tabulate_trials(trials: Sequence[Trial], sweep: Sweep, progress: Mapping[int, str]) -> list[dict[str, str]]:
@@ -32,7 +31,7 @@ def tabulate_trials(trials: Sequence[Trial], sweep: Sweep, progress: Mapping[int
     return [
         {
             "trial": str(trial.number),
-            **{field.rpartition(".")[2]: _format_setting(trial, field) for field in sweep.space},
+            **{name: _format_setting(trial, field) for field, name in short_names(sweep.space).items()},
             str(sweep.metric): _format_figure(trial),
             "state": _format_state(trial, progress.get(trial.number, "")),
             "time": f"{trial.seconds:,.0f} s" if trial.seconds else "",
@@ -54,7 +53,7 @@ def trial_line(trial: Trial, sweep: Sweep) -> str:
 
 
 def _format_setting(trial: Trial, field: str) -> str:
-    return format_settings({field: trial.settings[field]}).partition(" ")[2] if field in trial.settings else ""
+    return format_value(trial.settings[field]) if field in trial.settings else ""
 
 
 def _format_figure(trial: Trial) -> str:
@@ -121,7 +120,8 @@ class SweepTerminal:
     def _frame(self) -> Text:
         hidden = max(0, len(self._trials) - MOST_SHOWN)
         shown = [trial for trial in self._trials if trial.state == "running"]
-        shown += [trial for trial in reversed(self._trials) if trial.state != "running"][: MOST_SHOWN - len(shown)]
+        others = [trial for trial in reversed(self._trials) if trial.state != "running"]
+        shown += others[: max(0, MOST_SHOWN - len(shown))]
         rows = tabulate_trials(sorted(shown, key=lambda trial: trial.number), self._sweep, self.progress)
         lines = [*table_lines(rows), *([f"and {hidden} more"] if hidden else []), self._headline]
         return Text("\n", no_wrap=True, overflow="ellipsis").join(map(Text, filter(None, lines)))
@@ -132,7 +132,6 @@ class TrialProgress(Listener):
 
     def __init__(self, number: int, terminal: SweepTerminal) -> None:
         self._number, self._terminal = number, terminal
-        self._began = time.monotonic()
 
     def stage_started(self, stage: str, key: str) -> None:
         """Shows the stage."""

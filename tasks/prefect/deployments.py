@@ -139,7 +139,12 @@ def _read_file(file: Path) -> list[Deployment]:
 def _check_parameters(entrypoint: str, parameters: Mapping[str, Any]) -> None:
     """Raises UserError with the mistakes in the parameters of a flow."""
     if entrypoint == SWEEP_ENTRYPOINT:
-        parse_sweep(parameters.get("recipe", {}), parameters.get("sweep"), parameters.get("overrides"))
+        parse_sweep(
+            parameters.get("recipe", {}),
+            parameters.get("sweep"),
+            parameters.get("overrides"),
+            parameters.get("trials"),
+        )
         return
     if entrypoint != BATCH_PREDICT:
         parse(parameters.get("recipe", {}), parameters.get("overrides"))

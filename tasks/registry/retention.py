@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tasks.cache import history, settings
 from tasks.cache.garbage_collection import Needs
 from tasks.tracking.connection import FLOW_RUN_TAG, connect, list_registered, mlflow_errors, search_all
-from tasks.tracking.mlflow_run import TRIAL_STATE_TAG, VERSION_TAG
+from tasks.tracking.mlflow_run import STUDY_TAG, TRIAL_STATE_TAG, TRIAL_TAG, VERSION_TAG
 from tasks.tracking.outbox import PENDING_STATE, Outbox
 from tasks.tracking.stage_table import STAGES
 from training.problems import Problem, UserError
@@ -24,10 +24,6 @@ from training.problems import Problem, UserError
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run as MlflowRun
-
-
-FINISHED = "FINISHED"
-"""MLflow's status of a run that completed."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +36,10 @@ class Run:
     """Keys of the stages that the run started."""
     version: str | None
     """`name/version` of the run's model in the registry, if it has one."""
+    study: str | None
+    """The study of a sweep, or of a trial that it has stopped or that failed."""
+    is_trial: bool
     completed: bool
-    """Whether it needs no resume: a trial that its sweep has paused needs none after the sweep's end."""
     delivered: bool
     """Whether MLflow has all entries; an undelivered entry may be a file of an artifact."""
     state_is_pending: bool
@@ -152,11 +150,12 @@ def _list_unfinished(
 ) -> Iterator[tuple[str, frozenset[str]]]:
     """Runs that can be resumed, have undelivered entries, or registered a version that the registry lacks."""
     completed = [run.keys for run in runs.values() if run.completed]
+    ended_studies = {run.study for run in runs.values() if run.completed and run.study and not run.is_trial}
     folders = [settings.home() / "jobs", *(settings.home() / "artifacts").glob("*/")]
     stored = {name for folder in folders if folder.is_dir() for name in os.listdir(folder)}
     registered = list_registered(client)
     for run in runs.values():
-        if run.id in given_up:
+        if run.id in given_up or (run.is_trial and run.study in ended_studies and run.delivered):
             continue
         # A run needs no resume if a completed run has all of its stored keys. Actions have keys but store nothing, so
         # their keys, which change from run to run, do not count.
@@ -186,22 +185,22 @@ def _find_run_ids(runs: Mapping[str, Run], beginnings: Collection[str]) -> set[s
 def _read_run(id: str) -> Run:
     """Reads the run from its outbox. A run that is being retried is not completed."""
     tags: dict[str, str] = {}
-    keys, recipe, sweep, completed, outbox = set(), "", None, False, Outbox(id)
+    keys, recipe, completed, outbox = set(), "", False, Outbox(id)
     for entry in outbox.read_entries("start", "end", "tags"):
         if entry["entry"] == "start":
-            recipe, sweep, completed = entry["experiment"], entry.get("parent"), False
+            recipe, completed = entry["experiment"], False
         elif entry["entry"] == "end":
-            completed = entry["status"] == FINISHED
+            completed = entry["status"] == "FINISHED"
         elif entry["entry"] == "tags":
             tags |= entry["values"]
             keys |= {key for tag, key in entry["values"].items() if tag.endswith(".key")}
-    if sweep is not None and tags.get(TRIAL_STATE_TAG) == "paused":
-        completed = any(entry["status"] == FINISHED for entry in Outbox(sweep).read_entries("end"))
     return Run(
         id,
         recipe,
         frozenset(keys),
         version=tags.get(VERSION_TAG),
+        study=tags.get(STUDY_TAG) if TRIAL_TAG not in tags or TRIAL_STATE_TAG in tags else None,
+        is_trial=TRIAL_TAG in tags,
         completed=completed,
         delivered=not outbox.read_undelivered(),
         state_is_pending=(outbox.folder / PENDING_STATE).is_file(),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.sweeps.study import Study
+from tasks.sweeps.trial import short_names
 
 if TYPE_CHECKING:
     import optuna
@@ -49,21 +50,19 @@ def _shown_study(study: Study) -> optuna.Study:
 
     shown = optuna.create_study(direction=study.optuna.direction)
     shown.add_trial(optuna.create_trial(state=optuna.trial.TrialState.FAIL))  # Optuna counts from 0
-    for row in study.last_rows():
+    rows = study.last_rows()
+    short = short_names(name for row in rows for name in row.params)
+    for row in rows:
         shown.add_trial(
             optuna.create_trial(
                 state=row.state,
                 value=row.value,
-                params={_short(name): value for name, value in row.params.items()},
-                distributions={_short(name): values for name, values in row.distributions.items()},
+                params={short[name]: value for name, value in row.params.items()},
+                distributions={short[name]: values for name, values in row.distributions.items()},
                 intermediate_values=row.intermediate_values,
             )
         )
     return shown
-
-
-def _short(field: str) -> str:
-    return field.rpartition(".")[2]
 
 
 def _save(plot: Callable[..., Any], study: optuna.Study, file: Path, named: dict[str, str]) -> None:

@@ -9,7 +9,6 @@ first rungs differ (Li et al., arXiv:1603.06560). `median` and `percentile` are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 from tasks.sweeps.trial import Trial
@@ -76,7 +75,7 @@ class SuccessiveHalving:
     def find_resumable(self, trials: Sequence[Trial], at_end: bool) -> Trial | None:
         """The best paused trial of the highest rung at which one may continue. At the end, if none has completed, the
         best of the highest rung."""
-        paused = sorted((trial for trial in trials if trial.state == "paused"), key=self._order, reverse=False)
+        paused = sorted((trial for trial in trials if trial.state == "paused"), key=self._order)
         for trial in paused:
             if trial.number in self._best(trial, _paused_at(trial), trials):
                 return trial
@@ -110,11 +109,6 @@ class SuccessiveHalving:
 def _paused_at(trial: Trial) -> int:
     """The last evaluation of a paused trial."""
     return max(trial.evaluations)
-
-
-def with_evaluation(trial: Trial, evaluation: int, value: float) -> Trial:
-    """The trial with one more evaluation."""
-    return replace(trial, evaluations={**trial.evaluations, evaluation: value})
 
 
 def build_optuna_pruner(name: str, settings: Mapping[str, Any]) -> Any:

@@ -4,13 +4,9 @@
     <home>/sweeps/<key>/sweep.json     the sweep and the recipe, for people
     <home>/sweeps/<key>/lock           held by the process that runs the sweep
 
-| variable | meaning | default |
-|---|---|---|
-| FINETUNE_SWEEPS | the database of all studies, a URL of SQLAlchemy, postgresql://host/studies | a journal each |
-
-A trial is stored whole when it is proposed, and each evaluation and its end by one more entry, so after a kill at any
-instant the same command repeats at most one of them, with the same result. A paused trial is Optuna's PRUNED. If it is
-resumed, it has one more row with the same settings, because Optuna changes no row that has ended.
+A trial is stored whole when it is proposed, each evaluation by one entry, and its end by a last one, so after a kill at
+any instant the same command repeats at most one of them, with the same result. A paused trial is Optuna's PRUNED. If it
+is resumed, it has one more row with the same settings, because Optuna changes no row that has ended.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from tasks.cache.locks import exclusive_lock
 from tasks.cache.refs import Lock, Ref
 from tasks.sweeps.pruners import NoPruner, OptunaPruner, Pruner, SuccessiveHalving, build_optuna_pruner
 from tasks.sweeps.samplers import propose, settings_from
-from tasks.sweeps.trial import Trial
+from tasks.sweeps.trial import Trial, TrialState
 from training import task_types
 from training.jobs.protocol import write_atomically
 from training.problems import Problem, UserError
@@ -56,7 +52,7 @@ def study_key(recipe: Recipe, sweep: Sweep, lock: Lock, data: Ref, model: Ref) -
     return digest_of(
         {
             "sweep": sweep.model_dump(mode="json", exclude=set(LIMITS)),
-            "recipe": recipe.model_dump(mode="json", exclude={"name": True, "release": True, "data": True}),
+            "recipe": recipe.model_dump(mode="json", exclude={"release": True, "data": True}),
             "compute": {"num_processes": lock.num_processes, "mixed_precision": lock.mixed_precision},
             "upstream": {"load_data": data.digest, "load_model": model.digest},
             "code": code.digests,
@@ -78,7 +74,7 @@ class Study:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.key, self.folder = key, settings.home() / "sweeps" / key
+        self.folder = settings.home() / "sweeps" / key
         self._sweep, self._turn = sweep, threading.RLock()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         values = {"sweep": sweep.model_dump(mode="json"), "recipe": recipe.model_dump(mode="json")}
@@ -127,7 +123,7 @@ class Study:
         """
         with self._turn:
             trials = self.trials
-            killed = [trial for trial in trials if trial.state == "running" and trial.number not in self._active]
+            killed = [trial for trial in trials if trial.state == "interrupted"]
             if killed:
                 return self._begin(killed[0])
             open_for_more = len(trials) < (self._sweep.trials or 0)
@@ -237,17 +233,18 @@ class Study:
         seconds: dict[int, float] = {}
         for row in self._rows():
             number = row.user_attrs[TRIAL]
-            seconds[number] = seconds.get(number, 0.0) + (row.user_attrs.get(SECONDS) or 0.0) * row.state.is_finished()
-            found[number] = self._trial(row, number, seconds[number])
+            if row.state.is_finished():
+                seconds[number] = seconds.get(number, 0.0) + row.user_attrs.get(SECONDS, 0.0)
+            found[number] = self._trial(row, number, seconds.get(number, 0.0))
         return dict(sorted(found.items()))
 
     def _trial(self, row: FrozenTrial, number: int, seconds: float) -> Trial:
-        states = {"COMPLETE": "completed", "PRUNED": "paused", "FAIL": "failed"}
+        states: dict[str, TrialState] = {"COMPLETE": "completed", "PRUNED": "paused", "FAIL": "failed"}
         attributes = row.user_attrs
         return Trial(
             number=number,
             settings=settings_from(self._sweep, row.params),
-            state=states.get(row.state.name, "running"),  # type: ignore[arg-type]
+            state=states.get(row.state.name, "running" if number in self._active else "interrupted"),
             evaluations=dict(row.intermediate_values),
             value=row.value if row.state.name == "COMPLETE" else None,
             low=attributes.get(LOW),
@@ -292,7 +289,19 @@ def _open_storage(journal: Path) -> BaseStorage:
             message = f"the database of studies cannot be used ({reason}): correct the URL, or leave it out."
             raise UserError([Problem(kind="sweep", where=settings.SWEEPS, message=message)]) from error
     _remove_cut_line(journal)
-    return JournalStorage(JournalFileBackend(str(journal), _NoLock()))  # type: ignore[arg-type]
+
+    class WholeLines(JournalFileBackend):
+        """Leaves no part of a line on a full disk: a line that follows it could not be read."""
+
+        def append_logs(self, logs: list[dict[str, Any]]) -> None:
+            size = journal.stat().st_size
+            try:
+                super().append_logs(logs)
+            except OSError:
+                os.truncate(journal, size)
+                raise
+
+    return JournalStorage(WholeLines(str(journal), _NoLock()))  # type: ignore[arg-type]
 
 
 class _NoLock:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-TrialState = Literal["running", "paused", "completed", "failed"]
+TrialState = Literal["running", "interrupted", "paused", "completed", "failed"]
+UNFINISHED = ("running", "interrupted")
+"""States of trials that the same sweep continues."""
+COLUMNS = ("trial", "state", "time")
+"""Columns of the table of trials besides the settings and the metric."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,7 @@ class Trial:
     settings: Mapping[str, Any]
     """Values by dotted recipe field."""
     state: TrialState
-    """paused: stopped by the pruner with a checkpoint; a trial whose sweep was killed is running."""
+    """paused: stopped by the pruner with a checkpoint. interrupted: its sweep was stopped or killed."""
     evaluations: Mapping[int, float] = field(default_factory=dict)
     """The metric after each evaluation during training, counted from 1."""
     value: float | None = None
@@ -42,3 +46,14 @@ class Trial:
         if self.value is not None or not self.evaluations:
             return self.value
         return self.evaluations[max(self.evaluations)]
+
+
+def short_names(fields: Iterable[str]) -> dict[str, str]:
+    """The last part of each dotted field; the whole field if that is the last part of another one too, or a column of
+    the table of trials."""
+    whole = list(dict.fromkeys(fields))
+    last = [field.rpartition(".")[2] for field in whole]
+    return {
+        field: name if last.count(name) == 1 and name not in COLUMNS else field
+        for field, name in zip(whole, last, strict=True)
+    }

@@ -219,7 +219,7 @@ def test_a_sweep_whose_time_is_over_stops_its_trial_with_a_checkpoint_and_the_ne
     over = finetune(home, "sweep", str(file), "--json", str(out), **server)
     assert over.returncode == 2 and "no trial has completed: raise sweep.trials or sweep.timeout_s" in over.stderr
     (trial,) = json.loads(out.read_text())["trials"]
-    assert trial["state"] == "running"
+    assert trial["state"] == "interrupted"
     assert len({path.parent for path in home.glob("jobs/*/checkpoints/checkpoint-*")}) == 1
 
 

@@ -40,8 +40,8 @@ class Sweep(Section):
     """The fields to search by dotted name, such as `{training.learning_rate: {log: [1.0e-5, 1.0e-4]}}`. Data and
     release are the same for all trials."""
     metric: Text | None = None
-    """The metric on the validation split to optimize, one of evaluation.metrics (null: metric_for_best_model, or else
-    the first of evaluation.metrics)."""
+    """The metric on the validation split to optimize, one of evaluation.metrics or a figure of a metric of yours (null:
+    metric_for_best_model if it is one of evaluation.metrics, else the first of these)."""
     direction: Literal["maximize", "minimize"] | None = None
     """Whether higher or lower values are better (null: as docs/reference/metrics.md lists the metric)."""
     trials: int | None = Field(default=None, ge=1, le=100_000)

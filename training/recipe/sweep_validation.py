@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ from training.problems import Problem, UserError, nearest
 from training.recipe.error_messages import describe
 from training.recipe.fields import Recipe
 from training.recipe.overrides import SWEEP_ENTRYPOINT, read_entry
+from training.recipe.rules.column_rules import task_type_of
+from training.recipe.rules.rule import WrittenRecipe
 from training.recipe.sweep import NameOrSettings, Parameter, Sweep, name_of
 from training.recipe.tables.metrics import more_is_better
 from training.recipe.tables.searches import PRUNERS, SAMPLERS
 from training.recipe.validation import parse
 
 USUAL_TRIALS = 20
-LEAST = {"min_resource": 1, "reduction_factor": 2, "brackets": 1}
+LEAST = {"min_resource": 1, "reduction_factor": 2, "brackets": 1, "n_min_trials": 1, "n_ei_candidates": 1}
 """The least value of a setting, if it is not 0."""
+MOST = {"percentile": 100}
 FIXED_SECTIONS = {
     "name": "it names the runs of all trials",
     "data": "trials are judged on the same rows",
@@ -46,9 +50,10 @@ def parse_sweep(
         base = parse(recipe, overrides)
     except UserError as error:
         problems += error.problems
+    if isinstance(sweep, Mapping) and trials is not None:
+        sweep = {**sweep, "trials": trials}
     search = _read(sweep, problems)
     if search is not None:
-        search = search.model_copy(update={} if trials is None else {"trials": trials})
         problems += _broken_rules(search)
         if base is not None:
             problems += _find_unfitting(search, base, recipe, overrides or {})
@@ -67,7 +72,8 @@ def load_sweep(
     """The recipe and the sweep of a deployment file's entry for the sweep flow. Raises UserError."""
     parameters = read_entry(file, SWEEP_ENTRYPOINT, entry)
     overrides = {**parameters.get("overrides", {}), **(overrides or {})}
-    return parse_sweep(parameters["recipe"], parameters.get("sweep"), overrides, trials or parameters.get("trials"))
+    given = parameters.get("trials") if trials is None else trials
+    return parse_sweep(parameters["recipe"], parameters.get("sweep"), overrides, given)
 
 
 def settings_of(value: NameOrSettings, table: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
@@ -85,7 +91,9 @@ def grid_values(parameter: Parameter) -> list[Any] | None:
     step = parameter.step or (1 if parameter.range and is_whole(parameter) else None)
     if parameter.range is None or step is None:
         return None
-    return [low + number * step for number in range(math.floor((high - low) / step + 1e-9) + 1)]
+    first, distance = Decimal(str(low)), Decimal(str(step))  # 3 * 0.1 is more than 0.3
+    values = [first + number * distance for number in range(int((Decimal(str(high)) - first) / distance) + 1)]
+    return [int(value) if is_whole(parameter) else float(value) for value in values]
 
 
 def is_whole(parameter: Parameter) -> bool:
@@ -143,6 +151,8 @@ def _parameter_rules(name: str, parameter: Parameter, sweep: Sweep) -> Iterator[
             yield f"{bounds} has no logarithm: log takes bounds above 0; use range."
     if parameter.step is not None and parameter.range is None:
         yield "has a step without a range: leave it out, or use range."
+    if parameter.step is not None and parameter.range and parameter.step > parameter.range[1] - parameter.range[0]:
+        yield f"has a step of {parameter.step}, which leaves one value of {parameter.range}: lower it."
     if sweep.sampler_name == "grid":
         if grid_values(parameter) is None:
             yield "has no end of values for the sampler grid: use choice, a range of whole numbers, or a step."
@@ -182,6 +192,12 @@ def _settings_rules(value: NameOrSettings, table: Mapping[str, Mapping[str, Any]
             yield f".{setting}", f"{chosen!r} is of the wrong type: it takes a whole number."
         elif not isinstance(default, bool) and chosen < (least := LEAST.get(setting, 0)):
             yield f".{setting}", f"{chosen!r} is out of range: it must be at least {least}."
+        elif not isinstance(default, bool) and chosen > (most := MOST.get(setting, math.inf)):
+            yield f".{setting}", f"{chosen!r} is out of range: it must be at most {most}."
+    if name == "tpe" and given.get("group") and not given.get("multivariate"):
+        yield ".group", "needs multivariate: set that to true, or leave this out."
+    if name == "cmaes" and given.get("lr_adapt") and given.get("with_margin"):
+        yield ".lr_adapt", "does not go with with_margin: leave one of them out."
 
 
 def _kind(default: Any) -> str:
@@ -200,19 +216,59 @@ def _find_unfitting(
             continue
         for value in parameter.choice or parameter.log or parameter.range or ():
             try:
-                parse(values, {**overrides, name: value})
+                parse(values, {**overrides, **_companions(sweep, name, value), name: value})
             except UserError as error:
                 problem = error.problems[0]
                 text = problem.message if problem.where == name else f"{problem.where}: {problem.message}"
                 yield Problem(kind="sweep", where=where, message=f"with {value!r}: {text}")
                 break
-    metrics = base.evaluation.metrics
-    if sweep.metric is not None and sweep.metric not in metrics:
-        message = f"{sweep.metric!r} is not computed: choose from evaluation.metrics, {', '.join(metrics)}."
-        yield Problem(kind="sweep", where="sweep.metric", message=message + nearest(sweep.metric, metrics))
-    if sweep.pruner_name != "none" and base.training.eval_strategy == "no":
+    yield from _find_unfitting_metric(sweep, base)
+    if sweep.pruner_name != "none":
+        yield from _find_unfitting_pruner(base)
+
+
+def _find_unfitting_pruner(base: Recipe) -> Iterator[Problem]:
+    """Evaluations during training that a pruner needs and the recipe lacks."""
+    if base.training.eval_strategy == "no":
         message = "stops trials by evaluations during training, but training.eval_strategy is no: set that to epoch."
         yield Problem(kind="sweep", where="sweep.pruner", message=message)
+    elif _computes_only_the_loss(base):
+        message = "stops trials by a metric, but only the loss is computed during training: set it to none, or let "
+        message += "metrics be computed then (docs/reference/task-types.md has the options)."
+        yield Problem(kind="sweep", where="sweep.pruner", message=message)
+
+
+def _computes_only_the_loss(base: Recipe) -> bool:
+    """Whether evaluations during training have no metrics."""
+    task_type = task_type_of(WrittenRecipe(Recipe, base.model_dump(), set()))
+    return task_type.while_training(base.compute.strategy).loss_only_reason is not None
+
+
+def _companions(sweep: Sweep, name: str, value: Any) -> dict[str, Any]:
+    """Values of other fields with which a trial may have this one: those of its condition, and of the fields whose
+    condition it meets."""
+    needed = {other: _as_list(values)[0] for other, values in sweep.space[name].when.items()}
+    allowed = {
+        other: (parameter.choice or parameter.log or parameter.range or [None])[0]
+        for other, parameter in sweep.space.items()
+        if value in _as_list(parameter.when.get(name, []))
+    }
+    return {**needed, **allowed}
+
+
+def _find_unfitting_metric(sweep: Sweep, base: Recipe) -> Iterator[Problem]:
+    """A metric of the user's own chooses the names of its figures, which are known only after a training."""
+    metrics = base.evaluation.metrics
+    has_own = any(":" in metric for metric in metrics)
+    if sweep.metric is None and ":" in metrics[0]:
+        message = f"is missing: {metrics[0]!r} has figures of its own names; name one, and the direction."
+        yield Problem(kind="sweep", where="sweep.metric", message=message)
+    elif sweep.metric is not None and sweep.metric not in metrics and not has_own:
+        message = f"{sweep.metric!r} is not computed: choose from evaluation.metrics, {', '.join(metrics)}."
+        yield Problem(kind="sweep", where="sweep.metric", message=message + nearest(sweep.metric, metrics))
+    elif sweep.metric is not None and sweep.metric not in metrics and sweep.direction is None:
+        message = f"is missing for {sweep.metric!r}, a figure of your own: maximize or minimize."
+        yield Problem(kind="sweep", where="sweep.direction", message=message)
 
 
 def _resolve(sweep: Sweep, base: Recipe) -> Sweep:
