@@ -1,0 +1,105 @@
+"""The verdict: steady without a shift, however often one looks; drifted with one that matters."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from training.evaluation.drift.effects import Effect
+from training.evaluation.drift.report import (
+    Comparison,
+    Observations,
+    Thresholds,
+    adjust_holm,
+    build_report,
+    compare,
+    judge,
+)
+from training.evaluation.significance import alpha_spent
+
+WORDS = [f"word{number}" for number in range(300)]
+REPORTS = 100
+
+
+def rows(seed: int, number: int = 200, new_words: float = 0.0, hard: float = 1.0) -> Observations:
+    """Texts of random words with a model's outputs. A share of the rows is of another kind."""
+    draw, arrays = random.Random(seed), np.random.default_rng(seed)
+    texts, is_other = [], arrays.random(number) < new_words
+    for other in is_other:
+        words = [draw.choice(WORDS) for _ in range(draw.randint(4, 12))]
+        texts.append(" ".join(["newcomer", *words] if other else words))
+    confidence = arrays.beta(4 / hard, 1, number) / 2 + 0.5
+    return Observations(
+        texts=texts,
+        fields={"label": np.where(arrays.random(number) < 0.4, "yes", "no").tolist(), "probability": confidence},
+        tokens=np.array([len(text.split()) for text in texts], np.float64),
+        unknown=np.where(is_other, 0.5, 0.0),
+        embeddings=arrays.standard_normal((number, 8)) + 2.0 * is_other[:, None],
+    )
+
+
+def verdict(new: Observations, alpha: float = 0.05, min_rows: int = 100) -> str:
+    report = build_report(rows(0, 400), new, Thresholds(), alpha=alpha, min_rows=min_rows)
+    return str(report["verdict"])
+
+
+def test_without_a_shift_one_report_in_twenty_is_not_steady_at_most() -> None:
+    """Reference rows are drawn again too. The benchmark of `tests/drift` does this with real rows."""
+    found = [judge(compare(rows(n, 300), rows(10_000 + n), Thresholds()), 0.05)[0] for n in range(REPORTS)]
+    assert REPORTS - found.count("steady") <= 12  # 5, and three standard deviations
+
+
+def test_a_third_of_rows_of_another_kind_is_drift_in_nearly_every_report() -> None:
+    assert [verdict(rows(seed, 300, new_words=0.35)) for seed in range(1, 11)].count("drifted") >= 9
+
+
+def test_the_most_telling_words_are_those_of_the_new_rows() -> None:
+    report = build_report(rows(0, 400), rows(1, 300, new_words=0.5), Thresholds(), alpha=0.05, min_rows=100)
+    (line,) = [line for line in report["comparisons"] if line["name"] == "words"]
+    assert line["words"][0]["word"] == "newcomer" and line["words"][0]["speaks_for"] == "new"
+    assert line["words"][0]["reference"] == 0 and 0.4 < line["words"][0]["new"] < 0.6
+
+
+def test_fewer_rows_than_the_least_number_give_no_verdict() -> None:
+    assert verdict(rows(1, 99, new_words=1.0)) == "undecided"
+
+
+def test_later_looks_need_stronger_evidence_and_all_looks_share_the_error_level() -> None:
+    levels = [alpha_spent(look, 0.05) for look in range(1, 2_000)]
+    assert levels == sorted(levels, reverse=True) and sum(levels) < 0.05
+    new = rows(1, 130, new_words=0.14)
+    assert verdict(new) == "watch" and verdict(new, alpha=alpha_spent(300, 0.05)) == "steady"
+
+
+def test_a_significant_difference_below_its_threshold_is_steady() -> None:
+    small = Comparison("tokens", "distance", 0.1, Effect(0.05, 0.04, 0.06, p_value=1e-9, p_threshold=1.0))
+    large = Comparison("tokens", "distance", 0.1, Effect(0.12, 0.09, 0.15, p_value=1e-9, p_threshold=0.2))
+    clear = Comparison("tokens", "distance", 0.1, Effect(0.30, 0.25, 0.35, p_value=1e-9, p_threshold=1e-9))
+    assert [judge([found], 0.05)[0] for found in (small, large, clear)] == ["steady", "watch", "drifted"]
+
+
+def test_many_comparisons_are_corrected_together() -> None:
+    assert adjust_holm([0.01, 0.04, 0.03, 0.2]) == pytest.approx([0.04, 0.09, 0.09, 0.2])
+    one = Comparison("tokens", "distance", 0.1, Effect(0.3, 0.2, 0.4, p_value=0.01, p_threshold=0.01))
+    other = Comparison("words", "auc", 0.6, Effect(0.5, 0.4, 0.6, p_value=0.5, p_threshold=0.9))
+    assert judge([one], 0.05)[0] == "drifted" and judge([one, *[other] * 9], 0.05)[0] == "steady"
+
+
+def test_equal_rows_in_a_larger_sample_are_not_more_often_repeated() -> None:
+    """Of 3,000 draws from 500 texts, nearly all are repeated; of 200 draws, few."""
+    texts = [
+        np.random.default_rng(seed).integers(0, 500, number).astype(str).tolist()
+        for seed, number in ((1, 3000), (2, 200))
+    ]
+    (line,) = [
+        c for c in compare(Observations(texts[0]), Observations(texts[1]), Thresholds()) if c.name == "repeated rows"
+    ]
+    assert line.effect.p_value > 0.01
+
+
+def test_rows_in_another_script_and_empty_rows_are_found_by_name() -> None:
+    new = ["привет мир как дела"] * 100 + [""] * 100
+    found = {c.name: c for c in compare(Observations(rows(0).texts), Observations(new), Thresholds())}
+    assert all(found[name].effect.p_threshold < 1e-6 for name in ("script", "empty rows", "repeated rows"))
