@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -102,6 +102,15 @@ def test_the_metric_is_computed_under_its_own_name(monkeypatch: pytest.MonkeyPat
     predicted = OneLabel(references, predictions, np.eye(2)[predictions], ["no", "yes"])
     found = metrics.compute(["accuracy", "my_metrics:Errors"], predicted)
     assert found == {"accuracy": 0.75, "errors": 0.25}
+
+
+def test_the_page_on_drift_shows_the_default_thresholds() -> None:
+    (part,) = re.findall(r"^  drift: (\{.*\})$", PAGES["docs/how-to/drift.md"], re.MULTILINE)
+    assert yaml.safe_load(part).items() <= Recipe.model_validate(_own_rows()).release.drift.model_dump().items()
+
+
+def _own_rows() -> dict[str, Any]:
+    return dict(yaml.safe_load(example("recipe"))["deployments"][0]["parameters"]["recipe"])
 
 
 def test_the_verdict_that_is_shown_follows_from_its_rows() -> None:

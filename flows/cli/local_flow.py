@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from flows.cli.shared import INTERRUPTED, exit_code
@@ -49,6 +50,16 @@ def call_flow(
         return finetune.finetune(recipe=recipe, overrides=overrides or None, force=sorted(force), return_state=True)
 
     return call_in_this_process(call, _open_terminal(recipe, quiet), *listeners)
+
+
+def call_model_flow(name: str, **parameters: Any) -> dict[str, Any]:
+    """Runs the flow of this name, which looks at a registered model, as `call_flow` does. Returns its result."""
+
+    def call() -> Any:
+        flow = getattr(import_module(f"flows.{name}"), name)
+        return flow(**parameters, return_state=True)
+
+    return call_in_this_process(call, Terminal())
 
 
 def call_in_this_process(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -39,7 +39,14 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _lines(record: Mapping[str, Any], width: int) -> Iterator[str]:
     yield _title(record)
-    sections = {"": _overview, "data": _data, "base model": _base_model, "training": _training, "code": _code}
+    sections = {
+        "": _overview,
+        **_monitoring(record),
+        "data": _data,
+        "base model": _base_model,
+        "training": _training,
+        "code": _code,
+    }
     for name, facts in sections.items():
         if name:
             yield f"\n{name}"
@@ -80,6 +87,25 @@ def _overview(record: Mapping[str, Any]) -> Facts:
         yield split, ", ".join(f"{name} {format_score(figure)}" for name, figure in figures.items())
     if publication := record["publication"]:
         yield "published", f"{publication['repo']} at {publication['revision']}, commit {publication['commit']}"
+
+
+def _monitoring(record: Mapping[str, Any]) -> dict[str, Callable[[Mapping[str, Any]], Facts]]:
+    """The section on drift and on rows whose labels arrived later; empty without any."""
+    registered = record.get("registered") or {}
+    return {"after the release": _later} if registered.get("evaluations") or registered.get("drift") else {}
+
+
+def _later(record: Mapping[str, Any]) -> Facts:
+    for entry in record["registered"]["evaluations"]:
+        values = ", ".join(f"{name} {format_score(score)}" for name, score in entry["metrics"].items())
+        below = f"; outside of the gate's bounds: {', '.join(entry['below'])}" if entry["below"] else ""
+        yield f"evaluation {entry['number']}", f"{_format_time(entry['time'])}, {entry['rows']:,} rows: {values}{below}"
+    if drift := record["registered"]["drift"]:
+        differences = f" in {', '.join(drift['differences'])}" if drift["differences"] else ""
+        yield (
+            "last drift",
+            f"{_format_time(drift['time'])}, {drift['rows']['new']:,} rows: {drift['verdict']}{differences}",
+        )
 
 
 def _data(record: Mapping[str, Any]) -> Facts:

@@ -13,6 +13,10 @@ _ANCHORS = "Recipes that several entries share: `recipe: &recipe` here, and `rec
 _OVERRIDES = 'Fields of the recipe by dotted name, such as {"training.learning_rate": 3e-5}.'
 _FORCE = "For the flow finetune: stages to run although their output is stored."
 _TRIALS = "For the flow sweep: the number of trials, instead of the sweep's own."
+_MODEL = "For the flows drift and evaluate: the registered model, NAME, NAME@ALIAS or NAME/VERSION."
+_INPUTS = "For the flows drift and evaluate: files, folders and globs with new rows."
+_THRESHOLDS = 'For the flow drift: fields of release.drift, such as {"auc": 0.6}.'
+_TASK = "For the flows drift and evaluate: the class of the model's task type if it is your own; its code is run."
 _REASON = "For the flows retrain and batch_predict: why a run is started, shown with the run."
 
 
@@ -40,7 +44,12 @@ def deployment_schema() -> dict[str, Any]:
                 "force": {"type": "array", "items": {"type": "string"}, "description": _FORCE},
                 "prediction": {"$ref": "#/$defs/BatchPrediction"},
                 "reason": {"type": "string", "description": _REASON},
+                "model": {"type": "string", "description": _MODEL},
+                "inputs": {"type": "array", "items": {"type": "string"}, "description": _INPUTS},
+                "thresholds": {"type": "object", "description": _THRESHOLDS},
+                "task": {"type": "string", "description": _TASK},
             },
+            "anyOf": [{"required": ["recipe"]}, {"required": ["prediction"]}, {"required": ["model"]}],
             "additionalProperties": False,
         },
     }

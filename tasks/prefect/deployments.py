@@ -21,10 +21,17 @@ FLOWS = {
     "flows.retrain:retrain": "retrain",
     SWEEP_ENTRYPOINT: "sweep",
     BATCH_PREDICT: "batch-predict",
+    "flows.drift:drift": "drift",
+    "flows.evaluate:evaluate": "evaluate",
 }
 
 PREDICTION_PARAMETERS = ("prediction", "reason")
 """Those of the flow batch_predict."""
+MODEL_FLOWS = {
+    "flows.drift:drift": ({"model", "inputs"}, {"thresholds", "task"}),
+    "flows.evaluate:evaluate": ({"model", "inputs"}, {"task"}),
+}
+"""The required and the optional parameters of flows that look at a registered model in place of a recipe."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +153,10 @@ def _check_parameters(entrypoint: str, parameters: Mapping[str, Any]) -> None:
             parameters.get("trials"),
         )
         return
+    if entrypoint in MODEL_FLOWS:
+        if problems := [*_check_model_parameters(parameters, *MODEL_FLOWS[entrypoint])]:
+            raise UserError(problems)
+        return
     if entrypoint != BATCH_PREDICT:
         parse(parameters.get("recipe", {}), parameters.get("overrides"))
         return
@@ -161,6 +172,16 @@ def _check_parameters(entrypoint: str, parameters: Mapping[str, Any]) -> None:
         raise UserError([*unknown, *found]) from None
     if unknown:
         raise UserError(unknown)
+
+
+def _check_model_parameters(
+    parameters: Mapping[str, Any], required: set[str], optional: set[str]
+) -> Iterator[Problem]:
+    for name in sorted(required - parameters.keys()):
+        yield _build_problem(f"parameters.{name}", "is missing: name a registered model, or files, folders and globs.")
+    for name in sorted(parameters.keys() - required - optional):
+        known = sorted(required | optional)
+        yield _build_problem(f"parameters.{name}", f"is unknown: choose from {', '.join(known)}.{nearest(name, known)}")
 
 
 def _find_ignored(file: Path, entries: Sequence[dict[str, Any]]) -> list[Problem]:

@@ -5,6 +5,8 @@
 | finetune.data.updated | finetune.data.NAME | by `finetune data-updated NAME` |
 | finetune.run.alive | prefect.flow-run.ID | by each run, twice a minute |
 | finetune.verdict | finetune.model.NAME, with `finetune.decision` | by a run at its verdict or failure, with a server |
+| finetune.drift | finetune.model.NAME, with `finetune.drift` | by each drift report on a version of this model |
+| finetune.evaluated | finetune.model.NAME | by an evaluation with a figure outside of the gate's bounds |
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from prefect.events import Event
 
 DATA_UPDATED, ALIVE, VERDICT = "finetune.data.updated", "finetune.run.alive", "finetune.verdict"
+DRIFT, EVALUATED = "finetune.drift", "finetune.evaluated"
 RESOURCE, DECISION = "prefect.resource.id", "finetune.decision"
 DATA, MODEL = "finetune.data.", "finetune.model."
 STARTED_WAIT_S = 30.0
@@ -78,6 +81,22 @@ def emit_verdict(model: str, payload: dict[str, Any]) -> None:
     from prefect.events import emit_event
 
     emit_event(VERDICT, {RESOURCE: MODEL + model, DECISION: payload["decision"]}, payload=payload)
+
+
+def emit_drift(model: str, payload: dict[str, Any]) -> None:
+    """Emits the verdict of a drift report on a version of this registered model, as `emit_verdict` does. The
+    verdict is also the event's label `finetune.drift`."""
+    from prefect.events import emit_event
+
+    emit_event(DRIFT, {RESOURCE: MODEL + model, DRIFT: payload["verdict"]}, payload=payload)
+
+
+def emit_evaluated(model: str, payload: dict[str, Any]) -> None:
+    """Emits that a version of this registered model is outside of the gate's bounds on new rows, as `emit_verdict`
+    does."""
+    from prefect.events import emit_event
+
+    emit_event(EVALUATED, {RESOURCE: MODEL + model}, payload=payload)
 
 
 def emit_data_updated(name: str) -> list[tuple[str, FlowRun]]:

@@ -172,6 +172,6 @@ _MESSAGES = {
         "the version {}, which training starts from,",
         ": set this to base, and begin a new run (a resumed run keeps its start).",
     ),
-    "NAME": ("the version {}", ": register its model again, or name another version."),
+    "NAME": ("the version {}", ": run its recipe again to register one that has."),
     "VERSION": ("the version {}, which training started from,", ": so the model cannot be reproduced here."),
 }

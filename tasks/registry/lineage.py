@@ -25,7 +25,14 @@ from tasks.cache.code import git_commit
 from tasks.cache.digests import digest_of
 from tasks.cache.refs import Lock, Promotion, Publication, Ref, Verdict, Version
 from tasks.cache.stage import Row
-from tasks.registry.versions import build_error, list_aliases, need_model, need_version
+from tasks.registry.versions import (
+    DRIFT_TAG,
+    EVALUATIONS_TAG,
+    build_error,
+    list_aliases,
+    need_model,
+    need_version,
+)
 from tasks.tracking.connection import FLOW_RUN_TAG, connect, mlflow_errors, search_all
 from tasks.tracking.outbox import Outbox
 from training.data.file_systems import is_url
@@ -191,6 +198,8 @@ def find_version(name: str) -> dict[str, Any]:
         "version": str(version.version),
         "aliases": list_aliases(model, str(version.version)),
         "registered": datetime.fromtimestamp(version.creation_timestamp / 1000, UTC).isoformat(timespec="seconds"),
+        "drift": json.loads(version.tags.get(DRIFT_TAG, "null")),
+        "evaluations": json.loads(version.tags.get(EVALUATIONS_TAG, "[]")),
     }
     return {**_parse(text, shown), "registered": registered}
 

@@ -18,7 +18,7 @@ from tasks.cache.garbage_collection import Needs
 from tasks.tracking.connection import FLOW_RUN_TAG, connect, list_registered, mlflow_errors, search_all
 from tasks.tracking.mlflow_run import STUDY_TAG, TRIAL_STATE_TAG, TRIAL_TAG, VERSION_TAG
 from tasks.tracking.outbox import PENDING_STATE, Outbox
-from tasks.tracking.stage_table import STAGES
+from tasks.tracking.stage_table import MONITORING_STAGES, STAGES
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _find_run(client: MlflowClient, run_id: str | None) -> MlflowRun | None:
 
 def _keys_of(tags: Mapping[str, str]) -> set[str]:
     """The keys of stages in the tags of a run or a version."""
-    stages = {f"{stage}.key" for stage in STAGES}
+    stages = {f"{stage}.key" for stage in (*STAGES, *MONITORING_STAGES)}
     return {key for tag, key in tags.items() if tag.removeprefix("finetune.") in stages}
 
 

@@ -33,6 +33,12 @@ VERDICT_TAG = "finetune.verdict"
 REASON_TAG = "finetune.verdict_reason"
 SPLIT_TAG = "finetune.judged_split"
 FIGURES_TAG = "finetune.figures"
+PROFILE_TAG = "finetune.profile.key"
+"""The artifact with the profile that drift reports compare new rows with."""
+EVALUATIONS_TAG = "finetune.evaluations"
+"""The history of figures on rows whose labels arrived later."""
+DRIFT_TAG = "finetune.drift"
+"""The verdict of the last drift report."""
 # Tags of a registered model: the names of its aliases, if its recipe renames them.
 ALIAS_TAGS = {"champion": "finetune.champion", "challenger": "finetune.challenger"}
 

@@ -9,7 +9,7 @@ from typing import Any
 from tasks.cache.refs import Champion, Promotion, Publication, Ref, Verdict, Version
 from tasks.cache.stage import Row
 from tasks.tracking.reports import format_size
-from tasks.tracking.stage_table import STAGES
+from tasks.tracking.stage_table import MONITORING_STAGES, STAGES
 
 
 def format_evaluation(event: Mapping[str, Any]) -> str | None:
@@ -30,7 +30,7 @@ def summarize_row(row: Row, result: Any) -> str:
 def summarize_result(stage: str, result: Any) -> str:
     """The main figures of a stage's result; empty if it has none."""
     if isinstance(result, Ref):
-        summarize = STAGES[stage].summarize
+        summarize = (STAGES | MONITORING_STAGES)[stage].summarize
         return summarize(result.figures) if summarize else ""
     if isinstance(result, Champion | Version):
         return f"{result.name} version {result.version}"

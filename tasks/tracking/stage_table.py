@@ -38,6 +38,12 @@ def _summarize_rate(figures: Mapping[str, Any]) -> str:
     return f"{figures['rows']:,} rows, {figures['rows_per_second']:.0f} rows/s"
 
 
+def _summarize_observed(figures: Mapping[str, Any]) -> str:
+    part = "" if figures["observed"] == figures["rows"] else f" of {figures['rows']:,}"
+    without = f", {figures['without_prediction']:,} without a prediction" if figures["without_prediction"] else ""
+    return f"{figures['observed']:,}{part} rows{without}"
+
+
 STAGES = {
     "resolve": StageEntry(),
     "load_data": StageEntry(_summarize_rows, has_report=True),
@@ -65,4 +71,18 @@ STAGES = {
     "publish": StageEntry(is_optional=True),
     "promote": StageEntry(),
 }
+MONITORING_STAGES = {
+    "profile": StageEntry(_summarize_observed),
+    "observe": StageEntry(_summarize_observed),
+    "count_look": StageEntry(),
+    "drift": StageEntry(lambda f: f["verdict"]),
+    "record_drift": StageEntry(),
+    "load_labelled": StageEntry(_summarize_rows),
+    "predict_labelled": StageEntry(_summarize_rate),
+    "evaluate": StageEntry(
+        lambda f: ", ".join(f"{name} {format_score(score)}" for name, score in f["metrics"].items())
+    ),
+    "record_evaluation": StageEntry(),
+}
+"""The stages of the flows that look at a registered version."""
 STAGES_WITH_REPORT = tuple(name for name, entry in STAGES.items() if entry.has_report)

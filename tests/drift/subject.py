@@ -54,7 +54,7 @@ class Pool:
         predictions, confidence = self.probabilities[rows].argmax(axis=1), self.probabilities[rows].max(axis=1)
         return Observations(
             texts=texts,
-            fields={"label": predictions.tolist(), "probability": confidence.tolist()},
+            fields={"label": predictions.tolist(), "probability": confidence.round(2).tolist()},
             tokens=self.tokens[rows],
             tokens_per_word=self.tokens[rows] / np.maximum(1, [len(text.split()) for text in texts]),
             unknown=self.unknown[rows],

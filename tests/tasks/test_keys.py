@@ -89,6 +89,7 @@ PREFERENCE = {
 REWARD = PREFERENCE | {"task": "reward-modeling"}
 TEXTS = {"data": {"source": "csv", "path": "rows", "text": ["text"]}, "evaluation.metrics": ["perplexity"]}
 
+LATER = "what reports on the version compare, after its release"
 FIELDS: dict[str, Change | Nothing] = {
     "name": Nothing("other", "a name: what is made does not hang on what it is called"),
     "task": Change("mine:TaskType", "tokenize fit predict score predict_champion compare"),
@@ -213,6 +214,12 @@ FIELDS: dict[str, Change | Nothing] = {
     "release.hub.tags": Change(["small"], "publish", PUBLISHED),
     "release.hub.checkpoints": Change("checkpoint", "publish", PUBLISHED),
     "release.retrain.max_unreachable": Nothing(5, "when a nightly job fails that asks a Hub that is away"),
+    "release.drift.cohens_w": Nothing(0.2, LATER),
+    "release.drift.distance": Nothing(0.2, LATER),
+    "release.drift.auc": Nothing(0.6, LATER),
+    "release.drift.confidence": Nothing(0.9, LATER),
+    "release.drift.min_rows": Nothing(50, LATER),
+    "release.drift.max_rows": Nothing(500, LATER),
     "release.champion": Change("best", "find_champion promote"),
     "release.challenger": Change("next", "promote"),
 }

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from training.recipe.drift import Drift
 from training.recipe.lora import Lora
 from training.recipe.section import (
     AutoOrCount,
@@ -386,6 +387,8 @@ class Release(Section):
     """Publication of promoted models (null: not published)."""
     retrain: Retrain = Retrain()
     """Settings of the flow `retrain`."""
+    drift: Drift = Drift()
+    """Differences of new rows that matter to `finetune drift`."""
     champion: str = Field(default="champion", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
     """The registry's alias for the promoted version. Recipes that share a registry need the same alias, because a
     champion under another alias is not found."""

@@ -22,8 +22,8 @@ from training.evaluation.drift.effects import Floats
 
 FOLDS = 5
 DRAWS = 200
-LEAST_OF_EACH = 20
-"""Right and wrong predictions among the reference rows from which isotonic regression is tried."""
+LEAST_OF_EACH = 10
+"""Right predictions, and wrong ones, that an estimate needs among the reference rows."""
 CAVEAT = "It is estimated from the model's confidence, and cannot see labels that changed their meaning."
 
 Bools = npt.NDArray[np.bool_]
@@ -40,7 +40,7 @@ class EstimatedAccuracy:
     """Ends of the interval for the accuracy on exactly these rows."""
     reference: float
     method: str
-    """The calibration: `isotonic`, `platt`, or `constant` if nearly all reference rows are right or wrong."""
+    """The calibration, `isotonic` or `platt`."""
 
 
 def estimate_accuracy(
@@ -71,8 +71,6 @@ def estimate_accuracy(
 
 def _choose_method(confidence: Floats, correct: Bools) -> str:
     """The calibration with the smaller log loss on rows that it was not learned from."""
-    if min(correct.sum(), (~correct).sum()) < LEAST_OF_EACH:
-        return "platt" if 1 < correct.sum() < len(correct) - 1 else "constant"
     fold = np.arange(len(correct)) % FOLDS
     np.random.default_rng(0).shuffle(fold)
     losses = {}
@@ -92,7 +90,7 @@ def _fit(method: str, confidence: Floats, correct: Bools) -> Calibrate:
 
     rows, right = len(correct), int(correct.sum())
     least = 0.5 / (rows + 1)
-    if method == "constant" or right in (0, rows):
+    if right in (0, rows):
         return lambda given: np.full(len(given), (right + 0.5) / (rows + 1))
     if method == "isotonic":
         model = IsotonicRegression(y_min=least, y_max=1 - least, out_of_bounds="clip").fit(confidence, correct)

@@ -13,6 +13,8 @@ FIELD = "field."
 """Prefix of the columns of predictions."""
 LABEL, PROBABILITY = "label", "probability"
 """The fields of a record with one label, which the estimate of accuracy needs."""
+DIGITS = 2
+"""Of compared probabilities: in a model that is always sure, every row's third digit may change and mean nothing."""
 
 
 def read_observations(folder: Path) -> Observations:
@@ -33,6 +35,7 @@ def read_observations(folder: Path) -> Observations:
     has_label = len(fields.get(LABEL, ())) == len(fields.get(PROBABILITY, ())) == len(predicted) > 0
     if has_label and not isinstance(fields[LABEL][0], float):
         confidence = np.array(fields[PROBABILITY], np.float64)
+        fields[PROBABILITY] = confidence.round(DIGITS).tolist()
         if "label" in predicted.column_names:
             correct = np.array(fields[LABEL], object) == np.array(predicted["label"].to_pylist(), object)
     unknown = predicted["unknown"].to_numpy() if "unknown" in predicted.column_names else None

@@ -43,12 +43,15 @@ def draw_report(report: Mapping[str, Any], reference: Observations, new: Observa
     numbers = [name for name, values in fields.items() if name not in categories and all(map(len, values))]
     if categories:
         _plot_categories(grid[0, 2], f"predicted {categories[0]}", fields[categories[0]])
-    for axes, name in zip(grid[1, :2], numbers, strict=False):
-        _plot_numbers(axes, f"predicted {name}", fields[name])
-    if reference.tokens is not None and new.tokens is not None:
-        _plot_numbers(grid[1, 2], "tokens", [reference.tokens, new.tokens])
+    panels = {f"predicted {name}": fields[name] for name in numbers[:1]}
+    for name in ("tokens", "tokens_per_word"):
+        values = [getattr(sample, name) for sample in samples.values()]
+        if values[0] is not None and values[1] is not None:
+            panels[name.replace("_", " ")] = values
+    for axes, (name, values) in zip(grid[1], panels.items(), strict=False):
+        _plot_numbers(axes, name, values)
     for axes in grid.flat:
-        if not axes.has_data():
+        if not axes.has_data():  # of a task type without such values
             axes.set_axis_off()
     file.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():

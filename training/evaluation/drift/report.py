@@ -11,7 +11,7 @@ undecided   there are fewer than `min_rows` rows on either side, and nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from training.evaluation.drift import held_out
 from training.evaluation.drift.effects import Effect, Floats, compare_categories, compare_flags, compare_numbers
-from training.evaluation.drift.estimated_accuracy import EstimatedAccuracy, estimate_accuracy
+from training.evaluation.drift.estimated_accuracy import LEAST_OF_EACH, EstimatedAccuracy, estimate_accuracy
 from training.evaluation.drift.text_statistics import (
     count_characters,
     find_empty,
@@ -98,11 +98,12 @@ class Finding:
 
 
 def compare(reference: Observations, new: Observations, thresholds: Thresholds, seed: int = 0) -> list[Comparison]:
-    """All comparisons that both samples have the values for."""
+    """All comparisons that both samples have the values for. A value that is the same in all rows of both is left out:
+    it would only weaken the others."""
     found: list[Comparison] = []
 
     def add(name: str, unit: Unit, function: Callable[..., Effect], first: Any, second: Any) -> None:
-        if len(first) and len(second):
+        if len(first) and len(second) and _varies(first, second):
             found.append(Comparison(name, unit, thresholds.of(unit), function(first, second, thresholds.of(unit))))
 
     for name in reference.fields:
@@ -133,20 +134,30 @@ def _compare_texts(reference: Sequence[str], new: Sequence[str], thresholds: Thr
     filled = [[text for text in sample if text.strip()] for sample in (reference, new)]
     classes = [count_characters(sample) for sample in filled]
     for name in classes[0] if all(filled) else ():
-        effect = compare_numbers(classes[0][name], classes[1][name], thresholds.distance)
-        found.append(Comparison(name.replace("_", " "), "distance", thresholds.distance, effect))
-    scripts = compare_categories(find_scripts(filled[0]), find_scripts(filled[1]), thresholds.cohens_w)
-    found.append(Comparison("script", "cohens_w", thresholds.cohens_w, scripts))
+        if _varies(classes[0][name], classes[1][name]):
+            effect = compare_numbers(classes[0][name], classes[1][name], thresholds.distance)
+            found.append(Comparison(name.replace("_", " "), "distance", thresholds.distance, effect))
+    first_scripts, second_scripts = map(find_scripts, filled)
+    if _varies(first_scripts, second_scripts):
+        effect = compare_categories(first_scripts, second_scripts, thresholds.cohens_w)
+        found.append(Comparison("script", "cohens_w", thresholds.cohens_w, effect))
     same = min(len(reference), len(new))
     flags = {
         "empty rows": [find_empty(sample) for sample in (reference, new)],
         "repeated rows": [find_repeated(sample[:same]) for sample in (reference, new)],
     }
     for name, (first, second) in flags.items():
+        if not _varies(first, second):
+            continue
         shares = {"reference_share": round(float(first.mean()), 4), "new_share": round(float(second.mean()), 4)}
         effect = compare_flags(first, second, thresholds.cohens_w)
         found.append(Comparison(name, "cohens_w", thresholds.cohens_w, effect, shares))
     return found
+
+
+def _varies(first: Iterable[Any], second: Iterable[Any]) -> bool:
+    """Whether any two values of both samples differ."""
+    return len({*first, *second}) > 1
 
 
 def _compare_field(reference: Sequence[Any], new: Sequence[Any]) -> tuple[Unit, Callable[..., Effect], tuple[Any, Any]]:
@@ -187,8 +198,11 @@ def adjust_holm(p_values: Sequence[float]) -> list[float]:
 
 
 def estimate(reference: Observations, new: Observations) -> EstimatedAccuracy | None:
-    """The accuracy on the new rows as estimated from confidence; None without labels or confidences."""
+    """The accuracy on the new rows as estimated from confidence; None without labels or confidences, or with fewer than
+    LEAST_OF_EACH right or wrong predictions on the reference rows: they show too little of the model's mistakes."""
     if reference.confidence is None or reference.correct is None or new.confidence is None or not len(new.confidence):
+        return None
+    if min(reference.correct.sum(), (~reference.correct).sum()) < LEAST_OF_EACH:
         return None
     return estimate_accuracy(reference.confidence, reference.correct, new.confidence)
 

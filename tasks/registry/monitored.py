@@ -1,0 +1,215 @@
+"""Registered versions that are monitored: what drift reports and later evaluations need of one."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tasks.cache import settings, store
+from tasks.cache.input_files import digests_of
+from tasks.cache.refs import Champion, PinnedFile, Ref
+from tasks.registry import lineage
+from tasks.registry.prediction_job import READ, find_model
+from tasks.registry.versions import RECIPE_TAG, SPLIT_TAG, build_error, read_figures
+from tasks.shared_store.opening import open_remote
+from tasks.tracking.connection import MODEL_TAG, connect, mlflow_errors
+from training.data.file_systems import is_url
+from training.data.listing import Listing
+from training.problems import Problem, UserError, nearest
+from training.recipe import Data, Recipe, parse
+from training.recipe.drift import Drift
+from training.recipe.tables.formats import FORMATS
+
+LABELLED = tuple(suffix for suffix in READ if suffix != ".txt")
+"""The suffixes of files that can have labels."""
+
+
+class Monitored(BaseModel):
+    """A registered version."""
+
+    model_config = ConfigDict(frozen=True)
+
+    champion: Champion
+    """Its name, number, model and options; whether it is the champion does not matter."""
+    task: str
+    options: dict[str, Any]
+    columns: dict[str, str]
+    """The names of the model's input columns in files, by the task type's names."""
+    recipe: str
+    """The name of the recipe that registered it."""
+    split: str
+    """The split that was judged."""
+    load_data: str
+    """The key of the artifact with its rows."""
+    predict: str | None
+    """The key of the artifact with its predictions on these rows."""
+    promised: dict[str, dict[str, float | None]]
+    """The figures of the judged split at its registration, by name: value, low, high and others."""
+    mlflow_run: str | None
+    """The run that registered it."""
+
+
+def find_monitored(model: str, own_task: str = "") -> Monitored:
+    """Finds `NAME`, `NAME@ALIAS` or `NAME/VERSION`; a NAME alone is its champion.
+
+    Raises UserError as `prediction_job.find_model` does, and for a version that no run of this project registered.
+    """
+    name, at, alias = model.partition("@")
+    name, _, number = (name, "", "") if at else name.partition("/")
+    spec = find_model(name, alias, number, own_task)
+    version = spec.uri.rpartition("/")[2]
+    with mlflow_errors():
+        found = connect().get_model_version(name, version)
+    needed = {MODEL_TAG, RECIPE_TAG, SPLIT_TAG, "finetune.load_data.key"}
+    if not needed <= found.tags.keys():
+        raise build_error("NAME", f"{name}/{version} was not registered by a run of finetune: run a recipe for it.")
+    return Monitored(
+        champion=Champion(
+            name=name,
+            version=version,
+            model=found.tags[MODEL_TAG],
+            key=found.tags.get("finetune.fit.key"),
+            max_length=spec.max_length,
+            options=dict(spec.task["options"]),
+        ),
+        task=spec.task["task"],
+        options=dict(spec.task["options"]),
+        columns=dict(spec.columns),
+        recipe=found.tags[RECIPE_TAG],
+        split=found.tags[SPLIT_TAG],
+        load_data=found.tags["finetune.load_data.key"],
+        predict=found.tags.get("finetune.predict.key"),
+        promised=read_figures(found.tags).get(found.tags[SPLIT_TAG], {}),
+        mlflow_run=found.run_id,
+    )
+
+
+def find_rows(version: Monitored) -> Ref:
+    """Finds the artifact of load_data with the version's rows, here or in the shared store. Raises UserError."""
+    try:
+        rows = store.find("load_data", version.load_data) or open_remote().find("load_data", version.load_data)
+    except store.Damaged:
+        rows = None
+    if rows is None or f"{version.split}.arrow" not in rows.parts:
+        message = (
+            f"the {version.split} rows of {version.champion} are not in {settings.home()}: run its recipe again here, "
+            "or share the store of the home that registered it."
+        )
+        raise build_error("NAME", message)
+    return rows
+
+
+def find_predictions(version: Monitored) -> Ref | None:
+    """Finds the artifact with the version's predictions on its judged split, here or in the shared store; None if it
+    cannot be had."""
+    if version.predict is None:
+        return None
+    try:
+        found = store.find("predict", version.predict) or open_remote().find("predict", version.predict)
+    except store.Damaged:
+        return None
+    return found if found is not None and f"{version.split}.parquet" in found.parts else None
+
+
+def read_recipe(version: Monitored) -> Recipe:
+    """Reads the recipe that registered the version. Raises UserError if it is unknown or no longer valid."""
+    record = lineage.find_version(str(version.champion))
+    return parse(record[lineage.RECIPE_SET])
+
+
+def labelled_data(recipe: Recipe, rows: Ref, files: Sequence[PinnedFile]) -> Data:
+    """The recipe's section `data` for rows in these files, with the labels of the version in their order.
+
+    Equal rows are no fault here, and rows that lack a text or a label are left out with a warning. Raises UserError for
+    files of several formats.
+    """
+    formats = {next(name for name, form in FORMATS.items() if pin.path.endswith(form.suffixes)) for pin in files}
+    if len(formats) > 1:
+        message = f"the files have several formats ({', '.join(sorted(formats))}): evaluate one format at a time."
+        raise UserError([Problem(kind="option", where="--input", message=message)])
+    (source,) = formats
+    kept = {"text", "label", "columns", "label_separator", "rename", "cast", "filter", "max_file_gb"}
+    kept |= set(FORMATS[source].fields)
+    values = recipe.data.model_dump(mode="json", include=kept)
+    levels = dict.fromkeys(("duplicates", "conflicting_labels", "shared_rows", "absent_label"), "ignore")
+    levels |= dict.fromkeys(("blank_text", "missing_label"), "warning")
+    names = label_names(rows)
+    return Data.model_validate(
+        {
+            **{name: value for name, value in values.items() if value is not None},
+            "source": source,
+            "path": "rows with labels",
+            "checks": {**recipe.data.checks, **levels},
+            **({"label_names": names} if len(names) > 1 else {}),
+        }
+    )
+
+
+def read_drift_section(version: Monitored, overrides: Mapping[str, Any]) -> Drift:
+    """Reads `release.drift` of the recipe that registered the version, with these fields replaced. Raises UserError for
+    unknown fields and values."""
+    try:
+        values = lineage.find_version(str(version.champion))["recipe"]["release"].get("drift", {})
+    except UserError:  # of another version of the project
+        values = {}
+    problems = [
+        Problem(
+            kind="option",
+            where=f"thresholds.{name}",
+            message=f"is unknown: choose from {', '.join(Drift.model_fields)}.{nearest(name, Drift.model_fields)}",
+        )
+        for name in overrides
+        if name not in Drift.model_fields
+    ]
+    if problems:
+        raise UserError(problems)
+    try:
+        return Drift.model_validate({**values, **overrides})
+    except ValidationError as error:
+        raise UserError(
+            [
+                Problem(
+                    kind="option",
+                    where=f"thresholds.{'.'.join(map(str, detail['loc']))}",
+                    message=f"{detail['msg']}, not {detail['input']!r}.",
+                )
+                for detail in error.errors(include_url=False)
+            ]
+        ) from error
+
+
+def pin_inputs(paths: Sequence[str], suffixes: Sequence[str] = READ) -> list[PinnedFile]:
+    """Pins the files of all paths: files, the files of folders with one of the suffixes, and globs. Raises UserError
+    with all problems."""
+    listing, files, problems = Listing(), [], []
+    for path in paths:
+        if is_url(path):
+            message = f"{path} is a URL: copy the file to this machine, and name the copy."
+            problems.append(Problem(kind="option", where="--input", message=message))
+            continue
+        try:
+            _, found = listing.find_files(path, suffixes)
+        except UserError as error:
+            problems += [problem.model_copy(update={"where": "--input"}) for problem in error.problems]
+            continue
+        if not found:
+            expected = "matches no file" if glob.has_magic(path) else f"has no file of {', '.join(suffixes)}"
+            problems.append(Problem(kind="option", where="--input", message=f"{path} {expected}: name another."))
+        files += found
+    for file in files:
+        if not file.file.endswith(tuple(suffixes)):
+            message = f"{file.file} has an unknown format: choose from {', '.join(suffixes)}."
+            problems.append(Problem(kind="option", where="--input", message=message))
+    if problems:
+        raise UserError(problems)
+    digests = digests_of({file.file: file for file in files}.values())
+    return [PinnedFile(path=path, sha256=digest) for path, digest in digests.items()]
+
+
+def label_names(rows: Ref) -> list[str]:
+    """Reads the names of the labels in the order of the rows' indices."""
+    return list(json.loads((rows.path / "labels.json").read_text()))

@@ -1,0 +1,133 @@
+"""Stages: the number of a look at new rows, their comparison with the version's profile, and its record in MLflow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tasks.cache import settings
+from tasks.cache.digests import digest_of
+from tasks.cache.refs import NumberedComparison, PinnedFile, Ref
+from tasks.cache.stage import Inputs, Work, action, stage
+from tasks.jobs.child import run_child
+from tasks.jobs.commands import python_argv
+from tasks.registry.comparisons import number_comparison
+from tasks.registry.monitored import Monitored
+from tasks.registry.versions import DRIFT_TAG, PROFILE_TAG
+from tasks.tracking.connection import connect, mlflow_errors
+from training.recipe.drift import Drift
+from training.recipe.monitoring_settings import DriftSettings
+
+PROGRAM = "training.programs.drift"
+
+
+def count_inputs(version: Monitored, section: Drift, profile: Ref, observed: Ref) -> Inputs:
+    """The version's profile, and the new rows as the model sees them."""
+    return Inputs(
+        {
+            "registry": settings.registry_place(),
+            "version": str(version.champion),
+            "confidence": section.confidence,
+            "upstream": {"profile": profile.digest, "observe": observed.digest},
+        }
+    )
+
+
+@action(count_inputs, gives=NumberedComparison)
+def count_look(
+    work: Work, version: Monitored, section: Drift, profile: Ref, observed: Ref
+) -> NumberedComparison | None:
+    """Numbers the look among all at this version, and computes the confidence that it needs. The same rows are the same
+    look. Skipped if there are too few rows to compare."""
+    from training.evaluation.significance import alpha_spent  # imports numpy
+
+    if min(figures["observed"] for figures in (profile.figures, observed.figures)) < section.min_rows:
+        work.state = "skipped"
+        return None
+    looks = digest_of({"drift": str(version.champion), "model": version.champion.model})
+    number = number_comparison(version.champion.name, looks, digest_of([profile.digest, observed.digest]))
+    return NumberedComparison(comparison=number, confidence=1 - alpha_spent(number, 1 - section.confidence))
+
+
+def inputs(version: Monitored, section: Drift, look: NumberedComparison | None, profile: Ref, observed: Ref) -> Inputs:
+    """Both observations, the thresholds and the confidence."""
+    return Inputs(
+        {
+            "thresholds": section.model_dump(include={"cohens_w", "distance", "auc", "min_rows"}),
+            "confidence": look.confidence if look else None,
+            "title": _title(version, look),
+            "upstream": {"profile": profile.digest, "observe": observed.digest},
+        },
+        code=[PROGRAM],
+        libraries=("numpy", "scipy", "scikit-learn", "matplotlib"),
+    )
+
+
+@stage(inputs)
+def drift(
+    work: Work, version: Monitored, section: Drift, look: NumberedComparison | None, profile: Ref, observed: Ref
+) -> Mapping[str, Any]:
+    """Compares new rows with the version's validation rows."""
+    report = run_child(
+        work,
+        PROGRAM,
+        python_argv(PROGRAM),
+        settings=DriftSettings(
+            title=_title(version, look),
+            alpha=1 - (look.confidence if look else section.confidence),
+            **section.model_dump(include={"cohens_w", "distance", "auc", "min_rows"}),
+        ),
+        inputs={"profile": profile.path, "rows": observed.path},
+    )
+    counts = {name: observed.figures[name] for name in ("rows", "without_prediction")}
+    return {**report, "look": look.comparison if look else None, "input": counts}
+
+
+def _title(version: Monitored, look: NumberedComparison | None) -> str:
+    return f"{version.champion}, look {look.comparison}" if look else str(version.champion)
+
+
+def record_inputs(version: Monitored, files: Sequence[PinnedFile], profile: Ref, report: Ref) -> Inputs:
+    """The version and the report."""
+    return Inputs(
+        {
+            "registry": settings.registry_place(),
+            "version": str(version.champion),
+            "upstream": {"profile": profile.key, "drift": report.digest},
+        }
+    )
+
+
+@action(record_inputs)
+def record_drift(work: Work, version: Monitored, files: Sequence[PinnedFile], profile: Ref, report: Ref) -> None:
+    """Stores the report with the version: its page of pictures and its figures, by look, in the MLflow run that
+    registered the version, and its verdict as a tag of the version."""
+    figures, name, number = report.figures, version.champion.name, version.champion.version
+    now = datetime.now(UTC)
+    summary = {
+        "time": now.isoformat(timespec="seconds"),
+        **{part: figures[part] for part in ("verdict", "look", "rows", "estimated_accuracy")},
+        "files": [Path(pin.path).name for pin in files][:20],
+        "differences": [line["name"] for line in figures["comparisons"] if line["verdict"] != "steady"],
+    }
+    with mlflow_errors():
+        from mlflow.entities import Metric
+
+        client = connect()
+        client.set_model_version_tag(name, number, PROFILE_TAG, profile.key)
+        client.set_model_version_tag(name, number, DRIFT_TAG, json.dumps(summary, ensure_ascii=False))
+        look = figures["look"]
+        if version.mlflow_run is None or look is None:
+            return
+        folder = f"drift/look-{look:04d}"
+        client.log_artifact(version.mlflow_run, str(report.path / "report.json"), folder)
+        client.log_artifact(version.mlflow_run, str(report.path / "log" / "report.png"), folder)
+        values = {line["name"]: line["value"] for line in figures["comparisons"]}
+        if accuracy := figures["estimated_accuracy"]:
+            values["estimated accuracy"] = accuracy["value"]
+        stamp = int(now.timestamp() * 1000)
+        metrics = [Metric(f"drift/{name}", value, stamp, look) for name, value in values.items()]
+        client.log_batch(version.mlflow_run, metrics=metrics)

@@ -1,0 +1,119 @@
+"""`finetune evaluate`: a registered version on rows whose labels arrived after its release."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from flows.cli.main import main
+from tests.flows.forked import finetune
+from tests.flows.small import FinishedRun, write_rows
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def own_home(finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the home in which the small recipe ran."""
+    home = shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
+    monkeypatch.setenv("FINETUNE_HOME", str(home))
+    return home
+
+
+def evaluate(home: Path, *paths: Path, **more: str) -> tuple[dict[str, Any], str]:
+    """The result of the command, and its output."""
+    out = home.parent / "evaluation.json"
+    run = finetune(home, "evaluate", "small", "--input", *map(str, paths), "--json", str(out), **more)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return json.loads(out.read_text()), run.stdout
+
+
+def swap_labels(file: Path, out: Path) -> None:
+    """The rows with each label in the other's place: labels that changed their meaning."""
+    with file.open(newline="") as source, out.open("w", newline="") as target:
+        table = csv.writer(target)
+        for number, row in enumerate(csv.reader(source)):
+            table.writerow(row if number == 0 else [row[0], {"pos": "neg", "neg": "pos"}[row[1]], *row[2:]])
+
+
+def test_the_rows_of_the_registration_have_the_promised_figures_without_a_difference(
+    finished: FinishedRun, own_home: Path, server: dict[str, str]
+) -> None:
+    result, printed = evaluate(own_home, finished.file.parent / "validation.csv", **server)
+    found, promised = result["evaluation"], finished.result["metrics"]["validation"]
+    assert found["rows"] == found["shared_rows"] == 60 and found["below"] == []
+    for name, score in promised.items():
+        assert {end: found["metrics"][name][end] for end in ("value", "low", "high")} == {
+            end: score[end] for end in ("value", "low", "high")
+        }
+        assert all(abs(value) < 1e-9 for value in found["differences"][name].values())
+    assert "60 of them also in validation" in printed
+    assert printed.splitlines()[-2].endswith("finetune rollback small")
+    assert printed.splitlines()[-1].endswith("prefect deployment run retrain/small")
+
+
+def test_figures_below_the_gate_are_an_event_and_all_are_the_versions_history(
+    finished: FinishedRun, own_home: Path, tmp_path: Path, server: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_rows(tmp_path / "monday.csv", 80, seed=5)
+    swap_labels(tmp_path / "monday.csv", tmp_path / "swapped.csv")
+    good, _ = evaluate(own_home, tmp_path / "monday.csv", **server)
+    bad, printed = evaluate(own_home, tmp_path / "swapped.csv", **server)
+    accuracy = good["evaluation"]["metrics"]["accuracy"]["value"]
+    assert bad["evaluation"]["metrics"]["accuracy"]["value"] == pytest.approx(1 - accuracy)
+    assert bad["evaluation"]["below"] == [f"accuracy {1 - accuracy:.4g} < 0.5"]
+    assert bad["evaluation"]["differences"]["accuracy"]["high"] < 0
+    assert "Outside of the gate's bounds: accuracy" in printed
+    evaluate(own_home, tmp_path / "monday.csv", **server)  # the same rows again are the same evaluation
+    client = MlflowClient(f"sqlite:///{own_home / 'mlflow.db'}")
+    version = client.get_model_version("small", "1")
+    history = json.loads(version.tags["finetune.evaluations"])
+    assert sorted(entry["number"] for entry in history) == [1, 2]
+    steps = {metric.step for metric in client.get_metric_history(version.run_id, "evaluated/accuracy")}
+    assert steps == {1, 2}
+    assert main(["show", "small/1"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "evaluation 2" in shown and "outside of the gate's bounds: accuracy" in shown
+    assert str(client.get_model_version_by_alias("small", "champion").version) == "1"
+
+    from prefect.client.orchestration import get_client
+
+    def stored() -> list[dict[str, Any]]:
+        with get_client(sync_client=True) as client:
+            answer = client._client.post("/events/filter", json={"filter": {"event": {"name": ["finetune.evaluated"]}}})
+        runs = {good["flow_run_id"], bad["flow_run_id"]}
+        return [event for event in answer.json()["events"] if event["payload"]["flow_run_id"] in runs]
+
+    wait_until(lambda: bool(stored()), 30)
+    (event,) = stored()
+    assert event["payload"]["flow_run_id"] == bad["flow_run_id"] and event["payload"]["version"] == "small/1"
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("text,label\ngood film,pos\nbad film,maybe\n", "maybe"),
+        ("review,label\ngood film,pos\n", "has no column 'text'"),
+        ("text\ngood film\n", "has no column 'label'"),
+        ("text,label\n", "no rows"),
+    ],
+)
+def test_rows_that_cannot_be_evaluated_are_one_message(
+    rows: str, message: str, own_home: Path, tmp_path: Path, server: dict[str, str]
+) -> None:
+    (tmp_path / "rows.csv").write_text(rows)
+    run = finetune(own_home, "evaluate", "small", "--input", str(tmp_path / "rows.csv"), **server)
+    assert run.returncode == 2 and message in run.stderr and "Traceback" not in run.stderr, run.stderr
+    client = MlflowClient(f"sqlite:///{own_home / 'mlflow.db'}")
+    assert "finetune.evaluations" not in client.get_model_version("small", "1").tags
+
+
+def test_texts_alone_have_no_labels_to_evaluate(own_home: Path, tmp_path: Path, server: dict[str, str]) -> None:
+    (tmp_path / "rows.txt").write_text("good film\n")
+    run = finetune(own_home, "evaluate", "small", "--input", str(tmp_path / "rows.txt"), **server)
+    assert run.returncode == 2 and "has an unknown format: choose from .csv" in run.stderr

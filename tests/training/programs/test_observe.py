@@ -1,0 +1,82 @@
+"""Observations: of a stored split and of files alike, for every task type, and all drift reports read them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.task_types import TINY, make_world, recipe_of
+from training import task_types
+from training.evaluation.drift.observations import read_observations
+from training.evaluation.drift.report import Thresholds, build_report
+from training.jobs.protocol import Events, Job
+from training.models.loading import export, load_for_training, load_tokenizer
+from training.programs import drift, observe
+from training.recipe import parse
+from training.recipe.rules.column_rules import source_columns
+
+
+def run(job_dir: Path, settings: dict[str, Any], **inputs: Path) -> tuple[dict[str, Any], Path]:
+    (job_dir / "output").mkdir(parents=True)
+    paths = {name: str(path) for name, path in inputs.items()}
+    job = Job(program="training.programs.observe", key="observe", settings=settings, inputs=paths)
+    return observe.main(job_dir, job, Events(job_dir / "events.jsonl")), job_dir / "output"
+
+
+@pytest.mark.parametrize("task", TINY)
+def test_the_rows_of_a_split_and_of_a_file_are_observed_alike(task: str, tmp_path: Path) -> None:
+    world = make_world(task, tmp_path / "world")
+    base, labels = world / "base/output", json.loads((world / "data/labels.json").read_text())
+    task_type = task_types.load(task, TINY[task].options)
+    model = load_for_training(task_type, base / "model", labels, load_tokenizer(base / "tokenizer"), seed=1)
+    export(model, base / "tokenizer", tmp_path / "trained")
+    columns = {
+        column.name: column.source_name for column in source_columns(parse(recipe_of(task, world / "rows"))).inputs
+    }
+    settings = {"task": task, "options": TINY[task].options, "columns": columns, "max_length": 32, "max_rows": 40}
+    folders = {"model": tmp_path / "trained", "tokenizer": tmp_path / "trained"}
+    split = settings | {"labels": labels}
+    figures, stored = run(tmp_path / "split", split, **folders, rows=world / "data/validation.arrow")
+    assert figures == {"rows": 60, "observed": 40, "without_prediction": 0}
+    files = settings | {"files": [str(world / "rows/validation.jsonl")]}
+    figures, of_file = run(tmp_path / "file", files, **folders)
+    assert figures == {"rows": 60, "observed": 40, "without_prediction": 0}
+    first, second = (pq.read_table(folder / "observations.parquet") for folder in (stored, of_file))
+    assert first["text"].to_pylist() == second["text"].to_pylist()
+    assert first["tokens"].to_pylist() == second["tokens"].to_pylist() and min(first["tokens"].to_pylist()) > 0
+    embeddings = [np.stack(table["embedding"].to_pylist()) for table in (first, second)]
+    np.testing.assert_allclose(*embeddings, atol=1e-5)
+    reference, new = read_observations(stored), read_observations(of_file)
+    assert reference.fields.keys() == new.fields.keys() and (reference.fields or task == "token-classification")
+    report = build_report(reference, new, Thresholds(), alpha=0.05, min_rows=20)
+    assert report["verdict"] == "steady"
+    assert {line["value"] for line in report["comparisons"] if line["unit"] != "auc"} <= {0.0}
+    assert (reference.correct is not None) == (task == "sequence-classification")
+
+
+def test_a_row_without_a_text_is_observed_without_a_prediction(tmp_path: Path) -> None:
+    task = "sequence-classification"
+    world = make_world(task, tmp_path / "world")
+    base, labels = world / "base/output", json.loads((world / "data/labels.json").read_text())
+    model = load_for_training(task_types.load(task), base / "model", labels, load_tokenizer(base / "tokenizer"), seed=1)
+    export(model, base / "tokenizer", tmp_path / "trained")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("\n".join(json.dumps({"text": "cat" if n % 3 else None}) for n in range(30)))
+    settings = {"task": task, "columns": {"text": "text"}, "max_length": 32, "max_rows": 100, "files": [str(rows)]}
+    folders = {"model": tmp_path / "trained", "tokenizer": tmp_path / "trained"}
+    figures, out = run(tmp_path / "job", settings, **folders)
+    assert figures == {"rows": 30, "observed": 30, "without_prediction": 10}
+    found = read_observations(out)
+    assert len(found.texts) == 30 and found.texts.count("") == 10
+    assert found.tokens is not None and len(found.tokens) == len(found.fields["label"]) == 20
+    compared = {"title": "cat/1", "alpha": 0.05, "min_rows": 20, "cohens_w": 0.1, "distance": 0.1, "auc": 0.55}
+    job = Job(
+        program="training.programs.drift", key="d", settings=compared, inputs={"profile": str(out), "rows": str(out)}
+    )
+    report = drift.main(tmp_path / "drift", job, Events(tmp_path / "events.jsonl"))
+    assert report["verdict"] == "steady" and (tmp_path / "drift/output/log/report.png").stat().st_size > 10_000

@@ -1,0 +1,40 @@
+"""The program that compares new rows with a version's profile: `python -m training.programs.drift JOB`.
+
+inputs     profile, rows (each a folder of training.programs.observe)
+settings   training.recipe.monitoring_settings.DriftSettings
+output     report.json     training.evaluation.drift.report.build_report
+           log/report.png  all effects with their intervals and thresholds, and the distributions
+figures    verdict, comparisons (each without details), rows, alpha, estimated_accuracy
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from training.jobs.program import run_program
+from training.jobs.protocol import OUTPUT, Events, Job
+from training.recipe.monitoring_settings import DriftSettings
+
+
+def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
+    """Compares the rows. Returns the figures."""
+    from training.evaluation.drift.observations import read_observations
+    from training.evaluation.drift.plots import draw_report
+    from training.evaluation.drift.report import Thresholds, build_report
+
+    settings = DriftSettings.model_validate(job.settings)
+    reference, new = (read_observations(Path(job.inputs[name])) for name in ("profile", "rows"))
+    thresholds = Thresholds(settings.cohens_w, settings.distance, settings.auc)
+    report = build_report(reference, new, thresholds, alpha=settings.alpha, min_rows=settings.min_rows)
+    output = job_dir / OUTPUT
+    (output / "log").mkdir(parents=True, exist_ok=True)
+    text = json.dumps(report, indent=1, ensure_ascii=False)
+    (output / "report.json").write_text(text, encoding="utf-8", errors="backslashreplace")
+    draw_report(report, reference, new, settings.title, output / "log" / "report.png")
+    return report
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,162 @@
+"""The program that evaluates a registered version on rows with labels: `python -m training.programs.evaluate JOB`.
+
+inputs     predictions (test.parquet of training.programs.predict_champion), data (test.arrow, test.slices.arrow);
+           promised (SPLIT.parquet of training.programs.predict) and promised_data (SPLIT.arrow), if they are stored
+settings   training.recipe.monitoring_settings.EvaluateSettings
+output     evaluation.json              the figures, and `slices` as in training.programs.score
+           log/predictions_sample.csv   the most confident mistakes
+           log/*.png                    plots of the predictions
+figures    rows, shared_rows (with the judged split), metrics and differences by name: value, low and high
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from training.evaluation import slices
+from training.evaluation.predictions import OneLabel, Predictions
+from training.jobs.program import run_program
+from training.jobs.protocol import OUTPUT, Events, Job
+from training.programs.score import (
+    DRAWS,
+    ENDS,
+    SEED,
+    Scores,
+    Slice,
+    compute_scores,
+    read_predictions,
+    sample_worst_rows,
+    score_groups,
+    write_samples,
+)
+from training.recipe.monitoring_settings import EvaluateSettings
+from training.recipe.rules.slice_rules import FEWEST_ROWS, LABEL, LENGTH, MOST_GROUPS
+
+if TYPE_CHECKING:
+    from training.task_types.task_type import TaskType
+
+SPLIT = "test"
+"""The name of the evaluated rows' split."""
+INTERVAL = ENDS[1] - ENDS[0]
+
+
+def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
+    """Evaluates the rows. Returns the figures."""
+    from training import task_types
+    from training.evaluation import plots
+
+    settings = EvaluateSettings.model_validate(job.settings)
+    task_type, output = task_types.load(settings.task, settings.options), job_dir / OUTPUT
+    (output / "log").mkdir(parents=True, exist_ok=True)
+    data = Path(job.inputs["data"])
+    predicted = read_predictions(task_type, Path(job.inputs["predictions"]) / f"{SPLIT}.parquet", settings.labels)
+
+    def report(done: int) -> None:
+        events.progress(phase="evaluate", done=done, total=2 * DRAWS)
+
+    found = compute_scores(settings.metrics, predicted, report)
+    shared, differences = _compare(task_type, predicted, found, job, settings, lambda done: report(DRAWS + done))
+    sliced = {name: _score_slice(name, predicted, found, job, settings, events) for name in settings.slices}
+    figures = {"rows": len(predicted), "shared_rows": shared, "metrics": found, "differences": differences}
+    report_text = json.dumps(figures | {"slices": sliced}, indent=1, ensure_ascii=False)
+    (output / "evaluation.json").write_text(report_text, encoding="utf-8", errors="backslashreplace")
+    plots.draw_scores(predicted, SPLIT, output / "log")
+    write_samples(
+        sample_worst_rows(SPLIT, predicted, data / f"{SPLIT}.arrow"), output / "log" / "predictions_sample.csv"
+    )
+    return figures
+
+
+def _compare(
+    task_type: TaskType, predicted: Predictions, found: Scores, job: Job, settings: EvaluateSettings, report: Any
+) -> tuple[int | None, Scores]:
+    """The number of rows that are also in the judged split, None if that is not stored; and the differences of the
+    metrics from those that were promised."""
+    if "promised" not in job.inputs:
+        return None, {name: _difference_of_scores(score, settings.promised.get(name)) for name, score in found.items()}
+    from training.evaluation.metrics.bootstrap_figures import figures
+    from training.evaluation.paired_rows import draw_differences, match_rows
+
+    file = Path(job.inputs["promised"]) / f"{settings.split}.parquet"
+    promised = read_predictions(task_type, file, settings.promised_labels)
+    contents = [
+        _row_contents(path, settings.columns)
+        for path in (
+            Path(job.inputs["data"], f"{SPLIT}.arrow"),
+            Path(job.inputs["promised_data"], f"{settings.split}.arrow"),
+        )
+    ]
+    first, second, shared = match_rows(*contents)
+    both = [figures(settings.metrics, sample) for sample in (predicted, promised)]
+    names = [name for name in both[0] if name in both[1]]
+    pairs = ([both[0][name] for name in names], [both[1][name] for name in names])
+    draws = draw_differences(pairs, (first, second), DRAWS, SEED, report)
+    differences: Scores = {}
+    for name, of_metric in zip(names, draws, strict=True):
+        defined = of_metric[np.isfinite(of_metric)]
+        ends = np.quantile(defined, ENDS) if len(defined) else (math.nan, math.nan)
+        gain = _gain(found[name], settings.promised.get(name))
+        differences[name] = {"value": gain, "low": _or_none(ends[0]), "high": _or_none(ends[1])}
+    return shared, differences
+
+
+def _row_contents(file: Path, columns: Sequence[str]) -> list[str]:
+    """The model's inputs of each row, as one text."""
+    table = pa.ipc.open_file(pa.memory_map(str(file))).read_all().select(list(columns))
+    return [json.dumps(list(row.values()), ensure_ascii=False) for row in table.to_pylist()]
+
+
+def _gain(now: dict[str, float | None], promised: dict[str, float | None] | None) -> float | None:
+    value, before = now["value"], (promised or {}).get("value")
+    return None if value is None or before is None else value - before
+
+
+def _difference_of_scores(
+    now: dict[str, float | None], promised: dict[str, float | None] | None
+) -> dict[str, float | None]:
+    """The difference of two independent figures, by the normal approximation of their intervals."""
+    gain, widths = _gain(now, promised), [_half_width(score) for score in (now, promised or {})]
+    if gain is None or widths[0] is None or widths[1] is None:
+        return {"value": gain, "low": None, "high": None}
+    half = math.hypot(widths[0], widths[1])
+    return {"value": gain, "low": gain - half, "high": gain + half}
+
+
+def _half_width(score: dict[str, float | None]) -> float | None:
+    low, high = score.get("low"), score.get("high")
+    return None if low is None or high is None else (high - low) / 2
+
+
+def _or_none(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _score_slice(
+    name: str, predicted: Predictions, whole: Scores, job: Job, settings: EvaluateSettings, events: Events
+) -> Slice:
+    """The scores of a slice's largest groups."""
+    if name == LABEL:
+        is_one = isinstance(predicted, OneLabel)
+        groups = slices.of_label(predicted.references, predicted.labels) if is_one else {}  # type: ignore[attr-defined]
+    elif name == LENGTH:
+        tokens = pq.read_table(Path(job.inputs["predictions"], f"{SPLIT}.parquet"), columns=["tokens"])["tokens"]
+        groups = slices.of_length(tokens.to_numpy())
+    else:
+        groups = slices.of_column(Path(job.inputs["data"], f"{SPLIT}.slices.arrow"), name)
+    if not groups:
+        events.warning(f"the rows have no column {name!r}, so no groups of it.")
+    shown = slices.largest(groups, MOST_GROUPS, ())
+    with_interval = {group for group, rows in shown.items() if len(rows) >= FEWEST_ROWS}
+    return score_groups(shown, with_interval, predicted, whole, settings.metrics, lambda done, total: None)
+
+
+if __name__ == "__main__":
+    run_program(main)

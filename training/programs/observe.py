@@ -1,0 +1,136 @@
+"""The program that observes rows by a trained model, for drift reports: `python -m training.programs.observe JOB`.
+
+inputs     model, tokenizer (folders, which may be one); rows (SPLIT.arrow of load_data), unless the settings name files
+settings   training.recipe.monitoring_settings.ObserveSettings
+output     observations.parquet, a row for each observed row in a random order: `text` (all texts of its inputs), and,
+           for rows with a prediction, the columns of training.engine.observation.Observer and `label`, the name of the
+           row's label, if load_data stored the rows with one
+figures    rows (read), observed, without_prediction (of these)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.jobs.program import run_program
+from training.jobs.protocol import OUTPUT, Events, Job
+from training.recipe.monitoring_settings import ObserveSettings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from training.task_types.task_type import TaskType
+
+SEED = 0
+Row = tuple[str, tuple[Any, ...] | None, str | None]
+"""Its text, its inputs (None if it has no prediction), and its label."""
+
+
+def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
+    """Observes at most `max_rows` rows, drawn at random. Returns the figures."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from training import task_types
+    from training.engine.observation import Observer
+    from training.models import loading
+
+    settings = ObserveSettings.model_validate(job.settings)
+    task_type = task_types.load(settings.task, settings.options)
+    read = _read_files(task_type, settings) if settings.files else _read_split(Path(job.inputs["rows"]), settings)
+    total, rows = _draw(read, settings.max_rows)
+    complete = _without_faulty(task_type, settings.columns, rows)
+    places = [place for place, (_, inputs, _) in enumerate(complete) if inputs is not None]
+    table = pa.table({"text": [text for text, _, _ in rows]})
+    loading.make_deterministic()
+    model, tokenizer = (Path(job.inputs[name]) for name in ("model", "tokenizer"))
+    observer = Observer(task_type, model, tokenizer, settings.max_length)
+    if places:
+        inputs = [complete[place][1] for place in places]
+        batch = _build_batch(task_type, settings.columns, inputs)
+        observed = observer.observe(batch, lambda done: events.progress(done=done, total=len(places)))
+        if all(rows[place][2] is not None for place in places):
+            observed = observed.append_column("label", pa.array([rows[place][2] for place in places], pa.string()))
+        indices = np.full(len(rows), -1)
+        indices[places] = np.arange(len(places))
+        taken = observed.take(pa.array([None if index < 0 else index for index in indices.tolist()], pa.int64()))
+        for name in taken.column_names:
+            table = table.append_column(name, taken[name])
+    (job_dir / OUTPUT).mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, job_dir / OUTPUT / "observations.parquet", compression="zstd")
+    return {"rows": total, "observed": len(rows), "without_prediction": len(rows) - len(places)}
+
+
+def _read_split(file: Path, settings: ObserveSettings) -> Iterator[Row]:
+    """The rows of a split as load_data stored it."""
+    import pyarrow as pa
+
+    from training.evaluation.drift.text_statistics import join_texts
+
+    table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+    labels = table["label"].to_pylist() if "label" in table.column_names else [None] * len(table)
+    is_index = "label" in table.column_names and pa.types.is_integer(table.schema.field("label").type)
+    inputs = zip(*(table[name].to_pylist() for name in settings.columns), strict=True)
+    for values, label in zip(inputs, labels, strict=True):
+        yield join_texts(values), values, settings.labels[label] if is_index else None
+
+
+def _read_files(task_type: TaskType, settings: ObserveSettings) -> Iterator[Row]:
+    """The rows of the files, read as `finetune predict` reads them."""
+    from training.data.prediction_files import read
+    from training.evaluation.drift.text_statistics import join_texts
+
+    columns = task_type.columns
+    forms = {source: columns[name].form for name, source in settings.columns.items()}
+    blank = {source for name, source in settings.columns.items() if columns[name].may_be_empty}
+    optional = {source for name, source in settings.columns.items() if columns[name].optional} & blank
+    for file in settings.files:
+        for batch in read(Path(file), forms, (), blank, optional):
+            for values in batch.inputs:
+                yield join_texts(values or ()), values, None
+
+
+def _draw(rows: Iterator[Row], most: int) -> tuple[int, list[Row]]:
+    """The number of rows, and at most this many of them in a random order, each equally likely (reservoir sampling)."""
+    import numpy as np
+
+    random, total = np.random.default_rng(SEED), 0
+    kept: list[Row] = []
+    for row in rows:
+        total += 1
+        if len(kept) < most:
+            kept.append(row)
+        elif (place := int(random.integers(0, total))) < most:
+            kept[place] = row
+    return total, [kept[place] for place in random.permutation(len(kept)).tolist()]
+
+
+def _without_faulty(task_type: TaskType, columns: Mapping[str, str], rows: list[Row]) -> list[Row]:
+    """The rows, without the inputs of those that the task type cannot predict."""
+    places = [place for place, (_, inputs, _) in enumerate(rows) if inputs is not None]
+    if not places:
+        return rows
+    batch = _build_batch(task_type, columns, [rows[place][1] for place in places])
+    found = [*rows]
+    for _, _, mask, _ in task_type.faults_on_request(batch):
+        for place, is_faulty in zip(places, mask, strict=True):
+            if is_faulty:
+                found[place] = (rows[place][0], None, rows[place][2])
+    return found
+
+
+def _build_batch(task_type: TaskType, columns: Mapping[str, str], rows: list[Any]) -> pa.RecordBatch:
+    """The rows with the types that load_data stores."""
+    import pyarrow as pa
+
+    stored = {"number": pa.float64(), "texts": pa.list_(pa.string())}
+    types = [stored.get(task_type.columns[name].form, pa.string()) for name in columns]
+    arrays = [pa.array([row[place] for row in rows], of) for place, of in enumerate(types)]
+    return pa.RecordBatch.from_arrays(arrays, names=[*columns])
+
+
+if __name__ == "__main__":
+    run_program(main)
