@@ -6,7 +6,7 @@ import contextlib
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from tasks.prefect.deployments import FLOWS
+from tasks.prefect.deployments import FLOWS, MODEL_FLOWS
 from tasks.tracking.outbox import is_running_here, was_killed_here
 from training.problems import Problem, UserError
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from prefect.client.schemas.filters import FlowRunFilter
     from prefect.client.schemas.objects import FlowRun
 
+RESUMABLE = [name for name in FLOWS.values() if name not in MODEL_FLOWS]
+"""Names of the flows whose runs can be resumed. Those that look at a registered model are started again."""
 RECENT = 200
 """Number of flow runs that are searched for a name or the beginning of an id."""
 
@@ -92,7 +94,7 @@ def _read_recent(client: SyncPrefectClient, run_filter: FlowRunFilter | None = N
     from prefect.client.schemas.sorting import FlowRunSort
 
     return client.read_flow_runs(
-        flow_filter=FlowFilter(name=FlowFilterName(any_=[*FLOWS.values()])),
+        flow_filter=FlowFilter(name=FlowFilterName(any_=RESUMABLE)),
         flow_run_filter=run_filter,
         sort=FlowRunSort.START_TIME_DESC,
         limit=RECENT,
@@ -104,7 +106,7 @@ def _find_by_name(client: SyncPrefectClient, name: str) -> list[FlowRun]:
 
     try:
         run = client.read_flow_run(uuid.UUID(name))
-        return [run] if client.read_flow(run.flow_id).name in FLOWS.values() else []
+        return [run] if client.read_flow(run.flow_id).name in RESUMABLE else []
     except ValueError:
         return [run for run in _read_recent(client) if name == run.name or str(run.id).startswith(name)]
     except ObjectNotFound:

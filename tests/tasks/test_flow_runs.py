@@ -23,6 +23,11 @@ def ours() -> None:
     """Never run."""
 
 
+@flow(name="drift")
+def looks() -> None:
+    """Never run."""
+
+
 @flow(name="somebody-elses")
 def other() -> None:
     """Never run."""
@@ -42,6 +47,7 @@ def test_the_last_incomplete_run_is_resumed_and_none_that_runs_here_or_elsewhere
         crashed, killed = begun(client, Crashed()), begun(client, None)
         elsewhere, completed = begun(client, None), begun(client, Completed())
         foreign = begun(client, Crashed(), other)
+        begun(client, Crashed(), looks)  # a drift report is started again, not resumed
         taken_for_dead = begun(client, Crashed())
     with Outbox(str(killed.id)).claim_run(), Outbox(str(taken_for_dead.id)).claim_run():
         assert find(None).id == crashed.id
