@@ -58,7 +58,7 @@ def describe_words(report: Mapping[str, Any]) -> str:
     """The words that are most typical of new rows; empty if the words do not differ."""
     for line in report["comparisons"]:
         if line["name"] == "words" and line["verdict"] != "steady":
-            told = [word for word in line["words"] if word["speaks_for"] == "new"][:SHOWN_WORDS]
-            listed = ", ".join(f"{make_printable(w['word'])} ({w['reference']:.1%} → {w['new']:.1%})" for w in told)
-            return f"Typical of new rows: {listed}." if told else ""
+            typical = [word for word in line["words"] if word["speaks_for"] == "new"][:SHOWN_WORDS]
+            listed = ", ".join(f"{make_printable(w['word'])} ({w['reference']:.1%} → {w['new']:.1%})" for w in typical)
+            return f"Typical of new rows: {listed}." if typical else ""
     return ""

@@ -118,7 +118,7 @@ class Subject:
             "long texts 4 times as likely": np.where(lengths > np.median(lengths), 4.0, 1.0),
             "hard rows 4 times as likely": np.where(self.pool.probabilities.max(axis=1) < 0.8, 4.0, 1.0),
         }
-        shifts = {name: Shift(self.pool, of) for name, of in weights.items()}
+        shifts = {name: Shift(self.pool, chances) for name, chances in weights.items()}
         shifts |= {
             name: Shift(self.pool, None, self.changed(change), 1.0, True)
             for name, change in (("cut texts", cut), ("typing errors", misspell))

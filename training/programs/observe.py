@@ -128,7 +128,7 @@ def _build_batch(task_type: TaskType, columns: Mapping[str, str], rows: list[Any
 
     stored = {"number": pa.float64(), "texts": pa.list_(pa.string())}
     types = [stored.get(task_type.columns[name].form, pa.string()) for name in columns]
-    arrays = [pa.array([row[place] for row in rows], of) for place, of in enumerate(types)]
+    arrays = [pa.array([row[place] for row in rows], type_) for place, type_ in enumerate(types)]
     return pa.RecordBatch.from_arrays(arrays, names=[*columns])
 
 

@@ -83,17 +83,17 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        of = self.comparison
-        effect = {name: getattr(of.effect, name) for name in ("value", "low", "high")}
+        compared = self.comparison
+        effect = {name: getattr(compared.effect, name) for name in ("value", "low", "high")}
         return {
-            "name": of.name,
-            "unit": of.unit,
+            "name": compared.name,
+            "unit": compared.unit,
             **effect,
-            "threshold": of.threshold,
+            "threshold": compared.threshold,
             "p_value": self.p_value,
             "p_threshold": self.p_threshold,
             "verdict": self.verdict,
-            **of.details,
+            **compared.details,
         }
 
 
