@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -129,5 +130,10 @@ def record_drift(work: Work, version: Monitored, files: Sequence[PinnedFile], pr
         if accuracy := figures["estimated_accuracy"]:
             values["estimated accuracy"] = accuracy["value"]
         stamp = int(now.timestamp() * 1000)
-        metrics = [Metric(f"drift/{name}", value, stamp, look) for name, value in values.items()]
+        metrics = [Metric(f"drift/{_metric_name(name)}", value, stamp, look) for name, value in values.items()]
         client.log_batch(version.mlflow_run, metrics=metrics)
+
+
+def _metric_name(name: str) -> str:
+    """A name that MLflow accepts: a task type of the user's may name its fields with any characters."""
+    return re.sub(r"[^\w. :/-]", "_", name)

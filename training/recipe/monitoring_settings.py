@@ -11,6 +11,9 @@ from pydantic import Field
 
 from training.jobs.protocol import Settings
 
+FIELD = "field."
+"""Prefix of the columns of predictions in the output of training.programs.observe."""
+
 
 class ObserveSettings(Settings):
     """Of training.programs.observe."""
