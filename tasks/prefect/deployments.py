@@ -174,9 +174,7 @@ def _check_parameters(entrypoint: str, parameters: Mapping[str, Any]) -> None:
         raise UserError(unknown)
 
 
-def _check_model_parameters(
-    parameters: Mapping[str, Any], required: set[str], optional: set[str]
-) -> Iterator[Problem]:
+def _check_model_parameters(parameters: Mapping[str, Any], required: set[str], optional: set[str]) -> Iterator[Problem]:
     for name in sorted(required - parameters.keys()):
         yield _build_problem(f"parameters.{name}", "is missing: name a registered model, or files, folders and globs.")
     for name in sorted(parameters.keys() - required - optional):

@@ -13,12 +13,13 @@ from tasks.cache import settings, store
 from tasks.cache.input_files import digests_of
 from tasks.cache.refs import Champion, PinnedFile, Ref
 from tasks.registry import lineage
-from tasks.registry.prediction_job import READ, find_model
+from tasks.registry.prediction_job import find_model
 from tasks.registry.versions import RECIPE_TAG, SPLIT_TAG, build_error, read_figures
 from tasks.shared_store.opening import open_remote
 from tasks.tracking.connection import MODEL_TAG, connect, mlflow_errors
 from training.data.file_systems import is_url
 from training.data.listing import Listing
+from training.data.prediction_rows import READ
 from training.problems import Problem, UserError, nearest
 from training.recipe import Data, Recipe, parse
 from training.recipe.drift import Drift

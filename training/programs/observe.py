@@ -19,8 +19,6 @@ from training.jobs.protocol import OUTPUT, Events, Job
 from training.recipe.monitoring_settings import ObserveSettings
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from training.task_types.task_type import TaskType
 
 SEED = 0
@@ -35,6 +33,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     import pyarrow.parquet as pq
 
     from training import task_types
+    from training.data.model_inputs import to_batch
     from training.engine.observation import Observer
     from training.models import loading
 
@@ -49,8 +48,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     model, tokenizer = (Path(job.inputs[name]) for name in ("model", "tokenizer"))
     observer = Observer(task_type, model, tokenizer, settings.max_length)
     if places:
-        inputs = [complete[place][1] for place in places]
-        batch = _build_batch(task_type, settings.columns, inputs)
+        inputs = [values for _, values, _ in complete if values is not None]
+        batch = to_batch(task_type, settings.columns, inputs)
         observed = observer.observe(batch, lambda done: events.progress(done=done, total=len(places)))
         if all(rows[place][2] is not None for place in places):
             observed = observed.append_column("label", pa.array([rows[place][2] for place in places], pa.string()))
@@ -79,17 +78,14 @@ def _read_split(file: Path, settings: ObserveSettings) -> Iterator[Row]:
 
 
 def _read_files(task_type: TaskType, settings: ObserveSettings) -> Iterator[Row]:
-    """The rows of the files, read as `finetune predict` reads them."""
-    from training.data.prediction_files import read
+    """The rows of the files, read as `finetune predict` reads them; those that it cannot predict have no inputs."""
+    from training.data.prediction_rows import RowReader
     from training.evaluation.drift.text_statistics import join_texts
 
-    columns = task_type.columns
-    forms = {source: columns[name].form for name, source in settings.columns.items()}
-    blank = {source for name, source in settings.columns.items() if columns[name].may_be_empty}
-    optional = {source for name, source in settings.columns.items() if columns[name].optional} & blank
+    reader = RowReader(task_type, settings.columns)
     for file in settings.files:
-        for batch in read(Path(file), forms, (), blank, optional):
-            for values in batch.inputs:
+        for rows in reader.read(file):
+            for values in rows.inputs:
                 yield join_texts(values or ()), values, None
 
 
@@ -110,26 +106,18 @@ def _draw(rows: Iterator[Row], most: int) -> tuple[int, list[Row]]:
 
 def _without_faulty(task_type: TaskType, columns: Mapping[str, str], rows: list[Row]) -> list[Row]:
     """The rows, without the inputs of those that the task type cannot predict."""
+    from training.data.model_inputs import to_batch
+
     places = [place for place, (_, inputs, _) in enumerate(rows) if inputs is not None]
     if not places:
         return rows
-    batch = _build_batch(task_type, columns, [rows[place][1] for place in places])
+    batch = to_batch(task_type, columns, [values for _, values, _ in rows if values is not None])
     found = [*rows]
     for _, _, mask, _ in task_type.faults_on_request(batch):
         for place, is_faulty in zip(places, mask, strict=True):
             if is_faulty:
                 found[place] = (rows[place][0], None, rows[place][2])
     return found
-
-
-def _build_batch(task_type: TaskType, columns: Mapping[str, str], rows: list[Any]) -> pa.RecordBatch:
-    """The rows with the types that load_data stores."""
-    import pyarrow as pa
-
-    stored = {"number": pa.float64(), "texts": pa.list_(pa.string())}
-    types = [stored.get(task_type.columns[name].form, pa.string()) for name in columns]
-    arrays = [pa.array([row[place] for row in rows], type_) for place, type_ in enumerate(types)]
-    return pa.RecordBatch.from_arrays(arrays, names=[*columns])
 
 
 if __name__ == "__main__":
