@@ -19,7 +19,14 @@ from tasks.cache.refs import NumberedComparison, Ref
 from tasks.jobs.launch import JobFailed
 from tasks.prefect import events
 from tasks.prefect.progress import PrefectProgress
-from tasks.registry.monitored import Monitored, find_monitored, find_rows, pin_inputs, read_drift_section
+from tasks.registry.monitored import (
+    Monitored,
+    find_monitored,
+    find_rows,
+    pin_inputs,
+    read_drift_section,
+    require_single_inputs,
+)
 from tasks.shared_store.opening import open_remote
 from tasks.stages.drift import count_look, record_drift
 from tasks.stages.drift import drift as compare_rows
@@ -58,6 +65,7 @@ def drift(
         version: Monitored | None = None
         try:
             version = find_monitored(model, task)
+            require_single_inputs(version)
             executor = Executor(version.recipe, run, (progress, *followers), remote=remote)
             report = run_stages(executor, version, inputs, thresholds or {}).figures
         except (UserError, MlflowFailed, JobFailed) as caught:

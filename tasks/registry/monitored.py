@@ -17,6 +17,7 @@ from tasks.registry.prediction_job import find_model
 from tasks.registry.versions import RECIPE_TAG, SPLIT_TAG, build_error, read_figures
 from tasks.shared_store.opening import open_remote
 from tasks.tracking.connection import MODEL_TAG, connect, mlflow_errors
+from training import task_types
 from training.data.file_systems import is_url
 from training.data.listing import Listing
 from training.data.prediction_rows import READ
@@ -24,6 +25,7 @@ from training.problems import Problem, UserError, nearest
 from training.recipe import Data, Recipe, parse
 from training.recipe.drift import Drift
 from training.recipe.tables.formats import FORMATS
+from training.recipe.tables.metrics import PAIRS
 
 LABELLED = tuple(suffix for suffix in READ if suffix != ".txt")
 """The suffixes of files that can have labels."""
@@ -87,6 +89,14 @@ def find_monitored(model: str, own_task: str = "") -> Monitored:
         promised=read_figures(found.tags).get(found.tags[SPLIT_TAG], {}),
         mlflow_run=found.run_id,
     )
+
+
+def require_single_inputs(version: Monitored) -> None:
+    """Raises UserError for a model whose rows are pairs of answers: it has no one prediction of a row to observe."""
+    if task_types.class_of(version.task).prediction_type == PAIRS:
+        message = f"{version.champion} compares pairs of answers (task {version.task}), whose drift is not measured. "
+        message += "`finetune evaluate` measures it on new pairs."
+        raise build_error("NAME", message)
 
 
 def find_rows(version: Monitored) -> Ref:
