@@ -118,6 +118,15 @@ def test_a_grid_is_tried_once_and_as_a_whole(home: Path) -> None:
     assert sorted(tried) == [(epochs, optim) for epochs in (1, 2, 3) for optim in ("adamw_torch", "sgd")]
 
 
+def test_a_grid_has_steps_of_a_tenth_exactly(home: Path) -> None:
+    found = study(space={"training.weight_decay": {"range": [0.0, 0.3], "step": 0.1}}, sampler="grid")
+    values = []
+    while trial := found.next():
+        values.append(trial.settings["training.weight_decay"])
+        found.complete(trial, 0.5, None, None, 0.0)
+    assert sorted(values) == [0.0, 0.1, 0.2, 0.3]
+
+
 def trials(*curves: list[float], state: str = "paused") -> list[Trial]:
     """Trials with these evaluations, that all paused after the last."""
     return [
@@ -190,6 +199,24 @@ def test_a_study_continues_after_a_kill_that_cut_the_last_line_of_its_journal(ho
     resumed = study(trials=2, sampler="random")
     assert [trial.state for trial in resumed.trials] == ["completed"]
     finish(resumed)
+    assert [trial.state for trial in study(trials=2, sampler="random").trials] == ["completed", "completed"]
+
+
+def test_a_full_disk_leaves_no_part_of_a_line_in_the_journal(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = study(trials=2, sampler="random")
+    first = found.next()
+    assert first is not None
+    before = (found.folder / "journal.log").read_bytes()
+
+    def fills_up(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr("os.fsync", fills_up)
+        with pytest.raises(OSError, match="No space"):
+            found.evaluated(first, 1, 0.5)
+    assert (found.folder / "journal.log").read_bytes() == before
+    finish(study(trials=2, sampler="random"))
     assert [trial.state for trial in study(trials=2, sampler="random").trials] == ["completed", "completed"]
 
 

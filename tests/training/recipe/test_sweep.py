@@ -93,6 +93,47 @@ def test_a_mistake_names_its_field_and_the_next_step(sweep: Any, where: str, mes
     assert problems(sweep)[where].startswith(message)
 
 
+def test_a_field_with_a_condition_is_checked_where_its_condition_holds() -> None:
+    space = {
+        "training.optim": {"choice": ["sgd", "adamw_torch"]},
+        "training.extra": {"choice": [{"adam_beta2": 0.9}], "when": {"training.optim": "adamw_torch"}},
+        "training.lr_scheduler_type": {"choice": ["linear", "cosine_with_min_lr"]},
+        "training.extra.lr_scheduler_kwargs": {
+            "choice": [{"min_lr": 1e-6}],
+            "when": {"training.lr_scheduler_type": "cosine_with_min_lr"},
+        },
+    }
+    parse_sweep({**RECIPE, "training": {"optim": "sgd"}}, {"space": space})
+    wrong = {**space, "training.extra": {"choice": [{"adam_beta": 0.9}], "when": {"training.optim": "adamw_torch"}}}
+    assert "sweep.space.training.extra" in problems({"space": wrong})
+
+
+@pytest.mark.parametrize(
+    ("setting", "where"),
+    [
+        ({"sampler": {"name": "tpe", "group": True}}, "sweep.sampler.group"),
+        ({"sampler": {"name": "tpe", "n_ei_candidates": 0}}, "sweep.sampler.n_ei_candidates"),
+        ({"sampler": {"name": "cmaes", "lr_adapt": True, "with_margin": True}}, "sweep.sampler.lr_adapt"),
+        ({"pruner": {"name": "percentile", "percentile": 200.0}}, "sweep.pruner.percentile"),
+        ({"pruner": {"name": "median", "n_min_trials": 0}}, "sweep.pruner.n_min_trials"),
+    ],
+)
+def test_settings_that_optuna_refuses_are_refused_before_anything_runs(setting: dict[str, Any], where: str) -> None:
+    assert where in problems({"space": RATE, **setting})
+
+
+def test_the_number_of_trials_of_a_command_or_a_deployment_is_checked_like_that_of_the_file() -> None:
+    for wrong in (0, -3, "6"):
+        with pytest.raises(UserError, match=r"sweep\.trials"):
+            parse_sweep(RECIPE, {"space": RATE}, trials=wrong)  # type: ignore[arg-type]
+
+
+def test_a_metric_of_the_users_own_is_named_by_its_figure_and_needs_a_direction() -> None:
+    own = {**RECIPE, "evaluation": {"metrics": ["tests.training.own:Share"]}}
+    assert "figures of its own names" in problems({"space": RATE}, own)["sweep.metric"]
+    assert "maximize or minimize" in problems({"space": RATE, "metric": "share"}, own)["sweep.direction"]
+
+
 def test_a_pruner_needs_evaluations_during_training() -> None:
     training = {"eval_strategy": "no", "load_best_model_at_end": False}
     found = problems({"space": RATE, "pruner": "asha"}, {**RECIPE, "training": training})
