@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tasks.prefect.deployments import FLOWS, MODEL_FLOWS
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
     from prefect.client.schemas.filters import FlowRunFilter
     from prefect.client.schemas.objects import FlowRun
 
-RESUMABLE = [name for name in FLOWS.values() if name not in MODEL_FLOWS]
+RESUMABLE = [name for entrypoint, name in FLOWS.items() if entrypoint not in MODEL_FLOWS]
 """Names of the flows whose runs can be resumed. Those that look at a registered model are started again."""
+REPORTED = [*RESUMABLE, "trial"]
+"""Names of the flows whose killed runs are reported. A trial is continued by its sweep."""
 RECENT = 200
 """Number of flow runs that are searched for a name or the beginning of an id."""
 
@@ -73,7 +76,7 @@ def report_killed() -> None:
 
     unfinished = FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.CANCELLING])
     with get_client(sync_client=True) as client:
-        for run in _read_recent(client, FlowRunFilter(state=FlowRunFilterState(type=unfinished))):
+        for run in _read_recent(client, FlowRunFilter(state=FlowRunFilterState(type=unfinished)), REPORTED):
             if run.state is not None and was_killed_here(str(run.id)):
                 final = StateType.CANCELLED if run.state.is_cancelling() else StateType.CRASHED
                 message = "It was killed with its worker. Continue it with `finetune resume`."
@@ -89,12 +92,14 @@ def flow_name(run: FlowRun) -> str:
         return client.read_flow(run.flow_id).name
 
 
-def _read_recent(client: SyncPrefectClient, run_filter: FlowRunFilter | None = None) -> list[FlowRun]:
+def _read_recent(
+    client: SyncPrefectClient, run_filter: FlowRunFilter | None = None, flows: Sequence[str] = RESUMABLE
+) -> list[FlowRun]:
     from prefect.client.schemas.filters import FlowFilter, FlowFilterName
     from prefect.client.schemas.sorting import FlowRunSort
 
     return client.read_flow_runs(
-        flow_filter=FlowFilter(name=FlowFilterName(any_=RESUMABLE)),
+        flow_filter=FlowFilter(name=FlowFilterName(any_=[*flows])),
         flow_run_filter=run_filter,
         sort=FlowRunSort.START_TIME_DESC,
         limit=RECENT,
