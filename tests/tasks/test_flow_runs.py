@@ -13,7 +13,7 @@ from prefect.flow_engine import FlowRunEngine
 from prefect.states import Cancelling, Completed, Crashed, Running, State
 
 from tasks.prefect.events import without_prefect_heartbeats
-from tasks.prefect.flow_runs import find, report_killed
+from tasks.prefect.flow_runs import RESUMABLE, find, report_killed
 from tasks.tracking.outbox import Outbox
 from training.problems import UserError
 
@@ -91,3 +91,7 @@ def test_a_flow_called_by_a_command_does_not_wait_for_heartbeats_of_prefect_s_ow
     with without_prefect_heartbeats():
         assert waiting(0.5) is False
     assert waiting(10.0) is True  # Prefect still has what the block turns off
+
+
+def test_reports_on_registered_models_are_started_again_and_not_resumed() -> None:
+    assert sorted(RESUMABLE) == ["batch-predict", "finetune", "retrain", "sweep"]
