@@ -197,14 +197,14 @@ class _Evaluations(Listener):
         for event in events:
             if event["kind"] == "progress":
                 self._steps = event.get("total")
-                if self._run.is_over_time:
-                    raise Paused("the sweep's time is over")
             elif event["kind"] == "metrics" and self._figure in event["values"]:
                 self._count += 1
                 value = event["values"][self._figure]
                 pauses = self._store(partial(study.evaluated, trial, self._count, value))
                 if pauses and event["step"] != self._steps:
                     raise Paused(f"{self._run.metric} {value:.4g} after evaluation {self._count}")
+            if event["kind"] in ("progress", "metrics") and self._run.is_over_time:  # it trains, and can save
+                raise Paused("the sweep's time is over")
 
     def stage_ended(self, row: Row, result: Any) -> None:
         """Stores the evaluations of a training that another run has completed."""

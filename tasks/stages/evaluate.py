@@ -22,6 +22,7 @@ from training.recipe import Recipe
 from training.recipe.monitoring_settings import EvaluateSettings
 from training.recipe.program_settings import PredictChampionSettings
 from training.recipe.rules.column_rules import code_for_rows, source_columns
+from training.recipe.rules.slice_rules import FEWEST_ROWS, MOST_GROUPS
 from training.recipe.tables.formats import SOURCES
 
 SPLIT = "test"
@@ -116,6 +117,7 @@ def inputs(version: Monitored, recipe: Recipe, labelled: Ref, predicted: Ref) ->
             "options": version.options,
             "metrics": list(_metrics(recipe)),
             "slices": list(recipe.evaluation.slices),
+            "sizes": {"fewest_rows": FEWEST_ROWS, "most_groups": MOST_GROUPS},
             "promised": version.promised,
             "upstream": {
                 "load_labelled": labelled.digest,

@@ -348,7 +348,7 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
 
 
 def fail_with(error: BaseException) -> Callable[..., Any]:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise error
 
     return fail
@@ -400,7 +400,7 @@ def test_a_full_disk_of_a_server_is_not_reported_as_this_machines(
 def test_a_complete_run_that_cannot_be_remembered_is_complete_with_a_warning(
     run_flow: Callable[[], dict[str, Any]], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flow, "pipeline", lambda walk, recipe: None)
+    monkeypatch.setattr(flow, "pipeline", lambda *_: None)
     home.mkdir(mode=0o700)
     (home / "recipes").write_text("no folder")
     result = run_flow()
@@ -411,7 +411,7 @@ def test_a_complete_run_that_cannot_be_remembered_is_complete_with_a_warning(
 def test_records_lost_for_mlflow_are_not_promised_to_the_next_run(
     run_flow: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def breaks(walk: Any, recipe: Any) -> None:
+    def breaks(*_: Any) -> None:
         (tracking_file,) = settings.home().glob(f"runs/*/{OUTBOX}")
         tracking_file.unlink()
         tracking_file.mkdir()
@@ -424,7 +424,7 @@ def test_records_lost_for_mlflow_are_not_promised_to_the_next_run(
 def test_records_that_the_prefect_server_missed_are_promised_to_the_next_run_that_runs_a_stage(
     run_flow: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flow, "pipeline", lambda walk, recipe: None)
+    monkeypatch.setattr(flow, "pipeline", lambda *_: None)
     monkeypatch.setattr(pending_states, "server_answers", lambda: False)
     result = run_flow()
     assert result["state"] == "completed" and pending_states.is_pending(result["flow_run_id"])

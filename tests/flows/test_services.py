@@ -284,7 +284,8 @@ def test_all_mistakes_of_deployment_files_are_reported_before_any_is_deployed(
     assert run.returncode == 2 and "Traceback" not in run.stderr
     lines = run.stderr.splitlines()
     assert "no_pool.yaml: small.work_pool: a deployment needs a work pool" in run.stderr
-    assert "'flows.finetune:fintune' is not flows.finetune:finetune or flows.retrain:retrain. Did" in run.stderr
+    assert "'flows.finetune:fintune' is not flows.finetune:finetune or flows.retrain:retrain or " in run.stderr
+    assert "Did you mean 'flows.finetune:finetune'?" in run.stderr
     assert "field.yaml: third.shedules: Prefect has no such field. Did you mean 'schedules'?" in run.stderr
     assert "cron.yaml: fourth.schedules[0]: cron 'every day': Invalid cron string" in run.stderr
     assert "recipe.yaml: fifth: name" in run.stderr

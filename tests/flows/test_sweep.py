@@ -139,6 +139,7 @@ def test_checkpoints_of_stopped_trials_are_removed_only_after_the_end_of_their_s
     ).is_dir()
 
 
+@pytest.mark.drill
 def test_a_sweep_that_is_killed_ends_with_the_same_trials_and_the_same_model(
     swept: dict[str, Any], finished: FinishedRun, server: dict[str, str], tmp_path: Path
 ) -> None:

@@ -50,8 +50,11 @@ ALLOWED = {
     "training.data.prediction_rows": {"RowReader", "read_shards"},
     # Names of secrets.
     "training.recipe.credentials": {"variables_for", "remove_secrets"},
+    # Declarations alone, and the beginning of a column's name.
+    "training.recipe.monitoring_settings": {"DriftSettings", "EvaluateSettings", "ObserveSettings", "FIELD"},
+    "training.recipe.drift": {"Drift"},
     # Words of the recipe, whose values are inputs of the stage.
-    "training.recipe.rules.slice_rules": {"LABEL", "LENGTH"},
+    "training.recipe.rules.slice_rules": {"LABEL", "LENGTH", "FEWEST_ROWS", "MOST_GROUPS"},
 }
 # What starts programs, and stores and shows what they make; and errors: a stage that refuses makes nothing.
 ALLOWED_WHOLE = (*(name for name in code.OUTSIDE if name.startswith("tasks.")), "training.jobs", "training.problems")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import os
 import sys
@@ -81,14 +80,6 @@ def log_and_predict(world: Path, run_id: str, uri: str) -> None:
     rest = {"model": "models:/own/1", "rows": [list(pair) for pair in PAIRS]}
     columns = {"columns": {"text": "first", "text_pair": "second"}}
     run(world / "typed", "tasks.registry.predict_rows", {"task": own["task"], **rest, **columns, "max_length": 32}, {})
-    by_file = {"model": "models:/pairs/1", "max_length": 32, "task": "sequence-classification", "out": "out.csv"}
-    by_file["columns"] = {"text": "first", "text_pair": "second"}
-    run(
-        world / "asked",
-        "tasks.registry.predict_rows",
-        by_file,
-        {"file": str(world / "in.csv"), "aside": str(world / "aside")},
-    )
 
 
 def run(job_dir: Path, program: str, settings: dict[str, Any], inputs: dict[str, str]) -> None:
@@ -104,15 +95,13 @@ def outcome(job_dir: Path) -> Outcome:
     return found
 
 
-def test_pairs_are_registered_if_the_logged_model_predicts_as_before_and_are_predicted_by_file(
+def test_pairs_are_registered_if_the_logged_model_predicts_as_before(
     tracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = connect()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     world = tmp_path / "world"
     world.mkdir()
-    with (world / "in.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["second", "first"], *(reversed(pair) for pair in PAIRS)])
     call(log_and_predict, world, find_or_create_run(client, "e", "run"), f"sqlite:///{tracked / 'mlflow.db'}")
 
     refused = outcome(world / "refused").failure
@@ -126,10 +115,3 @@ def test_pairs_are_registered_if_the_logged_model_predicts_as_before_and_are_pre
     found = json.loads((world / "found.json").read_text())
     assert likeliest == [max(one, key=one.__getitem__) for one in found]
     assert [*tracked.rglob("served.py")] and not [*tracked.rglob("*.pkl")]
-
-    assert outcome(world / "asked").figures == {"rows": 3, "without_prediction": 0}
-    with (world / "aside").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["first"], row["second"]) for row in rows] == PAIRS
-    assert [row["label"] for row in rows] == [max(one, key=one.__getitem__) for one in found]
-    assert [float(row["probability"]) for row in rows] == pytest.approx([max(one.values()) for one in found], abs=1e-6)
