@@ -13,16 +13,26 @@ import pytest
 
 from flows.cli.main import main
 from tests.benchmarks import scale
+from tests.flows.forked import finetune
 from tests.flows.small import FinishedRun
 
 SIZES = {"ARTIFACTS": 30, "RUNS": 5, "VERSIONS": 4, "RECIPES": 2, "MODELS": 2}
 
 
+@pytest.fixture(scope="module")
+def own_run(finished: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home of a run of this process: the servers of its tests share a database, which is not in the home, and
+    another process may have made the finished run."""
+    home = tmp_path_factory.mktemp("own") / "home"
+    run = finetune(home, "run", str(finished.file))
+    assert run.returncode == 0, run.stderr
+    return home
+
+
 @pytest.fixture
-def large(finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def large(own_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "home"
-    shutil.copytree(finished.home, home, symlinks=True)
-    # The servers of the tests share a database, which is not in the home.
+    shutil.copytree(own_run, home, symlinks=True)
     shared = os.environ["PREFECT_SERVER_DATABASE_CONNECTION_URL"].removeprefix("sqlite+aiosqlite:///")
     (home / "prefect").mkdir(exist_ok=True)
     with closing(sqlite3.connect(shared)) as old, closing(sqlite3.connect(home / "prefect/prefect.db")) as new:
@@ -52,8 +62,8 @@ def test_each_copy_is_an_artifact_a_run_and_a_version_to_the_commands(
     assert "Nothing changed since flow run" in capsys.readouterr().out
 
 
-def test_each_copy_of_the_run_has_rows_in_the_database_of_prefect(finished: FinishedRun, large: Path) -> None:
-    original = finished.result["flow_run_id"]
+def test_each_copy_of_the_run_has_rows_in_the_database_of_prefect(own_run: Path, large: Path) -> None:
+    (original,) = (path.name for path in (own_run / "runs").iterdir())
     with closing(sqlite3.connect(large / "prefect" / "prefect.db")) as database:
         tasks = dict(database.execute("SELECT flow_run_id, count(*) FROM task_run GROUP BY flow_run_id"))
         copies = {path.name for path in (large / "runs").iterdir()} - {original}
