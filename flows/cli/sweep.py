@@ -67,7 +67,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _print_result(recipe: Recipe, sweep: Sweep, result: dict[str, Any]) -> int:
-    """Prints the trials, the best one and what became of its model; returns the exit code."""
+    """Prints the trials, the best one, its verdict and its version; returns the exit code."""
     trials = [_parse_trial(values) for values in result.get("trials", [])]
     print(*table_lines(tabulate_trials(trials, sweep, {})), sep="\n")
     if best := result.get("best"):

@@ -20,7 +20,7 @@ from training.recipe import Sweep
 
 REFRESHES_PER_SECOND = 4
 MOST_SHOWN = 30
-"""Trials in a live table: those that run, and the newest others."""
+"""Trials in a live table at most: the running ones, then the newest."""
 
 
 def tabulate_trials(trials: Sequence[Trial], sweep: Sweep, progress: Mapping[int, str]) -> list[dict[str, str]]:
