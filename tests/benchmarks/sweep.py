@@ -23,7 +23,7 @@ TRIALS = 12
 STAGES = ("fit", "predict", "score")
 SPACE = {
     "training.learning_rate": {"log": [1e-4, 3e-3]},
-    "training.num_train_epochs": {"choice": [4, 6, 8]},
+    "training.num_train_epochs": {"choice": [3, 6, 9]},
     "training.per_device_train_batch_size": {"choice": [16, 32, 64]},
 }
 
@@ -32,6 +32,7 @@ class Swept(NamedTuple):
     """A sweep that has ended."""
 
     seconds: float
+    file: Path
     home: Path
     result: dict[str, Any]
 
@@ -59,10 +60,10 @@ class Swept(NamedTuple):
 
 def measure(subject: Subject) -> list[Row]:
     """Ratios of whole commands."""
-    file = _write(subject.folder / "sweep.yaml", {"pruner": "none"})
-    every = _sweep(subject.folder / "sweep-every", file)
-    halving = _sweep(subject.folder / "sweep-asha", _write(subject.folder / "asha.yaml", {"pruner": "asha"}))
-    alone_s, other_s, weights = _alone(subject.folder / "sweep-alone", file, halving.result["best"]["settings"])
+    every = _sweep(subject.folder, "every", pruner="none")
+    at_once = _sweep(subject.folder, "at-once", pruner="none", parallel=2)
+    halving = _sweep(subject.folder, "asha", pruner="asha", parallel=2)
+    alone_s, other_s, weights = _alone(subject.folder / "sweep-alone", every.file, halving.result["best"]["settings"])
     assert weights == halving.result["run"]["model"]["sha256"], "the best model differs from that of an ordinary run"
     for stage in ("load_data", "load_model", "tokenize"):
         assert len([*every.home.glob(f"artifacts/{stage}/*/manifest.json")]) == 1, stage
@@ -71,18 +72,20 @@ def measure(subject: Subject) -> list[Row]:
     states = [trial["state"] for trial in halving.result["trials"]]
     return [
         Row(
-            f"a sweep of {TRIALS} trials / its trainings and the other stages of one run",
-            every.seconds / bound,
-            f"{every.seconds:.0f} s; {fits:.0f} s of training, and {other_s:.0f} of the {alone_s:.0f} s of one run",
+            f"a sweep of {TRIALS} trials, two at once / its trainings and the other stages of one run",
+            at_once.seconds / bound,
+            f"{at_once.seconds:.0f} s; the trainings take {fits:.0f} s one after the other, and the other stages "
+            f"{other_s:.0f} of the {alone_s:.0f} s of one run",
             most=1.0,
         ),
         Row(
-            "the same with asha / the same",
+            "two at once with asha / the same",
             halving.seconds / bound,
             f"{halving.seconds:.0f} s; {states.count('paused')} of {TRIALS} trials were stopped; the best model has "
             "the bytes of an ordinary run with its settings",
             most=0.5,
         ),
+        Row("one after the other / the same", every.seconds / bound, f"{every.seconds:.0f} s"),
         Row(
             "own time of a sweep for each trial",
             every.own_seconds,
@@ -93,9 +96,9 @@ def measure(subject: Subject) -> list[Row]:
     ]
 
 
-def _write(file: Path, sweep: dict[str, Any]) -> Path:
+def _write(file: Path, **sweep: Any) -> Path:
     recipe = yaml.safe_load((ROOT / "deployments" / "demo.yaml").read_text())["definitions"]["recipe"]
-    recipe["data"]["limit"] = 4000
+    recipe["data"]["limit"] = 1500
     search = {"space": SPACE, "trials": TRIALS, "seed": 1, **sweep}
     parameters = {"recipe": recipe, "sweep": search}
     entries = [
@@ -106,9 +109,10 @@ def _write(file: Path, sweep: dict[str, Any]) -> Path:
     return file
 
 
-def _sweep(home: Path, file: Path) -> Swept:
+def _sweep(folder: Path, name: str, **sweep: Any) -> Swept:
+    file, home = _write(folder / f"{name}.yaml", **sweep), folder / f"sweep-{name}"
     seconds, result = _run(home, "sweep", file)
-    return Swept(seconds, home, result)
+    return Swept(seconds, file, home, result)
 
 
 def _alone(home: Path, file: Path, settings: dict[str, Any]) -> tuple[float, float, str]:

@@ -20,6 +20,7 @@ SPACE = {
     "training.learning_rate": {"log": [1e-3, 2e-2]},
     "training.per_device_train_batch_size": {"choice": [16, 32]},
 }
+GRID = {"training.learning_rate": {"choice": [2e-3, 5e-3, 1e30]}}
 
 
 def write_sweep(finished: FinishedRun, file: Path, sweep: dict[str, Any], **fields: Any) -> Path:
@@ -162,19 +163,40 @@ def test_a_sweep_that_is_killed_ends_with_the_same_trials_and_the_same_model(
     assert resumed["run"]["model"]["sha256"] == swept["run"]["model"]["sha256"]
 
 
+@pytest.fixture(scope="module")
+def tried(finished: FinishedRun, server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A grid of three trials, one after the other: one fails."""
+    folder = tmp_path_factory.mktemp("grid")
+    shutil.copytree(finished.home, folder / "home", symlinks=True)
+    file = write_sweep(finished, folder / "sweep.yaml", {"space": GRID, "sampler": "grid"})
+    return {"home": folder / "home", **run_sweep(folder / "home", file, server)}
+
+
+def test_a_trial_that_fails_is_reported_with_its_reason_and_the_sweep_goes_on(tried: dict[str, Any]) -> None:
+    (failed,) = (trial for trial in tried["trials"] if trial["state"] == "failed")
+    assert failed["settings"] == {"training.learning_rate": 1e30} and "learning_rate" in failed["reason"]
+    assert tried["state"] == "completed" and tried["best"]["settings"]["training.learning_rate"] < 1
+
+
+def test_too_many_failed_trials_end_the_sweep(finished: FinishedRun, server: dict[str, str], tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(finished.home, home, symlinks=True)
+    sweep = {"space": {"training.learning_rate": {"choice": [1e30]}}, "sampler": "grid", "max_failures": 0}
+    strict = finetune(home, "sweep", str(write_sweep(finished, tmp_path / "strict.yaml", sweep)), **server)
+    assert strict.returncode == 2 and "1 trials failed, and 0 may" in strict.stderr
+
+
 def test_two_trials_at_once_are_the_same_set_of_trials_with_the_same_figures(
-    finished: FinishedRun, server: dict[str, str], tmp_path: Path
+    tried: dict[str, Any], finished: FinishedRun, server: dict[str, str], tmp_path: Path
 ) -> None:
-    grid = {"training.learning_rate": {"choice": [2e-3, 5e-3, 1e-2]}}
-    figures = []
-    for parallel in (1, 2):
-        home = tmp_path / f"home{parallel}"
-        shutil.copytree(finished.home, home, symlinks=True)
-        sweep = {"space": grid, "sampler": "grid", "parallel": parallel}
-        result = run_sweep(home, write_sweep(finished, tmp_path / f"{parallel}.yaml", sweep), server)
-        figures.append(
-            sorted((trial["settings"]["training.learning_rate"], trial["value"]) for trial in result["trials"])
-        )
+    home = tmp_path / "home"
+    shutil.copytree(finished.home, home, symlinks=True)
+    sweep = {"space": GRID, "sampler": "grid", "parallel": 2}
+    at_once = run_sweep(home, write_sweep(finished, tmp_path / "sweep.yaml", sweep), server)
+    figures = [
+        sorted((trial["settings"]["training.learning_rate"], trial["value"] or 0.0) for trial in result["trials"])
+        for result in (tried, at_once)
+    ]
     assert figures[0] == figures[1] and len(figures[0]) == 3
 
 
@@ -191,22 +213,6 @@ def test_settings_that_do_not_reach_training_are_tried_with_one_training(
     assert [trial["state"] for trial in result["trials"]] == ["completed"] * 3
     assert len({*home.glob("artifacts/fit/*")} - before) == 1
     assert result["best"]["similar"] == [2, 3] and "cannot be told apart" in result["printed"]
-
-
-def test_a_trial_that_fails_is_reported_with_its_reason_and_too_many_end_the_sweep(
-    finished: FinishedRun, server: dict[str, str], tmp_path: Path
-) -> None:
-    home = tmp_path / "home"
-    shutil.copytree(finished.home, home, symlinks=True)
-    space = {"training.learning_rate": {"choice": [5e-3, 1e30]}}
-    sweep = {"space": space, "sampler": "grid"}
-    result = run_sweep(home, write_sweep(finished, tmp_path / "sweep.yaml", sweep), server)
-    (failed,) = (trial for trial in result["trials"] if trial["state"] == "failed")
-    assert failed["settings"] == {"training.learning_rate": 1e30} and "learning_rate" in failed["reason"]
-    assert result["state"] == "completed" and result["best"]["settings"] == {"training.learning_rate": 5e-3}
-    file = write_sweep(finished, tmp_path / "strict.yaml", {**sweep, "max_failures": 0, "seed": 1})
-    strict = finetune(home, "sweep", str(file), **server)
-    assert strict.returncode == 2 and "1 trials failed, and 0 may" in strict.stderr
 
 
 def test_a_sweep_whose_time_is_over_stops_its_trial_with_a_checkpoint_and_the_next_one_resumes_it(
