@@ -86,7 +86,14 @@ def _predict(prepared: Prepared, run: str, remote: Remote, shards: Shards) -> No
     executor = Executor(_history(prediction), run, (shards,), remote=remote)
     with (
         open_output(prediction, model, scan, prepared.keys) as output,
-        ShardPredictor(model, prediction.batch_size, prepared.files.shard_rows, prepared.new, shards) as predictor,
+        ShardPredictor(
+            model,
+            prediction.batch_size,
+            prepared.files.shard_rows,
+            prepared.new,
+            shards,
+            processes=prediction.processes,
+        ) as predictor,
     ):
         for shard, rows in prepared.files.read(scan.shards, output.lacks):
             ref = executor(predict_shard, model, prediction.batch_size, shard, predictor)

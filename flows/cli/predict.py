@@ -28,6 +28,7 @@ OF_FILES = {
     "format": "--format",
     "batch_size": "--batch-size",
     "shard_rows": "--shard-rows",
+    "processes": "--processes",
 }
 """The options for files that are optional, by the field of the parameters."""
 OPTIONS = {"model": "NAME", "input": "--input", "output": "--output", "task": "--task", **OF_FILES}
@@ -75,6 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch-size", metavar="ROWS", type=int, help="rows in one forward pass (default: 64)")
     parser.add_argument("--shard-rows", metavar="ROWS", type=int, help="rows that are predicted and stored as a whole")
+    parser.add_argument(
+        "--processes", metavar="N", type=int, help="programs that predict at once (default: one for each GPU, or one)"
+    )
     parser.add_argument(
         "--plan", action="store_true", help="show how many rows are new and about how long they take; predict nothing"
     )

@@ -1,16 +1,17 @@
-"""One child program that predicts all shards of a run, which become artifacts one by one as they are done."""
+"""Child programs that predict the shards of a run, which become artifacts one by one as they are done."""
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import json
 import os
 import shutil
 import time
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from tasks.cache import settings
 from tasks.cache.digests import digest_of
@@ -20,7 +21,7 @@ from tasks.cache.store import link_or_copy
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import DEFAULT_STALL_TIMEOUT_S, TRIES, prepare_next_try
 from tasks.jobs.commands import python_argv
-from tasks.jobs.hardware import device
+from tasks.jobs.hardware import assigned_gpus, device, visible_gpus
 from tasks.jobs.launch import EventReader, follow_job
 from tasks.prediction.scan import Shard
 from tasks.registry.champions import find_folders
@@ -32,10 +33,12 @@ from training.recipe.program_settings import PredictShardsSettings, WantedShard
 PROGRAM = "training.programs.predict_shards"
 PREDICTIONS = "predictions.parquet"
 """The file of a shard's artifact."""
+POLL_S = 0.2
+"""Between two looks at all programs."""
 
 
 class ShardPredictor:
-    """Predicts shards in a program that starts when the first of them is needed, and ends with the block.
+    """Predicts shards in programs that start when the first of them is needed, and end with the block.
 
     Args:
         model: the version that predicts.
@@ -44,6 +47,7 @@ class ShardPredictor:
         shards: those to predict, in the order in which they will be needed.
         listener: follows the progress of `stage`, in rows.
         stage: the name of the progress.
+        processes: the number of programs at once, among which the GPUs are divided; auto: as many as there are GPUs.
     """
 
     def __init__(
@@ -54,58 +58,131 @@ class ShardPredictor:
         shards: Sequence[Shard],
         listener: Listener,
         stage: str = "predict",
+        processes: int | Literal["auto"] = "auto",
     ) -> None:
-        self._model, self._batch_size, self._shard_rows = model, batch_size, shard_rows
-        self._waiting = {shard.digest: shard for shard in shards}
-        """The shards that are not predicted yet."""
-        self._work = Work(f"predict-{uuid.uuid4().hex[:12]}", Path(os.devnull), "", (listener,), stage)
-        self._events = EventReader(self._work.job / EVENTS, self._read)
-        self._done: dict[str, dict[str, Any]] = {}
-        """The figures of predicted shards, by digest."""
-        self._listed: set[str] = set()
-        self._looks: Generator[None, None, Outcome] | None = None
-        self._batches: BatchDivision | None = None
-        self._total = sum(shard.usable for shard in self._waiting.values())
-        self._before = 0
-        """The rows of shards that earlier tries have predicted."""
-        self._seconds = 0.0
-        self._tries = TRIES
-        self._saved_divisor = 1
+        gpus = visible_gpus()
+        count = max(1, min(len(gpus) or 1 if processes == "auto" else processes, len(shards)))
+        total = sum(shard.usable for shard in shards)
+
+        def report() -> None:
+            work.progress(min(sum(program.done_rows for program in self._programs), total), total)
+
+        work = Work("", Path(os.devnull), "", (listener,), stage)
+        self._programs = [
+            _Program(
+                _Options(model, batch_size, shard_rows, gpus[number::count], POLL_S / count),
+                shards[number::count],
+                listener,
+                stage,
+                report,
+            )
+            for number in range(count)
+        ]
 
     def __enter__(self) -> ShardPredictor:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._looks is not None:
-            self._looks.close()
-        shutil.rmtree(self._work.job, ignore_errors=True)
+        for program in self._programs:
+            program.end()
 
     @property
     def rows_per_second(self) -> float | None:
-        """The mean rate of the shards that were predicted; None without any."""
-        rows = sum(figures["rows"] for figures in self._done.values())
-        return rows / self._seconds if rows and self._seconds else None
+        """The rate of all programs together, of the shards that were predicted; None without any."""
+        rates = [rate for program in self._programs if (rate := program.rows_per_second) is not None]
+        return sum(rates) if rates else None
 
     def predict(self, shard: Shard, out: Path) -> dict[str, Any]:
         """Waits for the shard's predictions, links them into the folder `out`, and returns their figures.
 
         Raises UserError for the user's mistakes and launch.JobFailed for all other failures.
         """
-        if shard.digest not in self._listed and shard.digest not in self._done:
+        program = next((program for program in self._programs if program.has(shard)), self._programs[0])
+        program.require(shard)
+        while shard.digest not in program.done:
+            for each in self._programs:
+                each.look()
+        link_or_copy(str(program.file(shard)), str(out / PREDICTIONS))
+        return program.done[shard.digest]
+
+
+class _Options(NamedTuple):
+    model: ModelSpec
+    batch_size: int
+    shard_rows: int
+    gpus: Sequence[str]
+    poll_s: float
+
+
+class _Program:
+    """A program that predicts some of the shards, and starts again after failures that another try may mend.
+
+    Args:
+        options: of all programs, and its own GPUs.
+        shards: those to predict, in the order in which they will be needed.
+        listener: receives its warnings.
+        stage: the name of its events.
+        report: called when more rows are predicted.
+    """
+
+    def __init__(
+        self, options: _Options, shards: Sequence[Shard], listener: Listener, stage: str, report: Callable[[], None]
+    ) -> None:
+        self._options, self._report = options, report
+        self._waiting = {shard.digest: shard for shard in shards}
+        """The shards that are not predicted yet."""
+        self._work = Work(f"predict-{uuid.uuid4().hex[:12]}", Path(os.devnull), "", (listener,), stage)
+        self._events = EventReader(self._work.job / EVENTS, self._read)
+        self.done: dict[str, dict[str, Any]] = {}
+        """The figures of predicted shards, by digest."""
+        self.done_rows = 0
+        """The rows that are predicted, those of the present shard too."""
+        self._listed: set[str] = set()
+        self._looks: Generator[None, None, Outcome] | None = None
+        self._context = contextvars.copy_context()
+        self._context.run(assigned_gpus.set, options.gpus)
+        self._batches: BatchDivision | None = None
+        self._before = 0
+        """The rows of shards that earlier tries have predicted."""
+        self._seconds = 0.0
+        self._tries = TRIES
+        self._saved_divisor = 1
+
+    def has(self, shard: Shard) -> bool:
+        """Whether it has predicted the shard or will."""
+        return shard.digest in self.done or shard.digest in self._waiting
+
+    def require(self, shard: Shard) -> None:
+        """Makes the shard one that it predicts."""
+        if shard.digest not in self._listed and shard.digest not in self.done:
             self._waiting = {shard.digest: shard, **self._waiting}  # such as one whose artifact is damaged
             self._stop()
-        while shard.digest not in self._done:
-            self._look()
-        file = self._work.job / SHARDS / f"{shard.digest}.parquet"
-        link_or_copy(str(file), str(out / PREDICTIONS))
-        return self._done[shard.digest]
 
-    def _look(self) -> None:
-        """Looks at the program's events once, and starts the program if it does not run."""
-        if self._looks is None:
-            self._looks = self._start()
+    def file(self, shard: Shard) -> Path:
+        """The shard's predictions."""
+        return self._work.job / SHARDS / f"{shard.digest}.parquet"
+
+    @property
+    def rows_per_second(self) -> float | None:
+        """The mean rate of its shards; None without any."""
+        rows = sum(figures["rows"] for figures in self.done.values())
+        return rows / self._seconds if rows and self._seconds else None
+
+    def end(self) -> None:
+        """Stops it, and removes its files."""
+        self._stop()
+        shutil.rmtree(self._work.job, ignore_errors=True)
+
+    def look(self) -> None:
+        """Looks at the program's events once, and starts the program if shards wait and it does not run."""
+        if self._looks is None and self._waiting:
+            self._looks = self._context.run(self._start)
+        if self._looks is not None:
+            self._context.run(self._look, self._looks)
+
+    def _look(self, looks: Generator[None, None, Outcome]) -> None:
         try:
-            next(self._looks)
+            next(looks)
         except StopIteration as ended:
             self._looks, outcome = None, ended.value
             if outcome.failure is not None:
@@ -115,23 +192,23 @@ class ShardPredictor:
 
     def _stop(self) -> None:
         if self._looks is not None:
-            self._looks.close()
+            self._context.run(self._looks.close)
             self._looks = None
 
     def _start(self) -> Generator[None, None, Outcome]:
-        folders, job = find_folders(self._work, self._model.champion, "NAME"), self._work.job
+        spec, job = self._options.model, self._work.job
+        folders = find_folders(self._work, spec.champion, "NAME")
         for outcome in job.glob(OUTCOMES):
             outcome.unlink()
-        precision, spec = self._model.mixed_precision, self._model
         self._batches = self._batches or BatchDivision(
-            self._batch_size,
+            self._options.batch_size,
             folders["model"],
             program=PROGRAM,
             max_length=spec.max_length,
-            mixed_precision=precision,
+            mixed_precision=spec.mixed_precision,
             options=spec.task["options"],
         )
-        self._listed, self._before = {*self._waiting}, sum(figures["rows"] for figures in self._done.values())
+        self._listed, self._before = {*self._waiting}, sum(figures["rows"] for figures in self.done.values())
         values = PredictShardsSettings(
             **spec.task,
             columns=dict(spec.columns),
@@ -139,10 +216,10 @@ class ShardPredictor:
                 WantedShard(file=shard.file, number=shard.number, digest=shard.digest)
                 for shard in self._waiting.values()
             ],
-            shard_rows=self._shard_rows,
+            shard_rows=self._options.shard_rows,
             max_length=spec.max_length,
-            batch_size=self._batch_size,
-            mixed_precision=precision,
+            batch_size=self._options.batch_size,
+            mixed_precision=spec.mixed_precision,
             micro_batch_divisor=self._batches.divisor,
         )
         places = {name: str(path) for name, path in folders.items()}
@@ -150,9 +227,10 @@ class ShardPredictor:
         return follow_job(
             job,
             python_argv(PROGRAM),
-            env=_environment(),
+            env=self._environment(),
             events=self._events,
             stall_timeout_s=DEFAULT_STALL_TIMEOUT_S,
+            poll_s=self._options.poll_s,
         )
 
     def _read(self, events: list[dict[str, Any]]) -> None:
@@ -160,28 +238,28 @@ class ShardPredictor:
             if event["kind"] == "shard":
                 self._add(event)
             elif event["kind"] == "predicted":
-                done = min(self._before + event["done"], self._total)
-                self._work.progress(done, self._total)
+                self.done_rows = self._before + event["done"]
+                self._report()
             elif event["kind"] in ("warning", "note"):
                 self._work.on_events([event])
 
     def _add(self, event: dict[str, Any]) -> None:
         figures = {name: event[name] for name in ("rows", "rows_per_second", "predicted_at_s")}
         self._waiting.pop(event["digest"], None)
-        self._done[event["digest"]] = figures
+        self.done[event["digest"]] = figures
         self._seconds += figures["rows"] / max(figures["rows_per_second"], 1e-6)
         self._tries = TRIES  # a shard further, another failure is not the same one
         if self._batches and self._batches.divisor > self._saved_divisor:
             self._batches.save()
             self._saved_divisor = self._batches.divisor
 
-
-def _environment() -> dict[str, str]:
-    """The credentials of buckets with rows, and threads for the tokenizer."""
-    return {
-        **{name: os.environ[name] for name in STORAGE_LOGIN if name in os.environ},
-        "TOKENIZERS_PARALLELISM": "true",
-    }
+    def _environment(self) -> dict[str, str]:
+        """The credentials of buckets with rows, threads for the tokenizer, and its own GPUs."""
+        return {
+            **{name: os.environ[name] for name in STORAGE_LOGIN if name in os.environ},
+            **({"CUDA_VISIBLE_DEVICES": ",".join(self._options.gpus)} if self._options.gpus else {}),
+            "TOKENIZERS_PARALLELISM": "true",
+        }
 
 
 # <home>/estimates/predict-<digest>.json    the rate of a model on this hardware, for plans

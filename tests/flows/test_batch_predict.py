@@ -180,15 +180,29 @@ def test_another_model_or_other_options_have_other_keys_and_names_have_not(home:
     assert keys(model="small/3").isdisjoint(champion) and keys(batch_size=8).isdisjoint(champion)
 
 
-def predict_all(prepared: batch_plan.Prepared, listener: Listener, folder: Path) -> list[dict[str, Any]]:
-    """The figures of all shards, by one program."""
+def predict_all(
+    prepared: batch_plan.Prepared, listener: Listener, folder: Path, processes: int = 1
+) -> list[dict[str, Any]]:
+    """The figures of all shards."""
     found = []
     folder.mkdir(exist_ok=True)
-    with ShardPredictor(prepared.model, 64, SHARD_ROWS, prepared.new, listener) as predictor:
+    with ShardPredictor(prepared.model, 64, SHARD_ROWS, prepared.new, listener, processes=processes) as predictor:
         for number, shard in enumerate(prepared.new):
             (folder / str(number)).mkdir()
             found.append(predictor.predict(shard, folder / str(number)))
     return found
+
+
+def test_several_programs_predict_what_one_predicts(home: Path, inbox: Path, tmp_path: Path) -> None:
+    prepared, listener = prepare(prediction(inbox, tmp_path / "out"), Remote(), Quiet()), Quiet()
+    assert sum(one["rows"] for one in predict_all(prepared, listener, tmp_path / "one")) == 122
+    assert sum(one["rows"] for one in predict_all(prepared, listener, tmp_path / "two", processes=2)) == 122
+    one, two = (
+        {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*.parquet")}
+        for folder in (tmp_path / "one", tmp_path / "two")
+    )
+    assert one == two and len(one) == len(prepared.new) > 2 and listener.warnings == []
+    assert not list(home.glob("jobs/predict-*"))
 
 
 def test_if_memory_runs_out_the_program_goes_on_with_half_the_batch(

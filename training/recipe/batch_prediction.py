@@ -47,6 +47,8 @@ class BatchPrediction(Section):
     shard_rows: AutoOrCount = "auto"
     """Rows of a shard, which is predicted and stored as a whole; auto: 4,096, or 256 for models that generate texts.
     Rows that are appended to a file only change its last shard."""
+    processes: AutoOrCount = "auto"
+    """Programs that predict at once, among which this machine's GPUs are divided; auto: one for each GPU, or one."""
     task: CodeName | None = None
     """`module:Class` of the model's task type if it is your own; its code is run."""
 
