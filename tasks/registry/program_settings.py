@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from training.jobs.protocol import Settings
 from training.recipe.program_settings import TaskSettings
 
 
@@ -43,3 +44,16 @@ class PredictRowsSettings(TaskSettings):
     """The rows' names for the columns that the model reads, by the task type's."""
     rows: list[list[str]]
     """A value a column."""
+
+
+class ExportVersionSettings(Settings):
+    """Of tasks.registry.export_version."""
+
+    model: str
+    """An MLflow model URI."""
+    auto_class: str
+    """The class of transformers that loads the model."""
+    export: str
+    """A format, or `safetensors`."""
+    run_id: str | None
+    """The MLflow run that has the released export; None if there is none."""
