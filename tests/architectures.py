@@ -1,5 +1,5 @@
-"""Tiny models of today's architectures, made from configurations: `make matrix` trains, kills, resumes, exports and reloads
-each of them.
+"""Tiny models of today's architectures, made from configurations. `make matrix` trains, kills, resumes, exports and
+reloads each of them.
 
 Another architecture is an entry of ARCHITECTURES.
 """

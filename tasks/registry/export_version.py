@@ -23,7 +23,10 @@ WEIGHTS = "model.safetensors"
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Writes the folder. Raises UserError, MlflowFailed."""
+    from training import task_types
+
     values, out = ExportVersionSettings.model_validate(job.settings), job_dir / OUTPUT
+    task_type = task_types.load(values.task, values.options)
     weights, tokenizer = find_parts(fetch_model(values.model, job_dir / "model"))
     for folder in (tokenizer, weights):  # where both have a file, that of the model counts
         for file in sorted(folder.iterdir()):
@@ -31,10 +34,12 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
                 shutil.copyfile(file, out / file.name)
     if values.export not in EXPORTS:
         merge_shards(weights, out / WEIGHTS)
+        for name, text in task_type.published_files(weights).items():
+            (out / name).write_text(text, encoding="utf-8")
     elif values.run_id is None:
         from training.models import onnx_files
 
-        onnx_files.export(values.auto_class, weights, [values.export], out)
+        onnx_files.export(task_type.auto_class, weights, [values.export], out)
     else:
         download(values.run_id, EXPORTS[values.export], out)
     return {}

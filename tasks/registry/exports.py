@@ -69,12 +69,11 @@ def export_version(model: ModelSpec, name: str, out: Path) -> Any:
         client = connect()
         version = need_version(client, need_model(client, model.name), version=model.version)
     released = json.loads(version.tags.get(EXPORTS_TAG, "{}")).get(name)
-    auto_class = task_types.class_of(model.task["task"]).auto_class
     if name in EXPORTS and released is None:
-        _require_export(model, name, auto_class)
+        _require_export(name, task_types.class_of(model.task["task"]).auto_class)
     job = settings.home() / "jobs" / f"export-{uuid.uuid4().hex[:12]}"
     values = ExportVersionSettings(
-        model=model.uri, auto_class=auto_class, export=name, run_id=version.run_id if released else None
+        model=model.uri, export=name, run_id=version.run_id if released else None, **model.task
     )
     Job(program=PROGRAM, key=job.name, settings=values.model_dump()).write(job)
     try:
@@ -85,7 +84,7 @@ def export_version(model: ModelSpec, name: str, out: Path) -> Any:
     return released
 
 
-def _require_export(model: ModelSpec, name: str, auto_class: str) -> None:
+def _require_export(name: str, auto_class: str) -> None:
     if auto_class not in OUTPUTS:
         message = (
             f"{name!r} is for models of {', '.join(OUTPUTS)}, and this is one of {auto_class}: choose safetensors."

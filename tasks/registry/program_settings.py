@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from training.jobs.protocol import Settings
 from training.recipe.program_settings import TaskSettings
 
 
@@ -46,13 +45,11 @@ class PredictRowsSettings(TaskSettings):
     """A value a column."""
 
 
-class ExportVersionSettings(Settings):
+class ExportVersionSettings(TaskSettings):
     """Of tasks.registry.export_version."""
 
     model: str
     """An MLflow model URI."""
-    auto_class: str
-    """The class of transformers that loads the model."""
     export: str
     """A format, or `safetensors`."""
     run_id: str | None

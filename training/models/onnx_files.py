@@ -10,6 +10,7 @@ import inspect
 import io
 import logging
 import tempfile
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -46,21 +47,26 @@ def convert(network: PreTrainedModel, auto_class: str, file: Path) -> None:
     Raises UserError if torch cannot convert it.
     """
     outputs, inputs = OUTPUTS[auto_class], _example(network)
-    shape = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
-    with _quiet() as said:
+    any_size = {"inputs": dict.fromkeys(inputs, {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO})}
+    named = {"inputs": dict.fromkeys(inputs, {0: "batch_size", 1: "sequence_length"})}
+    given = {"inputs": inputs}
+    with _quiet():
         try:
+            graph = torch.export.export(
+                _Tuple(network, outputs), (), kwargs=given, dynamic_shapes=any_size, strict=False
+            )
             program = torch.onnx.export(
-                _Tuple(network, outputs),
-                kwargs=inputs,
+                graph,
+                kwargs=given,
                 dynamo=True,
-                dynamic_shapes={"inputs": dict.fromkeys(inputs, shape)},
+                dynamic_shapes=named,
                 input_names=list(inputs),
                 output_names=list(outputs),
                 opset_version=OPSET,
                 verbose=False,
             )
         except Exception as error:  # the exporter fails in many ways
-            raise _conversion_error(network, str(error) or said.getvalue()) from error
+            raise _conversion_error(network, error) from error
     assert program is not None
     file.parent.mkdir(parents=True, exist_ok=True)
     weights = sum(tensor.nbytes for tensor in network.state_dict().values())
@@ -146,7 +152,7 @@ class _Tuple(torch.nn.Module):
         super().__init__()
         self.network, self.outputs = network, outputs
 
-    def forward(self, **inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(self, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         found = self.network(**inputs, return_dict=True)
         return tuple(found[name] for name in self.outputs)
 
@@ -164,19 +170,19 @@ def _example(network: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[io.StringIO]:
+def _quiet() -> Iterator[None]:
     """Keeps the exporter's reports for developers out of the log."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()) as said:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            yield said
+            yield
     finally:
         logging.disable(before)
 
 
-def _conversion_error(network: PreTrainedModel, reason: str) -> UserError:
-    first = next((line for line in reason.splitlines() if line.strip()), type(network).__name__)
-    message = f"torch cannot convert {type(network).__name__} to ONNX ({first.strip():.200}): remove the field."
+def _conversion_error(network: PreTrainedModel, error: BaseException) -> UserError:
+    reason = textwrap.shorten(str(error.__cause__ or error) or type(error).__name__, 200, placeholder=" …")
+    message = f"torch cannot convert {type(network).__name__} to ONNX ({reason}): remove the field."
     return UserError([Problem(kind="release", where="release.exports", message=message)])
