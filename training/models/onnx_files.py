@@ -47,8 +47,9 @@ def convert(network: PreTrainedModel, auto_class: str, file: Path) -> None:
     Raises UserError if torch cannot convert it.
     """
     outputs, inputs = OUTPUTS[auto_class], _example(network)
-    any_size = {"inputs": dict.fromkeys(inputs, {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO})}
-    named = {"inputs": dict.fromkeys(inputs, {0: "batch_size", 1: "sequence_length"})}
+    # A named size would have to be free of bounds, such as the number of positions.
+    any_size = {"inputs": {name: (torch.export.Dim.AUTO, torch.export.Dim.AUTO) for name in inputs}}
+    named = {"inputs": {name: ("batch_size", "sequence_length") for name in inputs}}
     given = {"inputs": inputs}
     with _quiet():
         try:

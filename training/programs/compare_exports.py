@@ -17,6 +17,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,9 +72,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         file.parent.mkdir()
         write(file, predictions, rows)
         comparison = compare_models(read_predictions(task_type, file, settings.labels), old, settings)
-        seconds = measure_in_turn(
-            lambda model=model: predict_with(model, timed), lambda: predict_with(network, timed, precision)
-        )
+        seconds = measure_in_turn(partial(predict_with, model, timed), partial(predict_with, network, timed, precision))
         figures[name] = {
             "bytes": onnx_files.size_of(exports / EXPORTS[name]),
             "rows_per_second": round(len(timed) / seconds[0], 1),
