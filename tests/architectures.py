@@ -28,7 +28,7 @@ DIMENSIONS: dict[str, Any] = {
     "encoder_ffn_dim": 64,
     "decoder_ffn_dim": 64,
     "vocab_size": 120,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": 160,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tasks.tracking.export_reports import describe_refused
 from tests import task_types as tiny
 from training.jobs.protocol import OUTPUT, Events, Job
 from training.models.loading import export, load_for_training, load_tokenizer
@@ -77,7 +79,18 @@ def test_an_export_is_compared_with_the_model_on_every_row_and_both_are_timed(ta
     assert given.schema == stored.schema and given["prediction"] == stored["prediction"]
 
 
-def test_an_export_is_not_released_if_too_large_a_loss_is_not_ruled_out(tags: World) -> None:
-    # 60 rows cannot show that no more than one in a thousand is lost, even if none is.
-    found = tags.compare(margin=0.001)["onnx"]
-    assert not found["released"] and found["comparison"]["gain"] == 0.0
+def test_an_export_that_loses_too_much_is_not_released_and_the_reason_names_what_to_do(
+    tags: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pq.read_table(tags.inputs["predictions"] / "validation.parquet")
+    place = table.column_names.index("prediction")
+    pq.write_table(table.set_column(place, "prediction", table["label"]), tmp_path / "validation.parquet")
+    monkeypatch.setitem(tags.inputs, "predictions", tmp_path)  # a model that makes no mistake
+    found = tags.compare(margin=0.2)["onnx"]
+    assert not found["released"] and found["comparison"]["champion_value"] == 1.0
+    reason = describe_refused("onnx", found)
+    assert re.fullmatch(
+        r"onnx is not released: accuracy 0\.\d+ against 1\.0000 of the model on the same 60 rows of validation, so it "
+        r"is worse by more than 0\.2: allow a larger release\.export_margin, or leave this export out\.",
+        reason,
+    )
