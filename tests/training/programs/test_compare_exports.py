@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,11 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def tags(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World("token-classification", tmp_path_factory.mktemp("tags"))
+def tags(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # the models are too small for more
+    yield World("token-classification", tmp_path_factory.mktemp("tags"))
+    torch.set_num_threads(before)
 
 
 def test_an_export_is_compared_with_the_model_on_every_row_and_both_are_timed(tags: World) -> None:
