@@ -29,6 +29,8 @@ OF_FILES = {
     "batch_size": "--batch-size",
     "shard_rows": "--shard-rows",
     "processes": "--processes",
+    "cluster": "--cluster",
+    "cluster_address": "--cluster-address",
 }
 """The options for files that are optional, by the field of the parameters."""
 OPTIONS = {"model": "NAME", "input": "--input", "output": "--output", "task": "--task", **OF_FILES}
@@ -78,6 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shard-rows", metavar="ROWS", type=int, help="rows that are predicted and stored as a whole")
     parser.add_argument(
         "--processes", metavar="N", type=int, help="programs that predict at once (default: one for each GPU, or one)"
+    )
+    parser.add_argument("--cluster", choices=("ray",), help="where these programs run (default: on this machine)")
+    parser.add_argument(
+        "--cluster-address", metavar="HOST:PORT", help="of the cluster (default: RAY_ADDRESS, or one of this machine)"
     )
     parser.add_argument(
         "--plan", action="store_true", help="show how many rows are new and about how long they take; predict nothing"

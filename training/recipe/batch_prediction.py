@@ -49,6 +49,11 @@ class BatchPrediction(Section):
     Rows that are appended to a file only change its last shard."""
     processes: AutoOrCount = "auto"
     """Programs that predict at once, among which this machine's GPUs are divided; auto: one for each GPU, or one."""
+    cluster: Literal["ray"] | None = None
+    """Where the programs run: on a Ray cluster, each with a core, and a GPU if this machine has one; or on this machine
+    (null)."""
+    cluster_address: str | None = Field(default=None, pattern=r"^\S+:\d{1,5}$")
+    """`host:port` of the cluster (null: RAY_ADDRESS, and without it a cluster of this machine alone)."""
     task: CodeName | None = None
     """`module:Class` of the model's task type if it is your own; its code is run."""
 
@@ -101,6 +106,10 @@ def _find_contradictions(found: BatchPrediction) -> list[Problem]:
         add("format", f"{found.format!r} is for a folder: leave it out, because the suffix of {found.output} decides.")
     if found.format == "openai" and found.is_single_file and not found.output.endswith(".jsonl"):
         add("output", f"{found.output!r} is no place for openai: name a folder, or a file that ends in .jsonl.")
+    if found.cluster is not None and found.processes == "auto":
+        add("processes", "'auto' counts the GPUs of this machine, not of a cluster: give the number of programs.")
+    if found.cluster is None and found.cluster_address is not None:
+        add("cluster_address", "is for a cluster: set cluster to ray, or leave this out.")
     if found.task is not None and ":" not in found.task:
         add("task", f"{found.task!r} is no code of yours: write module:Class, or leave it out.")
     return problems
