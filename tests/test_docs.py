@@ -79,6 +79,13 @@ def test_the_example_of_a_nightly_prediction_can_be_deployed(tmp_path: Path) -> 
     assert (deployment.flow, deployment.name) == ("batch-predict", "mine")
 
 
+def test_the_example_of_a_chain_can_be_deployed(tmp_path: Path) -> None:
+    (tmp_path / "chain.yaml").write_text(example("chain"))
+    (deployment,) = read_deployments([tmp_path / "chain.yaml"])
+    assert (deployment.flow, deployment.name) == ("retrain", "support-preference")
+    assert load(tmp_path / "chain.yaml").model.source == "registry"
+
+
 def test_the_function_gives_rows_that_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from training.data.load_rows import load
     from training.data.sources import fingerprint, load_object

@@ -16,7 +16,7 @@ from flows.cli.shared import COMPLETED, INTERRUPTED, add_json_argument, write_js
 from flows.reports.terminal import Terminal
 from tasks.tracking.reports import format_count
 from training.problems import Problem, UserError
-from training.recipe import BatchPrediction, parse_batch_prediction
+from training.recipe import BatchPrediction, parse_batch_prediction, split_version_name
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
@@ -107,9 +107,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def _predict_texts(arguments: argparse.Namespace) -> int:
     from tasks.registry.prediction_job import find_model, predict_values, split_into_rows
 
-    name, at, alias = arguments.model.partition("@")
-    name, _, version = (name, "", "") if at else name.partition("/")
-    model = find_model(name, alias, version, arguments.task)
+    model = find_model(*split_version_name(arguments.model), arguments.task)
     rows = split_into_rows(model, arguments.texts)
     for row, lines in zip(rows, predict_values(model, rows), strict=True):
         print(*row, *(f"  {line}" for line in lines), sep="\n")

@@ -130,6 +130,9 @@ def _base_model(record: Mapping[str, Any]) -> Facts:
     if champion := lock.get("started_from"):
         yield "champion", f"{champion['name']} version {champion['version']}"
         yield "digest", champion["model"]
+    elif version := lock.get("model_version"):
+        yield "registry", f"{version['name']} version {version['version']}"
+        yield "digest", version["model"]
     elif model["source"] == "scratch":
         yield "from scratch", f"configuration of {model['config']['model_type']}, seed {model['seed']}"
     else:

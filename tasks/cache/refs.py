@@ -129,8 +129,10 @@ class Lock(BaseModel):
     model_hub: PinnedCommit | None = None
     model_files: dict[str, PinnedFile] = Field(default_factory=dict)
     """By name in the model folder: all files of a local model; for other models the files that replace theirs."""
+    model_version: Champion | None = None
+    """The registered version that is the base model, for `model.source: registry`."""
     started_from: Champion | None = None
-    """None if training starts from the base model."""
+    """The champion that training starts from in place of the base model; None if it starts from the base model."""
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     num_processes: int = 1
     num_machines: int = 1
@@ -138,6 +140,16 @@ class Lock(BaseModel):
     """Messages for the user, such as an offline pin."""
     unreachable: list[str] = Field(default_factory=list)
     """Hub repositories that could not be looked up: the commit of the last run is used."""
+
+    @property
+    def start(self) -> Champion | None:
+        """The registered version that training starts from; None if it starts from another model."""
+        return self.started_from or self.model_version
+
+    @property
+    def start_field(self) -> str:
+        """The recipe's field that names `start`."""
+        return "model.start_from" if self.started_from else "model.path"
 
 
 class Check(BaseModel):

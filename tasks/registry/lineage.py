@@ -39,6 +39,7 @@ from training.data.file_systems import is_url
 from training.jobs.protocol import write_atomically
 from training.problems import UserError, nearest
 from training.recipe import Recipe
+from training.recipe.version_names import split_version_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -139,6 +140,8 @@ def resolve_fields(recipe: Recipe, lock: Lock) -> dict[str, Any]:
         values["data"]["path"] = _absolute(recipe.data.path)
         # Each file by its name: the folder may have got more files since.
         values["data"]["splits"] = {s: [glob.escape(f.path) for f in files] for s, files in lock.data_files.items()}
+    if lock.model_version is not None:
+        values["model"]["path"] = str(lock.model_version)
     if lock.model_files and recipe.model.path and recipe.model.source == "folder":
         values["model"]["path"] = _absolute(recipe.model.path)
     if recipe.model.chat_template:
@@ -178,10 +181,7 @@ def find_version(name: str) -> dict[str, Any]:
 
     Raises UserError and MlflowFailed like `find_record`.
     """
-    model_name, at, alias = name.partition("@")
-    number = ""
-    if not at:
-        model_name, _, number = name.partition("/")
+    model_name, alias, number = split_version_name(name)
     with mlflow_errors():
         client = connect()
         model = need_model(client, model_name)

@@ -73,8 +73,8 @@ def _build_sections(
 
 
 def _build_introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: Ref, verdict: Verdict) -> str:
-    if champion := lock.started_from:
-        base = f"version {champion.version} of `{champion.name}`, which was the champion"
+    if start := lock.start:
+        base = f"version {start.version} of `{start.name}`" + (", which was the champion" if lock.started_from else "")
     elif lock.model_hub:
         url = repository_url("model", str(recipe.model.path))
         base = f"[{recipe.model.path}]({url}) at commit `{lock.model_hub.commit}`"
@@ -184,6 +184,8 @@ def pin_recipe(recipe: Recipe, lock: Lock) -> dict[str, Any]:
     for section, pin in (("data", lock.data_hub), ("model", lock.model_hub)):
         if pin is not None:
             values[section]["revision"] = pin.commit
+    if lock.model_version is not None:
+        values["model"]["path"] = str(lock.model_version)
     resolved = {"num_processes": lock.num_processes, "mixed_precision": lock.mixed_precision}
     return {**values, "compute": {**values.get("compute", {}), **resolved}}
 

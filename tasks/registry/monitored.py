@@ -26,6 +26,7 @@ from training.recipe import Data, Recipe, parse
 from training.recipe.drift import Drift
 from training.recipe.tables.formats import FORMATS
 from training.recipe.tables.metrics import PAIRS
+from training.recipe.version_names import split_version_name
 
 LABELLED = tuple(suffix for suffix in READ if suffix != ".txt")
 """The suffixes of files that can have labels."""
@@ -61,8 +62,7 @@ def find_monitored(model: str, own_task: str = "") -> Monitored:
 
     Raises UserError as `prediction_job.find_model` does, and for a version that no run of this project registered.
     """
-    name, at, alias = model.partition("@")
-    name, _, number = (name, "", "") if at else name.partition("/")
+    name, alias, number = split_version_name(model)
     spec = find_model(name, alias, number, own_task)
     version = spec.uri.rpartition("/")[2]
     with mlflow_errors():

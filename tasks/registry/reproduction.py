@@ -56,15 +56,15 @@ class FigurePair(NamedTuple):
 def start_model(record: Mapping[str, Any]) -> Iterator[Path | None]:
     """A temporary folder of links to the registered model that training started from, taken from the store or MLflow;
     None if training started from the base model. Raises UserError if the model is no longer available."""
-    champion = Lock.model_validate(record["lock"]).started_from
-    if champion is None:
+    version = Lock.model_validate(record["lock"]).start
+    if version is None:
         yield None
         return
     work = Work(key=f"start-{uuid.uuid4().hex[:12]}", out=Path(os.devnull), run="")
     folder = work.job / "start"
     try:
         with in_use():  # the store keeps the linked files
-            parts = _find_load_model(record) or find_folders(work, champion, "VERSION")
+            parts = _find_load_model(record) or find_folders(work, version, "VERSION")
             folder.mkdir(parents=True)
             for file in (file for part in parts.values() for file in part.iterdir()):
                 (folder / file.name).symlink_to(file)
@@ -123,8 +123,14 @@ def _is_missing(file: PinnedFile) -> bool:
     return not is_url(file.path) and not Path(file.path).exists()
 
 
-def use_stored_inputs(record: Mapping[str, Any], inputs: Mapping[str, Ref], folders: Mapping[str, Path]) -> Lock:
-    """Links the artifacts into the present home, from these folders, and returns the recorded lock."""
+def use_stored_inputs(
+    record: Mapping[str, Any],
+    inputs: Mapping[str, Ref],
+    folders: Mapping[str, Path],
+    start: Mapping[str, PinnedFile] | None,
+) -> Lock:
+    """Links the artifacts into the present home, from these folders, and returns the recorded lock. `start` are the
+    files of the registered model that training starts from, which the present home may lack."""
     for stage, ref in inputs.items():
         target = store.folder(stage, ref.key)
         if not target.exists():
@@ -134,7 +140,11 @@ def use_stored_inputs(record: Mapping[str, Any], inputs: Mapping[str, Ref], fold
             shutil.copytree(folders[stage], aside, copy_function=store.link_or_copy)
             (aside / store.RECORD).unlink(missing_ok=True)
             aside.rename(target)
-    return Lock.model_validate(record["lock"])
+    lock = Lock.model_validate(record["lock"])
+    if start is None or "load_model" in inputs:
+        return lock
+    of_folder = {"started_from": None, "model_version": None, "model_files": {**start, **lock.model_files}}
+    return lock.model_copy(update=of_folder)
 
 
 def require_recorded_files(record: Mapping[str, Any], lock: Lock) -> None:

@@ -21,6 +21,7 @@ from tasks.registry import lineage, promotions
 from tasks.registry.model_card import build_description
 from tasks.registry.program_settings import LogModelSettings
 from tasks.registry.versions import (
+    BASE_VERSION_TAG,
     COLUMNS_TAG,
     DATA_COMMIT_TAG,
     DATA_FILES_TAG,
@@ -208,6 +209,8 @@ def _build_origin_tags(recipe: Recipe, lock: Lock, run: str, refs: Mapping[str, 
         tags["finetune.base_model_commit"] = lock.model_hub.commit
     if lock.rows:
         tags[ROWS_TAG] = lock.rows
+    if lock.model_version:
+        tags[BASE_VERSION_TAG] = str(lock.model_version)
     if lock.started_from:
         tags[STARTED_FROM_TAG] = lock.started_from.model_dump_json()
     if git := git_commit():

@@ -20,7 +20,7 @@ from tasks.cache.stage import Inputs, Work, action
 from tasks.hub.client import Found, Kind, look_up
 from tasks.hub.push import find_publishing_problems
 from tasks.jobs.hardware import gpu_compute_capabilities, mixed_precision, visible_gpus
-from tasks.registry.champions import digest_rows, find_start
+from tasks.registry.champions import digest_rows, find_base, find_start
 from training.data.file_systems import is_url
 from training.data.listing import SourceFile
 from training.data.sources import find_split_files, fingerprint, load_object, object_splits
@@ -215,7 +215,7 @@ def pin_tokenizer(recipe: Recipe) -> Lock:
     """The lock of the tokenizer alone. Raises UserError if there is no model, or none that can be fine-tuned."""
     if recipe.model.source == "folder":
         require_model_folder(_model_folder(recipe))
-    return _pin_alone(_pin_model, recipe) if recipe.model.source == "hub" else Lock()
+    return _pin_alone(_pin_model, recipe) if recipe.model.source in ("hub", "registry") else Lock()
 
 
 def _pin_alone(
@@ -264,7 +264,12 @@ def _pin_model(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dic
             require_files(looked.files, f"{model.path!r} at {looked.pin.commit[:12]}")
         return {"model_hub": looked.pin}
     if model.source == "folder":
-        return {"model_files": _model_files(_model_folder(recipe))}
+        return {"model_files": pin_model_folder(_model_folder(recipe))}
+    if model.source == "registry":
+        version = find_base(recipe)
+        if str(version) != model.path:
+            found["notes"].append(f"training starts from {version}, which is {model.path}")
+        return {"model_version": version}
     return {}
 
 
@@ -272,7 +277,8 @@ def _model_folder(recipe: Recipe) -> Path:
     return Path(recipe.model.path or "").expanduser().absolute()
 
 
-def _model_files(folder: Path) -> dict[str, PinnedFile]:
+def pin_model_folder(folder: Path) -> dict[str, PinnedFile]:
+    """The files of a local model by name. Raises UserError with everything that it lacks."""
     require_model_folder(folder)
     paths = sorted(path for path in folder.iterdir() if path.is_file() and part_of(path.name))
     return {path.name: pin for path, pin in zip(paths, _pin_files(paths), strict=True)}

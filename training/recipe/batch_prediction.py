@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -12,12 +11,12 @@ from training.problems import Problem, UserError
 from training.recipe.error_messages import describe, find_templates
 from training.recipe.section import AutoOrCount, CodeName, Section, Text
 from training.recipe.tables.formats import FORMATS
+from training.recipe.version_names import VERSION_NAME, split_version_name
 
 SINGLE_FILES = tuple(suffix for source in FORMATS.values() for suffix in source.predicted)
 """The suffixes of an output that is one file."""
 SHARD_ROWS, SHARD_TEXTS = 4096, 256
 """`auto` for `shard_rows`: the rows of a shard, and those for models that generate texts, which takes longer."""
-_MODEL = re.compile(r"[^@/]+(@[^@/]+|/[1-9]\d*)?")
 
 
 class BatchPrediction(Section):
@@ -60,17 +59,17 @@ class BatchPrediction(Section):
     @property
     def name(self) -> str:
         """The name of the registered model, without alias and version."""
-        return re.split("[@/]", self.model, maxsplit=1)[0]
+        return split_version_name(self.model).name
 
     @property
     def alias(self) -> str:
         """The alias in `model`; empty without one."""
-        return self.model.partition("@")[2]
+        return split_version_name(self.model).alias
 
     @property
     def version(self) -> str:
         """The version in `model`; empty without one."""
-        return "" if "@" in self.model else self.model.partition("/")[2]
+        return split_version_name(self.model).version
 
     @property
     def is_single_file(self) -> bool:
@@ -100,7 +99,7 @@ def _find_contradictions(found: BatchPrediction) -> list[Problem]:
     def add(where: str, message: str) -> None:
         problems.append(Problem(kind="option", where=where, message=message))
 
-    if not _MODEL.fullmatch(found.model):
+    if not VERSION_NAME.fullmatch(found.model):
         add("model", f"{found.model!r} is no registered model: write NAME, NAME@ALIAS or NAME/VERSION.")
     if found.is_single_file and found.format not in (None, "openai"):
         add("format", f"{found.format!r} is for a folder: leave it out, because the suffix of {found.output} decides.")

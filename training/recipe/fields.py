@@ -99,12 +99,14 @@ class Data(Section):
 class Model(Section):
     """The model that training starts from, and its tokenizer."""
 
-    source: Literal["hub", "folder", "scratch"]
-    """hub: a repository of the Hub. folder: a local folder in the same layout. scratch: random weights, and a tokenizer
-    trained on the training split: a WordPiece tokenizer that ignores case and accents, or for task types that generate
-    text a BPE tokenizer that keeps both."""
+    source: Literal["hub", "folder", "registry", "scratch"]
+    """hub: a repository of the Hub. folder: a local folder in the same layout. registry: a version in MLflow's
+    registry, with its tokenizer; usually one that another recipe has registered. scratch: random weights, and a
+    tokenizer trained on the training split: a WordPiece tokenizer that ignores case and accents, or for task types that
+    generate text a BPE tokenizer that keeps both."""
     path: Text | None = None
-    """The repository's name or the folder; null for scratch."""
+    """The repository's name; the folder; for registry `NAME@alias` or `NAME/version`, such as `support-sft@champion` or
+    `support-sft/7`, which is pinned to a version before files are read; null for scratch."""
     revision: str | None = None
     """Branch, tag or commit of a Hub model (null: main). It is pinned to a commit before files are read."""
     config: dict[str, Any] | None = None

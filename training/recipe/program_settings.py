@@ -152,6 +152,14 @@ class PredictShardsSettings(TaskSettings):
     """Divides the batch size, so that a batch fits into memory."""
 
 
+class ChatSettings(TaskSettings):
+    """Of training.programs.chat."""
+
+    max_length: int
+    """Tokens of a prompt."""
+    mixed_precision: Literal["no", "bf16", "fp16"]
+
+
 class ScoreSettings(TaskSettings):
     """Of training.programs.score."""
 

@@ -139,10 +139,7 @@ def generate_texts(
 
     edges = (settings.bos_token_id, *_listed(settings.eos_token_id))
     begin = next((token for token in edges if token is not None), 0)
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None:
-        settings.max_new_tokens = min(settings.max_new_tokens, positions - 1)
-        max_length = min(max_length, positions - settings.max_new_tokens)
+    max_length = limit_to_positions(model, settings, max_length)
     texts: list[str] = []
     for start in range(0, len(prompts), BATCH_PROMPTS):
         batch = prompts[start : start + BATCH_PROMPTS]
@@ -159,6 +156,16 @@ def generate_texts(
             )  # (N, T + S)
         texts += tokenizer.batch_decode(generated[:, width:], skip_special_tokens=True)
     return texts
+
+
+def limit_to_positions(model: PreTrainedModel, settings: GenerationConfig, max_length: int) -> int:
+    """The most tokens of a prompt, at most `max_length`, that leave positions for the new tokens. Lowers
+    `settings.max_new_tokens` if the model has fewer positions."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is None:
+        return max_length
+    settings.max_new_tokens = min(settings.max_new_tokens, positions - 1)
+    return min(max_length, positions - settings.max_new_tokens)
 
 
 def _listed(tokens: int | list[int] | None) -> list[int]:
