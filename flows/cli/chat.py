@@ -7,6 +7,7 @@ ends it, Ctrl-C ends the answer. Without a terminal, the lines of the standard i
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -50,6 +51,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
     model = find_model(*split_version_name(arguments.model), arguments.task)
     model = require_assistant(model, arguments.max_new_tokens)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
     interactive = sys.stdin.isatty()
     with open_chat(model, arguments.system) as chat:
         if interactive:

@@ -112,14 +112,14 @@ def test_a_person_talks_stops_an_answer_begins_anew_and_leaves(person: Person, h
 
 def test_lines_of_a_pipe_are_answered_one_by_one_without_torch_in_the_command(home: Path, tmp_path: Path) -> None:
     register(write_assistant(tmp_path / "model"), max_new_tokens=3)
-    lines = "six\n\ncount\n/reset\ncount\n/quit\nsix\n"
+    lines = b"\xe9 six\n\ncount\n/reset\ncount\n/quit\nsix\n"  # the first is no UTF-8
     talk = subprocess.run(
         command("counter@champion", "--system", "five"), cwd=ROOT, env=environment(home), input=lines,
-        capture_output=True, text=True, timeout=DEADLINE_S,
+        capture_output=True, timeout=DEADLINE_S,
     )  # fmt: skip
-    assert (talk.returncode, talk.stderr) == (0, "[]\n")
+    assert (talk.returncode, talk.stderr) == (0, b"[]\n")
     # At most three tokens, as the recipe has it; the system's message counts, and stays after /reset.
-    assert talk.stdout.splitlines() == ["six seven eight", "five six seven", "three four five"]
+    assert talk.stdout.splitlines() == [b"six seven eight", b"five six seven", b"three four five"]
 
 
 @pytest.mark.parametrize(

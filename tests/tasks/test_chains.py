@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from flows.cli.show import _lines
-from tasks.cache.refs import Champion, Lock, Ref
+from tasks.cache.refs import Champion, Lock, Ref, Verdict
 from tasks.cache.stage import Work
 from tasks.registry import lineage
-from tasks.registry.model_card import pin_recipe
+from tasks.registry.model_card import _build_introduction, pin_recipe
 from tasks.registry.reproduction import recorded_recipe, start_model, use_stored_inputs
 from tasks.registry.versions import BASE_VERSION_TAG, STARTED_FROM_TAG
 from tasks.stages.load_model import load_model
@@ -155,6 +155,8 @@ def test_the_version_is_in_the_lineage_the_tags_the_card_and_what_is_shown(home:
     fitted = Ref(stage="fit", key="f", digest="d", parts={"model": "n"})
     tags = _build_origin_tags(recipe, lock, "run", {"fit": fitted})
     assert tags[BASE_VERSION_TAG] == "first/7" and STARTED_FROM_TAG not in tags
+    verdict = Verdict(decision="promote", reason="")
+    assert "Fine-tuned from version 7 of `first`." in _build_introduction(recipe, lock, ["a", "b"], fitted, verdict)
     assert pin_recipe(recipe, lock)["model"] == {"source": "registry", "path": "first/7"}
 
 
