@@ -14,7 +14,15 @@ from tasks.cache.code import code_digests, users_code
 from tasks.cache.digests import digest_of
 from tasks.cache.refs import Champion, Lock
 from tasks.cache.stage import Work
-from tasks.registry.versions import ROWS_TAG, STARTED_FROM_TAG, TASK_TAG, find_model, need_model, need_version
+from tasks.registry.versions import (
+    LOGGED_PARTS,
+    ROWS_TAG,
+    STARTED_FROM_TAG,
+    TASK_TAG,
+    find_model,
+    need_model,
+    need_version,
+)
 from tasks.shared_store.opening import open_remote
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, has_database, mlflow_errors
 from training.models.repository_files import part_of, read_json
@@ -26,8 +34,6 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 PARTS = ("model", "tokenizer")
-# Folders of a model that mlflow.transformers has logged.
-_LAYOUT = {"model": "model", "tokenizer": "components/tokenizer"}
 # Folder of both parts, if the model was logged with code that serves it.
 _SERVED_BY_CODE = "artifacts/model"
 # Fields of a recipe's data that do not change the rows.
@@ -189,7 +195,7 @@ def _download(champion: Champion, folders: Mapping[str, Path], where: str, only:
         uri, tracking_uri = _find_uri(champion, where), settings.tracking_uri()
         served_by_code = bool(list_artifacts(artifact_uri=f"{uri}/{_SERVED_BY_CODE}", tracking_uri=tracking_uri))
         for part, out in folders.items():
-            folder = _SERVED_BY_CODE if served_by_code else _LAYOUT[part]
+            folder = _SERVED_BY_CODE if served_by_code else LOGGED_PARTS[part]
             listed = list_artifacts(artifact_uri=f"{uri}/{folder}", tracking_uri=tracking_uri)
             out.mkdir(parents=True, exist_ok=True)
             for file in (Path(entry.path).name for entry in listed):

@@ -44,6 +44,9 @@ DRIFT_TAG = "finetune.drift"
 # Tags of a registered model: the names of its aliases, if its recipe renames them.
 ALIAS_TAGS = {"champion": "finetune.champion", "challenger": "finetune.challenger"}
 
+LOGGED_PARTS = {"model": "model", "tokenizer": "components/tokenizer"}
+"""Folders of a model that mlflow.transformers has logged."""
+
 SHOWN_VERSIONS = 20
 MAX_PAGE = 10_000
 """The most versions in one answer of MLflow."""
