@@ -83,7 +83,8 @@ def test_the_example_of_a_chain_can_be_deployed(tmp_path: Path) -> None:
     (tmp_path / "chain.yaml").write_text(example("chain"))
     (deployment,) = read_deployments([tmp_path / "chain.yaml"])
     assert (deployment.flow, deployment.name) == ("retrain", "support-preference")
-    assert load(tmp_path / "chain.yaml").model.source == "registry"
+    recipe = yaml.safe_load(example("chain"))["deployments"][0]["parameters"]["recipe"]
+    assert parse(recipe).model.source == "registry"
 
 
 def test_the_function_gives_rows_that_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
