@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from flows.cli.shared import COMPLETED, add_json_argument, write_json
-from flows.reports.tables import align, terminal_width, wrap
+from flows.reports.tables import align, mixture_lines, terminal_width, wrap
 from tasks.tracking.reports import format_count, format_score
 
 LABEL = 14
@@ -110,7 +110,16 @@ def _later(record: Mapping[str, Any]) -> Facts:
 
 def _data(record: Mapping[str, Any]) -> Facts:
     data, lock, rows = record["recipe"]["data"], record["lock"], record["rows"]
-    yield "source", " ".join(filter(None, [data["source"], data["path"], data["config"]]))
+    for entry in data.get("mix") or [data]:
+        yield "source", " ".join(filter(None, [entry["source"], entry["path"], entry["config"]]))
+    for name, pinned in lock.get("data_sets", {}).items():
+        if pinned["hub"]:
+            yield f"{name} commit", pinned["hub"]["commit"]
+        if pinned["fingerprint"]:
+            yield f"{name} fingerprint", pinned["fingerprint"]
+        for split, files in pinned["files"].items():
+            for file in files:
+                yield from _file(f"{name} {split}", file)
     if lock["data_hub"]:
         yield "commit", lock["data_hub"]["commit"]
     if lock["data_fingerprint"]:
@@ -123,6 +132,8 @@ def _data(record: Mapping[str, Any]) -> Facts:
         labels = f"; {format_count(len(rows['labels']), 'label')}" if rows["labels"] else ""
         yield "rows", f"{', '.join(counts)}{labels}"
         yield "digest", rows["digest"]
+        for line in mixture_lines(rows):
+            yield "mixture", line
 
 
 def _base_model(record: Mapping[str, Any]) -> Facts:
