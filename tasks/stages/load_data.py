@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +114,15 @@ def load_rows(recipe: Recipe, lock: Lock, out: Path, progress: Progress) -> Mapp
         else {split: [pin.path for pin in files] for split, files in one.files.items()}
         for one in lock.sets
     ]
-    with ExitStack() as stack:
-        for one, found in zip(data.sets, lock.sets, strict=True):
-            if found.hub is not None:
-                stack.enter_context(explain_read_errors("dataset", one.path, found.hub.commit))
-        figures = load(data, task_type, pinned if data.mix else pinned[0], out, progress, evaluated)
+
+    def explain(index: int) -> AbstractContextManager[None]:
+        hub = lock.sets[index].hub
+        return explain_read_errors("dataset", data.sets[index].path, hub.commit) if hub else nullcontext()
+
+    if data.mix is not None:
+        figures = load(data, task_type, pinned, out, progress, evaluated, explain)
+    else:
+        with explain(0):
+            figures = load(data, task_type, pinned[0], out, progress, evaluated)
     require_unchanged(lock.all_data_files)
     return figures

@@ -256,7 +256,7 @@ def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict
     if problems:
         raise UserError(problems)
     flat = (file for splits in files.values() for found in splits.values() for file in found)
-    digests = digests_of(flat, progress)
+    digests = digests_of(flat, progress) if files else {}
     for index, splits in files.items():
         pins = {
             split: [PinnedFile(path=file.file, sha256=digests[file.file], size_bytes=_size(file)) for file in found]

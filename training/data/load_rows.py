@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -48,6 +48,7 @@ MAX_LABELS = 10_000  # a column with more distinct values probably holds no labe
 MAX_PROBLEMS = 200
 
 Progress = Callable[[int, int], None]
+Explain = Callable[[int], AbstractContextManager[None]]
 Reader = Callable[[SourceColumns, str, Mapping[str, Any], SliceColumns], Iterator[Block]]
 """Yields the rows of a split in blocks."""
 
@@ -59,6 +60,7 @@ def load(
     out: Path,
     progress: Progress = lambda done, total: None,
     evaluated: Sequence[str] = (),
+    explain: Explain = lambda index: nullcontext(),
 ) -> dict[str, int]:
     """Writes the rows of every split to the folder `out`, with their labels and a report. Returns the rows of each
     split, the number of labels and of warnings.
@@ -66,7 +68,8 @@ def load(
     `sources` is the lock of the rows: the files of each split (`{"train": ["/data/train.csv"]}`), the commit of a
     Hub data set (`{"commit": "<40 hex digits>"}`), or nothing for an object; for a mixture one of these for each set.
     `progress` gets the rows read and an estimate of all. `evaluated` are the splits that the recipe evaluates, which a
-    Hub data set and a callable have to provide.
+    Hub data set and a callable have to provide. `explain` gives the context in which a set is read, by its number: it
+    may raise UserError in place of other errors.
 
     `out` gets `<split>.arrow` with the task type's columns, in the types of RowSpecification.columns;
     `labels.json` (names in order, none for a task type without labels); `log/report.json` (rows, labels, characters
@@ -83,7 +86,7 @@ def load(
     given = [sources] if isinstance(sources, Mapping) else list(sources)
     wanted = [SourceColumns(one, task_type, tuple(evaluated)) for one in data.sets]
     with user_code_errors(task_type), TemporaryDirectory(dir=out, prefix=".as-written-") as folder:
-        reading = _Reading(data, wanted, given, Path(folder), progress)
+        reading = _Reading(data, wanted, given, Path(folder), progress, explain)
         reading.read_all()
         names, places, problems = reading.problems_and_labels()
         _require(problems)
@@ -148,6 +151,7 @@ class _Reading:
     folder: Path
     """The folder with the rows of each split, labels as names. In a mixture the sets follow each other."""
     progress: Progress
+    explain: Explain
     statistics_by_split: dict[str, SplitStatistics] = field(default_factory=dict)
     source_problems: list[Problem] = field(default_factory=list)
     """Problems of sources that could not be read completely."""
@@ -174,13 +178,13 @@ class _Reading:
         with self._open_files:
             for index, wanted in enumerate(self.sets):
                 try:
-                    splits = _split_shares(wanted, self.sources[index])
+                    with self.explain(index):
+                        splits = _split_shares(wanted, self.sources[index])
+                        for split, share in splits.items():
+                            held_out = held_out_shares(wanted.data, splits) if split == "train" else {}
+                            self._read(index, split, share / len(self.sets), held_out)
                 except UserError as error:
                     self.source_problems += self.data.locate(error.problems, index)
-                    continue
-                for split, share in splits.items():
-                    held_out = held_out_shares(wanted.data, splits) if split == "train" else {}
-                    self._read(index, split, share / len(self.sets), held_out)
 
     def _read(self, index: int, split: str, share: float, held_out: Mapping[str, float]) -> None:
         wanted = self.sets[index]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -12,12 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.task_types import TINY
 from tests.training.data.task_types import CLASSIFICATION
 from tests.training.data.test_load import labels_of, report_of, rows_of, write_json, write_parquet
 from training.data.load_rows import load
 from training.data.mixtures import SetSize, choose_rows, mixed_counts, round_by_largest_remainder, spread_evenly
 from training.problems import Problem, UserError
 from training.recipe import Data
+from training.recipe.task_specification import specification
 
 Pairs = list[tuple[str, str]]
 
@@ -267,3 +270,22 @@ def test_a_share_without_a_row_and_a_mixture_out_of_proportion_are_refused(sets:
     )
     (problem,) = sets.problems(stopping_strategy="all_exhausted")
     assert problem.message.startswith("the mixture would have 20,000 rows, made of 40: lower the weights")
+
+
+@pytest.mark.parametrize("task", TINY)
+def test_rows_of_every_task_type_are_those_of_its_sets_as_often_as_they_are_passed(task: str, tmp_path: Path) -> None:
+    task_type, draw = specification(task, TINY[task].options), random.Random(1)
+    files, alone, columns = [], [], TINY[task].data
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for split, count in (("train", 30), ("validation", 9)):
+            lines = [json.dumps(TINY[task].row(draw)) for _ in range(count)]
+            (tmp_path / name / f"{split}.jsonl").write_text("\n".join(lines))
+        files.append({s: [str(tmp_path / name / f"{s}.jsonl")] for s in ("train", "validation")})
+        data = Data.model_validate({"source": "json", "path": name, **columns})
+        load(data, task_type, files[-1], tmp_path / f"{name}-alone")
+        alone.append(Counter(json.dumps(row) for row in rows_of(tmp_path / f"{name}-alone")))
+    mix = [{"source": "json", "path": "a", "epochs": 2}, {"source": "json", "path": "b"}]
+    load(Data.model_validate({**columns, "mix": mix}), task_type, files, tmp_path / "mixed")
+    mixed = Counter(json.dumps(row) for row in rows_of(tmp_path / "mixed"))
+    assert mixed == alone[0] + alone[0] + alone[1] and mixed.total() == 2 * alone[0].total() + alone[1].total()
