@@ -23,7 +23,7 @@ OF_SET = ("name", "weight", "epochs")
 SHARED = ("label_names", "checks")
 """Fields that are the same for all sets, because they are about the rows of all sets together."""
 _FIELD = re.compile(r"(?<![\w./-])data\.([a-z_]+)")
-_STEM = re.compile(r"(-\d{5}-of-\d{5})?(\.[a-z]{2,7}){0,2}$")
+_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.[a-z]{2,7})?(\.gz|\.zst)?$")
 
 
 def entries_of(data: Any) -> list[Mapping[str, Any]]:
@@ -44,7 +44,7 @@ def default_name(source: Any, path: Any) -> str:
     """Returns the name of a set that has none: the last part of its path, without suffix."""
     text = str(path).rstrip("/")
     text = text.rpartition(":")[2] if source == "python" else PurePosixPath(text).name
-    name = re.sub(r"[^\w.-]+", "-", text if source in ("hub", "python") else _STEM.sub("", text), flags=re.ASCII)
+    name = re.sub(r"[^\w.-]+", "-", text if source in ("hub", "python") else _SUFFIX.sub("", text), flags=re.ASCII)
     return name.strip("-_.") or str(source)
 
 

@@ -76,6 +76,7 @@ def test_one_field_of_one_set_can_be_set_by_its_place_and_a_wrong_place_is_named
     ("source", "path", "name"),
     [
         ("csv", "rows/ours.csv.gz", "ours"),
+        ("json", "rows/ours.en.jsonl", "ours.en"),
         ("csv", "s3://bucket/2026/reviews/", "reviews"),
         ("json", "more/part*.jsonl", "part"),
         ("hub", "nyu-mll/glue", "glue"),
