@@ -34,13 +34,17 @@ def inputs(recipe: Recipe, lock: Lock) -> Inputs:
     if data.mix is None:
         values, names = _inputs_of_set(data, lock.sets[0], wanted.evaluated)
     else:
-        sets, names = {}, {}
+        sets, files, names = {}, {}, {}
         for index, (name, entry) in enumerate(zip(data.set_names, data.mix, strict=True)):
             found, shown = _inputs_of_set(data.sets[index], lock.sets[index], wanted.evaluated)
             found["data"] = {key: value for key, value in found["data"].items() if key not in SHARED}
+            files |= {f"{name}/{split}": digests for split, digests in found.pop("files").items()}
             sets[name] = {"weight": entry.weight, "epochs": entry.epochs, **found}
-            names |= {f"mix.{name}.{key}": f"{name}: {value}" for key, value in shown.items()}
-        values = {"data": _settings(data, {*SHARED, *OF_MIXTURE[1:]}, exclude=set()), "mix": sets, "sets": list(sets)}
+            for key, value in shown.items():
+                part, _, split = key.partition(".")
+                names[f"files.{name}/{split}" if part == "files" else f"mix.{name}.{key}"] = f"{name}: {value}"
+        shared = _settings(data, {*SHARED, *OF_MIXTURE[1:]}, exclude=set())
+        values = {"data": shared, "mix": sets, "sets": list(sets), "files": files}
     return Inputs(
         {**values, "task": task},
         code=["training.data.load_rows", *dict.fromkeys(one.reader.partition(":")[0] for one in sources), *code],

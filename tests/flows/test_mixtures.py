@@ -109,7 +109,7 @@ def test_a_mixture_is_trained_killed_resumed_shown_and_made_anew_when_rows_arriv
     assert groups.keys() == {"ours", "theirs"}
     shown = finetune(home, "show", "small/1")
     assert (
-        "  dataset       theirs: csv " in shown.stdout
+        "  dataset       theirs: csv" in shown.stdout
         and "66 rows by 2 passes of 33, 25.0% of the mixture" in shown.stdout
     )
     planned = finetune(home, "plan", str(file), *both)
