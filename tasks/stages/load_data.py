@@ -34,7 +34,7 @@ def inputs(recipe: Recipe, lock: Lock) -> Inputs:
     if data.mix is None:
         values, names = _inputs_of_set(data, lock.sets[0], wanted.evaluated)
     else:
-        sets, files, names = {}, {}, {}
+        sets, files, names = dict[str, Any](), dict[str, list[str]](), dict[str, str]()
         for index, (name, entry) in enumerate(zip(data.set_names, data.mix, strict=True)):
             found, shown = _inputs_of_set(data.sets[index], lock.sets[index], wanted.evaluated)
             found["data"] = {key: value for key, value in found["data"].items() if key not in SHARED}

@@ -131,6 +131,15 @@ def test_a_field_beside_mix_that_no_set_can_have_is_named_where_it_is_written() 
     assert list(problems(mixed(filter="x ="))) == ["data.filter"]
 
 
+def test_a_field_of_the_wrong_type_is_the_only_mistake_reported_of_it() -> None:
+    message = "'body' is of the wrong type: it takes a list. Write [body]."
+    assert problems(mixed({}, {"text": "body"})) == {"data.mix[1].text": message}
+    assert problems(mixed(text="body")) == {"data.text": message}
+    assert problems(mixed({"cast": {"text": "int"}}))["data.mix[0].cast.text"].startswith(
+        "'int' is unknown: choose from"
+    )
+
+
 def test_sets_whose_columns_do_not_fit_each_other_are_named_with_both() -> None:
     assert problems(mixed({}, {"text": ["a", "b"]})) == {
         "data.mix[1]": "'theirs' has the columns text, text_pair, label, and 'ours' (data.mix[0]) has text, label: "
