@@ -221,6 +221,7 @@ def test_rows_with_an_unknown_label_are_left_out_before_rows_are_counted(sets: S
     out = sets.load(label_names=["neg", "pos"], checks={"unknown_label": "warning", "different_labels": "ignore"})
     assert Counter(row["text"].split()[0] for row in rows_of(out)) == {"a": 9, "b": 4}
     assert Counter(Counter(row["text"] for row in rows_of(out)).values()) == {2: 3, 1: 3 + 4}
+    assert [(one["rows"], one["mixed"]) for one in report_of(out)["mixture"]] == [(6, 9), (4, 4)]
 
 
 def test_faults_between_sets_are_found_and_name_both(sets: Sets) -> None:
