@@ -225,7 +225,8 @@ ANY_VALUE = {"model.config", "options", "training.extra", "compute.deepspeed"}
 def _fields(model: type[BaseModel], path: str) -> Iterator[str]:
     for name, field in model.model_fields.items():
         yield f"{path}{name}"
-        for inner in (field.annotation, *get_args(field.annotation)):
+        inside = (field.annotation, *get_args(field.annotation))
+        for inner in (*inside, *(entry for one in inside for entry in get_args(one))):
             if isinstance(inner, type) and issubclass(inner, BaseModel):
                 yield from _fields(inner, f"{path}{name}.")
 

@@ -18,7 +18,7 @@ from flows.cli.shared import (
     load_recipe,
     write_json,
 )
-from flows.reports.tables import count_line, label_lines, problem_lines, split_lines, terminal_width
+from flows.reports.tables import count_line, label_lines, mixture_lines, problem_lines, split_lines, terminal_width
 from flows.reports.terminal import Terminal
 from tasks.cache.refs import Lock
 from tasks.hub.push import find_publishing_problems
@@ -154,7 +154,8 @@ def _print(findings: Findings) -> None:
     width = terminal_width()
     blocks = []
     if findings.rows is not None:
-        blocks += [split_lines(findings.rows, findings.tokens), label_lines(findings.rows["labels"], width)]
+        blocks += [split_lines(findings.rows, findings.tokens), mixture_lines(findings.rows)]
+        blocks += [label_lines(findings.rows["labels"], width)]
     blocks += [findings.notes, problem_lines(findings.problems, width if sys.stdout.isatty() else None)]
     for block in filter(None, blocks):
         print("\n".join(block), end="\n\n")

@@ -11,7 +11,14 @@ from typing import Any
 from rich.cells import cell_len
 
 from tasks.cache.refs import Verdict
-from tasks.tracking.reports import format_count, format_score, make_printable, tabulate_checks, tabulate_comparison
+from tasks.tracking.reports import (
+    format_count,
+    format_score,
+    make_printable,
+    tabulate_checks,
+    tabulate_comparison,
+    tabulate_mixture,
+)
 
 WIDTH = 100  # columns of a file or pipe
 MIN_MESSAGE_WIDTH = 40  # narrower messages are not wrapped
@@ -111,6 +118,17 @@ def split_lines(report: Mapping[str, Any], tokens: Mapping[str, Any] | None) -> 
         ]
     used = {name: cells for name, cells in columns.items() if any(cells)}
     return align([list(used), *map(list, zip(*used.values(), strict=True))])
+
+
+def mixture_lines(report: Mapping[str, Any]) -> list[str]:
+    """Formats a line for each set of a mixture: its rows, and the rows that training sees in an epoch. Empty without a
+    mixture.
+
+    Args:
+        report: As for `split_lines`.
+    """
+    table = tabulate_mixture(report.get("mixture", ()))
+    return align([list(table[0]), *(list(row.values()) for row in table)]) if table else []
 
 
 def _length_cells(lengths: Mapping[str, Mapping[str, int]], splits: Iterable[str]) -> list[str]:

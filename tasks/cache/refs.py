@@ -114,6 +114,18 @@ class NumberedComparison(BaseModel):
     """The confidence that this comparison needs, so that all of them together keep the recipe's."""
 
 
+class PinnedRows(BaseModel):
+    """One set of rows, pinned by content."""
+
+    model_config = ConfigDict(frozen=True)
+
+    hub: PinnedCommit | None = None
+    files: dict[str, list[PinnedFile]] = Field(default_factory=dict)
+    """By split, in reading order."""
+    fingerprint: str | None = None
+    """Returned by the `fingerprint()` of a Python callable."""
+
+
 class Lock(BaseModel):
     """The content behind the recipe's names when the run began."""
 
@@ -124,6 +136,8 @@ class Lock(BaseModel):
     """By split, in reading order."""
     data_fingerprint: str | None = None
     """Returned by the `fingerprint()` of a Python callable."""
+    data_sets: dict[str, PinnedRows] = Field(default_factory=dict)
+    """The sets of a mixture by name; the three fields above are empty then."""
     rows: str | None = None
     """Digest of the training rows, and of the settings by which they are read."""
     model_hub: PinnedCommit | None = None
@@ -150,6 +164,16 @@ class Lock(BaseModel):
     def start_field(self) -> str:
         """The recipe's field that names `start`."""
         return "model.start_from" if self.started_from else "model.path"
+
+    def sets(self) -> list[PinnedRows]:
+        """The sets of a mixture in order; without a mixture, the only one."""
+        only = PinnedRows(hub=self.data_hub, files=self.data_files, fingerprint=self.data_fingerprint)
+        return list(self.data_sets.values()) or [only]
+
+    @property
+    def all_data_files(self) -> list[PinnedFile]:
+        """The files of all sets and splits."""
+        return [file for one in self.sets for files in one.files.values() for file in files]
 
 
 class Check(BaseModel):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasks.cache import settings, store
 from tasks.cache.code import code_digests, users_code
 from tasks.cache.digests import digest_of
-from tasks.cache.refs import Champion, Lock
+from tasks.cache.refs import Champion, Lock, PinnedRows
 from tasks.cache.stage import Work
 from tasks.registry.versions import (
     LOGGED_PARTS,
@@ -27,7 +27,8 @@ from tasks.shared_store.opening import open_remote
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, has_database, mlflow_errors
 from training.models.repository_files import part_of, read_json
 from training.problems import Problem, UserError
-from training.recipe import Recipe
+from training.recipe import Data, Recipe
+from training.recipe.mixture import OF_MIXTURE
 from training.recipe.version_names import split_version_name
 
 if TYPE_CHECKING:
@@ -102,17 +103,26 @@ def digest_rows(recipe: Recipe, lock: Lock) -> str:
     """Returns the digest of the training rows: the content of the training split, and how it is read. It covers neither
     the paths of files nor other splits."""
     data = recipe.data
-    replaced_by_files = {"path", "config", "splits"} if lock.data_files else set()
+    if data.mix is None:
+        return digest_of(_describe_rows(data, lock.sets[0]))
+    sets = [
+        {"weight": entry.weight, "epochs": entry.epochs, **_describe_rows(one, pinned)}
+        for entry, one, pinned in zip(data.mix, data.sets, lock.sets, strict=True)
+    ]
+    return digest_of({"sets": sets, **data.model_dump(mode="json", include={*OF_MIXTURE[1:]})})
+
+
+def _describe_rows(data: Data, pinned: PinnedRows) -> dict[str, Any]:
+    """Describes one set of rows by JSON values."""
+    replaced_by_files = {"path", "config", "splits"} if pinned.files else set()
     code, _ = users_code({"data.path": data.path} if data.source == "python" else {})
-    return digest_of(
-        {
-            "data": data.model_dump(mode="json", exclude=_NOT_IN_DIGEST | replaced_by_files),
-            "files": [pin.sha256 for pin in lock.data_files.get("train", ())],
-            "commit": lock.data_hub.commit if lock.data_hub else None,
-            "fingerprint": lock.data_fingerprint,
-            "code": code_digests(code),
-        }
-    )
+    return {
+        "data": data.model_dump(mode="json", exclude=_NOT_IN_DIGEST | replaced_by_files | {*OF_MIXTURE}),
+        "files": [pin.sha256 for pin in pinned.files.get("train", ())],
+        "commit": pinned.hub.commit if pinned.hub else None,
+        "fingerprint": pinned.fingerprint,
+        "code": code_digests(code),
+    }
 
 
 def find_start(recipe: Recipe, lock: Lock) -> tuple[Champion | None, str]:

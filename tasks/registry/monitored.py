@@ -133,7 +133,8 @@ def read_recipe(version: Monitored) -> Recipe:
 
 
 def labelled_data(recipe: Recipe, rows: Ref, files: Sequence[PinnedFile]) -> Data:
-    """The recipe's section `data` for rows in these files, with the labels of the version in their order.
+    """The recipe's section `data` for rows in these files, with the labels of the version in their order. Of a mixture
+    they have the columns of the first set.
 
     Equal rows are no fault here, and rows that lack a text or a label are left out with a warning. Raises UserError for
     files of several formats.
@@ -145,7 +146,7 @@ def labelled_data(recipe: Recipe, rows: Ref, files: Sequence[PinnedFile]) -> Dat
     (source,) = formats
     kept = {"text", "label", "columns", "label_separator", "rename", "cast", "filter", "max_file_gb"}
     kept |= set(FORMATS[source].fields)
-    values = recipe.data.model_dump(mode="json", include=kept)
+    values = recipe.data.sets[0].model_dump(mode="json", include=kept)
     levels = dict.fromkeys(("duplicates", "conflicting_labels", "shared_rows", "absent_label"), "ignore")
     levels |= dict.fromkeys(("blank_text", "missing_label"), "warning")
     names = label_names(rows)

@@ -108,7 +108,7 @@ def find_stored_inputs(record: Mapping[str, Any]) -> dict[str, Ref]:
     """The recorded rows and base model, by stage, if the files that they were made of are missing here: from this home
     or the shared store. Empty if nothing is missing, or not all of it is stored."""
     recorded = Lock.model_validate(record["lock"])
-    files = {"load_data": _data_files(recorded), "load_model": [*recorded.model_files.values()]}
+    files = {"load_data": recorded.all_data_files, "load_model": [*recorded.model_files.values()]}
     missing = [stage for stage, pinned in files.items() if any(map(_is_missing, pinned))]
     keys = {stage["name"]: stage["key"] for stage in record["stages"]}
     found: dict[str, Ref] = {}
@@ -150,9 +150,9 @@ def use_stored_inputs(
 def require_recorded_files(record: Mapping[str, Any], lock: Lock) -> None:
     """Raises UserError for every recorded file that is missing in the lock or has other content."""
     recorded = Lock.model_validate(record["lock"])
-    here = {file.path: file.sha256 for file in (*_data_files(lock), *lock.model_files.values())}
+    here = {file.path: file.sha256 for file in (*lock.all_data_files, *lock.model_files.values())}
     problems = []
-    for kind, files in (("data", _data_files(recorded)), ("model", recorded.model_files.values())):
+    for kind, files in (("data", recorded.all_data_files), ("model", recorded.model_files.values())):
         for file in files:
             digest = here.get(file.path)
             if digest == file.sha256:
@@ -166,8 +166,10 @@ def require_recorded_files(record: Mapping[str, Any], lock: Lock) -> None:
         raise UserError(problems)
 
 
-def _data_files(lock: Lock) -> list[PinnedFile]:
-    return [file for split in lock.data_files.values() for file in split]
+def _fingerprints(lock: Lock) -> str | None:
+    """The fingerprints of the sets of rows that have one, without credentials."""
+    found = [settings.without_credentials(one.fingerprint) for one in lock.sets if one.fingerprint]
+    return "; ".join(found) or None
 
 
 def set_recorded_threads(record: Mapping[str, Any]) -> None:
@@ -198,9 +200,8 @@ def differences(record: Mapping[str, Any], lock: Lock, machine: Mapping[str, Any
     here: dict[str, Any] = {f"library {name}": _find_version(name) for name in record["libraries"]}
     here |= {f"code {path}": digest for path, digest in _digest_code(record["code"]["files"]).items()}
     here |= {name: machine[name] for name in ("device", "threads") if name in machine}
-    recorded["rows' fingerprint"] = record["lock"]["data_fingerprint"]
-    fingerprint = lock.data_fingerprint
-    here["rows' fingerprint"] = fingerprint and settings.without_credentials(fingerprint)
+    recorded["rows' fingerprint"] = _fingerprints(Lock.model_validate(record["lock"]))
+    here["rows' fingerprint"] = _fingerprints(lock)
     return [
         Difference(name, _shorten(value), _shorten(here.get(name)))
         for name, value in recorded.items()

@@ -19,6 +19,7 @@ from tasks.registry.monitored import Monitored, find_predictions, find_rows, lab
 from tasks.tracking.reports import emit_warnings, read_report
 from training import task_types
 from training.recipe import Recipe
+from training.recipe.mixture import OF_MIXTURE
 from training.recipe.monitoring_settings import EvaluateSettings
 from training.recipe.program_settings import PredictChampionSettings
 from training.recipe.rules.column_rules import code_for_rows, source_columns
@@ -36,7 +37,7 @@ def load_inputs(version: Monitored, recipe: Recipe, rows: Ref, files: Sequence[P
     source = SOURCES[data.source]
     return Inputs(
         {
-            "data": data.model_dump(exclude={"path", "config", "revision", "splits", "max_file_gb"}),
+            "data": data.model_dump(exclude={"path", "config", "revision", "splits", "max_file_gb", *OF_MIXTURE}),
             "task": {"name": version.task, "options": options},
             "files": [pin.sha256 for pin in files],
         },

@@ -200,8 +200,28 @@ def describe_rows(rows: Mapping[str, Any] | None, tokens: Mapping[str, Any] | No
     head = ["split", "rows", "held out of train", "characters (min, median, max)"]
     head += ["tokens (median, max)", "rows cut"] if tokens else []
     parts = [_format_table(head, (_format_split(split, rows, tokens) for split in rows["rows"]))]
+    parts += [format_markdown(tabulate_mixture(rows["mixture"]))] if "mixture" in rows else []
     parts += [_format_labels(rows["labels"])] if any(rows["labels"].values()) else []
     return "\n\n".join(parts)
+
+
+def tabulate_mixture(sets: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """One row per set of a mixture: its train rows, weight, the rows that training sees in an epoch, how often the set
+    is passed for them, their share of the mixture, and its rows in other splits."""
+    listed = list(sets)
+    return [
+        {
+            "dataset": one["dataset"],
+            "train rows": f"{one['rows']:,}",
+            **({"weight": f"{one['weight']:g}"} if one["weight"] is not None else {}),
+            "rows an epoch": f"{one['mixed']:,}",
+            "passes": f"{one['passes']:.4g}",
+            "share": f"{one['share']:.1%}",
+            "of characters": f"{one['character_share']:.1%}",
+            **{split: f"{one.get(split, 0):,}" for split in ("validation", "test") if any(split in o for o in listed)},
+        }
+        for one in listed
+    ]
 
 
 def tabulate_checks(verdict: Verdict) -> list[dict[str, str]]:

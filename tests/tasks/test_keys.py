@@ -31,6 +31,7 @@ from tasks.stages.predict_shard import predict_shard
 from tasks.tracking.stage_table import STAGES
 from tests.task_types import TINY
 from training.recipe import Recipe, parse
+from training.recipe.fields import MixedSet
 from training.task_types import TASK_TYPES, class_of
 
 CHAMPION = Champion(name="small", version="3", model="weights", max_length=64)
@@ -64,6 +65,19 @@ def base(**more: Any) -> dict[str, Any]:
     } | more
 
 
+def spelt(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe with these fields in place."""
+    spelling = json.loads(json.dumps(values))
+    for name, value in dotted.items():
+        *above, last = name.split(".")
+        section = spelling
+        for part in above:
+            section = section.setdefault(part, {})
+            section = section[-1] if isinstance(section, list) else section
+        section[last] = value
+    return dict(spelling)
+
+
 SHOWN = "it decides what is shown, and when"
 PUBLISHED = {"release.hub": {"repo": "me/small", "license": "mit"}}
 OF_HUB = {"data.source": "hub", "data.path": "me/rows"}
@@ -88,6 +102,13 @@ PREFERENCE = {
 }
 REWARD = PREFERENCE | {"task": "reward-modeling"}
 TEXTS = {"data": {"source": "csv", "path": "rows", "text": ["text"]}, "evaluation.metrics": ["perplexity"]}
+
+MIXTURE: dict[str, Any] = {
+    "text": ["text"],
+    "label": "label",
+    "mix": [{"source": "csv", "path": "rows", "name": "a"}, {"source": "csv", "path": "others", "name": "b"}],
+}
+WEIGHTED = [{**one, "weight": 1.0} for one in MIXTURE["mix"]]
 
 LATER = "what reports on the version compare, after its release"
 FIELDS: dict[str, Change | Nothing] = {
@@ -115,9 +136,15 @@ FIELDS: dict[str, Change | Nothing] = {
     "data.label_separator": Change(
         ",", "load_data", {"task": "multi-label-classification", "evaluation.metrics": ["f1_micro"]}
     ),
-    "data.label_names": Change(["a", "b"], "load_data"),
     "data.max_file_gb": Nothing(2.0, "a limit: what it refuses is made into nothing"),
+    "data.label_names": Change(["a", "b"], "load_data"),
     "data.checks": Change({"duplicates": "error"}, "load_data"),
+    "data.weight_by": Change("characters", "load_data", {"data": {**MIXTURE, "mix": WEIGHTED}}),
+    "data.stopping_strategy": Change("all_exhausted", "load_data", {"data": {**MIXTURE, "mix": WEIGHTED}}),
+    "data.mix_seed": Change(1, "load_data", {"data": MIXTURE}),
+    "data.mix.name": Change("others", "load_data", {"data": MIXTURE}),
+    "data.mix.weight": Change(2.0, "load_data", {"data": {**MIXTURE, "mix": WEIGHTED}}),
+    "data.mix.epochs": Change(0.5, "load_data", {"data": MIXTURE}),
     "model.source": Change("folder", "load_model", {**IN_FOLDER, "model.source": "hub"}),
     "model.path": Change("me/other", "load_model", IN_FOLDER),
     "model.revision": Change("v2", "load_model", {**IN_FOLDER, "model.source": "hub"}),
@@ -224,6 +251,25 @@ FIELDS: dict[str, Change | Nothing] = {
     "release.challenger": Change("next", "promote"),
 }
 """Every field, in the order of the recipe."""
+
+
+def of_last_set(field: str, change: Change | Nothing) -> Change | Nothing:
+    """The change of a field of `data` as that of the last set of a mixture."""
+    values = spelt(base(), change.given)
+    shared = {name: value for name, value in values["data"].items() if name not in ("source", "path")}
+    both = {"source": values["data"]["source"], "path": values["data"]["path"]}
+    mix = [{**both, "name": "a"}, {**both, "name": "b"}]
+    given = {name: value for name, value in change.given.items() if name.partition(".")[0] != "data"}
+    value = ["words"] if field == "text" else change.value  # all sets have as many texts
+    changed = change._replace(value=value, given={**given, "data": {**shared, "mix": mix}})
+    return changed._replace(stages="load_data") if isinstance(changed, Change) else changed
+
+
+FIELDS |= {
+    f"data.mix.{name}": of_last_set(name, FIELDS[f"data.{name}"])
+    for name in MixedSet.model_fields
+    if f"data.{name}" in FIELDS
+}
 
 ONLY_FOR_PEOPLE = "it says how the model answers to a person, and no stage has it write"
 WRITES = {"num_beams": 2, "max_new_tokens": 8, "min_new_tokens": 4, "length_penalty": 2.0, "no_repeat_ngram_size": 2}
@@ -341,18 +387,6 @@ def keys(values: Mapping[str, Any], edited: str = "") -> dict[str, str]:
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> set[str]:
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-
-
-def spelt(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe with these fields in place."""
-    spelling = json.loads(json.dumps(values))
-    for name, value in dotted.items():
-        *above, last = name.split(".")
-        section = spelling
-        for part in above:
-            section = section.setdefault(part, {})
-        section[last] = value
-    return dict(spelling)
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from training.problems import nearest
 from training.recipe.credentials import find_secret, variables_for
 from training.recipe.filters import parse_filter
+from training.recipe.mixture import MIX
 from training.recipe.rules.column_rules import (
     columns_of,
     labels_are_named,
@@ -32,6 +33,19 @@ _ENCODINGS = (
 )
 # Python codecs that are not file encodings.
 _NOT_FILE_ENCODINGS = ("idna", "punycode", "raw-unicode-escape", "unicode-escape", "undefined", "utf-7")
+
+
+def _has_source(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    """Rows have a source and a path, or several in a mixture."""
+    without = {"data.source": MIX, "data.path": ""}
+    for where, value in without.items():
+        if written[where] != value:
+            continue
+        if where == "data.path" and written.is_written(where):
+            yield where, "is empty: it takes text."
+        elif written["data.mix"] is None:
+            field = written.fields("data")[where.removeprefix("data.")]
+            yield where, f"is missing: {' '.join((field.description or '').split())}"
 
 
 def _data_source(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -189,6 +203,7 @@ def _checks(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 
 DATA_RULES: tuple[Rule, ...] = (
+    _has_source,
     _secrets,
     _data_source,
     _text_files,

@@ -24,7 +24,12 @@ _HUB_METRIC = re.compile(r"hub:[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40
 def _evaluated_splits(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     splits, evaluated = written["data.splits"], written["evaluation.splits"]
     # Without a validation split, rows are held out for it.
-    existing = splits is None or {"validation", *splits, *(["test"] if written["data.test_size"] else [])}
+    # In a mixture the rows of a split may be in other sets than the first.
+    existing = (
+        splits is None
+        or bool(written["data.mix"])
+        or {"validation", *splits, *(["test"] if written["data.test_size"] else [])}
+    )
     for index, name in enumerate(evaluated):
         if existing is not True and name not in existing:
             advice = "add it there, set data.test_size, or choose another"
@@ -34,12 +39,14 @@ def _evaluated_splits(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 
 def absent_splits(evaluated: Iterable[str], source_splits: Iterable[str], data: Data) -> Iterator[tuple[str, str]]:
-    """Yields the recipe field of each evaluated split without rows, with the reason, given the source's splits."""
-    held_out = {"validation"} | ({"test"} if data.test_size else set())
+    """Yields the recipe field of each evaluated split without rows, with the reason, given the source's splits (of a
+    mixture: those of any set)."""
+    held_out = {"validation"} | ({"test"} if any(one.test_size for one in data.sets) else set())
     existing = [split for split in ("train", "validation", "test") if split in {*source_splits} | held_out]
     for index, name in enumerate(evaluated):
         if name not in existing:
-            message = f"{name!r} has no rows: {data.path!r} has {' and '.join(existing)}. Name its rows in "
+            source = repr(data.path) if data.mix is None else f"the mixture of {' and '.join(data.set_names)}"
+            message = f"{name!r} has no rows: {source} has {' and '.join(existing)}. Name its rows in "
             message += f"data.splits.{name}, hold rows of train out by data.{name}_size, or leave it out."
             yield f"evaluation.splits[{index}]", message
 
