@@ -165,6 +165,7 @@ class Lock(BaseModel):
         """The recipe's field that names `start`."""
         return "model.start_from" if self.started_from else "model.path"
 
+    @property
     def sets(self) -> list[PinnedRows]:
         """The sets of a mixture in order; without a mixture, the only one."""
         only = PinnedRows(hub=self.data_hub, files=self.data_files, fingerprint=self.data_fingerprint)
