@@ -8,6 +8,7 @@ from tasks.cache.refs import Champion, Lock, Promotion, Publication, Ref, Select
 from tasks.cache.stage import Driver
 from tasks.stages.champion import find_champion, predict_champion
 from tasks.stages.compare import compare, count_comparison, counts_comparisons, has_opponent
+from tasks.stages.exports import compare_exports, export, wants_exports
 from tasks.stages.fit import fit
 from tasks.stages.gate import gate
 from tasks.stages.load_data import load_data
@@ -31,6 +32,8 @@ class Finished:
     scores: Ref
     champion: Champion | None
     verdict: Verdict
+    exports: Ref | None
+    """The comparison of the exports with the model; None if the recipe names none or the model is rejected."""
     version: Version | None
     publication: Publication | None
     promotion: Promotion | None
@@ -95,11 +98,15 @@ def pipeline(walk: Driver, recipe: Recipe, selection: Selection | None = None) -
             number = walk(count_comparison, recipe, data, trained, predictions, opponent)
         comparison = walk(compare, recipe, champion, number, data, tokens, trained, predictions, opponent)
     verdict = walk(gate, recipe, scores, comparison, selection)
-    publication = None
+    exports, compared, publication = None, None, None
+    if wants_exports(recipe, verdict):
+        exports = walk(export, recipe, trained)
+        compared = walk(compare_exports, recipe, lock, data, tokens, trained, predictions, exports)
     with walk.together():
-        artifacts = (data, model, tokens, trained, predictions, scores, opponent, comparison)
+        artifacts = (data, model, tokens, trained, predictions, scores, opponent, comparison, exports, compared)
         version = walk(register, recipe, lock, verdict, *artifacts)
         if recipe.release.hub is not None:
-            publication = walk(publish, recipe, lock, verdict, version, data, trained, predictions, scores)
+            made = (data, trained, predictions, scores, exports, compared)
+            publication = walk(publish, recipe, lock, verdict, version, *made)
         promotion = walk(promote, recipe, version, verdict)
-    return Finished(lock, trained, scores, champion, verdict, version, publication, promotion)
+    return Finished(lock, trained, scores, champion, verdict, compared, version, publication, promotion)

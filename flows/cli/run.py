@@ -26,7 +26,7 @@ from flows.cli.shared import (
 )
 from flows.plan import build_cached_result, find_unchanged_run, launch_training_early, plan_stages
 from flows.reports.result import build_result
-from flows.reports.tables import metric_lines, verdict_lines
+from flows.reports.tables import export_lines, metric_lines, verdict_lines
 from flows.reports.terminal import Quiet, Terminal, stage_line
 from tasks.cache.planner import Planner
 from tasks.cache.refs import Verdict
@@ -131,6 +131,8 @@ def _print_outcome(recipe: Recipe, result: dict[str, Any], require_promotion: bo
     model, verdict = result["model"], Verdict.model_validate(result["verdict"])
     print(*verdict_lines(verdict), sep="\n")
     print(f"Model: {model['path']}")
+    for line in export_lines(result.get("exports", {})):
+        print(line)
     if model["registered"]:
         name, _, version = model["registered"].partition("/")
         print(f"Registered: {name} version {version}{', ' + model['alias'] if model['alias'] else ''}")

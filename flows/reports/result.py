@@ -50,6 +50,7 @@ def build_result(
         ],
         "metrics": finished.scores.figures if finished else {},
         "verdict": finished.verdict.model_dump(mode="json") if finished else None,
+        "exports": dict(finished.exports.figures) if finished and finished.exports else {},
         "model": _describe_model(finished) if finished else None,
         "problems": list_problems(error, rows[-1].name if rows else where),
         "warnings": [],

@@ -11,6 +11,7 @@ from typing import Any
 from rich.cells import cell_len
 
 from tasks.cache.refs import Verdict
+from tasks.tracking.export_reports import tabulate_exports
 from tasks.tracking.reports import (
     format_count,
     format_score,
@@ -154,6 +155,13 @@ def verdict_lines(verdict: Verdict) -> list[str]:
             rows += [f"… and {len(table) - MAX_CHECKS:,} more"] if len(table) > MAX_CHECKS else []
             lines += [f"  {row}" for row in rows]
     return [make_printable(line) for line in (*lines, *(f"  warning: {warning}" for warning in verdict.warnings))]
+
+
+def export_lines(exports: Mapping[str, Any]) -> list[str]:
+    """Formats the exports of a model as a table; empty if there are none."""
+    table = tabulate_exports(exports)
+    rows = align([list(table[0]), *(list(row.values()) for row in table)]) if table else []
+    return ["Exports:", *(f"  {row}" for row in rows)] if rows else []
 
 
 def label_lines(labels: Mapping[str, Mapping[str, int]], width: int) -> list[str]:

@@ -30,6 +30,7 @@ from tasks.cache.refs import Publication, Ref, Verdict, Version
 from tasks.cache.stage import Row
 from tasks.tracking.connection import version_url
 from tasks.tracking.drift_reports import describe_drift, tabulate_drift
+from tasks.tracking.export_reports import tabulate_exports
 from tasks.tracking.reports import (
     describe_rows,
     describe_verdict,
@@ -187,6 +188,8 @@ def build_result_artifacts(row: Row, result: Any) -> dict[str, Artifact]:
             "slices": (tabulate_slices(result.path), "Metrics of each group, with 95 % intervals."),
         }
         found |= {name: Table(rows, description) for name, (rows, description) in tables.items() if rows}
+    if row.name == "compare_exports" and isinstance(result, Ref):
+        found["exports"] = Table(tabulate_exports(result.figures), "Exports of the model, compared with it row by row.")
     if row.name == "drift" and isinstance(result, Ref):
         found["drift"] = Table(tabulate_drift(result.figures), describe_drift(result.figures))
     if isinstance(result, Verdict):

@@ -17,6 +17,7 @@ import yaml
 from tasks.cache import store
 from tasks.cache.refs import Lock, PinnedRows, Ref, Verdict
 from tasks.hub.client import repository_url
+from tasks.tracking.export_reports import tabulate_exports
 from tasks.tracking.reports import (
     find_worst_groups,
     format_markdown,
@@ -27,6 +28,7 @@ from tasks.tracking.reports import (
 )
 from training import task_types
 from training.recipe import Data, Recipe
+from training.recipe.tables.exports import EXPORTS
 
 CURVES = "loss.png"
 """The plot of the loss curve, under `log/` in an artifact of `fit`, and in the repository."""
@@ -35,9 +37,16 @@ _AVERAGES = ("_macro", "_micro", "_weighted")
 
 
 def build_card(
-    recipe: Recipe, lock: Lock, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict
+    recipe: Recipe,
+    lock: Lock,
+    data: Ref,
+    trained: Ref,
+    predictions: Ref,
+    scores: Ref,
+    verdict: Verdict,
+    exports: Mapping[str, Any] | None = None,
 ) -> str:
-    """Builds the model card: metadata, then Markdown."""
+    """Builds the model card: metadata, then Markdown. `exports`: the figures of the released exports."""
     from huggingface_hub import ModelCardData
 
     hub = recipe.release.hub
@@ -48,14 +57,14 @@ def build_card(
         pipeline_tag=task_types.load(**recipe.task_and_options).hub_task,
         base_model=recipe.model.path if lock.model_hub else None,
         datasets=[one.path for one, pinned in zip(recipe.data.sets, lock.sets, strict=False) if pinned.hub] or None,
-        tags=list(hub.tags) or None,
+        tags=[*hub.tags, *(["onnx"] if exports and "onnx" not in hub.tags else [])] or None,
         metrics=sorted({_convert_metric(metric) for metrics in scores.figures.values() for metric in metrics}),
         model_name=hub.repo.partition("/")[2],
         eval_results=_build_results(recipe, lock, scores),
     )
     sections = [
         f"# {hub.repo.partition('/')[2]}",
-        *_build_sections(recipe, lock, data, trained, predictions, scores, verdict),
+        *_build_sections(recipe, lock, data, trained, predictions, scores, verdict, exports),
         f"## Training\n\n{_describe_training(trained)}\n\n![Loss and evaluation by optimizer step]({CURVES})",
         f"## How to reproduce\n\n{_build_reproduction(recipe, lock, trained)}",
     ]
@@ -63,18 +72,34 @@ def build_card(
 
 
 def build_description(
-    recipe: Recipe, lock: Lock, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict
+    recipe: Recipe,
+    lock: Lock,
+    data: Ref,
+    trained: Ref,
+    predictions: Ref,
+    scores: Ref,
+    verdict: Verdict,
+    exports: Mapping[str, Any] | None = None,
 ) -> str:
     """Builds the description of a version in the registry: the model card without metadata, recipe and plot."""
-    return "\n\n".join(_build_sections(recipe, lock, data, trained, predictions, scores, verdict))
+    return "\n\n".join(_build_sections(recipe, lock, data, trained, predictions, scores, verdict, exports))
 
 
 def _build_sections(
-    recipe: Recipe, lock: Lock, data: Ref, trained: Ref, predictions: Ref, scores: Ref, verdict: Verdict
+    recipe: Recipe,
+    lock: Lock,
+    data: Ref,
+    trained: Ref,
+    predictions: Ref,
+    scores: Ref,
+    verdict: Verdict,
+    exports: Mapping[str, Any] | None,
 ) -> Iterator[str]:
     labels = json.loads((data.path / "labels.json").read_text())
     yield _build_introduction(recipe, lock, labels, trained, verdict)
     yield f"## Figures\n\n{format_figures(recipe, scores)}"
+    if exports:
+        yield f"## Exports\n\n{_describe_exports(exports)}"
     yield f"## Data\n\n{_describe_rows(recipe, lock, data)}"
     yield f"## Limits\n\n{_describe_limits(recipe, predictions, scores, labels, verdict)}"
 
@@ -101,6 +126,14 @@ def format_figures(recipe: Recipe, scores: Ref) -> str:
     table = tabulate_scores(scores.figures)
     titles: dict[str, str] = {recipe.judged_split: f"**{recipe.judged_split}** (judged)"}
     return format_markdown([{**row, "split": titles.get(row["split"], row["split"])} for row in table])
+
+
+def _describe_exports(exports: Mapping[str, Any]) -> str:
+    files = ", ".join(f"{name}: `{EXPORTS[name]}`" for name in exports)
+    table = format_markdown(
+        [{name: cell for name, cell in row.items() if name != "released"} for row in tabulate_exports(exports)]
+    )
+    return f"Files: {files}. Speeds are those of one CPU, on the same rows.\n\n{table}"
 
 
 def _describe_rows(recipe: Recipe, lock: Lock, data: Ref) -> str:

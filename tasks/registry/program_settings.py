@@ -43,3 +43,14 @@ class PredictRowsSettings(TaskSettings):
     """The rows' names for the columns that the model reads, by the task type's."""
     rows: list[list[str]]
     """A value a column."""
+
+
+class ExportVersionSettings(TaskSettings):
+    """Of tasks.registry.export_version."""
+
+    model: str
+    """An MLflow model URI."""
+    export: str
+    """A format, or `safetensors`."""
+    run_id: str | None
+    """The MLflow run that has the released export; None if there is none."""

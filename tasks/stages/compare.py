@@ -19,7 +19,7 @@ from tasks.registry.comparisons import number_comparison
 from training import task_types
 from training.recipe import Recipe
 from training.recipe.program_settings import CompareSettings
-from training.recipe.tables.metrics import METRICS, entries
+from training.recipe.tables.metrics import entries
 
 
 def has_opponent(recipe: Recipe, champion: Champion | None) -> bool:
@@ -70,8 +70,8 @@ def _describe_test(recipe: Recipe, predictions: Ref, opponent: Ref | None) -> di
         "predictions": predictions.parts[file],
         "rival": opponent.parts[file] if opponent else None,
         "compare": recipe.compared_by,
-        "metrics": _metrics(recipe),
-        "less_is_better": _less_is_better(recipe),
+        "metrics": recipe.compared_metrics,
+        "less_is_better": recipe.less_is_better,
         "margin": recipe.release.gate.margin,
         "code": code_behind(own).digests,
         "library": library_versions(installed) if installed else {},
@@ -80,7 +80,7 @@ def _describe_test(recipe: Recipe, predictions: Ref, opponent: Ref | None) -> di
 
 def _user_code(recipe: Recipe) -> dict[str, str]:
     """The user code of a comparison, by recipe field."""
-    metrics = {f"evaluation.metrics[{index}]": name for index, name in enumerate(_metrics(recipe))}
+    metrics = {f"evaluation.metrics[{index}]": name for index, name in enumerate(recipe.compared_metrics)}
     return task_types.user_code(recipe.task) | metrics
 
 
@@ -104,8 +104,8 @@ def inputs(
         {
             "task": recipe.task,
             "options": task_types.load(**recipe.task_and_options).options_of("compare"),
-            "evaluation": {"metrics": _metrics(recipe)},
-            "metrics": entries({recipe.compared_by, *_metrics(recipe)}),
+            "evaluation": {"metrics": recipe.compared_metrics},
+            "metrics": entries({recipe.compared_by, *recipe.compared_metrics}),
             "release": {
                 "gate": {
                     "compare": recipe.compared_by,
@@ -114,7 +114,7 @@ def inputs(
                 }
             },
             **({"comparison": number.comparison} if number else {}),
-            "less_is_better": _less_is_better(recipe),
+            "less_is_better": recipe.less_is_better,
             "champion": str(champion) if champion else None,
             "upstream": {
                 "load_data": data.parts[f"{split}.arrow"],
@@ -126,7 +126,7 @@ def inputs(
         code=[
             "training.programs.compare",
             *task_types.code_modules(recipe.task),
-            *task_types.metric_modules(recipe.task, _metrics(recipe)),
+            *task_types.metric_modules(recipe.task, recipe.compared_metrics),
         ],
         named=_user_code(recipe),
         libraries=("evaluate", "numpy", "scikit-learn", "scipy"),
@@ -155,9 +155,9 @@ def compare(
             **recipe.task_and_options,
             split=recipe.judged_split,
             labels=json.loads((data.path / "labels.json").read_text()),
-            metrics=_metrics(recipe),
+            metrics=recipe.compared_metrics,
             figure=recipe.compared_by,
-            less_is_better=_less_is_better(recipe),
+            less_is_better=recipe.less_is_better,
             margin=_margin(recipe, champion),
             confidence=_confidence(recipe, number),
             champion=str(champion) if champion else None,
@@ -183,16 +183,6 @@ def _confidence(recipe: Recipe, number: NumberedComparison | None) -> float:
 def _margin(recipe: Recipe, champion: Champion | None) -> float:
     """A negative margin allows a model worse than the champion, but not worse than the baseline."""
     return recipe.release.gate.margin if champion else max(0.0, recipe.release.gate.margin)
-
-
-def _metrics(recipe: Recipe) -> list[str]:
-    """The metric compared by; all metrics if it is a figure of user code, because any of them may return it."""
-    return [recipe.compared_by] if recipe.compared_by in METRICS else list(recipe.evaluation.metrics)
-
-
-def _less_is_better(recipe: Recipe) -> list[str]:
-    """The figures of user code that have a maximum."""
-    return [] if recipe.compared_by in METRICS else sorted(recipe.release.gate.maximum)
 
 
 def _label_warnings(champion: Champion, predictions: Ref) -> Iterator[str]:

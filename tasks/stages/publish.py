@@ -12,6 +12,7 @@ from tasks.cache.stage import Inputs, Work, action
 from tasks.hub.push import PublishSettings, build_environment
 from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv
+from tasks.registry.exports import export_files, released_exports
 from tasks.registry.model_card import CURVES, build_card
 from training import task_types
 from training.recipe import Recipe
@@ -23,7 +24,8 @@ def inputs(recipe: Recipe, lock: Lock, verdict: Verdict, version: Version | None
     if hub is None or not _is_promoted(verdict, version):
         return Inputs({"promoted": False})
     refs = by_stage(artifacts)
-    upstream = {stage: refs[stage].digest for stage in ("load_data", "predict", "score")}
+    stages = ("load_data", "predict", "score", "export", "compare_exports")
+    upstream = {stage: refs[stage].digest for stage in stages if stage in refs}
     return Inputs(
         {
             "release": {"hub": hub.model_dump(exclude={"checkpoints"})},
@@ -40,17 +42,20 @@ def inputs(recipe: Recipe, lock: Lock, verdict: Verdict, version: Version | None
 def publish(
     work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, version: Version | None, *artifacts: Ref | None
 ) -> Publication | None:
-    """Pushes model, tokenizer, card and curves in one commit if the model is promoted."""
+    """Pushes model, tokenizer, card, curves and released exports in one commit if the model is promoted."""
     hub = recipe.release.hub
     if hub is None or not _is_promoted(verdict, version):
         work.state = "skipped"
         return None
-    data, trained, predictions, scores = map(by_stage(artifacts).__getitem__, ("load_data", "fit", "predict", "score"))
+    refs = by_stage(artifacts)
+    data, trained, predictions, scores = map(refs.__getitem__, ("load_data", "fit", "predict", "score"))
+    exports = released_exports(refs)
     work.out.mkdir(parents=True)
     readme = work.out / "README.md"
-    readme.write_text(build_card(recipe, lock, data, trained, predictions, scores, verdict), encoding="utf-8")
+    readme.write_text(build_card(recipe, lock, data, trained, predictions, scores, verdict, exports), encoding="utf-8")
     files = {path.name: str(path) for path in sorted((trained.path / "model").iterdir())}
     files |= {f"adapter/{path.name}": str(path) for path in sorted((trained.path / "adapter").glob("*"))}
+    files |= {f"onnx/{path.name}": str(path) for name in exports for path in export_files(refs["export"].path, name)}
     for name, text in task_types.load(**recipe.task_and_options).published_files(trained.path / "model").items():
         (work.out / name).write_text(text, encoding="utf-8")
         files[name] = str(work.out / name)

@@ -18,6 +18,7 @@ from tasks.cache.stage import Inputs, Row, Work, action
 from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv
 from tasks.registry import lineage, promotions
+from tasks.registry.exports import log_exports, released_exports
 from tasks.registry.model_card import build_description
 from tasks.registry.program_settings import LogModelSettings
 from tasks.registry.versions import (
@@ -67,12 +68,16 @@ LONGEST_DESCRIPTION, LONGEST_TAG = 5000, 100_000
 
 
 def inputs(recipe: Recipe, lock: Lock, verdict: Verdict, *artifacts: Ref | None) -> Inputs:
-    """The model, the registry, and whether the verdict is a rejection."""
+    """The model, its exports, the registry, and whether the verdict is a rejection."""
+    refs = by_stage(artifacts)
     return Inputs(
         {
             "release": {"registry": recipe.release.registry},
             "registry": settings.registry_place(),
-            "upstream": {"fit": by_stage(artifacts)["fit"].parts["model"]},
+            "upstream": {
+                "fit": refs["fit"].parts["model"],
+                **{stage: refs[stage].digest for stage in ("export", "compare_exports") if stage in refs},
+            },
             "rejected": verdict.decision == "reject",
         }
     )
@@ -114,8 +119,10 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
             # The model is the champion, so it was compared with none: it keeps the verdict of its promotion.
             present = client.get_model_version(name, version).tags
             judged |= {tag: present[tag] for tag in (VERDICT_TAG, REASON_TAG) if tag in present}
+        exports = released_exports(refs)
+        log_exports(client, name, version, refs, exports)
         data, trained, predicted, scored = map(refs.__getitem__, ("load_data", "fit", "predict", "score"))
-        card = build_description(recipe, lock, data, trained, predicted, scored, verdict)
+        card = build_description(recipe, lock, data, trained, predicted, scored, verdict, exports)
         text = f"{judged[VERDICT_TAG]}: {judged[REASON_TAG]}\n\n{card}"
         _update_version(client, name, version, judged, text[:LONGEST_DESCRIPTION])
     return Version(name=name, version=version, taken=taken)

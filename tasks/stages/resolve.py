@@ -31,6 +31,7 @@ from training.problems import Problem, UserError
 from training.recipe import Compute, Recipe
 from training.recipe.lora import Lora, packages_of
 from training.recipe.rules.release_rules import absent_splits
+from training.recipe.tables.exports import INSTALL, missing_packages
 from training.recipe.tables.gpu_kernels import kernels_of
 from training.tokenization.chat_templates import require_template
 
@@ -102,7 +103,7 @@ def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Se
         *_strategy_here(compute, processes, gpus),
         *_lora_here(recipe.training.lora, gpus),
     ]
-    problems += _kernels_here(recipe)
+    problems += [*_kernels_here(recipe), *_exports_here(recipe)]
     if problems:
         raise UserError(problems)
     precision = mixed_precision() if compute.mixed_precision == "auto" else compute.mixed_precision
@@ -207,6 +208,16 @@ def _kernels_here(recipe: Recipe) -> Iterator[Problem]:
             )
             message = f"{value} needs kernels for NVIDIA GPUs, but {', and '.join(lacks)}: set it to {default}."
             yield Problem(kind=field.partition(".")[0], where=field, message=message)
+
+
+def _exports_here(recipe: Recipe) -> Iterator[Problem]:
+    """Problems with exports on this machine."""
+    if recipe.release.exports and (missing := missing_packages()):
+        message = (
+            f"{', '.join(recipe.release.exports)}: exports need {', '.join(missing)}, not installed here: install "
+        )
+        message += f"the extra, `{INSTALL}`, or remove the field."
+        yield Problem(kind="release", where="release.exports", message=message)
 
 
 def pin_data(recipe: Recipe, progress: Progress = lambda done, total: None) -> Lock:

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from tasks.tracking.reports import format_count, format_score, format_value
+from tasks.tracking.export_reports import summarize_exports
+from tasks.tracking.reports import format_count, format_score, format_size, format_value
 
 
 class StageEntry(NamedTuple):
@@ -67,6 +68,11 @@ STAGES = {
         is_optional=True,
     ),
     "gate": StageEntry(),
+    "export": StageEntry(
+        lambda f: ", ".join(f"{name} {format_size(size)}" for name, size in f["bytes"].items()),
+        is_optional=True,
+    ),
+    "compare_exports": StageEntry(summarize_exports, is_optional=True),
     "register": StageEntry(),
     "publish": StageEntry(is_optional=True),
     "promote": StageEntry(),

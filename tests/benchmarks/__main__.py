@@ -24,6 +24,7 @@ from tests.benchmarks import (
     checkpoints,
     cluster,
     cold,
+    exports,
     kill,
     orchestration,
     peer,
@@ -53,6 +54,7 @@ BENCHMARKS: dict[str, Callable[[Subject], list[Row]]] = {
     "cluster": cluster.measure,
     "checkpoints": checkpoints.measure,
     "kill": kill.measure,
+    "exports": exports.measure,
     "sweep": sweep.measure,
     "task-types": task_types.measure,
 }

@@ -14,11 +14,12 @@ from huggingface_hub import ModelCard
 
 from tasks.cache.refs import Comparison, Lock, PinnedCommit, PinnedFile, PinnedRows, Ref, Verdict, Version
 from tasks.cache.stage import Work
+from tasks.registry.exports import released_exports
 from tasks.registry.model_card import build_card, build_description
 from tasks.stages.publish import publish
 from tests.hub.server import Hub
 from tests.kept import group
-from tests.made import LABELS, artifact, predictions
+from tests.made import COMPARISON, LABELS, artifact, predictions
 from training.problems import UserError
 from training.recipe import Recipe, load, parse
 
@@ -39,6 +40,14 @@ SCORES = {
         "accuracy": {"value": 0.8, "low": 0.7, "high": 0.9},
         "roc_auc": {"value": float("nan"), "low": None, "high": None},
     },
+}
+EXPORTS = {
+    name: {
+        **{"bytes": 23_000_000, "rows_per_second": 400.0, "torch_rows_per_second": 200.0, "torch_precision": "bf16"},
+        "released": released,
+        "comparison": COMPARISON.model_dump() | {"champion": "the model", "margin": -0.01, "at_least": -0.004},
+    }
+    for name, released in (("onnx", False), ("onnx-int8", True))
 }
 PROMOTE = Verdict(decision="promote", reason="it reaches every minimum.")
 
@@ -69,6 +78,8 @@ def refs(home: Path) -> dict[str, Ref]:
         "trained": artifact("fit", trained, figures, {"library.torch": "2.13.0", "training.seed": 42}),
         "predictions": predictions("test", [0, 0, 1, 1, 1, 1], [0, 0, 1, 0, 0, 1]),
         "scores": artifact("score", {"metrics.json": b"{}"}, SCORES),
+        "exports": artifact("export", {"onnx/model.onnx": b"floats", "onnx/model_quantized.onnx": b"bytes"}),
+        "compared": artifact("compare_exports", {"exports.json": b"{}"}, EXPORTS),
     }
 
 
@@ -85,7 +96,7 @@ def run(
 ) -> tuple[Any, Work]:
     """The stage, as the run of this name calls it."""
     version = Version(name="reviews", version="1", taken=taken)
-    inputs = (recipe(), LOCK, verdict, version, refs["data"], refs["trained"], refs["predictions"], refs["scores"])
+    inputs = (recipe(), LOCK, verdict, version, *refs.values())
     flat, _ = publish.flat_inputs(*inputs)
     work = Work(publish.key(flat), home / "runs" / name / "publish", name, stage="publish")
     return publish.make(work, *inputs), work
@@ -123,7 +134,8 @@ def test_a_promoted_model_is_published_once_and_its_token_stands_nowhere(
         first, _ = run(refs, home, "first")
     files = {path: file.content for path, file in hub.repos["models", REPO].at("main").files.items()}
     readme = files.pop("README.md")
-    assert files == MODEL | {"loss.png": b"a picture"}  # neither optimizer state nor what only the artifact has
+    released = {"onnx/model_quantized.onnx": b"bytes"}
+    assert files == MODEL | {"loss.png": b"a picture"} | released  # nothing else that only artifacts have
     assert hub.repos["models", REPO].private
     assert (first.repo, first.revision) == (REPO, "main") and first.url == f"{hub.url}/{REPO}/tree/main"
     assert first.commit == hub.repos["models", REPO].branches["main"]
@@ -234,6 +246,14 @@ def test_the_card_has_figures_rows_limits_and_commands(refs: dict[str, Ref], tmp
     lock |= {"compute.num_processes": 2, "compute.mixed_precision": "bf16"}
     assert again == parse(recipe().model_dump(exclude_unset=True), lock)
     assert build_description(recipe(), *facts(refs)) in text and len(build_description(recipe(), *facts(refs))) < 5000
+
+
+def test_the_card_has_the_size_the_speed_and_the_loss_of_released_exports(refs: dict[str, Ref]) -> None:
+    released = released_exports({ref.stage: ref for ref in refs.values()})
+    text = build_card(recipe(), *facts(refs), released)
+    assert "Files: onnx-int8: `onnx/model_quantized.onnx`." in text
+    assert "| onnx-int8 | 23.0 MB | 400 | 200 | 0.8710 | 0.8603 | 0.0040 | 0.01 |" in text
+    assert ModelCard(text).data.tags == ["reviews", "onnx"]
 
 
 def test_the_card_of_a_model_made_from_scratch_on_rows_of_a_function_names_neither_on_the_hub(

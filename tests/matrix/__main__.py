@@ -1,7 +1,7 @@
-"""`make matrix`: every engine and every task type with every strategy, and which promises hold
+"""`make matrix`: every engine and every task type with every strategy, today's architectures, and which promises hold
 for each: docs/evidence/matrix.md.
 
-    python -m tests.matrix [--only ENGINE|KIND[-STRATEGY[-PROCESSES]] ...]
+    python -m tests.matrix [--only ENGINE|KIND[-STRATEGY[-PROCESSES]] | architectures[-NAME] ...]
 
 Each cell is a training of a recipe of tests/task_types.py: engines by the command that the stage fit launches, task
 types by forks of one process. One training is left alone; another is killed again and again, and must end with the
@@ -29,7 +29,7 @@ def main() -> int:
     from tests.benchmarks.table import commit
     from tests.matrix.cells import COMBINATIONS, Cell, fill
     from tests.matrix.table import Result
-    from tests.task_types import make_world
+    from tests.task_types import build_world, write_rows
 
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description="Engines, task types and strategies.")
     parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="how names of cells may begin")
@@ -41,9 +41,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="finetune-matrix-") as folder:
         Path(folder, "forks").mkdir()
         fork_server.prepare(f"{folder}/forks")
-        world = cache(lambda task: make_world(task, Path(folder) / task))
+
+        @cache
+        def world(task: str, architecture: str) -> Path:
+            home = Path(folder) / f"{task}{architecture}"
+            rows = write_rows(task, home / "rows")
+            (alike,) = [one for one in COMBINATIONS if (one.task, one.architecture) == (task, architecture)][:1]
+            return build_world(alike.recipe(rows), home)
+
         for combination in chosen:
-            cells.append(fill(combination, world(combination.task), Path(folder) / combination.name, tried))
+            place = world(combination.task, combination.architecture)
+            cells.append(fill(combination, place, Path(folder) / combination.name, tried))
             Result.read().renewed(cells[-1:]).keep()
             result = cells[-1].refused or ", ".join(f"{name}: {found}" for name, found in cells[-1].promises.items())
             print(f"{combination.name}: {result}", flush=True)

@@ -14,6 +14,7 @@ from tasks.jobs.commands import accelerate_argv, accelerate_environment
 from tasks.jobs.hardware import visible_gpus
 from tasks.jobs.launch import run_job
 from tests import task_types as tiny
+from tests.architectures import ARCHITECTURES
 from tests.training import forks
 from training.jobs.protocol import OUTPUT, Failure, Job, Outcome
 from training.problems import UserError
@@ -57,11 +58,23 @@ class Combination:
     launched: bool
     """Whether by the command of the stage fit, which is the same for all task types: else the ranks are forks of one
     process that has imported everything."""
+    architecture: str = ""
+    """Of tests/architectures.py; empty for the task type's usual model."""
 
     @property
     def name(self) -> str:
+        if self.architecture:
+            return f"architectures-{self.architecture}"
         first = self.engine if self.launched else self.task
         return f"{first}-{self.strategy}-{self.processes}"
+
+    def recipe(self, rows: Path) -> dict[str, Any]:
+        """Its recipe for the rows of this folder, without the section `compute`."""
+        values = tiny.recipe_of(self.task, rows, **self.training)
+        if self.architecture:
+            config = {"model_type": self.architecture, **ARCHITECTURES[self.architecture].config}
+            values["model"] = {"source": "scratch", "config": config}
+        return values
 
     @property
     def compute(self) -> dict[str, Any]:
@@ -79,6 +92,7 @@ WAYS = [(strategy, count) for strategy in STRATEGIES for count in ((1, 2) if str
 COMBINATIONS = [
     *(Combination(OF_ENGINES, engine, *way, launched=True) for engine in ENGINES for way in WAYS),
     *(Combination(task, USUAL_ENGINE, *way, launched=False) for task in TASK_TYPES for way in WAYS),
+    *(Combination(one.task, USUAL_ENGINE, "ddp", 1, False, name) for name, one in ARCHITECTURES.items()),
 ]
 
 
@@ -100,10 +114,15 @@ class Cell:
     exports: str = ""
     reloads: str = ""
     answers: str = ""
+    architecture: str = ""
+    onnx: str = ""
+    """Of an architecture that has ONNX exports."""
 
     @property
     def promises(self) -> dict[str, str]:
-        names = ["trains", "resumes", "exports", "reloads", *([] if self.launched else ["answers"])]
+        names = ["trains", "resumes", "exports", "reloads"]
+        names += [] if self.launched else ["answers"]
+        names += ["onnx"] if self.onnx else []
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -126,10 +145,8 @@ def _tried(combination: Combination, world: Path, folder: Path, what: dict[str, 
         return Cell(**what, refused=reason)
     if combination.strategy.startswith("deepspeed") and importlib.util.find_spec("deepspeed") is None:
         return Cell(**what, trains="not tried: the extra deepspeed is not installed")
-    whole, killed = (
-        tiny.fit_job(combination.task, world, folder / name, combination.compute, **combination.training)
-        for name in ("whole", "killed")
-    )
+    values = combination.recipe(world / "rows") | {"compute": {**combination.compute, "mixed_precision": "no"}}
+    whole, killed = (tiny.write_fit_job(values, world, folder / name) for name in ("whole", "killed"))
     ended = _launched if combination.launched else _forked
     outcome, _ = ended(combination, whole, kills=0)
     if outcome.failure is not None:
@@ -144,14 +161,14 @@ def _tried(combination: Combination, world: Path, folder: Path, what: dict[str, 
         exports=exported.files(),
         reloads=exported.figures(outcome.figures["best_step"]),
         answers="" if combination.launched else exported.answers(),
+        onnx=exported.onnx() if combination.architecture else "",
     )
 
 
 def refusal(combination: Combination, world: Path) -> str:
     """The recipe's refusal of the combination; empty if it is allowed."""
-    recipe = tiny.recipe_of(combination.task, world / "rows", **combination.training)
     try:
-        parse(recipe | {"compute": combination.compute})
+        parse(combination.recipe(world / "rows") | {"compute": combination.compute})
     except UserError as error:
         return "; ".join(f"{problem.where}: {problem.message}" for problem in error.problems)
     return ""
@@ -304,6 +321,32 @@ class Exported:
         if other:
             return f"no: {len(other)} of {len(given)} rows, first {json.dumps(given[other[0]], default=str)}"
         return "yes"
+
+    def onnx(self) -> str:
+        """Whether the ONNX export predicts as the model does; empty for models of classes that have none."""
+        import numpy as np
+
+        from training.batching.batches import TokenRows
+        from training.engine import inference
+        from training.models import onnx_files
+        from training.models.loading import load_tokenizer, load_trained
+        from training.recipe.tables.exports import OUTPUTS
+
+        auto_class = self.task_type.auto_class
+        if auto_class not in OUTPUTS:
+            return ""
+        try:
+            file = onnx_files.export(auto_class, self.folder, ["onnx"], self._job / "onnx")["onnx"]
+        except UserError as error:
+            return f"no: {error}"
+        network, tokenizer = load_trained(self.task_type, self.folder), load_tokenizer(self.folder)
+        rows, collate = TokenRows(self._world / "tokens/validation.arrow"), self.task_type.collator(tokenizer, 1)
+        both = [
+            inference.predict(self.task_type, model, rows, collate, 16, "no")["logits"].combine_chunks().flatten()
+            for model in (network, onnx_files.OnnxModel(file, network.config))
+        ]
+        furthest = float(np.abs(both[0].to_numpy() - both[1].to_numpy()).max())
+        return "yes" if furthest < ROUNDING else f"no: logits differ by {furthest:.2g}"
 
 
 def _model(job: Path) -> Path:

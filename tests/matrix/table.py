@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from tests.architectures import ARCHITECTURES
 from tests.benchmarks.table import ROOT
 from tests.matrix.cells import COMBINATIONS, WAYS, Cell, Combination
 from training.recipe.tables.task_types import TASK_TYPES
@@ -42,8 +43,10 @@ class Result:
         PAGE.write_text(BLOCK.sub(lambda found: found[1] + self.markdown() + found[2], PAGE.read_text()))
 
     def markdown(self) -> str:
-        """A line an engine with a strategy, then a line a task type, each with the commits that were tried."""
-        return "\n".join([f"With torch {self.torch}:", "", *self._engines(), "", *self._kinds()])
+        """A line an engine with a strategy, a line a task type, then a line an architecture, each with the commits that
+        were tried."""
+        tables = [self._engines(), self._kinds(), self._architectures()]
+        return "\n".join([f"With torch {self.torch}:", *(line for table in tables for line in ("", *table))])
 
     def _engines(self) -> Iterator[str]:
         yield "| engine | strategy | processes | trains | resumes to the byte | exports | reloads | commit |"
@@ -59,7 +62,7 @@ class Result:
         yield "|---|" + "---|" * (len(WAYS) + 1)
         reasons: list[str] = []
         for task in TASK_TYPES:
-            of_kind = [cell for cell in self.cells if cell.task == task and not cell.launched]
+            of_kind = [cell for cell in self.cells if cell.task == task and not (cell.launched or cell.architecture)]
             cells = {(cell.strategy, cell.processes): cell for cell in of_kind}
             results = [_result(cells[way], reasons) if way in cells else "**not tried**" for way in WAYS]
             yield _line(f"`{task}`", *results, ", ".join(dict.fromkeys(cell.commit for cell in of_kind)))
@@ -67,10 +70,21 @@ class Result:
             yield ""
         yield from (f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
 
+    def _architectures(self) -> Iterator[str]:
+        heads = ("trains", "resumes to the byte", "exports", "reloads", "answers", "ONNX")
+        yield _line("architecture", "models", "task type", *heads, "commit")
+        yield "|---|" + "---|" * (len(heads) + 3)
+        for cell in self.cells:
+            if cell.architecture:
+                promises = {**cell.promises, "onnx": cell.onnx}
+                found = [f"refused: {cell.refused}", *[""] * 5] if cell.refused else map(_shown, promises.values())
+                models = ARCHITECTURES[cell.architecture].known
+                yield _line(f"`{cell.architecture}`", models, f"`{cell.task}`", *found, cell.commit)
+
 
 def place(cell: Cell | Combination) -> tuple[object, ...]:
     """Where it stands in the tables."""
-    return cell.task, cell.engine, cell.strategy, cell.processes, cell.launched
+    return cell.task, cell.engine, cell.strategy, cell.processes, cell.launched, cell.architecture
 
 
 def _result(cell: Cell, reasons: list[str]) -> str:
@@ -87,7 +101,7 @@ def _broken(cell: Cell) -> list[tuple[str, str]]:
 
 
 def _shown(found: str) -> str:
-    return found if found.startswith("yes") else f"**{found}**"
+    return found if not found or found.startswith("yes") else f"**{found}**"
 
 
 def _line(*cells: str) -> str:

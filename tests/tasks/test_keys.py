@@ -32,6 +32,7 @@ from tasks.tracking.stage_table import STAGES
 from tests.task_types import TINY
 from training.recipe import Recipe, parse
 from training.recipe.fields import MixedSet
+from training.recipe.tables.exports import OUTPUTS
 from training.task_types import TASK_TYPES, class_of
 
 CHAMPION = Champion(name="small", version="3", model="weights", max_length=64)
@@ -80,6 +81,7 @@ def spelt(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any
 
 SHOWN = "it decides what is shown, and when"
 PUBLISHED = {"release.hub": {"repo": "me/small", "license": "mit"}}
+EXPORTED = {"release.exports": ["onnx", "onnx-int8"]}
 OF_HUB = {"data.source": "hub", "data.path": "me/rows"}
 IN_FOLDER = {"model.source": "folder", "model.path": "me/small", "model.config": None}
 SHARED = {"compute.strategy": "fsdp", "compute.num_processes": 2}
@@ -240,6 +242,8 @@ FIELDS: dict[str, Change | Nothing] = {
     "release.hub.pull_request": Change(True, "publish", PUBLISHED),
     "release.hub.tags": Change(["small"], "publish", PUBLISHED),
     "release.hub.checkpoints": Change("checkpoint", "publish", PUBLISHED),
+    "release.exports": Change(["onnx"], "export", EXPORTED),
+    "release.export_margin": Change(0.02, "compare_exports", EXPORTED),
     "release.retrain.max_unreachable": Nothing(5, "when a nightly job fails that asks a Hub that is away"),
     "release.drift.cohens_w": Nothing(0.2, LATER),
     "release.drift.distance": Nothing(0.2, LATER),
@@ -430,6 +434,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr(resolving, "_strategy_here", lambda *given: [])
     monkeypatch.setattr(resolving, "_lora_here", lambda *given: [])
     monkeypatch.setattr(resolving, "_kernels_here", lambda *given: [])
+    monkeypatch.setattr(resolving, "_exports_here", lambda *given: [])
     monkeypatch.setattr(resolving, "find_start", lambda *given: (CHAMPION, ""))
     there = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "tensorboard" or there(name))
@@ -477,29 +482,31 @@ def stages_of(change: Change | Nothing) -> set[str]:
 ARTIFACTS = {
     "load_data/train.arrow": "load_model tokenize score publish",
     "load_data/validation.arrow": "tokenize score publish",
-    "load_data/test.arrow": "tokenize score predict_champion count_comparison compare publish",
-    "load_data/labels.json": "fit score predict_champion compare publish",
+    "load_data/test.arrow": "tokenize score predict_champion count_comparison compare compare_exports publish",
+    "load_data/labels.json": "fit score predict_champion compare compare_exports publish",
     "load_data/test.slices.arrow": "score publish",
     "load_model": "tokenize fit",
     "tokenize/train.arrow": "fit score",
     "tokenize/validation.arrow": "fit predict score",
-    "tokenize/test.arrow": "predict score",
-    "fit/model": "predict score find_champion count_comparison register publish",
-    "predict/test.parquet": "score count_comparison compare publish",
+    "tokenize/test.arrow": "predict score compare_exports",
+    "fit/model": "predict score find_champion count_comparison export compare_exports register publish",
+    "predict/test.parquet": "score count_comparison compare compare_exports publish",
     "predict/validation.parquet": "score publish",
     "score": "find_champion gate publish",
     "find_champion": "predict_champion",
     "predict_champion": "count_comparison compare",
     "count_comparison": "compare",
     "compare": "gate",
-    "gate": "register publish promote",
+    "gate": "export compare_exports register publish promote",
+    "export": "compare_exports register publish",
+    "compare_exports": "register publish",
     "register": "promote",
 }
 
 
 @pytest.mark.parametrize("edited", ARTIFACTS)
 def test_the_parts_that_a_stage_reads_of_another_are_in_its_key(edited: str) -> None:
-    values = spelt(base(), {**PUBLISHED, "evaluation.slices": ["genre"], "release.gate.control": "all"})
+    values = spelt(base(), {**PUBLISHED, **EXPORTED, "evaluation.slices": ["genre"], "release.gate.control": "all"})
     assert changed(keys(values), keys(values, edited)) == set(ARTIFACTS[edited].split())
 
 
@@ -528,8 +535,10 @@ def test_the_reference_is_shared_by_losses_and_trainings_and_left_out_by_losses_
 
 
 def test_the_table_of_stages_lists_the_stages_of_the_pipeline_in_order() -> None:
-    values = spelt(base(), {**PREFERENCE, **PUBLISHED, "release.gate.control": "all"})
-    assert ["resolve", *keys(values)] == list(STAGES)
+    values = spelt(base(), {**PUBLISHED, **EXPORTED, "release.gate.control": "all"})
+    assert ["resolve", *keys(values)] == [stage for stage in STAGES if stage != "reference_logprobs"]
+    with_reference = ["resolve", *keys(spelt(base(), PREFERENCE))]
+    assert with_reference == [stage for stage in STAGES if stage in with_reference] and "reference_logprobs" in STAGES
 
 
 CODE_LIST = Path(__file__).with_name("stage_code.txt")
@@ -568,7 +577,8 @@ def test_the_modules_behind_each_stage_are_listed(monkeypatch: pytest.MonkeyPatc
         walk = CodeOfStages()
         tiny = TINY[task]
         sections = {"data": {"source": "csv", "path": "rows", **tiny.data}, "evaluation.metrics": tiny.metrics}
-        pipeline(walk, parse(spelt(base(), {"task": task, "options": tiny.options, **sections})))
+        values = spelt(base(), {"task": task, "options": tiny.options, **sections})
+        pipeline(walk, parse(spelt(values, EXPORTED if class_of(task).auto_class in OUTPUTS else {})))
         walk.code["predict_shard"] = code_of_batches(task, tiny.options)
         for stage, modules in walk.code.items():
             found.setdefault(stage, {})[task] = modules

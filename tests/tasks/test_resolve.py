@@ -152,6 +152,18 @@ def test_weights_in_4_bits_need_a_gpu_and_adapters_a_package(
     assert "finetune-flows[lora]" in found[1][1] and "finetune-flows[qlora]" in found[2][1]
 
 
+def test_exports_without_their_packages_are_refused_with_the_command_that_installs_them(
+    home: Path, rows: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    found = dict(problems(recipe_of(rows, release={"exports": ["onnx"]})))
+    assert found == {
+        "release.exports": "onnx: exports need onnxscript, not installed here: install the extra, "
+        "`pip install 'finetune-flows[export]'`, or remove the field."
+    }
+    pin(recipe_of(rows))
+
+
 def test_kernels_for_gpus_are_refused_without_one_and_without_their_package(
     home: Path, rows: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,12 +33,14 @@ from training.recipe.rules.slice_rules import FEWEST_ROWS
 from training.recipe.sweep import Parameter, Sweep
 from training.recipe.sweep_validation import grid_values, is_whole, load_sweep, parse_sweep, settings_of
 from training.recipe.tables.checks import Level
+from training.recipe.tables.exports import EXPORTS
 from training.recipe.tables.metrics import more_is_better
 from training.recipe.validation import load, parse
 from training.recipe.version_names import split_version_name
 
 __all__ = [
     "ENTRYPOINT",
+    "EXPORTS",
     "FEWEST_ROWS",
     "SWEEP_ENTRYPOINT",
     "BatchPrediction",

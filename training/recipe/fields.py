@@ -28,8 +28,10 @@ from training.recipe.section import (
     Word,
 )
 from training.recipe.tables.checks import Level
+from training.recipe.tables.exports import EXPORTS
 from training.recipe.tables.formats import SOURCES
 from training.recipe.tables.gpu_kernels import ATTENTION
+from training.recipe.tables.metrics import METRICS
 from training.recipe.tables.optimizers import OPTIMIZERS
 from training.recipe.tables.strategies import STRATEGIES
 
@@ -471,6 +473,13 @@ class Release(Section):
     """Conditions for registration and promotion."""
     hub: Hub | None = None
     """Publication of promoted models (null: not published)."""
+    exports: list[Annotated[str, NameIn(EXPORTS)]] = Field(default_factory=list)
+    """Other formats in which the model is released, of classes that do not generate text. onnx: ONNX with 32-bit
+    floats. onnx-int8: ONNX with weights in 8 bits, for CPUs. Each export predicts the rows of the judged split, and is
+    released with the model if it is not inferior by export_margin: docs/how-to/export.md."""
+    export_margin: float = Field(default=0.01, gt=0)
+    """The largest loss of an export against the model, in the unit of the metric that the gate compares by: an export
+    is released if a larger loss is ruled out at release.gate.confidence, by a paired test on the same rows."""
     retrain: Retrain = Retrain()
     """Settings of the flow `retrain`."""
     drift: Drift = Drift()
@@ -525,3 +534,13 @@ class Recipe(Section):
     def compared_by(self) -> str:
         """The metric by which a model is compared with the champion."""
         return self.release.gate.compare or self.evaluation.metrics[0]
+
+    @property
+    def compared_metrics(self) -> list[str]:
+        """The metric compared by; all metrics if it is a figure of user code, because any of them may return it."""
+        return [self.compared_by] if self.compared_by in METRICS else list(self.evaluation.metrics)
+
+    @property
+    def less_is_better(self) -> list[str]:
+        """The figures of user code for which the comparison takes less as better: those that have a maximum."""
+        return [] if self.compared_by in METRICS else sorted(self.release.gate.maximum)

@@ -197,3 +197,23 @@ class CompareSettings(TaskSettings):
     """NAME/VERSION; None: the baseline."""
     warnings: list[str] = Field(default_factory=list)
     """Differences between the labels of the two models."""
+
+
+class ExportSettings(Settings):
+    """Of training.programs.export_onnx."""
+
+    auto_class: str
+    """The class of transformers that loads the model."""
+    exports: list[str]
+    """Formats."""
+
+
+class CompareExportsSettings(CompareSettings):
+    """Of training.programs.compare_exports; `margin` is minus the loss that an export may have."""
+
+    exports: list[str]
+    """Formats."""
+    batch_size: int
+    """Rows in one forward pass."""
+    mixed_precision: Literal["no", "bf16", "fp16"]
+    """The number format in which the model's own speed is measured."""

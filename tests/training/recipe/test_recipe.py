@@ -782,3 +782,17 @@ def test_contradicting_limits_of_answers_are_reported_by_their_fields() -> None:
         "options.min_new_tokens": "9: more than options.max_new_tokens, 8.",
         "options.length_penalty": "0.5: does nothing without beams: set options.num_beams to more than 1.",
     }
+
+
+def test_exports_have_a_format_once_and_are_of_models_that_do_not_generate_text() -> None:
+    assert problems(overrides={"release.exports": ["onnx", "onnx"]}) == {
+        "release.exports[1]": "'onnx' is listed twice."
+    }
+    unknown = problems(overrides={"release.exports": ["onx"], "release.export_margin": 0})
+    assert "onnx-int8" in unknown["release.exports[0]"] and {*unknown} == {
+        "release.exports[0]",
+        "release.export_margin",
+    }
+    texts = PLAIN | {"task": "causal-lm", "data": {"source": "csv", "path": "reviews", "text": ["text"]}}
+    found = problems(texts, {"release.exports": ["onnx"]})["release.exports"]
+    assert found.startswith("task causal-lm has models of AutoModelForCausalLM, and exports are for AutoModelFor")

@@ -10,6 +10,7 @@ from training.problems import nearest
 from training.recipe.rules.column_rules import task_type_of
 from training.recipe.rules.rule import MODULE_AND_NAME, Rule, WrittenRecipe
 from training.recipe.rules.slice_rules import LABEL, slice_of, slices_of_any_rows
+from training.recipe.tables.exports import OUTPUTS
 from training.recipe.tables.metrics import METRICS, non_numeric_label
 from training.recipe.tables.strategies import STRATEGIES
 from training.recipe.tables.task_types import TASK_TYPES
@@ -198,6 +199,18 @@ def _hub_checkpoints(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         yield "release.hub.checkpoints", f"{message}: choose checkpoint or all_checkpoints, or `strategy: ddp`."
 
 
+def _exports(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    exports = written["release.exports"]
+    for index, name in enumerate(exports):
+        if name in exports[:index]:
+            yield f"release.exports[{index}]", f"{name!r} is listed twice."
+    auto_class = task_type_of(written).auto_class
+    if exports and auto_class not in OUTPUTS:
+        message = f"task {written['task']} has models of {auto_class}, and exports are for "
+        message += f"{', '.join(OUTPUTS)}: remove it. Servers of language models read the model's own files"
+        yield "release.exports", f"{message}: docs/how-to/serve.md."
+
+
 RELEASE_RULES: tuple[Rule, ...] = (
     _evaluated_splits,
     _splits_to_predict,
@@ -210,4 +223,5 @@ RELEASE_RULES: tuple[Rule, ...] = (
     _gate_comparison,
     _aliases,
     _hub_checkpoints,
+    _exports,
 )

@@ -1,0 +1,96 @@
+"""Exports of registered versions: the released ones are logged with the version, others are made on request."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.cache import settings
+from tasks.cache.refs import Ref
+from tasks.jobs.commands import python_argv
+from tasks.jobs.launch import require_finished, run_job
+from tasks.registry.prediction_job import ModelSpec
+from tasks.registry.program_settings import ExportVersionSettings
+from tasks.registry.versions import EXPORTS_TAG, need_model, need_version
+from tasks.tracking.connection import build_environment, connect, mlflow_errors
+from training import task_types
+from training.jobs.protocol import OUTPUT, Job
+from training.problems import Problem, UserError
+from training.recipe.tables.exports import EXPORTS, INSTALL, OUTPUTS, missing_packages
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+PROGRAM = "tasks.registry.export_version"
+STALL_TIMEOUT_S = 1800.0
+FOLDER = "export"
+"""The folder of exports among the files of a version's MLflow run."""
+
+
+def released_exports(refs: Mapping[str, Ref]) -> dict[str, Any]:
+    """The figures of the released exports by format, from the artifacts of a run by stage."""
+    figures = refs["compare_exports"].figures if "compare_exports" in refs else {}
+    return {name: one for name, one in figures.items() if one["released"]}
+
+
+def export_files(folder: Path, name: str) -> list[Path]:
+    """The ONNX file of a format, and the file with its weights if they are beside it."""
+    file = folder / EXPORTS[name]
+    return sorted(file.parent.glob(f"{file.name}*"))
+
+
+def log_exports(
+    client: MlflowClient, name: str, version: str, refs: Mapping[str, Ref], exports: Mapping[str, Any]
+) -> None:
+    """Logs the released exports to the version's MLflow run, and their figures as its tag, if it lacks them."""
+    if not exports:
+        return
+    registered = client.get_model_version(name, version)
+    text = json.dumps(exports, sort_keys=True)
+    if registered.tags.get(EXPORTS_TAG, "{}") == text:
+        return
+    for export in exports:
+        for file in export_files(refs["export"].path, export):
+            client.log_artifact(registered.run_id, str(file), f"{FOLDER}/{Path(EXPORTS[export]).parent}")
+    client.set_model_version_tag(name, version, EXPORTS_TAG, text)
+
+
+def export_version(model: ModelSpec, name: str, out: Path) -> Any:
+    """Writes a registered version to the folder `out`: in one of the formats, or with `safetensors` as it is stored.
+    Returns the figures of an export that was released with the version; None for one that is made now.
+
+    Raises UserError if the model has no such export or a package is missing; MlflowFailed if MLflow does not answer.
+    """
+    with mlflow_errors():
+        client = connect()
+        version = need_version(client, need_model(client, model.name), version=model.version)
+    released = json.loads(version.tags.get(EXPORTS_TAG, "{}")).get(name)
+    if name in EXPORTS and released is None:
+        _require_export(name, task_types.class_of(model.task["task"]).auto_class)
+    job = settings.home() / "jobs" / f"export-{uuid.uuid4().hex[:12]}"
+    values = ExportVersionSettings(
+        model=model.uri, export=name, run_id=version.run_id if released else None, **model.task
+    )
+    Job(program=PROGRAM, key=job.name, settings=values.model_dump()).write(job)
+    try:
+        require_finished(run_job(job, python_argv(PROGRAM), env=build_environment(), stall_timeout_s=STALL_TIMEOUT_S))
+        shutil.copytree(job / OUTPUT, out, dirs_exist_ok=True)
+    finally:
+        shutil.rmtree(job, ignore_errors=True)
+    return released
+
+
+def _require_export(name: str, auto_class: str) -> None:
+    if auto_class not in OUTPUTS:
+        message = (
+            f"{name!r} is for models of {', '.join(OUTPUTS)}, and this is one of {auto_class}: choose safetensors."
+        )
+    elif missing := missing_packages():
+        message = f"{name!r} needs {', '.join(missing)}, not installed here: install the extra, `{INSTALL}`."
+    else:
+        return
+    raise UserError([Problem(kind="option", where="FORMAT", message=message)])

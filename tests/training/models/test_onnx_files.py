@@ -1,0 +1,79 @@
+"""Exports to ONNX: the same predictions as the model, for batches of any size; smaller files with 8-bit weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, BertConfig
+
+from tests.training import tiny
+from training.models import onnx_files
+from training.problems import UserError
+
+EXPORTS = ["onnx", "onnx-int8"]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Path]]:
+    """A tiny classifier, and its exports."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(1)
+    network = AutoModelForSequenceClassification.from_config(BertConfig(**{**tiny.CONFIG, "num_labels": 3})).eval()
+    network.save_pretrained(folder)
+    return network, onnx_files.export("AutoModelForSequenceClassification", folder, EXPORTS, folder / "out")
+
+
+def batch(rows: int, tokens: int, **more: Any) -> dict[str, torch.Tensor]:
+    """Random tokens, every other row padded to the half."""
+    ids = torch.randint(5, 120, (rows, tokens), generator=torch.Generator().manual_seed(rows * tokens))
+    mask = torch.ones_like(ids)
+    mask[1::2, (tokens + 1) // 2 :] = 0
+    return {"input_ids": ids, "attention_mask": mask, **more}
+
+
+def test_an_export_predicts_as_its_model_for_batches_of_any_size(exported: tuple[Any, dict[str, Path]]) -> None:
+    network, files = exported
+    models = {name: onnx_files.OnnxModel(file, network.config) for name, file in files.items()}
+    pair = {"token_type_ids": torch.tensor([[0] * 5 + [1] * 4] * 3)}
+    for given in (batch(1, 1), batch(1, 30), batch(7, 12), batch(3, 9, **pair)):
+        with torch.inference_mode():
+            expected = network(**given)["logits"].numpy()
+        for name, rounding in (("onnx", 1e-5), ("onnx-int8", 0.05)):
+            found = models[name](**given)["logits"].numpy()
+            assert found.shape == expected.shape
+            assert np.abs(found - expected).max() < rounding
+
+
+def test_the_weights_of_an_8_bit_export_are_in_8_bits(exported: tuple[Any, dict[str, Path]]) -> None:
+    import onnx
+
+    network, files = exported
+    graph = onnx.load(files["onnx-int8"]).graph
+    in_floats = sum(np.prod(one.dims) for one in graph.initializer if one.data_type == onnx.TensorProto.FLOAT)
+    matrices = sum(weights.numel() for name, weights in network.state_dict().items() if weights.ndim == 2)
+    assert in_floats < network.num_parameters() - 0.9 * matrices
+
+
+def test_inputs_and_outputs_have_the_names_that_other_tools_expect(exported: tuple[Any, dict[str, Path]]) -> None:
+    import onnxruntime
+
+    for file in exported[1].values():
+        session = onnxruntime.InferenceSession(file)
+        inputs = {one.name: (one.type, len(one.shape)) for one in session.get_inputs()}
+        assert inputs == dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), ("tensor(int64)", 2))
+        assert [one.name for one in session.get_outputs()] == ["logits"]
+
+
+def test_a_model_that_torch_cannot_convert_is_refused_by_its_class(tmp_path: Path) -> None:
+    class Unpredictable(torch.nn.Module):
+        config = BertConfig()
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, return_dict: bool) -> Any:
+            return {"logits": input_ids.numpy()}
+
+    with pytest.raises(UserError, match=r"^release\.exports: torch cannot convert Unpredictable to ONNX \("):
+        onnx_files.convert(Unpredictable(), "AutoModelForSequenceClassification", tmp_path / "model.onnx")  # type: ignore[arg-type]

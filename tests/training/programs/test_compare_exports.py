@@ -1,0 +1,96 @@
+"""Exports are released only if they are not inferior to their model on the same rows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from tasks.tracking.export_reports import describe_refused
+from tests import task_types as tiny
+from training.jobs.protocol import OUTPUT, Events, Job
+from training.models.loading import export, load_for_training, load_tokenizer
+from training.programs import compare_exports, export_onnx, predict
+from training.task_types import load
+
+Program = Callable[[Path, Job, Events], dict[str, Any]]
+
+
+class World:
+    """Rows, a model with a random head, and its exports."""
+
+    def __init__(self, task: str, home: Path) -> None:
+        self.task, self.home = task, home
+        world = tiny.make_world(task, home / "world")
+        base, self.labels = world / "base/output", json.loads((world / "data/labels.json").read_text())
+        torch.manual_seed(2)
+        model = load_for_training(load(task), base / "model", self.labels, load_tokenizer(base / "tokenizer"), seed=3)
+        export(model, base / "tokenizer", home / "model")
+        self.inputs = {"model": home / "model", "tokens": world / "tokens", "data": world / "data"}
+        settings = {"splits": ["validation"], "batch_size": 16, "mixed_precision": "no"}
+        self.run("predictions", predict.main, {"task": task, **settings})
+        exports = {"auto_class": load(task).auto_class, "exports": ["onnx", "onnx-int8"]}
+        self.run("exports", export_onnx.main, exports)
+
+    def run(self, name: str, program: Program, settings: dict[str, Any]) -> dict[str, Any]:
+        """Runs a program, whose output is an input of later ones."""
+        folder = self.home / name
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / OUTPUT).mkdir(parents=True)
+        inputs = {part: str(path) for part, path in self.inputs.items()}
+        job = Job(program=program.__module__, key=name, settings=settings, inputs=inputs)
+        self.inputs[name] = folder / OUTPUT
+        return program(folder, job, Events(folder / "events.jsonl"))
+
+    def compare(self, margin: float) -> dict[str, Any]:
+        """Compares the exports, of which each may lose `margin` in the metric."""
+        settings = {
+            **{"task": self.task, "split": "validation", "labels": self.labels, "champion": "the model"},
+            **{"metrics": ["accuracy"], "figure": "accuracy", "less_is_better": [], "margin": -margin},
+            **{"confidence": 0.95, "exports": ["onnx", "onnx-int8"], "batch_size": 16, "mixed_precision": "no"},
+        }
+        return self.run("compared", compare_exports.main, settings)
+
+
+@pytest.fixture(scope="module")
+def tags(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World("token-classification", tmp_path_factory.mktemp("tags"))
+
+
+def test_an_export_is_compared_with_the_model_on_every_row_and_both_are_timed(tags: World) -> None:
+    found = tags.compare(margin=0.2)
+    assert json.loads((tags.home / "compared" / OUTPUT / "exports.json").read_text()) == found
+    assert {name: one["released"] for name, one in found.items()} == {"onnx": True, "onnx-int8": True}
+    plain, comparison = found["onnx"], found["onnx"]["comparison"]
+    assert (comparison["rows"], comparison["margin"], comparison["gain"], comparison["lost"]) == (60, -0.2, 0.0, 0)
+    assert plain["rows_per_second"] > 0 and plain["torch_rows_per_second"] > 0 and plain["torch_precision"] == "no"
+    assert found["onnx-int8"]["bytes"] < plain["bytes"]
+    stored, given = (
+        pq.read_table(folder / "validation.parquet")
+        for folder in (tags.inputs["predictions"], tags.home / "compared" / OUTPUT / "onnx")
+    )
+    assert given.schema == stored.schema and given["prediction"] == stored["prediction"]
+
+
+def test_an_export_that_loses_too_much_is_not_released_and_the_reason_names_what_to_do(
+    tags: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pq.read_table(tags.inputs["predictions"] / "validation.parquet")
+    place = table.column_names.index("prediction")
+    pq.write_table(table.set_column(place, "prediction", table["label"]), tmp_path / "validation.parquet")
+    monkeypatch.setitem(tags.inputs, "predictions", tmp_path)  # a model that makes no mistake
+    found = tags.compare(margin=0.2)["onnx"]
+    assert not found["released"] and found["comparison"]["champion_value"] == 1.0
+    reason = describe_refused("onnx", found)
+    assert re.fullmatch(
+        r"onnx is not released: accuracy 0\.\d+ against 1\.0000 of the model on the same 60 rows of validation, so it "
+        r"is worse by more than 0\.2: allow a larger release\.export_margin, or leave this export out\.",
+        reason,
+    )

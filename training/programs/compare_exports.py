@@ -1,0 +1,115 @@
+"""The program that compares exports with their model on the same rows: `python -m training.programs.compare_exports
+JOB`.
+
+inputs     model (the trained model's folder), exports (the output of training.programs.export_onnx), data and tokens
+           (SPLIT.arrow), predictions (SPLIT.parquet of training.programs.predict)
+settings   training.recipe.program_settings.CompareExportsSettings
+output     FORMAT/SPLIT.parquet    the predictions of each export, as training.programs.predict writes the model's
+           exports.json            the figures
+figures    by format: bytes; rows_per_second of the export and torch_rows_per_second of the model, on the CPU and the
+           same rows; comparison, the fields of tasks.cache.refs.Comparison with the model in place of the champion;
+           released, whether the export is not inferior
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from training.jobs.program import run_program
+from training.jobs.protocol import OUTPUT, Events, Job
+from training.recipe.program_settings import CompareExportsSettings
+from training.recipe.tables.exports import EXPORTS
+
+if TYPE_CHECKING:
+    from training.batching.batches import TokenRows
+
+Report = Callable[[int], None]
+TIMED_ROWS = 256
+"""Rows of the split, evenly spread, on which the speeds are measured."""
+ROUNDS = 3
+"""Timed passes over these rows, of export and model in turn; the median counts."""
+
+
+def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
+    """Predicts the split with each export, compares, and measures. Returns the figures."""
+    from training import task_types
+    from training.batching.batches import TokenRows
+    from training.engine.inference import predict
+    from training.models import loading, onnx_files
+    from training.programs.compare import compare_models
+    from training.programs.predict import progress_of_rows, write
+    from training.programs.score import read_predictions
+
+    loading.make_deterministic()
+    settings = CompareExportsSettings.model_validate(job.settings)
+    task_type, split = task_types.load(settings.task, settings.options), settings.split
+    folder, exports = Path(job.inputs["model"]), Path(job.inputs["exports"])
+    tokenizer = loading.load_tokenizer(folder)
+    collate = task_type.collator(tokenizer, loading.padding_multiple())
+    network = loading.load_trained(task_type, folder)
+    rows = TokenRows(Path(job.inputs["tokens"]) / f"{split}.arrow")
+    timed = sample(rows)
+    old = read_predictions(task_type, Path(job.inputs["predictions"]) / f"{split}.parquet", settings.labels)
+    precision = "no" if settings.mixed_precision == "fp16" else settings.mixed_precision  # on CPUs it has no speed
+
+    def predict_with(model: Any, some: TokenRows, precision: str = "no", report: Report = _no_report) -> Any:
+        return predict(task_type, model, some, collate, settings.batch_size, precision, report)
+
+    figures: dict[str, Any] = {}
+    for number, name in enumerate(settings.exports):
+        model = onnx_files.OnnxModel(exports / EXPORTS[name], network.config)
+        report = progress_of_rows(events, split, number * len(rows), len(settings.exports) * len(rows))
+        predictions = task_type.decode(predict_with(model, rows, report=report), tokenizer)
+        file = job_dir / OUTPUT / name / f"{split}.parquet"
+        file.parent.mkdir()
+        write(file, predictions, rows)
+        comparison = compare_models(read_predictions(task_type, file, settings.labels), old, settings)
+        seconds = measure_in_turn(partial(predict_with, model, timed), partial(predict_with, network, timed, precision))
+        figures[name] = {
+            "bytes": onnx_files.size_of(exports / EXPORTS[name]),
+            "rows_per_second": round(len(timed) / seconds[0], 1),
+            "torch_rows_per_second": round(len(timed) / seconds[1], 1),
+            "torch_precision": precision,
+            "released": comparison["better"],
+            "comparison": comparison,
+        }
+    (job_dir / OUTPUT / "exports.json").write_text(json.dumps(figures, indent=1))
+    return figures
+
+
+def sample(rows: TokenRows) -> TokenRows:
+    """TIMED_ROWS of the rows, evenly spread; all if there are fewer."""
+    from training.batching.batches import TokenRows
+
+    if "row" in rows.table.column_names:  # several feature rows of a row stay together
+        return TokenRows(rows.table.slice(0, TIMED_ROWS))
+    places = np.unique(np.linspace(0, len(rows) - 1, min(TIMED_ROWS, len(rows))).astype(np.int64))
+    return TokenRows(rows.table.take(places))
+
+
+def measure_in_turn(*works: Callable[[], object]) -> list[float]:
+    """The median seconds of each of the works, which take turns after a first pass of each that is not timed."""
+    seconds: list[list[float]] = [[] for _ in works]
+    for round_number in range(1 + ROUNDS):
+        for found, work in zip(seconds, works, strict=True):
+            began = time.perf_counter()
+            work()
+            if round_number:
+                found.append(time.perf_counter() - began)
+    return [statistics.median(found) for found in seconds]
+
+
+def _no_report(done: int) -> None:
+    """Reports nothing."""
+
+
+if __name__ == "__main__":
+    run_program(main)
