@@ -101,6 +101,7 @@ PREFERENCE = {
     "evaluation.metrics": ["accuracy"],
 }
 REWARD = PREFERENCE | {"task": "reward-modeling"}
+RATED = PREFERENCE | {"task": "kto", "data": {**PREFERENCE["data"], "label": "good"}}
 TEXTS = {"data": {"source": "csv", "path": "rows", "text": ["text"]}, "evaluation.metrics": ["perplexity"]}
 
 MIXTURE: dict[str, Any] = {
@@ -307,6 +308,14 @@ OPTIONS: dict[str, dict[str, Change | Nothing]] = {
         "label_smoothing": Change(0.2, "fit", {**PREFERENCE, "options.loss": "robust", "options.label_smoothing": 0.1}),
         "disable_dropout": Change(False, "fit", PREFERENCE),
         "simpo_gamma": Change(1.0, "fit", {**PREFERENCE, "options.loss": "simpo"}),
+    },
+    "kto": {
+        **{name: Nothing(value, ONLY_FOR_PEOPLE, {**RATED, **BEAMS}) for name, value in WRITES.items()},
+        "append_eos": Change(False, "tokenize predict_champion", RATED),
+        "beta": Change(0.5, "fit score compare", RATED),
+        "desirable_weight": Change(1.3, "fit", RATED),
+        "undesirable_weight": Change(1.3, "fit", RATED),
+        "disable_dropout": Change(False, "fit", RATED),
     },
     "reward-modeling": {
         "append_eos": Change(False, "tokenize predict_champion", REWARD),

@@ -27,6 +27,7 @@ from training.batching.batches import Batch, EvaluationBatches, LengthGroupedBat
 from training.distributed import ranks
 from training.engine import callbacks, checkpoints, state_check
 from training.engine.inference import evaluate
+from training.engine.step_sums import add_step_sums
 from training.engine.throughput import Reporter, Speed, flops, hardware_limit
 from training.engine.training_task import Task, Trained, require_requested_processes
 from training.jobs.protocol import rank
@@ -251,6 +252,12 @@ class ExactTrainer(Trainer):
         if weight == 1.0:
             return loss
         return (loss[0] * weight, loss[1]) if isinstance(loss, tuple) else loss * weight
+
+    def get_batch_samples(self, *args: Any) -> tuple[list[Batch], Any]:
+        """The micro-batches of an optimizer step, with the sums that the loss reads of all of them."""
+        batches, items = super().get_batch_samples(*args)
+        with self.compute_loss_context_manager():
+            return add_step_sums(self._task.task_type, self.model_wrapped, batches), items
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any) -> torch.Tensor:
         """Lists the micro-batch for the state check, then trains on it as super does."""

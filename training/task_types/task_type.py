@@ -185,6 +185,19 @@ class OptionalHooks:
         """The predictions of a champion, with such columns as the predictions `others` have of the same rows."""
         return predictions
 
+    # A loss with a figure of all rows of an optimizer step: engines compute it before the first backward pass of the
+    # step, from the sums over all micro-batches and ranks. Without it the loss uses the micro-batch's own.
+
+    needs_step_sums: ClassVar[bool] = False
+
+    def step_sums(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """The sums over a micro-batch's rows, (S,) float64, by a forward pass without gradients."""
+        raise NotImplementedError
+
+    def with_step_sums(self, batch: Batch, sums: torch.Tensor) -> Batch:
+        """The micro-batch with what `loss` reads of the sums over the whole step, as further columns of `labels`."""
+        raise NotImplementedError
+
     # Evaluation
 
     def decode(self, predictions: pa.Table, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
