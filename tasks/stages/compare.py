@@ -18,8 +18,9 @@ from tasks.registry.champions import find_current
 from tasks.registry.comparisons import number_comparison
 from training import task_types
 from training.recipe import Recipe
+from training.recipe.answered_prompts import answered_prompts
 from training.recipe.program_settings import CompareSettings
-from training.recipe.tables.metrics import METRICS, entries
+from training.recipe.tables.metrics import METRICS, WIN_RATE, entries
 
 
 def has_opponent(recipe: Recipe, champion: Champion | None) -> bool:
@@ -80,8 +81,15 @@ def _describe_test(recipe: Recipe, predictions: Ref, opponent: Ref | None) -> di
 
 def _user_code(recipe: Recipe) -> dict[str, str]:
     """The user code of a comparison, by recipe field."""
+    judge = {"evaluation.judge": recipe.evaluation.judge} if recipe.compared_by == WIN_RATE else {}
     metrics = {f"evaluation.metrics[{index}]": name for index, name in enumerate(_metrics(recipe))}
-    return task_types.user_code(recipe.task) | metrics
+    return task_types.user_code(recipe.task) | metrics | {field: str(name) for field, name in judge.items()}
+
+
+def _answers(recipe: Recipe) -> dict[str, Any]:
+    """The settings of comparisons of answers; empty if nothing reads them."""
+    judge, lengths = recipe.evaluation.judge, "generated_length" in recipe.evaluation.metrics
+    return {"judge": judge, "lengths": lengths} if answered_prompts(recipe) and (judge or lengths) else {}
 
 
 def inputs(
@@ -115,6 +123,7 @@ def inputs(
             },
             **({"comparison": number.comparison} if number else {}),
             "less_is_better": _less_is_better(recipe),
+            **({"answers": answers} if (answers := _answers(recipe)) else {}),
             "champion": str(champion) if champion else None,
             "upstream": {
                 "load_data": data.parts[f"{split}.arrow"],
@@ -128,7 +137,8 @@ def inputs(
             *task_types.code_modules(recipe.task),
             *task_types.metric_modules(recipe.task, _metrics(recipe)),
         ],
-        named=_user_code(recipe),
+        outside=() if answers else ("training.evaluation.judgements",),
+        named=_user_code(recipe) | ({"evaluation.judge": judge} if (judge := recipe.evaluation.judge) else {}),
         libraries=("evaluate", "numpy", "scikit-learn", "scipy"),
     )
 
@@ -161,6 +171,7 @@ def compare(
             margin=_margin(recipe, champion),
             confidence=_confidence(recipe, number),
             champion=str(champion) if champion else None,
+            **_answers(recipe),
             warnings=list(_label_warnings(champion, opponent))
             if champion and opponent and opponent.stage == "predict_champion"
             else [],
@@ -186,13 +197,16 @@ def _margin(recipe: Recipe, champion: Champion | None) -> float:
 
 
 def _metrics(recipe: Recipe) -> list[str]:
-    """The metric compared by; all metrics if it is a figure of user code, because any of them may return it."""
+    """The metric compared by; all metrics if it is a figure of user code, because any of them may return it. None for
+    the win rate, which needs no metric."""
+    if recipe.compared_by == WIN_RATE:
+        return []
     return [recipe.compared_by] if recipe.compared_by in METRICS else list(recipe.evaluation.metrics)
 
 
 def _less_is_better(recipe: Recipe) -> list[str]:
     """The figures of user code that have a maximum."""
-    return [] if recipe.compared_by in METRICS else sorted(recipe.release.gate.maximum)
+    return [] if recipe.compared_by in (*METRICS, WIN_RATE) else sorted(recipe.release.gate.maximum)
 
 
 def _label_warnings(champion: Champion, predictions: Ref) -> Iterator[str]:

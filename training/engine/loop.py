@@ -170,9 +170,9 @@ class Loop:
         """
         step = self.progress.step
         micro_batches = min(self.accumulation, len(self.batches) - step % self.batches.steps * self.accumulation)
-        own = (next(batches) for _ in range(micro_batches))  # read one by one unless the loss needs all of them first
+        own: Iterable[Batch] = islice(batches, micro_batches)  # read one by one unless the loss needs all of them first
         if self.task.task_type.needs_step_sums:
-            own = iter(add_step_sums(self.task.task_type, self.model, [*own]))
+            own = add_step_sums(self.task.task_type, self.model, [*own])
         for number, batch in enumerate(own, 1):
             self.state_check.record_batch(step, batch)
             weight = (

@@ -27,7 +27,7 @@ def add_step_sums(task_type: TaskType, model: torch.nn.Module, batches: Sequence
     device, was_training = next(model.parameters()).device, model.training
     moved = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]
     model.eval()
-    sums = sum(task_type.step_sums(model, batch).cpu() for batch in moved)  # type: ignore[arg-type]
+    own = torch.stack([task_type.step_sums(model, batch).cpu() for batch in moved]).sum(dim=0)
     model.train(was_training)
-    total = torch.stack([torch.tensor(of_rank, dtype=torch.float64) for of_rank in ranks.all_gather(sums.tolist())])
-    return [task_type.with_step_sums(batch, total.sum(dim=0)) for batch in moved]
+    total = torch.tensor(ranks.all_gather(own.tolist()), dtype=torch.float64).sum(dim=0)
+    return [task_type.with_step_sums(batch, total) for batch in moved]

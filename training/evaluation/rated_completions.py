@@ -6,7 +6,7 @@ N rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from training.evaluation.constant_predictions import Baseline, Constant, column
-from training.evaluation.predictions import Predictions, Rows
+from training.evaluation.generated_answers import AnsweredRows
+from training.evaluation.predictions import Rows
 from training.evaluation.preferences import NO_REWARD
 from training.recipe.tables.metrics import RATED
 
@@ -23,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class RatedCompletions(Predictions):
+class RatedCompletions(AnsweredRows):
     """The reward of each completion, 0 without tokens of it."""
 
     rewards: Floats  # (N,)
@@ -45,14 +46,6 @@ class RatedCompletions(Predictions):
 
     def __len__(self) -> int:
         return len(self.rewards)
-
-    def take(self, rows: Rows) -> RatedCompletions:
-        return RatedCompletions(*(getattr(self, field.name)[rows] for field in fields(self)))
-
-    def feature_values(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
-        """The fields by their names, such as `rewards`."""
-        known = {field.name: getattr(self, field.name) for field in fields(self)}
-        return None if listed else known.get(feature)
 
     @property
     def row_scores(self) -> Floats:

@@ -388,6 +388,11 @@ class Evaluation(Section):
     """Groups in which each split is also scored: columns of the rows (text, whole numbers or booleans with at most
     1,000 different values), `label` (for task types with one label a row), or `length_bucket` (quarters of the rows by
     number of tokens). Rows without a value form the group `none`, with rows whose value is the text none."""
+    judge: CodeName | None = None
+    """Your function as `module:function` that compares two answers to a prompt, for task types that answer prompts
+    (preference, kto): called with the prompt and two answers in random order, it returns 0 or 1, the better one, or
+    null for neither. It gives the win rate against the champion, and without one against the base model (null: no win
+    rate)."""
     allow_remote_code: Annotated[bool, RunsCode()] = False
     """Whether the code of metrics of the Hub may run here."""
 
@@ -408,8 +413,8 @@ class Gate(Section):
     choose accuracy: most other metrics have no meaning there."""
     compare: Text | None = None
     """The metric by which a model must be better than the champion, on the same rows (null: the first of
-    evaluation.metrics). For a metric of your own higher is better, unless it has a maximum or its name ends with
-    `loss`."""
+    evaluation.metrics), or win_rate with an evaluation.judge. For a metric of your own higher is better, unless it has
+    a maximum or its name ends with `loss`."""
     margin: float = 0.0
     """The smallest gain over the champion, in the metric's own unit; a negative value accepts a loss of that size.
     Accuracy without a margin is compared by McNemar's exact test, everything else by a permutation test and a bootstrap

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from training.recipe.tables.metrics import RATED, metrics_for
+from training.recipe.tables.metrics import ANSWER_METRICS, RATED, metrics_for
 from training.task_types.preference_tuning import PreferenceTuning
 from training.task_types.task_type import Column
 
@@ -61,8 +61,11 @@ class Kto(PreferenceTuning):
         "fit": ("beta", "desirable_weight", "undesirable_weight", "disable_dropout"),
         **dict.fromkeys(("evaluate", "predict"), ()),
         **dict.fromkeys(("score", "compare"), ("beta",)),
+        "answers": PreferenceTuning.answer_options,
     }
     card_sentence = "Answers as people find desirable"
+    usual_metrics = ("roc_auc", "margin", *ANSWER_METRICS)
+    first_text = "text_length"
     columns: ClassVar[Mapping[str, Column]] = {
         "prompt": Column("content"),
         "completion": Column("content", target=True),
@@ -182,6 +185,7 @@ class Kto(PreferenceTuning):
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> RatedCompletions:
         import numpy as np
 
+        from training.evaluation.generated_answers import lengths_of
         from training.evaluation.rated_completions import RatedCompletions
         from training.tokenization.completion_rows import COMPLETION_TOKENS, REFERENCE
 
@@ -190,7 +194,9 @@ class Kto(PreferenceTuning):
             np.where(tokens > 0, predictions[name].to_numpy() - predictions[reference].to_numpy().astype(np.float64), 0)
             for name, reference in zip(("logp", "mismatched_logp"), REFERENCE, strict=True)
         ]
-        return RatedCompletions(self.options.beta * ratios[0], predictions["label"].to_numpy() == 1, tokens, ratios[1])
+        desirable = predictions["label"].to_numpy() == 1
+        rewards = self.options.beta * ratios[0]
+        return RatedCompletions(rewards, desirable, tokens, ratios[1], **lengths_of(predictions))
 
     def empty_predictions(self, labels: Sequence[str]) -> RatedCompletions:
         import numpy as np

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from training.recipe.tables.metrics import ANSWER_METRICS
 from training.task_types.answer_pairs import AnswerPairs
 from training.task_types.preference_tuning import PreferenceTuning
 
@@ -78,8 +79,11 @@ class Preference(AnswerPairs, PreferenceTuning):
         "fit": ("loss", "beta", "label_smoothing", "simpo_gamma", "disable_dropout"),
         **dict.fromkeys(("evaluate", "predict"), ()),
         **dict.fromkeys(("score", "compare"), ("loss", "beta")),
+        "answers": PreferenceTuning.answer_options,
     }
     card_sentence = "Answers as people prefer"
+    usual_metrics = ("accuracy", "margin", *ANSWER_METRICS)
+    first_text = "chosen_length"
 
     @property
     def needs_reference(self) -> bool:
@@ -143,6 +147,7 @@ class Preference(AnswerPairs, PreferenceTuning):
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Preferences:
         import numpy as np
 
+        from training.evaluation.generated_answers import lengths_of
         from training.evaluation.preferences import Preferences
         from training.tokenization.preference_rows import ANSWER_TOKENS, REFERENCE
 
@@ -156,7 +161,7 @@ class Preference(AnswerPairs, PreferenceTuning):
             else:
                 values = values / np.maximum(count, 1)
             rewards.append(np.where(has_answers, self.options.beta * values, 0.0))
-        return Preferences(*rewards, *tokens)
+        return Preferences(rewards[0], rewards[1], tokens[0], tokens[1], **lengths_of(predictions))
 
     # Records
 

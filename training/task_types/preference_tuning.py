@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from training.recipe.tables.metrics import ANSWER_METRICS
+from training.task_types.generation import Generation
 from training.task_types.sft import SupervisedFineTuning
 
 if TYPE_CHECKING:
@@ -38,7 +40,16 @@ class PreferenceTuning(SupervisedFineTuning):
         """Whether the model trains without dropout, so that its log-probabilities are comparable with those of the
         reference. Dropout of adapters (training.lora.lora_dropout) stays."""
 
+        answered_prompts: int = Field(default=32, ge=1)
+        """The prompts of each evaluated split that the trained model, its base model and the champion answer, evenly
+        spaced, for the metrics generated_length and base_generated_length and for evaluation.judge."""
+
     options: Options
+    answer_metrics: ClassVar[Sequence[str]] = ANSWER_METRICS
+    answer_options: ClassVar[Sequence[str]] = (*Generation.model_fields, "answered_prompts")
+    """The options of answers."""
+    first_text: ClassVar[str]
+    """The column of token rows with the number of tokens of the first text, which begins with the prompt."""
     chat_template_columns: ClassVar[Sequence[str]] = ()
     loss_fields: ClassVar[Sequence[str]] = ()
 
@@ -62,6 +73,20 @@ class PreferenceTuning(SupervisedFineTuning):
 
         alone = encode_rows(encoder, rows.select(["prompt"]), append_eos=False)
         return [ids for ((ids, _),) in alone]
+
+    def prompt_of(self, row: Mapping[str, Any]) -> Ids:
+        """The tokens of the prompt of a token row."""
+        of_answer = row["of_answer"][: row[self.first_text]]
+        return row["input_ids"][: of_answer.argmax() if of_answer.any() else len(of_answer)]
+
+    def answer(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Ids]
+    ) -> list[tuple[str, int]]:
+        """By generation of the likeliest tokens, or with beams."""
+        from training.task_types.generation import generate_answers
+
+        longest = max(map(len, prompts), default=0)
+        return generate_answers(model, tokenizer, prompts, self.options.settings_for(model), longest)
 
     # Training
 

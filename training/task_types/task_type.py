@@ -23,6 +23,8 @@ from training.recipe.task_specification import TaskSpecification
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -232,6 +234,21 @@ class OptionalHooks:
         if not any(column.form in ("label", "labels") for column in self.columns.values()):
             return []
         return [config.id2label[place] for place in range(config.num_labels)]
+
+    # Answers to some prompts of an evaluated split, for task types with `answer_metrics`
+
+    def prompt_of(self, row: Mapping[str, Any]) -> npt.NDArray[np.int32]:
+        """The tokens of the prompt of a token row."""
+        raise NotImplementedError
+
+    def set_end_tokens(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Sets the tokens that end the texts of a base model, which is not prepared for training."""
+
+    def answer(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[npt.NDArray[np.int32]]
+    ) -> list[tuple[str, int]]:
+        """The answer to each prompt, and the number of its tokens, at most options.max_new_tokens."""
+        raise NotImplementedError
 
     # Requests: `finetune predict` and MLflow's server
 

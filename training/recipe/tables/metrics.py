@@ -122,8 +122,16 @@ METRICS: dict[str, Metric] = {
     "undesirable_reward": _metric("rated_completions:UndesirableReward", RATED, more_is_better=False, **_REWARD),
     "completion_length": _metric("rated_completions:CompletionLength", RATED, **_ERROR),
     "kl": _metric("rated_completions:KlDivergence", RATED, **_ERROR),
+    "generated_length": _metric("generated_answers:GeneratedLength", PAIRS, RATED, **_ERROR),
+    "base_generated_length": _metric("generated_answers:BaseGeneratedLength", PAIRS, RATED, **_ERROR),
 }
 """A metric's name in the recipe, and its entry. The first metric that fits a task type is its default."""
+
+
+ANSWER_METRICS = ("generated_length", "base_generated_length")
+"""Metrics of answers that the trained model and its base model generate for some prompts."""
+WIN_RATE = "win_rate"
+"""The figure of evaluation.judge: the share of prompts to which the model's answer is better than its opponent's."""
 
 
 def metrics_for(prediction_type: str) -> tuple[str, ...]:
