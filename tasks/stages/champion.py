@@ -59,6 +59,7 @@ def prediction_inputs(recipe: Recipe, lock: Lock, data: Ref, champion: Champion)
             },
         },
         code=["training.programs.predict_champion", *task_types.code_modules(recipe.task)],
+        outside=() if answers else ("training.engine.answers", "training.evaluation.generated_answers"),
         named=task_types.user_code(recipe.task),
         libraries=("torch", "transformers", "tokenizers", "pyarrow", *task_type.libraries),
     )

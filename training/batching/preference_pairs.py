@@ -1,15 +1,13 @@
-"""Batches of rows with two texts: a prompt with a chosen and a rejected answer, or with its completion and another.
+"""Batches of preference pairs: a prompt with a chosen and a rejected answer.
 
 token features of a pair     {"input_ids": [5, 9, 4, 2, 5, 9, 8, 6, 2], "of_answer": [0, 0, 1, 1, 0, 0, 1, 1, 1],
                               "chosen_length": 4, "chosen_tokens": 2, "rejected_tokens": 3, "length": 9, "targets": 1}
 a batch of PadPairs          {"input_ids": (2B, T), "targets": (2B, T), "labels": (B, 3), or (B, 5) with a reference}
 a batch of PadPairTexts      {"input_ids": (2B, T), "attention_mask": (2B, T), "labels": (B, 2), or (B, 3) with margins}
-a batch of PadCompletions    {"input_ids": (2B, T), "targets": (2B, T), "labels": (B, 2), or (B, 4) with a reference}
 
 `input_ids` are the chosen text, which is the prompt with the chosen answer, and then the rejected text. `chosen_tokens`
 and `rejected_tokens` are the tokens of the answers alone. A pair has one target, and none if max_length leaves no token
-of an answer. Token features of completions: training/tokenization/completion_rows.py. B rows of a batch, T tokens of
-the longest text.
+of an answer. B pairs of a batch, T tokens of the longest text.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ import torch
 
 from training.batching.batches import PadToLongest
 from training.batching.causal_batches import PadDocuments
-from training.tokenization import completion_rows
 from training.tokenization.packing import OF_ANSWER
 from training.tokenization.preference_rows import ANSWER_TOKENS, CHOSEN_LENGTH, FACTS
 
@@ -32,8 +29,8 @@ class PadPairs(PadDocuments):
     (2B, T), the ids of answers' tokens, IGNORED for others; labels (B, F) float32, the FACTS that the rows have."""
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        batch = super().__call__(_cut_texts(rows, CHOSEN_LENGTH))
-        return {"input_ids": batch["input_ids"], "targets": batch["labels"], "labels": _facts(rows, FACTS)}
+        batch = super().__call__(cut_texts(rows, CHOSEN_LENGTH))
+        return {"input_ids": batch["input_ids"], "targets": batch["labels"], "labels": facts_of(rows, FACTS)}
 
 
 class PadPairTexts(PadToLongest):
@@ -41,26 +38,16 @@ class PadPairTexts(PadToLongest):
     float32, the ANSWER_TOKENS, or (B, 3) if the rows have a `margin`."""
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        batch = super().__call__(_cut_texts(rows, CHOSEN_LENGTH))
-        return {**batch, "labels": _facts(rows, (*ANSWER_TOKENS, "margin"))}
+        batch = super().__call__(cut_texts(rows, CHOSEN_LENGTH))
+        return {**batch, "labels": facts_of(rows, (*ANSWER_TOKENS, "margin"))}
 
 
-class PadCompletions(PadDocuments):
-    """Token features of B completions to tensors: input_ids (2B, T), the rows' own texts first, then the mismatched
-    ones; targets (2B, T), the ids of completions' tokens, IGNORED for others; labels (B, F) float32, the FACTS of
-    completion_rows that the rows have."""
-
-    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        batch = super().__call__(_cut_texts(rows, completion_rows.TEXT_LENGTH))
-        labels = _facts(rows, completion_rows.FACTS)
-        return {"input_ids": batch["input_ids"], "targets": batch["labels"], "labels": labels}
-
-
-def _facts(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> torch.Tensor:
+def facts_of(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> torch.Tensor:
+    """(B, F) float32: the columns of these names that the rows have."""
     return torch.from_numpy(np.array([[row[name] for name in names if name in row] for row in rows], np.float32))
 
 
-def _cut_texts(rows: Sequence[dict[str, Any]], first_length: str) -> list[dict[str, Any]]:
+def cut_texts(rows: Sequence[dict[str, Any]], first_length: str) -> list[dict[str, Any]]:
     """The first texts of all rows, then the second ones. The column `first_length` has the tokens of the first."""
     first = [_cut(row, 0, row[first_length]) for row in rows]
     return first + [_cut(row, row[first_length], len(row["input_ids"])) for row in rows]

@@ -66,7 +66,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         if rank() == 0:
             answers = task_type.decode(answers, tokenizer)
         if settings.answered_prompts:
-            found = answer(task_type, network, tokenizer, rows, settings, split, events)
+            found = answer("the model", task_type, network, tokenizer, rows, settings, split, events)
             if rank() == 0:
                 answers = base_answers[split].add_to(found.add_to(answers), of_base=True)
         if rank() == 0:
@@ -92,10 +92,14 @@ def _answer_by_base(
 
     base = loading.load_trained(task_type, folder).to(device)
     task_type.set_end_tokens(base, tokenizer)
-    return {split: answer(task_type, base, tokenizer, rows, settings, split, events) for split, rows in splits.items()}
+    return {
+        split: answer("the base model", task_type, base, tokenizer, rows, settings, split, events)
+        for split, rows in splits.items()
+    }
 
 
 def answer(
+    name: str,
     task_type: TaskType,
     network: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -104,8 +108,8 @@ def answer(
     split: str,
     events: Events,
 ) -> Answers:
-    """A model's answers to settings.answered_prompts prompts of a split, with a warning if some are cut. Every rank
-    calls it and gets the same."""
+    """The answers of a model, called `name` in a warning if some are cut, to settings.answered_prompts prompts of a
+    split. Every rank calls it and gets the same."""
     from training.engine.answers import answer_prompts
 
     def report(done: int, total: int) -> None:
@@ -116,8 +120,8 @@ def answer(
     most = task_type.options.model_dump()["max_new_tokens"]
     if rank() == 0 and (cut := found.reaching(most)):
         events.warning(
-            f"{cut} of {len(found.texts)} answers to prompts of {split} reached options.max_new_tokens, {most} tokens: "
-            "such answers are longer than their figure. Raise it to compare lengths."
+            f"{cut} of {len(found.texts)} answers of {name} to prompts of {split} reached options.max_new_tokens, "
+            f"{most} tokens, and were cut: their length is a lower bound. Raise it to compare lengths."
         )
     return found
 

@@ -61,7 +61,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     if rank() == 0:
         answers = task_type.remap_labels(task_type.decode(answers, its_tokenizer), own, labels)
     if settings.answered_prompts:
-        found = answer(task_type, network, its_tokenizer, rows, settings, split, events)
+        found = answer(settings.champion, task_type, network, its_tokenizer, rows, settings, split, events)
         answers = found.add_to(answers) if rank() == 0 else answers
     if rank() == 0:
         write(job_dir / OUTPUT / f"{split}.parquet", answers, rows)

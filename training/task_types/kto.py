@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, TokenRows
-    from training.batching.preference_pairs import PadCompletions
+    from training.batching.completions import PadCompletions
     from training.evaluation.constant_predictions import Baseline
     from training.evaluation.rated_completions import RatedCompletions
     from training.recipe import Training
@@ -114,7 +114,7 @@ class Kto(PreferenceTuning):
     # Training
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadCompletions:
-        from training.batching.preference_pairs import PadCompletions
+        from training.batching.completions import PadCompletions
 
         return PadCompletions(tokenizer, multiple)
 

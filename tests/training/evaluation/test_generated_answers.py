@@ -74,8 +74,12 @@ def test_two_processes_write_the_same_answers_and_cut_ones_are_warned_of(
     two = run_predict(world, tmp_path / "two", 2)
     assert pq.read_table(two).equals(pq.read_table(predictions))
     cut = sum(count == 6 for count in pq.read_table(predictions)["generated_tokens"].to_pylist())
-    (message,) = {event["message"] for event in events(predictions.parent.parent, "warning")}
-    assert message.startswith(f"{cut} of 20 answers to prompts of validation reached options.max_new_tokens, 6 tokens")
+    messages = [event["message"] for event in events(predictions.parent.parent, "warning")]
+    limit = "to prompts of validation reached options.max_new_tokens, 6 tokens, and were cut"
+    names = ("the base model", "the model")
+    assert [message.partition(": ")[0] for message in messages] == [
+        f"{cut} of 20 answers of {name} {limit}" for name in names
+    ]
 
 
 def test_mean_lengths_have_intervals_and_no_value_without_answers(predictions: Path) -> None:
@@ -90,6 +94,17 @@ def test_mean_lengths_have_intervals_and_no_value_without_answers(predictions: P
     assert low is not None and high is not None and low < np.mean(tokens) < high
     alone = rows.take(np.array([1, 2]))  # not answered
     assert np.isnan(list(metrics.compute(LENGTHS, alone).values())).all()
+
+
+def test_groups_of_pairs_have_figures_with_intervals(predictions: Path) -> None:
+    rows, names = Preference(OPTIONS).metric_inputs(pq.read_table(predictions), []), ["accuracy", "margin", *LENGTHS]
+    groups = {"even": np.arange(0, 60, 2), "odd": np.arange(1, 60, 2)}
+    whole = score.compute_scores(names, rows)
+    for group in score.score_groups(groups, groups, rows, whole, names, lambda done, total: None):
+        figures = group["metrics"]
+        assert figures.keys() == whole.keys() and group["rows"] == 30
+        assert figures["accuracy"]["value"] == rows.take(groups[group["group"]]).correct.mean()
+        assert figures["margin"]["low"] <= figures["margin"]["value"] <= figures["margin"]["high"]
 
 
 def test_predictions_without_answers_can_be_pooled_with_others() -> None:

@@ -34,6 +34,7 @@ class RewardRocAuc(LabelMetric):
     """How likely a desirable completion gets a higher reward than an undesirable one; equal rewards count half. It has
     no value where all completions are rated alike. From 0 to 1, by scikit-learn's roc_auc_score."""
 
+    name = "roc_auc"
     _given: ClassVar[dict[str, Any]] = _RATED
 
     def _compute(self, *_: Any, **inputs: Any) -> dict[str, float]:
