@@ -117,7 +117,14 @@ TINY: dict[str, Tiny] = {
     "seq2seq": Tiny(translated, {}, ["chrf", "exact_match"], T5, {"max_new_tokens": 12}),
     "sft": Tiny(completed, ANSWERED, ["perplexity", "token_accuracy"], GPT2, {"max_new_tokens": 12}, epochs=24),
     "preference": Tiny(preferred, {}, ["accuracy", "margin"], GPT2, {"max_new_tokens": 12}),
-    "kto": Tiny(rated_translation, {"label": "label"}, ["roc_auc", "margin"], GPT2, {"max_new_tokens": 12}),
+    "kto": Tiny(
+        rated_translation,
+        {"label": "label"},
+        ["roc_auc", "margin"],
+        GPT2,
+        {"max_new_tokens": 12, "beta": 1.0},
+        epochs=24,
+    ),
     "reward-modeling": Tiny(preferred, {}, ["accuracy", "margin"], GPT2),
 }
 
