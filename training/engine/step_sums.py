@@ -29,7 +29,5 @@ def add_step_sums(task_type: TaskType, model: torch.nn.Module, batches: Sequence
     model.eval()
     own = torch.stack([task_type.step_sums(model, batch).cpu() for batch in moved]).sum(dim=0)
     model.train(was_training)
-    if reshard := getattr(model, "reshard", None):  # FSDP keeps the root's weights gathered after a forward pass
-        reshard()
     total = torch.tensor(ranks.all_gather(own.tolist()), dtype=torch.float64).sum(dim=0)
     return [task_type.with_step_sums(batch, total) for batch in moved]
