@@ -26,6 +26,7 @@ from tasks.prefect.deployments import read_deployments
 from tasks.stages.gate import gate
 from tasks.stages.score import require_fitting
 from tasks.tracking.reports import find_worst_groups
+from training.evaluation.judgements import PairedAnswers, judge_answers
 from training.evaluation.predictions import OneLabel
 from training.problems import Problem, UserError
 from training.programs.compare import compare_models as compare
@@ -71,6 +72,14 @@ def test_the_recipe_for_your_own_csv_is_valid() -> None:
 def test_the_example_of_publishing_is_part_of_a_valid_recipe() -> None:
     recipe = yaml.safe_load(example("recipe"))["deployments"][0]["parameters"]["recipe"]
     assert parse({**recipe, **yaml.safe_load(example("hub"))}).release.hub is not None
+
+
+def test_the_judge_prefers_the_shorter_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    module("my_judge", example("judge"), monkeypatch)
+    ones, texts = np.ones(3), ["a", "a" * 50, "a" * 15]
+    answers = PairedAnswers(np.arange(3), texts, ["b" * 30, "b", "b" * 10], ones, ones)
+    outcomes = judge_answers("my_judge:shorter", ['"prompt"'] * 3, answers, lambda done, total: None)
+    assert outcomes.tolist() == [1.0, 0.0, 0.5]
 
 
 def test_the_example_of_a_nightly_prediction_can_be_deployed(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tasks.tracking.reports import (
     format_count,
     format_score,
     make_printable,
+    tabulate_answers,
     tabulate_checks,
     tabulate_comparison,
     tabulate_mixture,
@@ -149,7 +150,7 @@ def metric_lines(metrics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Formats the decision, its reason, the bounds, the comparison with the champion, and warnings."""
     lines = [f"Verdict: {verdict.decision}", f"  {verdict.reason}"]
-    for table in (tabulate_checks(verdict), tabulate_comparison(verdict)):
+    for table in (tabulate_checks(verdict), tabulate_comparison(verdict), tabulate_answers(verdict)):
         if table:
             rows = align([list(table[0]), *(list(row.values()) for row in table[:MAX_CHECKS])])
             rows += [f"… and {len(table) - MAX_CHECKS:,} more"] if len(table) > MAX_CHECKS else []

@@ -211,6 +211,23 @@ class Check(BaseModel):
         return f"{self.figure} {self.inequality}"
 
 
+class AnswerFigure(BaseModel):
+    """A figure of the answers of a model and of its opponent to the same prompts."""
+
+    model_config = ConfigDict(frozen=True)
+
+    metric: str
+    opponent: str
+    """`name/version`, or `the base model`."""
+    value: Number
+    champion_value: Number
+    low: Number
+    """Lower end of the 95 % interval of the difference, value minus champion_value."""
+    high: Number
+    rows: int
+    """The prompts."""
+
+
 class Comparison(BaseModel):
     """A model compared with the champion, or without one with the baseline, on the same rows."""
 
@@ -236,7 +253,7 @@ class Comparison(BaseModel):
     """Lower end of the gain's one-sided interval at the confidence."""
     margin: float
     confidence: float
-    method: Literal["mcnemar", "permutation", "bootstrap"]
+    method: Literal["mcnemar", "permutation", "bootstrap", "sign"]
     """The test: training.evaluation.significance has them. A permutation test also needs the bootstrap's interval
     above the margin."""
     p_value: Number
@@ -248,6 +265,8 @@ class Comparison(BaseModel):
     """Its number among all comparisons on the same rows; None if the confidence covers each comparison by itself."""
     warnings: list[str] = Field(default_factory=list)
     """Reasons why the two models are less comparable."""
+    answers: list[AnswerFigure] = Field(default_factory=list)
+    """Figures of answers to prompts."""
 
 
 class Selection(BaseModel):

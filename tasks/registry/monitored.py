@@ -25,7 +25,7 @@ from training.problems import Problem, UserError, nearest
 from training.recipe import Data, Recipe, parse
 from training.recipe.drift import Drift
 from training.recipe.tables.formats import FORMATS
-from training.recipe.tables.metrics import PAIRS
+from training.recipe.tables.metrics import PAIRS, RATED
 from training.recipe.version_names import split_version_name
 
 LABELLED = tuple(suffix for suffix in READ if suffix != ".txt")
@@ -92,10 +92,17 @@ def find_monitored(model: str, own_task: str = "") -> Monitored:
 
 
 def require_single_inputs(version: Monitored) -> None:
-    """Raises UserError for a model whose rows are pairs of answers: it has no one prediction of a row to observe."""
-    if task_types.class_of(version.task).prediction_type == PAIRS:
-        message = f"{version.champion} compares pairs of answers (task {version.task}), whose drift is not measured. "
-        message += "`finetune evaluate` measures it on new pairs."
+    """Raises UserError for a model that rates or compares answers: it has no one prediction of a row to observe."""
+    if task_types.class_of(version.task).prediction_type in (PAIRS, RATED):
+        message = f"{version.champion} compares answers (task {version.task}), whose drift is not measured: "
+        raise build_error("NAME", message + "compare it with a new model on new rows, by `finetune run`.")
+
+
+def require_no_reference(version: Monitored) -> None:
+    """Raises UserError for a model whose figures are relative to a reference model, which new rows have no part of."""
+    if task_types.load(version.task, version.options).needs_reference:
+        message = f"figures of {version.champion} are relative to its base model (task {version.task}), whose part is "
+        message += "not computed for new rows: add them to a split of the recipe, and `finetune run` compares it there."
         raise build_error("NAME", message)
 
 

@@ -256,10 +256,26 @@ def tabulate_comparison(verdict: Verdict) -> list[dict[str, str]]:
     ]
 
 
+def tabulate_answers(verdict: Verdict) -> list[dict[str, str]]:
+    """One row per figure of the answers of the model and its opponent."""
+    found = verdict.comparison.answers if verdict.comparison else []
+    return [
+        {
+            "figure": one.metric,
+            "new": f"{one.value:.4f}",
+            one.opponent: f"{one.champion_value:.4f}",
+            "difference": f"{one.value - one.champion_value:+.4f}",
+            "95 % interval": f"{one.low:+.4f} to {one.high:+.4f}",
+            "prompts": f"{one.rows:,}",
+        }
+        for one in found
+    ]
+
+
 def describe_verdict(verdict: Verdict) -> str:
     """The decision, its reason, the comparison and the warnings, as Markdown."""
-    comparison = tabulate_comparison(verdict)
-    parts = [f"**{verdict.decision}**: {verdict.reason}", *([format_markdown(comparison)] if comparison else [])]
+    tables = [table for table in (tabulate_comparison(verdict), tabulate_answers(verdict)) if table]
+    parts = [f"**{verdict.decision}**: {verdict.reason}", *map(format_markdown, tables)]
     return "\n\n".join([*parts, *(f"Warning: {warning}" for warning in verdict.warnings)])
 
 

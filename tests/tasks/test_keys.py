@@ -103,6 +103,9 @@ PREFERENCE = {
     "evaluation.metrics": ["accuracy"],
 }
 REWARD = PREFERENCE | {"task": "reward-modeling"}
+RATED = PREFERENCE | {"task": "kto", "data": {**PREFERENCE["data"], "label": "good"}}
+ANSWERED = PREFERENCE | {"evaluation.metrics": ["accuracy", "generated_length"]}
+RATED_ANSWERS = RATED | {"evaluation.metrics": ["roc_auc", "generated_length"]}
 TEXTS = {"data": {"source": "csv", "path": "rows", "text": ["text"]}, "evaluation.metrics": ["perplexity"]}
 
 MIXTURE: dict[str, Any] = {
@@ -223,6 +226,7 @@ FIELDS: dict[str, Change | Nothing] = {
     "evaluation.splits": Change(["test"], "predict score"),
     "evaluation.metrics": Change(["accuracy", "f1"], "score"),
     "evaluation.slices": Change(["label"], "score"),
+    "evaluation.judge": Change("mine:judge", "compare", ANSWERED),
     "evaluation.allow_remote_code": Nothing(True, "a permission: a metric of the Hub counts by its commit"),
     "release.registry": Change("other", "find_champion register"),
     "release.gate.split": Change("validation", "predict_champion compare gate"),
@@ -304,13 +308,26 @@ OPTIONS: dict[str, dict[str, Change | Nothing]] = {
         "append_eos": Change(False, "tokenize predict_champion", CHAT),
     },
     "preference": {
-        **{name: Nothing(value, ONLY_FOR_PEOPLE, {**PREFERENCE, **BEAMS}) for name, value in WRITES.items()},
+        **{name: Change(value, "predict predict_champion", {**ANSWERED, **BEAMS}) for name, value in WRITES.items()},
+        "answered_prompts": Change(8, "predict predict_champion", ANSWERED),
         "append_eos": Change(False, "tokenize predict_champion", PREFERENCE),
         "loss": Change("ipo", "fit score compare", PREFERENCE),
         "beta": Change(0.5, "fit score compare", PREFERENCE),
         "label_smoothing": Change(0.2, "fit", {**PREFERENCE, "options.loss": "robust", "options.label_smoothing": 0.1}),
         "disable_dropout": Change(False, "fit", PREFERENCE),
         "simpo_gamma": Change(1.0, "fit", {**PREFERENCE, "options.loss": "simpo"}),
+    },
+    "kto": {
+        **{
+            name: Change(value, "predict predict_champion", {**RATED_ANSWERS, **BEAMS})
+            for name, value in WRITES.items()
+        },
+        "answered_prompts": Change(8, "predict predict_champion", RATED_ANSWERS),
+        "append_eos": Change(False, "tokenize predict_champion", RATED),
+        "beta": Change(0.5, "fit score compare", RATED),
+        "desirable_weight": Change(1.3, "fit", RATED),
+        "undesirable_weight": Change(1.3, "fit", RATED),
+        "disable_dropout": Change(False, "fit", RATED),
     },
     "reward-modeling": {
         "append_eos": Change(False, "tokenize predict_champion", REWARD),
@@ -422,6 +439,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
         "from training.task_types.sequence_classification import SequenceClassification\n"
         "class TaskType(SequenceClassification): ...\n"
         "def rows(split): ...\n"
+        "def judge(prompt, first, second): ...\n"
     )
 
     def look_up(task: str, path: str, revision: str | None, history: object) -> Found:
@@ -522,6 +540,15 @@ OF_REFERENCE = {
 def test_a_loss_with_a_reference_trains_on_rows_with_the_log_probabilities_of_the_base_model(edited: str) -> None:
     values = spelt(base(), PREFERENCE)
     assert changed(keys(values), keys(values, edited)) == set(OF_REFERENCE[edited].split())
+
+
+def test_options_of_answers_change_nothing_and_the_base_model_is_not_read_unless_prompts_are_answered() -> None:
+    values = spelt(base(), PREFERENCE)
+    for option, value in {"max_new_tokens": 8, "answered_prompts": 8}.items():
+        assert keys(values) == keys(spelt(values, {f"options.{option}": value}))
+    assert "predict" not in changed(keys(values), keys(values, "load_model"))
+    answered = spelt(base(), ANSWERED)
+    assert "predict" in changed(keys(answered), keys(answered, "load_model"))
 
 
 def test_the_reference_is_shared_by_losses_and_trainings_and_left_out_by_losses_without_one() -> None:

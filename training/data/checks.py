@@ -59,7 +59,7 @@ def long_text(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[str
         if column.form == "texts":
             long = row_sums(values, pc.binary_length(flat_values(values))) > LONGEST_TEXT_BYTES
             yield f"has texts of more than {LONGEST_TEXT_BYTES:,} bytes together in column {column.source_name!r}", long
-        elif column.form != "number":
+        elif column.name in wanted.texts:
             too_long = pc.greater(pc.binary_length(values), LONGEST_TEXT_BYTES).fill_null(False)
             yield (
                 f"{description} {column.source_name!r} (is a quotation mark never closed?)",

@@ -31,7 +31,7 @@ from training.recipe.tables.checks import Level
 from training.recipe.tables.exports import EXPORTS
 from training.recipe.tables.formats import SOURCES
 from training.recipe.tables.gpu_kernels import ATTENTION
-from training.recipe.tables.metrics import METRICS
+from training.recipe.tables.metrics import METRICS, WIN_RATE
 from training.recipe.tables.optimizers import OPTIMIZERS
 from training.recipe.tables.strategies import STRATEGIES
 
@@ -390,6 +390,11 @@ class Evaluation(Section):
     """Groups in which each split is also scored: columns of the rows (text, whole numbers or booleans with at most
     1,000 different values), `label` (for task types with one label a row), or `length_bucket` (quarters of the rows by
     number of tokens). Rows without a value form the group `none`, with rows whose value is the text none."""
+    judge: CodeName | None = None
+    """Your function as `module:function` that compares two answers to a prompt, for task types that answer prompts
+    (preference, kto): called with the prompt and two answers in random order, it returns 0 or 1, the better one, or
+    null for neither. It gives the win rate against the champion, and without one against the base model (null: no win
+    rate)."""
     allow_remote_code: Annotated[bool, RunsCode()] = False
     """Whether the code of metrics of the Hub may run here."""
 
@@ -410,8 +415,8 @@ class Gate(Section):
     choose accuracy: most other metrics have no meaning there."""
     compare: Text | None = None
     """The metric by which a model must be better than the champion, on the same rows (null: the first of
-    evaluation.metrics). For a metric of your own higher is better, unless it has a maximum or its name ends with
-    `loss`."""
+    evaluation.metrics), or win_rate with an evaluation.judge. For a metric of your own higher is better, unless it has
+    a maximum or its name ends with `loss`."""
     margin: float = 0.0
     """The smallest gain over the champion, in the metric's own unit; a negative value accepts a loss of that size.
     Accuracy without a margin is compared by McNemar's exact test, everything else by a permutation test and a bootstrap
@@ -499,8 +504,8 @@ class Recipe(Section):
     task: CodeName
     """The task type: sequence-classification (one label), multi-label-classification (any number of labels), regression
     (a number), token-classification (a tag for each word), causal-lm, masked-lm, seq2seq (text to text), sft (a reply
-    in a conversation), preference (the better of two replies), reward-modeling (a reward for a reply), or your class as
-    `module:Class`: docs/how-to/own-task-type.md."""
+    in a conversation), preference (the better of two replies), kto (replies that are rated good or bad),
+    reward-modeling (a reward for a reply), or your class as `module:Class`: docs/how-to/own-task-type.md."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the task type: docs/reference/task-types.md lists them with their defaults."""
     data: Data
@@ -537,10 +542,13 @@ class Recipe(Section):
 
     @property
     def compared_metrics(self) -> list[str]:
-        """The metric compared by; all metrics if it is a figure of user code, because any of them may return it."""
+        """The metric compared by; all metrics if it is a figure of user code, because any of them may return it. None
+        for the win rate, which needs no metric."""
+        if self.compared_by == WIN_RATE:
+            return []
         return [self.compared_by] if self.compared_by in METRICS else list(self.evaluation.metrics)
 
     @property
     def less_is_better(self) -> list[str]:
         """The figures of user code for which the comparison takes less as better: those that have a maximum."""
-        return [] if self.compared_by in METRICS else sorted(self.release.gate.maximum)
+        return [] if self.compared_by in (*METRICS, WIN_RATE) else sorted(self.release.gate.maximum)

@@ -179,6 +179,8 @@ def _cast(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
             yield where, f"{to!r} is not a type for the label: cast it to string, int64 or bool."
         elif column.form == "number":
             yield where, f"{to!r} is not a type for a column of numbers: cast it to float64 or int64, or not at all."
+        elif column.form == "boolean":
+            yield where, f"{to!r} is not a type for a column of true and false: leave it out."
         else:
             yield where, f"{to!r} is not a type for a column of lists or objects: leave it out."
 
@@ -187,6 +189,7 @@ _CASTS: dict[Form, tuple[str, ...]] = {
     "text": ("string",),
     "label": ("string", "int64", "bool"),
     "number": ("float64", "int64"),
+    "boolean": ("bool",),
     **dict.fromkeys(("texts", "labels", "value", "content"), ()),
 }
 """The types to which columns of a form may be cast."""
