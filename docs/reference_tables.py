@@ -109,8 +109,9 @@ def _definition(path: str, field: Mapping[str, Any], required: bool) -> str:
 
 
 def _section_of(field: Mapping[str, Any]) -> str | None:
-    """The name of the model behind a field that is a section, or may be one."""
+    """The name of the model behind a field that is a section or a list of sections, or may be one."""
     choices = [field, *field.get("anyOf", ()), *field.get("allOf", ())]
+    choices += [choice["items"] for choice in choices if isinstance(choice.get("items"), dict)]
     return next((choice["$ref"].rpartition("/")[2] for choice in choices if "$ref" in choice), None)
 
 

@@ -20,10 +20,11 @@ from tasks.cache.history import History
 from tasks.cache.refs import Ref
 from tasks.cache.remote import Remote
 from tasks.cache.stage import Listener
+from tasks.jobs.engines.ray_engine import shared_cluster
 from tasks.jobs.launch import JobFailed
 from tasks.prediction.output import Output, open_output
 from tasks.prediction.scan import Shard, require_few_errors
-from tasks.prediction.shard_job import PREDICTIONS, ShardPredictor, remember_rate
+from tasks.prediction.shard_job import PREDICTIONS, ShardPredictor, ray_engine, remember_rate
 from tasks.prefect import events
 from tasks.prefect.progress import PrefectProgress
 from tasks.shared_store.opening import open_remote
@@ -85,6 +86,7 @@ def _predict(prepared: Prepared, run: str, remote: Remote, shards: Shards) -> No
     prediction, model, scan = prepared.prediction, prepared.model, prepared.scan
     executor = Executor(_history(prediction), run, (shards,), remote=remote)
     with (
+        shared_cluster(prediction.cluster, prediction.cluster_address, needed=prediction.processes != 1),
         open_output(prediction, model, scan, prepared.keys) as output,
         ShardPredictor(
             model,
@@ -93,6 +95,7 @@ def _predict(prepared: Prepared, run: str, remote: Remote, shards: Shards) -> No
             prepared.new,
             shards,
             processes=prediction.processes,
+            engine=ray_engine(model, prediction) if prediction.cluster else None,
         ) as predictor,
     ):
         for shard, rows in prepared.files.read(scan.shards, output.lacks):

@@ -20,7 +20,15 @@ from tasks.jobs.launch import JobFailed
 from tasks.prefect import events
 from tasks.prefect.progress import PrefectProgress
 from tasks.registry.evaluations import Evaluation
-from tasks.registry.monitored import LABELLED, Monitored, find_monitored, find_rows, pin_inputs, read_recipe
+from tasks.registry.monitored import (
+    LABELLED,
+    Monitored,
+    find_monitored,
+    find_rows,
+    pin_inputs,
+    read_recipe,
+    require_no_reference,
+)
 from tasks.shared_store.opening import open_remote
 from tasks.stages.evaluate import evaluate as score_labelled
 from tasks.stages.evaluate import load_labelled, predict_labelled, record_evaluation
@@ -55,6 +63,7 @@ def evaluate(model: str, inputs: list[str], task: str = "") -> dict[str, Any] | 
         version: Monitored | None = None
         try:
             version = find_monitored(model, task)
+            require_no_reference(version)
             executor = Executor(version.recipe, run, (progress, *followers), remote=remote)
             found = run_stages(executor, version, inputs)
         except (UserError, MlflowFailed, JobFailed) as caught:

@@ -78,6 +78,8 @@ def _model_name(model: Model) -> str:
     start = " from champion" if model.start_from == "champion" else ""
     if model.source == "scratch":
         return f"{(model.config or {}).get('model_type', 'model')}{start or ' from scratch'}"
+    if model.source == "registry":
+        return f"{model.path}{start}"
     path = PurePath(model.path or "")
     # A model of this project lies in artifacts/fit/KEY/model.
     name = path.parent.name[:12] if path.name == "model" and path.parent.name else path.name

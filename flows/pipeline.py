@@ -13,7 +13,7 @@ from tasks.stages.fit import fit
 from tasks.stages.gate import gate
 from tasks.stages.load_data import load_data
 from tasks.stages.load_model import load_model, require_same_labels
-from tasks.stages.predict import predict
+from tasks.stages.predict import answers_prompts, predict
 from tasks.stages.publish import publish
 from tasks.stages.reference_logprobs import needs_reference, reference_logprobs
 from tasks.stages.register import promote, register
@@ -77,7 +77,8 @@ def train_and_score(walk: Driver, recipe: Recipe, lock: Lock | None = None) -> S
     """Walks the stages up to the figures of the trained model, which are those of a trial."""
     ready = prepare(walk, recipe, lock)
     trained = walk(fit, recipe, ready.lock, ready.data, ready.model, ready.tokens)
-    predictions = walk(predict, recipe, ready.lock, ready.tokens, trained)
+    base = ready.model if answers_prompts(recipe) else None
+    predictions = walk(predict, recipe, ready.lock, ready.tokens, trained, base)
     scores = walk(score, recipe, ready.data, ready.tokens, trained, predictions)
     return Scored(ready.lock, ready.data, ready.model, ready.tokens, trained, predictions, scores)
 

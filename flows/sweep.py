@@ -84,7 +84,7 @@ def _run_sweep(values: dict[str, Any], sweep: Sweep, overrides: dict[str, Any]) 
         result: dict[str, Any] = {"flow_run_id": run, "study": None, "trials": [], "best": None, "run": None}
         error: BaseException | None = None
         try:
-            with shared_cluster(recipe.compute, needed=sweep.parallel > 1):
+            with shared_cluster(recipe.compute.cluster, recipe.compute.cluster_address, needed=sweep.parallel > 1):
                 _search(values, overrides, sweep, executor, run, table, tracker, result)
         except BaseException as ended:
             error = full_disk(settings.home(), ended) or ended

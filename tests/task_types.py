@@ -97,6 +97,12 @@ def preferred(draw: random.Random) -> Row:
     return {"prompt": row["source"], "chosen": f" {row['target']}", "rejected": f" {rejected}"}
 
 
+def rated_translation(draw: random.Random) -> Row:
+    """The translation of the prompt, which is desirable, or that of other words, which is not."""
+    pair, is_right = preferred(draw), draw.random() < 0.5
+    return {"prompt": pair["prompt"], "completion": pair["chosen" if is_right else "rejected"], "label": is_right}
+
+
 def _words(draw: random.Random) -> list[str]:
     return draw.choices(EVERY_WORD, k=draw.randrange(12))
 
@@ -111,6 +117,14 @@ TINY: dict[str, Tiny] = {
     "seq2seq": Tiny(translated, {}, ["chrf", "exact_match"], T5, {"max_new_tokens": 12}),
     "sft": Tiny(completed, ANSWERED, ["perplexity", "token_accuracy"], GPT2, {"max_new_tokens": 12}, epochs=24),
     "preference": Tiny(preferred, {}, ["accuracy", "margin"], GPT2, {"max_new_tokens": 12}),
+    "kto": Tiny(
+        rated_translation,
+        {"label": "label"},
+        ["roc_auc", "margin"],
+        GPT2,
+        {"max_new_tokens": 12, "beta": 1.0},
+        epochs=24,
+    ),
     "reward-modeling": Tiny(preferred, {}, ["accuracy", "margin"], GPT2),
 }
 

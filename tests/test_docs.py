@@ -26,6 +26,7 @@ from tasks.prefect.deployments import read_deployments
 from tasks.stages.gate import gate
 from tasks.stages.score import require_fitting
 from tasks.tracking.reports import find_worst_groups
+from training.evaluation.judgements import PairedAnswers, judge_answers
 from training.evaluation.predictions import OneLabel
 from training.problems import Problem, UserError
 from training.programs.compare import compare_models as compare
@@ -73,10 +74,26 @@ def test_the_example_of_publishing_is_part_of_a_valid_recipe() -> None:
     assert parse({**recipe, **yaml.safe_load(example("hub"))}).release.hub is not None
 
 
+def test_the_judge_prefers_the_shorter_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    module("my_judge", example("judge"), monkeypatch)
+    ones, texts = np.ones(3), ["a", "a" * 50, "a" * 15]
+    answers = PairedAnswers(np.arange(3), texts, ["b" * 30, "b", "b" * 10], ones, ones)
+    outcomes = judge_answers("my_judge:shorter", ['"prompt"'] * 3, answers, lambda done, total: None)
+    assert outcomes.tolist() == [1.0, 0.0, 0.5]
+
+
 def test_the_example_of_a_nightly_prediction_can_be_deployed(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(example("batch-prediction"))
     (deployment,) = read_deployments([tmp_path / "mine.yaml"])
     assert (deployment.flow, deployment.name) == ("batch-predict", "mine")
+
+
+def test_the_example_of_a_chain_can_be_deployed(tmp_path: Path) -> None:
+    (tmp_path / "chain.yaml").write_text(example("chain"))
+    (deployment,) = read_deployments([tmp_path / "chain.yaml"])
+    assert (deployment.flow, deployment.name) == ("retrain", "support-preference")
+    recipe = yaml.safe_load(example("chain"))["deployments"][0]["parameters"]["recipe"]
+    assert parse(recipe).model.source == "registry"
 
 
 def test_the_function_gives_rows_that_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +234,8 @@ ANY_VALUE = {"model.config", "options", "training.extra", "compute.deepspeed"}
 def _fields(model: type[BaseModel], path: str) -> Iterator[str]:
     for name, field in model.model_fields.items():
         yield f"{path}{name}"
-        for inner in (field.annotation, *get_args(field.annotation)):
+        inside = (field.annotation, *get_args(field.annotation))
+        for inner in (*inside, *(entry for one in inside for entry in get_args(one))):
             if isinstance(inner, type) and issubclass(inner, BaseModel):
                 yield from _fields(inner, f"{path}{name}.")
 

@@ -18,7 +18,7 @@ from flows.cli.shared import (
     load_recipe,
     write_json,
 )
-from flows.reports.tables import count_line, label_lines, problem_lines, split_lines, terminal_width
+from flows.reports.tables import count_line, label_lines, mixture_lines, problem_lines, split_lines, terminal_width
 from flows.reports.terminal import Terminal
 from tasks.cache.refs import Lock
 from tasks.hub.push import find_publishing_problems
@@ -27,6 +27,7 @@ from tasks.stages.preflight.model_check import require_model
 from tasks.stages.preflight.token_check import count_tokens, find_tokenizer, has_exact_counts, scratch_folder
 from tasks.stages.resolve import pin_data, pin_tokenizer
 from tasks.stages.score import require_fitting, require_fitting_lengths
+from tasks.tracking.connection import MlflowFailed
 from tasks.tracking.reports import read_report
 from training.problems import NETWORK, UserError
 from training.recipe import Recipe
@@ -116,6 +117,8 @@ def _check_model(recipe: Recipe, findings: Findings, terminal: Terminal) -> Lock
         findings.notes += lock.notes
         if unchecked := require_model(recipe, lock, download=True):
             findings.notes.append(unchecked)
+    except MlflowFailed as error:
+        findings.notes.append(f"The model was not checked. {error}")
     except UserError as error:
         if all(problem.kind == NETWORK for problem in error.problems):
             findings.notes.append(f"The model was not checked. {error}")
@@ -131,7 +134,7 @@ def _count_tokens(recipe: Recipe, lock: Lock | None, folder: Path, findings: Fin
         return
     try:
         tokenizer = find_tokenizer(recipe, lock, folder / "rows", folder / "tokenizer")
-    except UserError as error:
+    except (UserError, MlflowFailed) as error:
         findings.notes.append(f"Token lengths were not checked. {error}")
         return
     exact = has_exact_counts(recipe, tokenizer)
@@ -151,7 +154,8 @@ def _print(findings: Findings) -> None:
     width = terminal_width()
     blocks = []
     if findings.rows is not None:
-        blocks += [split_lines(findings.rows, findings.tokens), label_lines(findings.rows["labels"], width)]
+        blocks += [split_lines(findings.rows, findings.tokens), mixture_lines(findings.rows)]
+        blocks += [label_lines(findings.rows["labels"], width)]
     blocks += [findings.notes, problem_lines(findings.problems, width if sys.stdout.isatty() else None)]
     for block in filter(None, blocks):
         print("\n".join(block), end="\n\n")

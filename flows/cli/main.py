@@ -19,7 +19,8 @@ from typing import Any
 
 COMMANDS = (
     *("run", "resume", "sweep", "plan", "check", "schema"),
-    *("runs", "models", "show", "reproduce", "promote", "rollback", "predict", "export", "drift", "evaluate"),
+    *("runs", "models", "show", "reproduce", "promote", "rollback"),
+    *("predict", "chat", "export", "drift", "evaluate"),
     *("up", "deploy", "data-updated", "notify", "status", "down", "doctor", "store"),
 )
 

@@ -19,16 +19,17 @@ from flows.cli.shared import COMPLETED, add_recipe_arguments, load_recipe
 from flows.cli.sweep_plan import share_gpus, summary_lines
 from flows.pipeline import train_and_score
 from flows.plan import find_unchanged_run, list_changes, plan_stages
-from flows.reports.tables import problem_line
+from flows.reports.tables import mixture_lines, problem_line
 from flows.reports.terminal import Terminal, stage_line
 from tasks.cache import settings
 from tasks.cache.planner import PlannedStage, Planner
-from tasks.cache.refs import Lock
+from tasks.cache.refs import Lock, Ref
 from tasks.hub.push import find_publishing_problems
 from tasks.jobs.engines.ray_engine import free
 from tasks.shared_store.opening import open_remote
 from tasks.stages.fit import fit, launch, training_job
 from tasks.stages.preflight.training_estimate import estimate_lines
+from tasks.tracking.reports import read_report
 from training.problems import UserError
 from training.recipe import ENTRYPOINT, SWEEP_ENTRYPOINT, Recipe, load_sweep, parse_set, read_entries
 
@@ -52,6 +53,8 @@ def execute(arguments: argparse.Namespace) -> int:
     terminal.close()
     for row in planner.rows:
         print(stage_line(row.name, row.state, "", "; ".join(row.reasons)), flush=True)
+    for text in _mixture(recipe, planner.arguments["fit"][2]):
+        print(f"  load_data: {text}")
     training = next(row for row in planner.rows if row.name == "fit")
     for text in _estimate(planner, training) if training.state in PENDING else ():
         print(f"  fit: {text}")
@@ -97,6 +100,19 @@ def _estimate(planner: Planner, training: PlannedStage) -> list[str]:
         return ["steps, tokens, memory and disk: ?, until the stages before it have run"]
     arguments = planner.arguments["fit"]
     return estimate_lines(training.key, fit.flat_inputs(*arguments)[0], *training_job(*arguments))
+
+
+def _mixture(recipe: Recipe, data: object) -> list[str]:
+    """Returns the sets of a mixture: their rows if they are stored, else their sources."""
+    if isinstance(data, Ref):
+        return mixture_lines(read_report(data.path)) if recipe.data.mix else []
+    listed = zip(recipe.data.set_names, recipe.data.mix or (), strict=False)
+    return [f"{name}: {one.source} {one.path}{_share(one.weight, one.epochs)}" for name, one in listed]
+
+
+def _share(weight: float | None, epochs: float | None) -> str:
+    parts = [f", weight {weight:g}" if weight is not None else "", f", {epochs:g} epochs" if epochs is not None else ""]
+    return "".join(parts)
 
 
 def _place(recipe: Recipe, lock: Lock) -> str:

@@ -16,7 +16,7 @@ from flows.cli.shared import COMPLETED, INTERRUPTED, add_json_argument, write_js
 from flows.reports.terminal import Terminal
 from tasks.tracking.reports import format_count
 from training.problems import Problem, UserError
-from training.recipe import BatchPrediction, parse_batch_prediction
+from training.recipe import BatchPrediction, parse_batch_prediction, split_version_name
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
@@ -29,6 +29,8 @@ OF_FILES = {
     "batch_size": "--batch-size",
     "shard_rows": "--shard-rows",
     "processes": "--processes",
+    "cluster": "--cluster",
+    "cluster_address": "--cluster-address",
 }
 """The options for files that are optional, by the field of the parameters."""
 OPTIONS = {"model": "NAME", "input": "--input", "output": "--output", "task": "--task", **OF_FILES}
@@ -79,6 +81,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--processes", metavar="N", type=int, help="programs that predict at once (default: one for each GPU, or one)"
     )
+    parser.add_argument("--cluster", choices=("ray",), help="where these programs run (default: on this machine)")
+    parser.add_argument(
+        "--cluster-address", metavar="HOST:PORT", help="of the cluster (default: RAY_ADDRESS, or one of this machine)"
+    )
     parser.add_argument(
         "--plan", action="store_true", help="show how many rows are new and about how long they take; predict nothing"
     )
@@ -101,9 +107,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def _predict_texts(arguments: argparse.Namespace) -> int:
     from tasks.registry.prediction_job import find_model, predict_values, split_into_rows
 
-    name, at, alias = arguments.model.partition("@")
-    name, _, version = (name, "", "") if at else name.partition("/")
-    model = find_model(name, alias, version, arguments.task)
+    model = find_model(*split_version_name(arguments.model), arguments.task)
     rows = split_into_rows(model, arguments.texts)
     for row, lines in zip(rows, predict_values(model, rows), strict=True):
         print(*row, *(f"  {line}" for line in lines), sep="\n")

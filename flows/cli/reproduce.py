@@ -47,7 +47,7 @@ def execute(arguments: argparse.Namespace) -> int:
     that are missing or changed."""
     from tasks.registry import lineage, reproduction
     from tasks.stages.fit import batch_division
-    from tasks.stages.resolve import pin, recorded_lock
+    from tasks.stages.resolve import pin, pin_model_folder, recorded_lock
 
     name, into = arguments.name, arguments.into
     if not {"/", "@"} & set(name):
@@ -61,7 +61,8 @@ def execute(arguments: argparse.Namespace) -> int:
         recipe = reproduction.recorded_recipe(record, start)
         if inputs:
             print(f"Files are missing here: {' and '.join(inputs)} as stored.")
-            lock = reproduction.use_stored_inputs(record, inputs, folders)
+            files = None if start is None else pin_model_folder(start)
+            lock = reproduction.use_stored_inputs(record, inputs, folders, files)
             recorded_lock.set(lock)
         else:
             lock = pin(recipe)

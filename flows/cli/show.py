@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
 
 from flows.cli.shared import COMPLETED, add_json_argument, write_json
 from flows.reports.tables import align, terminal_width, wrap
-from tasks.tracking.reports import format_count, format_score
+from tasks.tracking.reports import format_count, format_score, tabulate_mixture
 
 LABEL = 14
 DIGITS = 12  # of a digest; --json has all
@@ -110,7 +110,10 @@ def _later(record: Mapping[str, Any]) -> Facts:
 
 def _data(record: Mapping[str, Any]) -> Facts:
     data, lock, rows = record["recipe"]["data"], record["lock"], record["rows"]
-    yield "source", " ".join(filter(None, [data["source"], data["path"], data["config"]]))
+    if sets := lock.get("data_sets"):
+        yield from _sets(data["mix"], sets, (rows or {}).get("mixture", []))
+    else:
+        yield "source", _source(data)
     if lock["data_hub"]:
         yield "commit", lock["data_hub"]["commit"]
     if lock["data_fingerprint"]:
@@ -125,11 +128,35 @@ def _data(record: Mapping[str, Any]) -> Facts:
         yield "digest", rows["digest"]
 
 
+def _sets(entries: Sequence[Mapping[str, Any]], pinned: Mapping[str, Any], table: Sequence[Mapping[str, Any]]) -> Facts:
+    """The sets of a mixture: the source of each, its pinned content, and its rows in an epoch."""
+    for index, (entry, (name, found)) in enumerate(zip(entries, pinned.items(), strict=True)):
+        yield "dataset", f"{name}: {_source(entry)}"
+        if found["hub"]:
+            yield "commit", found["hub"]["commit"]
+        if found["fingerprint"]:
+            yield "fingerprint", found["fingerprint"]
+        for split, files in found["files"].items():
+            for file in files:
+                yield from _file(split, file)
+        if table:
+            row = tabulate_mixture(table)[index]
+            seen = f"{row['rows an epoch']} rows by {row['passes']} passes of {row['train rows']}"
+            yield "in an epoch", f"{seen}, {row['share']} of the mixture"
+
+
+def _source(data: Mapping[str, Any]) -> str:
+    return " ".join(filter(None, [data["source"], data["path"], data["config"]]))
+
+
 def _base_model(record: Mapping[str, Any]) -> Facts:
     model, lock = record["recipe"]["model"], record["lock"]
     if champion := lock.get("started_from"):
         yield "champion", f"{champion['name']} version {champion['version']}"
         yield "digest", champion["model"]
+    elif version := lock.get("model_version"):
+        yield "registry", f"{version['name']} version {version['version']}"
+        yield "digest", version["model"]
     elif model["source"] == "scratch":
         yield "from scratch", f"configuration of {model['config']['model_type']}, seed {model['seed']}"
     else:

@@ -12,7 +12,15 @@ from rich.cells import cell_len
 
 from tasks.cache.refs import Verdict
 from tasks.tracking.export_reports import tabulate_exports
-from tasks.tracking.reports import format_count, format_score, make_printable, tabulate_checks, tabulate_comparison
+from tasks.tracking.reports import (
+    format_count,
+    format_score,
+    make_printable,
+    tabulate_answers,
+    tabulate_checks,
+    tabulate_comparison,
+    tabulate_mixture,
+)
 
 WIDTH = 100  # columns of a file or pipe
 MIN_MESSAGE_WIDTH = 40  # narrower messages are not wrapped
@@ -114,6 +122,17 @@ def split_lines(report: Mapping[str, Any], tokens: Mapping[str, Any] | None) -> 
     return align([list(used), *map(list, zip(*used.values(), strict=True))])
 
 
+def mixture_lines(report: Mapping[str, Any]) -> list[str]:
+    """Formats a line for each set of a mixture: its rows, and the rows that training sees in an epoch. Empty without a
+    mixture.
+
+    Args:
+        report: As for `split_lines`.
+    """
+    table = tabulate_mixture(report.get("mixture", ()))
+    return align([list(table[0]), *(list(row.values()) for row in table)]) if table else []
+
+
 def _length_cells(lengths: Mapping[str, Mapping[str, int]], splits: Iterable[str]) -> list[str]:
     """`3 to 635, median 89`"""
     spans = (lengths.get(split, {}) for split in splits)
@@ -131,7 +150,7 @@ def metric_lines(metrics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Formats the decision, its reason, the bounds, the comparison with the champion, and warnings."""
     lines = [f"Verdict: {verdict.decision}", f"  {verdict.reason}"]
-    for table in (tabulate_checks(verdict), tabulate_comparison(verdict)):
+    for table in (tabulate_checks(verdict), tabulate_comparison(verdict), tabulate_answers(verdict)):
         if table:
             rows = align([list(table[0]), *(list(row.values()) for row in table[:MAX_CHECKS])])
             rows += [f"… and {len(table) - MAX_CHECKS:,} more"] if len(table) > MAX_CHECKS else []

@@ -68,8 +68,8 @@ class History:
 
     def remember_commits(self, lock: Lock) -> None:
         """Stores the commits of the lock; those of other names and revisions are kept."""
-        found = {"dataset": lock.data_hub, "model": lock.model_hub}
-        named = {f"{kind} {pin.name}": pin.commit for kind, pin in found.items() if pin}
+        found = [*(("dataset", one.hub) for one in lock.sets), ("model", lock.model_hub)]
+        named = {f"{kind} {pin.name}": pin.commit for kind, pin in found if pin}
         if named:
             self._write("commits.json", self._read("commits.json", dict) | named)
 

@@ -114,6 +114,18 @@ class NumberedComparison(BaseModel):
     """The confidence that this comparison needs, so that all of them together keep the recipe's."""
 
 
+class PinnedRows(BaseModel):
+    """One set of rows, pinned by content."""
+
+    model_config = ConfigDict(frozen=True)
+
+    hub: PinnedCommit | None = None
+    files: dict[str, list[PinnedFile]] = Field(default_factory=dict)
+    """By split, in reading order."""
+    fingerprint: str | None = None
+    """Returned by the `fingerprint()` of a Python callable."""
+
+
 class Lock(BaseModel):
     """The content behind the recipe's names when the run began."""
 
@@ -124,13 +136,17 @@ class Lock(BaseModel):
     """By split, in reading order."""
     data_fingerprint: str | None = None
     """Returned by the `fingerprint()` of a Python callable."""
+    data_sets: dict[str, PinnedRows] = Field(default_factory=dict)
+    """The sets of a mixture by name; the three fields above are empty then."""
     rows: str | None = None
     """Digest of the training rows, and of the settings by which they are read."""
     model_hub: PinnedCommit | None = None
     model_files: dict[str, PinnedFile] = Field(default_factory=dict)
     """By name in the model folder: all files of a local model; for other models the files that replace theirs."""
+    model_version: Champion | None = None
+    """The registered version that is the base model, for `model.source: registry`."""
     started_from: Champion | None = None
-    """None if training starts from the base model."""
+    """The champion that training starts from in place of the base model; None if it starts from the base model."""
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     num_processes: int = 1
     num_machines: int = 1
@@ -138,6 +154,27 @@ class Lock(BaseModel):
     """Messages for the user, such as an offline pin."""
     unreachable: list[str] = Field(default_factory=list)
     """Hub repositories that could not be looked up: the commit of the last run is used."""
+
+    @property
+    def start(self) -> Champion | None:
+        """The registered version that training starts from; None if it starts from another model."""
+        return self.started_from or self.model_version
+
+    @property
+    def start_field(self) -> str:
+        """The recipe's field that names `start`."""
+        return "model.start_from" if self.started_from else "model.path"
+
+    @property
+    def sets(self) -> list[PinnedRows]:
+        """The sets of a mixture in order; without a mixture, the only one."""
+        only = PinnedRows(hub=self.data_hub, files=self.data_files, fingerprint=self.data_fingerprint)
+        return list(self.data_sets.values()) or [only]
+
+    @property
+    def all_data_files(self) -> list[PinnedFile]:
+        """The files of all sets and splits."""
+        return [file for one in self.sets for files in one.files.values() for file in files]
 
 
 class Check(BaseModel):
@@ -174,6 +211,23 @@ class Check(BaseModel):
         return f"{self.figure} {self.inequality}"
 
 
+class AnswerFigure(BaseModel):
+    """A figure of the answers of a model and of its opponent to the same prompts."""
+
+    model_config = ConfigDict(frozen=True)
+
+    metric: str
+    opponent: str
+    """`name/version`, or `the base model`."""
+    value: Number
+    champion_value: Number
+    low: Number
+    """Lower end of the 95 % interval of the difference, value minus champion_value."""
+    high: Number
+    rows: int
+    """The prompts."""
+
+
 class Comparison(BaseModel):
     """A model compared with the champion, or without one with the baseline, on the same rows."""
 
@@ -199,7 +253,7 @@ class Comparison(BaseModel):
     """Lower end of the gain's one-sided interval at the confidence."""
     margin: float
     confidence: float
-    method: Literal["mcnemar", "permutation", "bootstrap"]
+    method: Literal["mcnemar", "permutation", "bootstrap", "sign"]
     """The test: training.evaluation.significance has them. A permutation test also needs the bootstrap's interval
     above the margin."""
     p_value: Number
@@ -211,6 +265,8 @@ class Comparison(BaseModel):
     """Its number among all comparisons on the same rows; None if the confidence covers each comparison by itself."""
     warnings: list[str] = Field(default_factory=list)
     """Reasons why the two models are less comparable."""
+    answers: list[AnswerFigure] = Field(default_factory=list)
+    """Figures of answers to prompts."""
 
 
 class Selection(BaseModel):

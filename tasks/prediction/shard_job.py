@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,13 +21,19 @@ from tasks.cache.store import link_or_copy
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import DEFAULT_STALL_TIMEOUT_S, TRIES, prepare_next_try
 from tasks.jobs.commands import python_argv
+from tasks.jobs.engines import Engine, local
+from tasks.jobs.engines.ray_engine import RayEngine
+from tasks.jobs.engines.ray_messages import Cluster, Program
 from tasks.jobs.hardware import assigned_gpus, device, visible_gpus
 from tasks.jobs.launch import EventReader, follow_job
 from tasks.prediction.scan import Shard
 from tasks.registry.champions import find_folders
 from tasks.registry.prediction_job import ModelSpec
-from training.jobs.protocol import EVENTS, OUTCOMES, Job, Outcome, write_atomically
+from training import task_types
+from training.jobs.protocol import EVENTS, OUTCOMES, Imports, Job, Outcome, write_atomically
+from training.problems import Problem, UserError
 from training.programs.predict_shards import SHARDS
+from training.recipe import BatchPrediction, ResolvedCompute
 from training.recipe.program_settings import PredictShardsSettings, WantedShard
 
 PROGRAM = "training.programs.predict_shards"
@@ -35,6 +41,8 @@ PREDICTIONS = "predictions.parquet"
 """The file of a shard's artifact."""
 POLL_S = 0.2
 """Between two looks at all programs."""
+MakeEngine = Callable[[Mapping[str, Path], Callable[[list[dict[str, Any]]], None]], Engine[Any]]
+"""Makes the engine of a program that reads these folders, by name, and passes on its notes and warnings."""
 
 
 class ShardPredictor:
@@ -48,6 +56,7 @@ class ShardPredictor:
         listener: follows the progress of `stage`, in rows.
         stage: the name of the progress.
         processes: the number of programs at once, among which the GPUs are divided; auto: as many as there are GPUs.
+        engine: makes the engine of a program; by default this machine's.
     """
 
     def __init__(
@@ -59,6 +68,7 @@ class ShardPredictor:
         listener: Listener,
         stage: str = "predict",
         processes: int | Literal["auto"] = "auto",
+        engine: MakeEngine | None = None,
     ) -> None:
         gpus = visible_gpus()
         count = max(1, min(len(gpus) or 1 if processes == "auto" else processes, len(shards)))
@@ -70,7 +80,7 @@ class ShardPredictor:
         work = Work("", Path(os.devnull), "", (listener,), stage)
         self._programs = [
             _Program(
-                _Options(model, batch_size, shard_rows, gpus[number::count], POLL_S / count),
+                _Options(model, batch_size, shard_rows, engine, gpus[number::count], POLL_S / count),
                 shards[number::count],
                 listener,
                 stage,
@@ -110,6 +120,7 @@ class _Options(NamedTuple):
     model: ModelSpec
     batch_size: int
     shard_rows: int
+    engine: MakeEngine | None
     gpus: Sequence[str]
     poll_s: float
 
@@ -231,6 +242,7 @@ class _Program:
             events=self._events,
             stall_timeout_s=DEFAULT_STALL_TIMEOUT_S,
             poll_s=self._options.poll_s,
+            engine=make(folders, self._work.on_events) if (make := self._options.engine) else local,
         )
 
     def _read(self, events: list[dict[str, Any]]) -> None:
@@ -260,6 +272,26 @@ class _Program:
             **({"CUDA_VISIBLE_DEVICES": ",".join(self._options.gpus)} if self._options.gpus else {}),
             "TOKENIZERS_PARALLELISM": "true",
         }
+
+
+def ray_engine(model: ModelSpec, prediction: BatchPrediction) -> MakeEngine:
+    """Engines on the Ray cluster of the prediction: a program on a machine of it each. A machine fetches the model from
+    the shared store, or from this home, and reads the files of rows itself."""
+    compute = ResolvedCompute(num_processes=1, mixed_precision=model.mixed_precision)
+    cluster = Cluster(prediction.cluster_address, 1, 1, bool(visible_gpus()), DEFAULT_STALL_TIMEOUT_S)
+    modules = ["training.engine.serving", *task_types.code_modules(model.task["task"])]
+    env = {"TOKENIZERS_PARALLELISM": "true"}
+    program = Program(PROGRAM, compute, env, Imports(modules=modules), STORAGE_LOGIN)
+
+    def make(folders: Mapping[str, Path], on_events: Callable[[list[dict[str, Any]]], None]) -> Engine[Any]:
+        artifacts = settings.home() / "artifacts"
+        if outside := [path for path in folders.values() if artifacts not in path.parents]:
+            message = f"the machines of a cluster fetch models from the store, and this one is in {outside[0]} alone: "
+            message += "run its recipe again, or predict on this machine."
+            raise UserError([Problem(kind="compute", where="cluster", message=message)])
+        return RayEngine(cluster, program).bind(folders, on_events)
+
+    return make
 
 
 # <home>/estimates/predict-<digest>.json    the rate of a model on this hardware, for plans

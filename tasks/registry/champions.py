@@ -1,28 +1,40 @@
-"""The registry's champion: its version, its training rows, and its files."""
+"""Registered versions that a run compares with or starts from: the champion, and versions that a recipe names."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.cache import settings, store
 from tasks.cache.code import code_digests, users_code
 from tasks.cache.digests import digest_of
-from tasks.cache.refs import Champion, Lock
+from tasks.cache.refs import Champion, Lock, PinnedRows
 from tasks.cache.stage import Work
-from tasks.registry.versions import ROWS_TAG, STARTED_FROM_TAG, TASK_TAG, find_model
+from tasks.registry.versions import (
+    LOGGED_PARTS,
+    ROWS_TAG,
+    STARTED_FROM_TAG,
+    TASK_TAG,
+    find_model,
+    need_model,
+    need_version,
+)
 from tasks.shared_store.opening import open_remote
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, has_database, mlflow_errors
-from training.models.repository_files import part_of
+from training.models.repository_files import part_of, read_json
 from training.problems import Problem, UserError
-from training.recipe import Recipe
+from training.recipe import Data, Recipe
+from training.recipe.mixture import OF_MIXTURE
+from training.recipe.version_names import split_version_name
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
 
 PARTS = ("model", "tokenizer")
-# Folders of a model that mlflow.transformers has logged.
-_LAYOUT = {"model": "model", "tokenizer": "components/tokenizer"}
 # Folder of both parts, if the model was logged with code that serves it.
 _SERVED_BY_CODE = "artifacts/model"
 # Fields of a recipe's data that do not change the rows.
@@ -48,35 +60,69 @@ def find_current(recipe: Recipe) -> CurrentChampion | None:
         if number is None:
             return None
         version = client.get_model_version(name, number)
-    task = json.loads(version.tags.get(TASK_TAG, "{}"))
+    return CurrentChampion(_describe(version, recipe.task), version.tags)
+
+
+def _describe(version: ModelVersion, task_type: str) -> Champion:
+    """Describes a version for a recipe of this task type."""
+    name, number, task = version.name, version.version, json.loads(version.tags.get(TASK_TAG, "{}"))
     # A version without a digest is identified by its time of registration too: a new server counts from 1 again.
     identity = f"{settings.registry_place()}: {name}/{number}, {version.creation_timestamp}"
-    champion = Champion(
+    return Champion(
         name=name,
         version=str(number),
         model=version.tags.get(MODEL_TAG) or identity,
         key=version.tags.get("finetune.fit.key"),
         max_length=int(version.tags.get(MAX_LENGTH_TAG, 512)),
-        options=task["options"] if task.get("task") == recipe.task else None,
+        options=task["options"] if task.get("task") == task_type else None,
     )
-    return CurrentChampion(champion, version.tags)
+
+
+def find_base(recipe: Recipe) -> Champion:
+    """Finds the version that `model.path` names, which is the base model. Raises UserError, with the models, aliases or
+    versions that exist, if there is none, and MlflowFailed."""
+    where, path = "model.path", str(recipe.model.path)
+    name, alias, number = split_version_name(path)
+    if not has_database():  # a plan creates no database
+        message = f"no model {name!r} is registered: nothing is registered in {settings.home()} yet. Run the recipe "
+        raise UserError([Problem(kind="model", where=where, message=f"{message}that registers it.")])
+    try:
+        with mlflow_errors():
+            client = connect()
+            version = need_version(client, need_model(client, name), alias=alias, version=number)
+    except UserError as error:
+        advice = f"Name a version that exists, or run the recipe that registers {name}"
+        advice += f" and give a version this alias: finetune promote {name} VERSION --alias {alias}." if alias else "."
+        raise UserError(
+            Problem(kind="model", where=where, message=f"{problem.message} {advice}") for problem in error.problems
+        ) from None
+    return _describe(version, recipe.task)
 
 
 def digest_rows(recipe: Recipe, lock: Lock) -> str:
     """Returns the digest of the training rows: the content of the training split, and how it is read. It covers neither
     the paths of files nor other splits."""
     data = recipe.data
-    replaced_by_files = {"path", "config", "splits"} if lock.data_files else set()
+    if data.mix is None:
+        return digest_of(_describe_rows(data, lock.sets[0]))
+    sets = [
+        {"weight": entry.weight, "epochs": entry.epochs, **_describe_rows(one, pinned)}
+        for entry, one, pinned in zip(data.mix, data.sets, lock.sets, strict=True)
+    ]
+    return digest_of({"sets": sets, **data.model_dump(mode="json", include={*OF_MIXTURE[1:]})})
+
+
+def _describe_rows(data: Data, pinned: PinnedRows) -> dict[str, Any]:
+    """Describes one set of rows by JSON values."""
+    replaced_by_files = {"path", "config", "splits"} if pinned.files else set()
     code, _ = users_code({"data.path": data.path} if data.source == "python" else {})
-    return digest_of(
-        {
-            "data": data.model_dump(mode="json", exclude=_NOT_IN_DIGEST | replaced_by_files),
-            "files": [pin.sha256 for pin in lock.data_files.get("train", ())],
-            "commit": lock.data_hub.commit if lock.data_hub else None,
-            "fingerprint": lock.data_fingerprint,
-            "code": code_digests(code),
-        }
-    )
+    return {
+        "data": data.model_dump(mode="json", exclude=_NOT_IN_DIGEST | replaced_by_files | {*OF_MIXTURE}),
+        "files": [pin.sha256 for pin in pinned.files.get("train", ())],
+        "commit": pinned.hub.commit if pinned.hub else None,
+        "fingerprint": pinned.fingerprint,
+        "code": code_digests(code),
+    }
 
 
 def find_start(recipe: Recipe, lock: Lock) -> tuple[Champion | None, str]:
@@ -127,23 +173,45 @@ def fetch_folders(work: Work, champion: Champion, where: str) -> dict[str, Path]
         return folders
     work.on_events([{"kind": "note", "message": f"{champion} is fetched from MLflow"}])
     shutil.rmtree(incomplete, ignore_errors=True)
-    with mlflow_errors():
-        from mlflow.artifacts import download_artifacts, list_artifacts
-
-        uri, tracking_uri, files = _find_uri(champion, where), settings.tracking_uri(), {}
-        served_by_code = bool(list_artifacts(artifact_uri=f"{uri}/{_SERVED_BY_CODE}", tracking_uri=tracking_uri))
-        for part in PARTS:
-            folder = _SERVED_BY_CODE if served_by_code else _LAYOUT[part]
-            listed = list_artifacts(artifact_uri=f"{uri}/{folder}", tracking_uri=tracking_uri)
-            files[part] = [file for entry in listed if part_of(file := Path(entry.path).name) == part]
-            (incomplete / part).mkdir(parents=True)
-            for file in files[part]:
-                source = f"{uri}/{folder}/{file}"
-                download_artifacts(artifact_uri=source, dst_path=str(incomplete / part), tracking_uri=tracking_uri)
-    if not all(files.values()) or not any(file.endswith(".safetensors") for file in files["model"]):
+    _download(champion, {part: incomplete / part for part in PARTS}, where)
+    if not any((incomplete / "model").glob("*.safetensors")) or not any((incomplete / "tokenizer").iterdir()):
         raise _build_error(champion, where, "has no model in safetensors with its tokenizer in MLflow")
     incomplete.rename(destination)
     return folders
+
+
+def find_tokenizer(champion: Champion, out: Path, where: str) -> Path:
+    """Finds the champion's folder with its tokenizer in a store; otherwise downloads the tokenizer from MLflow into
+    `out`. Raises UserError for the recipe's field `where`, and MlflowFailed."""
+    if found := _find_in_store(champion):
+        return found["tokenizer"]
+    _download(champion, {"tokenizer": out}, where)
+    return out
+
+
+def fetch_config(champion: Champion, where: str) -> dict[str, Any]:
+    """Downloads the champion's config.json from MLflow; empty if the version has none. Raises UserError for the
+    recipe's field `where`, and MlflowFailed."""
+    with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
+        _download(champion, {"model": Path(folder)}, where, only="config.json")
+        return read_json(Path(folder, "config.json"))
+
+
+def _download(champion: Champion, folders: Mapping[str, Path], where: str, only: str | None = None) -> None:
+    """Downloads the files of these parts, or only the file of a name, from MLflow into new or empty folders."""
+    with mlflow_errors():
+        from mlflow.artifacts import download_artifacts, list_artifacts
+
+        uri, tracking_uri = _find_uri(champion, where), settings.tracking_uri()
+        served_by_code = bool(list_artifacts(artifact_uri=f"{uri}/{_SERVED_BY_CODE}", tracking_uri=tracking_uri))
+        for part, out in folders.items():
+            folder = _SERVED_BY_CODE if served_by_code else LOGGED_PARTS[part]
+            listed = list_artifacts(artifact_uri=f"{uri}/{folder}", tracking_uri=tracking_uri)
+            out.mkdir(parents=True, exist_ok=True)
+            for file in (Path(entry.path).name for entry in listed):
+                if part_of(file) == part and only in (None, file):
+                    source = f"{uri}/{folder}/{file}"
+                    download_artifacts(artifact_uri=source, dst_path=str(out), tracking_uri=tracking_uri)
 
 
 def _find_uri(champion: Champion, where: str) -> str:
@@ -171,6 +239,10 @@ _MESSAGES = {
     "model.start_from": (
         "the version {}, which training starts from,",
         ": set this to base, and begin a new run (a resumed run keeps its start).",
+    ),
+    "model.path": (
+        "the version {}, which training starts from,",
+        ": name another one, and begin a new run (a resumed run keeps its start).",
     ),
     "NAME": ("the version {}", ": run its recipe again to register one that has."),
     "VERSION": ("the version {}, which training started from,", ": so the model cannot be reproduced here."),

@@ -35,10 +35,12 @@ from tasks.registry.versions import (
 )
 from tasks.tracking.connection import FLOW_RUN_TAG, connect, mlflow_errors, search_all
 from tasks.tracking.outbox import Outbox
+from tasks.tracking.reports import read_report
 from training.data.file_systems import is_url
 from training.jobs.protocol import write_atomically
 from training.problems import UserError, nearest
 from training.recipe import Recipe
+from training.recipe.version_names import split_version_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -132,13 +134,17 @@ def save_record(record: Mapping[str, Any]) -> str:
 def resolve_fields(recipe: Recipe, lock: Lock) -> dict[str, Any]:
     """All fields of the recipe, with names resolved to commits, paths made absolute, and numbers for `auto`."""
     values = recipe.model_dump(mode="json")
-    for section, pin in (("data", lock.data_hub), ("model", lock.model_hub)):
-        if pin is not None:
-            values[section]["revision"] = pin.commit
-    if lock.data_files and not is_url(recipe.data.path):
-        values["data"]["path"] = _absolute(recipe.data.path)
-        # Each file by its name: the folder may have got more files since.
-        values["data"]["splits"] = {s: [glob.escape(f.path) for f in files] for s, files in lock.data_files.items()}
+    if lock.model_hub is not None:
+        values["model"]["revision"] = lock.model_hub.commit
+    for section, pinned in zip(values["data"]["mix"] or [values["data"]], lock.sets, strict=False):
+        if pinned.hub is not None:
+            section["revision"] = pinned.hub.commit
+        if pinned.files and not is_url(section["path"]):
+            section["path"] = _absolute(section["path"])
+            # Each file by its name: the folder may have got more files since.
+            section["splits"] = {s: [glob.escape(f.path) for f in files] for s, files in pinned.files.items()}
+    if lock.model_version is not None:
+        values["model"]["path"] = str(lock.model_version)
     if lock.model_files and recipe.model.path and recipe.model.source == "folder":
         values["model"]["path"] = _absolute(recipe.model.path)
     if recipe.model.chat_template:
@@ -178,10 +184,7 @@ def find_version(name: str) -> dict[str, Any]:
 
     Raises UserError and MlflowFailed like `find_record`.
     """
-    model_name, at, alias = name.partition("@")
-    number = ""
-    if not at:
-        model_name, _, number = name.partition("/")
+    model_name, alias, number = split_version_name(name)
     with mlflow_errors():
         client = connect()
         model = need_model(client, model_name)
@@ -232,7 +235,14 @@ def _describe_rows(data: Ref | None) -> dict[str, Any] | None:
     labels = None
     with contextlib.suppress(OSError, ValueError):
         labels = json.loads((data.path / "labels.json").read_text())
-    return {"figures": data.figures, "labels": labels, "digest": data.digest}
+    return {"figures": data.figures, "labels": labels, "digest": data.digest, **_describe_mixture(data)}
+
+
+def _describe_mixture(data: Ref) -> dict[str, Any]:
+    """The table of the sets of a mixture; empty without one."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return {"mixture": read_report(data.path)["mixture"]}
+    return {}
 
 
 def list_model_files(key: str) -> dict[str, dict[str, Any]] | None:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from tasks.cache.code import code_behind
 from tasks.registry.predict_rows import fetch_model, find_parts
 from tasks.registry.program_settings import LogModelSettings
+from tasks.registry.versions import LOGGED_PARTS
 from tasks.tracking.connection import mlflow_errors
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job
 from training.jobs.search_path import PROJECT, hide_package
+from training.models.repository_files import part_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,6 +70,8 @@ def _log_and_register(job_dir: Path, job: Job, settings: LogModelSettings, event
             else _build_python_model(task_type, folder, settings, job_dir / "code")
         ),
     )
+    if task_type.pipeline:
+        _replace_files(info.model_id, folder, job_dir / "files")
     events.progress(done=1, total=3)
     predictions = _compare(task_type, fetch_model(info.model_uri, job_dir / "logged"), rows, stored, settings)
     served = mlflow.pyfunc.load_model(info.model_uri).predict(inputs.to_pylist())
@@ -96,6 +100,19 @@ def _build_pipeline_model(task_type: TaskType, folder: Path, settings: LogModelS
         "model_config": {"truncation": True, "max_length": settings.max_length},
         "validate_serving_input": False,  # the caller compares the served predictions
     }
+
+
+def _replace_files(model_id: str, folder: Path, aside: Path) -> None:
+    """Replaces the configurations and the tokenizer that MLflow has written anew by the files of the folder. A training
+    that starts from the registered version then has the same bytes on every machine."""
+    from mlflow import MlflowClient
+
+    for part, place in LOGGED_PARTS.items():
+        (aside / part).mkdir(parents=True)
+        for file in folder.iterdir():
+            if part_of(file.name) == part and ".safetensors" not in file.name:
+                shutil.copyfile(file, aside / part / file.name)
+        MlflowClient().log_model_artifacts(model_id, str(aside / part), place)
 
 
 def _build_python_model(task_type: TaskType, folder: Path, settings: LogModelSettings, code: Path) -> dict[str, Any]:

@@ -15,12 +15,19 @@ from typing import Any
 import yaml
 
 from tasks.cache import store
-from tasks.cache.refs import Lock, Ref, Verdict
+from tasks.cache.refs import Lock, PinnedRows, Ref, Verdict
 from tasks.hub.client import repository_url
 from tasks.tracking.export_reports import tabulate_exports
-from tasks.tracking.reports import find_worst_groups, format_markdown, make_printable, tabulate_scores
+from tasks.tracking.reports import (
+    find_worst_groups,
+    format_markdown,
+    make_printable,
+    read_report,
+    tabulate_mixture,
+    tabulate_scores,
+)
 from training import task_types
-from training.recipe import Recipe
+from training.recipe import Data, Recipe
 from training.recipe.tables.exports import EXPORTS
 
 CURVES = "loss.png"
@@ -49,7 +56,7 @@ def build_card(
         library_name=LIBRARY,
         pipeline_tag=task_types.load(**recipe.task_and_options).hub_task,
         base_model=recipe.model.path if lock.model_hub else None,
-        datasets=[recipe.data.path] if lock.data_hub else None,
+        datasets=[one.path for one, pinned in zip(recipe.data.sets, lock.sets, strict=False) if pinned.hub] or None,
         tags=[*hub.tags, *(["onnx"] if exports and "onnx" not in hub.tags else [])] or None,
         metrics=sorted({_convert_metric(metric) for metrics in scores.figures.values() for metric in metrics}),
         model_name=hub.repo.partition("/")[2],
@@ -98,8 +105,8 @@ def _build_sections(
 
 
 def _build_introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: Ref, verdict: Verdict) -> str:
-    if champion := lock.started_from:
-        base = f"version {champion.version} of `{champion.name}`, which was the champion"
+    if start := lock.start:
+        base = f"version {start.version} of `{start.name}`" + (", which was the champion" if lock.started_from else "")
     elif lock.model_hub:
         url = repository_url("model", str(recipe.model.path))
         base = f"[{recipe.model.path}]({url}) at commit `{lock.model_hub.commit}`"
@@ -107,7 +114,7 @@ def _build_introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: 
         base = "a model made from a configuration" if recipe.model.source == "scratch" else "a model in a folder"
     names = ", ".join(_format_code(label) for label in labels[:20]) + (", …" if len(labels) > 20 else "")
     sentence = task_types.load(**recipe.task_and_options).card_sentence.format(
-        text="pair of texts" if len(recipe.data.text or ()) > 1 else "text",
+        text="pair of texts" if len(recipe.data.sets[0].text or ()) > 1 else "text",
         labels=f"{len(labels)} labels: {names}",
     )
     chosen = f" Its settings are those of {selection}." if (selection := verdict.selection) else ""
@@ -130,22 +137,31 @@ def _describe_exports(exports: Mapping[str, Any]) -> str:
 
 
 def _describe_rows(recipe: Recipe, lock: Lock, data: Ref) -> str:
-    if lock.data_hub:
-        link = f"[{recipe.data.path}]({repository_url('dataset', recipe.data.path)})"
-        origin = f"{link} at commit `{lock.data_hub.commit}`" + (
-            f", configuration `{recipe.data.config}`" if recipe.data.config else ""
-        )
-    elif lock.data_files:
-        digests = [f"`{pin.sha256[:12]}`" for files in lock.data_files.values() for pin in files]
-        more = f" and {len(digests) - 10} more" if len(digests) > 10 else ""
-        origin = f"Files ({recipe.data.source}) with SHA-256 {', '.join(digests[:10])}{more}"
-    else:
-        origin = f"The Python object `{recipe.data.path}`" + (
-            f", fingerprint {_format_code(make_printable(lock.data_fingerprint))}" if lock.data_fingerprint else ""
-        )
+    sections = recipe.data.sets
+    origins = [_describe_origin(one, pinned) for one, pinned in zip(sections, lock.sets, strict=True)]
+    origin = origins[0]
+    if recipe.data.mix is not None:
+        listed = zip(recipe.data.set_names, origins, strict=True)
+        origin = "A mixture of:\n\n" + "\n".join(f"* {_format_code(name)}: {text}." for name, text in listed)
+        table = format_markdown(tabulate_mixture(read_report(data.path)["mixture"]))
+        origin += f"\n\n{table}\n\nThe seed of the mixture is {recipe.data.mix_seed}"
     counts = {name.removesuffix("_rows"): n for name, n in data.figures.items() if name.endswith("_rows")}
     rows = ", ".join(f"{split} {n:,}" for split, n in counts.items())
     return f"{origin}.\n\nRows: {rows}. Digest of the rows: `{data.digest}`."
+
+
+def _describe_origin(data: Data, pinned: PinnedRows) -> str:
+    """Describes the source of one set of rows."""
+    if pinned.hub:
+        link = f"[{data.path}]({repository_url('dataset', data.path)})"
+        configuration = f", configuration `{data.config}`" if data.config else ""
+        return f"{link} at commit `{pinned.hub.commit}`{configuration}"
+    if pinned.files:
+        digests = [f"`{pin.sha256[:12]}`" for files in pinned.files.values() for pin in files]
+        more = f" and {len(digests) - 10} more" if len(digests) > 10 else ""
+        return f"Files ({data.source}) with SHA-256 {', '.join(digests[:10])}{more}"
+    mark = f", fingerprint {_format_code(make_printable(pinned.fingerprint))}" if pinned.fingerprint else ""
+    return f"The Python object `{data.path}`{mark}"
 
 
 def _describe_limits(recipe: Recipe, predictions: Ref, scores: Ref, labels: list[str], verdict: Verdict) -> str:
@@ -214,9 +230,13 @@ def _build_reproduction(recipe: Recipe, lock: Lock, trained: Ref) -> str:
 def pin_recipe(recipe: Recipe, lock: Lock) -> dict[str, Any]:
     """Returns the recipe's fields that differ from their defaults, with revisions and `auto` values resolved."""
     values = recipe.model_dump(mode="json", exclude_defaults=True)
-    for section, pin in (("data", lock.data_hub), ("model", lock.model_hub)):
-        if pin is not None:
-            values[section]["revision"] = pin.commit
+    if lock.model_hub is not None:
+        values["model"]["revision"] = lock.model_hub.commit
+    for section, pinned in zip(values["data"].get("mix") or [values["data"]], lock.sets, strict=True):
+        if pinned.hub is not None:
+            section["revision"] = pinned.hub.commit
+    if lock.model_version is not None:
+        values["model"]["path"] = str(lock.model_version)
     resolved = {"num_processes": lock.num_processes, "mixed_precision": lock.mixed_precision}
     return {**values, "compute": {**values.get("compute", {}), **resolved}}
 
@@ -229,7 +249,7 @@ def _build_results(recipe: Recipe, lock: Lock, scores: Ref) -> list[Any]:
     return [
         EvalResult(
             task_type=task_types.load(**recipe.task_and_options).hub_task,
-            dataset_type=data.path if lock.data_hub else data.source,
+            dataset_type=data.path if lock.data_hub else data.source,  # `mix` for a mixture
             dataset_name=data.path if lock.data_hub else recipe.name,
             dataset_config=data.config,
             dataset_split=split,

@@ -25,7 +25,8 @@ from training.problems import Problem, UserError, nearest
 from training.recipe import Data, Recipe, parse
 from training.recipe.drift import Drift
 from training.recipe.tables.formats import FORMATS
-from training.recipe.tables.metrics import PAIRS
+from training.recipe.tables.metrics import PAIRS, RATED
+from training.recipe.version_names import split_version_name
 
 LABELLED = tuple(suffix for suffix in READ if suffix != ".txt")
 """The suffixes of files that can have labels."""
@@ -61,8 +62,7 @@ def find_monitored(model: str, own_task: str = "") -> Monitored:
 
     Raises UserError as `prediction_job.find_model` does, and for a version that no run of this project registered.
     """
-    name, at, alias = model.partition("@")
-    name, _, number = (name, "", "") if at else name.partition("/")
+    name, alias, number = split_version_name(model)
     spec = find_model(name, alias, number, own_task)
     version = spec.uri.rpartition("/")[2]
     with mlflow_errors():
@@ -92,10 +92,17 @@ def find_monitored(model: str, own_task: str = "") -> Monitored:
 
 
 def require_single_inputs(version: Monitored) -> None:
-    """Raises UserError for a model whose rows are pairs of answers: it has no one prediction of a row to observe."""
-    if task_types.class_of(version.task).prediction_type == PAIRS:
-        message = f"{version.champion} compares pairs of answers (task {version.task}), whose drift is not measured. "
-        message += "`finetune evaluate` measures it on new pairs."
+    """Raises UserError for a model that rates or compares answers: it has no one prediction of a row to observe."""
+    if task_types.class_of(version.task).prediction_type in (PAIRS, RATED):
+        message = f"{version.champion} compares answers (task {version.task}), whose drift is not measured: "
+        raise build_error("NAME", message + "compare it with a new model on new rows, by `finetune run`.")
+
+
+def require_no_reference(version: Monitored) -> None:
+    """Raises UserError for a model whose figures are relative to a reference model, which new rows have no part of."""
+    if task_types.load(version.task, version.options).needs_reference:
+        message = f"figures of {version.champion} are relative to its base model (task {version.task}), whose part is "
+        message += "not computed for new rows: add them to a split of the recipe, and `finetune run` compares it there."
         raise build_error("NAME", message)
 
 
@@ -133,7 +140,8 @@ def read_recipe(version: Monitored) -> Recipe:
 
 
 def labelled_data(recipe: Recipe, rows: Ref, files: Sequence[PinnedFile]) -> Data:
-    """The recipe's section `data` for rows in these files, with the labels of the version in their order.
+    """The recipe's section `data` for rows in these files, with the labels of the version in their order. Of a mixture
+    they have the columns of the first set.
 
     Equal rows are no fault here, and rows that lack a text or a label are left out with a warning. Raises UserError for
     files of several formats.
@@ -145,7 +153,7 @@ def labelled_data(recipe: Recipe, rows: Ref, files: Sequence[PinnedFile]) -> Dat
     (source,) = formats
     kept = {"text", "label", "columns", "label_separator", "rename", "cast", "filter", "max_file_gb"}
     kept |= set(FORMATS[source].fields)
-    values = recipe.data.model_dump(mode="json", include=kept)
+    values = recipe.data.sets[0].model_dump(mode="json", include=kept)
     levels = dict.fromkeys(("duplicates", "conflicting_labels", "shared_rows", "absent_label"), "ignore")
     levels |= dict.fromkeys(("blank_text", "missing_label"), "warning")
     names = label_names(rows)

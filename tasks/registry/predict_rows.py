@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.registry.program_settings import PredictRowsSettings
+from tasks.registry.versions import LOGGED_PARTS
 from tasks.tracking.connection import mlflow_errors
 from training.data.faults import Faults
 from training.data.model_inputs import Values, to_batch
@@ -92,7 +93,7 @@ def _missing_files(uri: str, reason: str) -> UserError:
 def find_parts(folder: Path) -> tuple[Path, Path]:
     """The folders of a logged model's weights and of its tokenizer."""
     code = folder / "artifacts" / "model"
-    return (code, code) if code.is_dir() else (folder / "model", folder / "components" / "tokenizer")
+    return (code, code) if code.is_dir() else (folder / LOGGED_PARTS["model"], folder / LOGGED_PARTS["tokenizer"])
 
 
 if __name__ == "__main__":

@@ -56,15 +56,15 @@ class FigurePair(NamedTuple):
 def start_model(record: Mapping[str, Any]) -> Iterator[Path | None]:
     """A temporary folder of links to the registered model that training started from, taken from the store or MLflow;
     None if training started from the base model. Raises UserError if the model is no longer available."""
-    champion = Lock.model_validate(record["lock"]).started_from
-    if champion is None:
+    version = Lock.model_validate(record["lock"]).start
+    if version is None:
         yield None
         return
     work = Work(key=f"start-{uuid.uuid4().hex[:12]}", out=Path(os.devnull), run="")
     folder = work.job / "start"
     try:
         with in_use():  # the store keeps the linked files
-            parts = _find_load_model(record) or find_folders(work, champion, "VERSION")
+            parts = _find_load_model(record) or find_folders(work, version, "VERSION")
             folder.mkdir(parents=True)
             for file in (file for part in parts.values() for file in part.iterdir()):
                 (folder / file.name).symlink_to(file)
@@ -108,7 +108,7 @@ def find_stored_inputs(record: Mapping[str, Any]) -> dict[str, Ref]:
     """The recorded rows and base model, by stage, if the files that they were made of are missing here: from this home
     or the shared store. Empty if nothing is missing, or not all of it is stored."""
     recorded = Lock.model_validate(record["lock"])
-    files = {"load_data": _data_files(recorded), "load_model": [*recorded.model_files.values()]}
+    files = {"load_data": recorded.all_data_files, "load_model": [*recorded.model_files.values()]}
     missing = [stage for stage, pinned in files.items() if any(map(_is_missing, pinned))]
     keys = {stage["name"]: stage["key"] for stage in record["stages"]}
     found: dict[str, Ref] = {}
@@ -123,8 +123,14 @@ def _is_missing(file: PinnedFile) -> bool:
     return not is_url(file.path) and not Path(file.path).exists()
 
 
-def use_stored_inputs(record: Mapping[str, Any], inputs: Mapping[str, Ref], folders: Mapping[str, Path]) -> Lock:
-    """Links the artifacts into the present home, from these folders, and returns the recorded lock."""
+def use_stored_inputs(
+    record: Mapping[str, Any],
+    inputs: Mapping[str, Ref],
+    folders: Mapping[str, Path],
+    start: Mapping[str, PinnedFile] | None,
+) -> Lock:
+    """Links the artifacts into the present home, from these folders, and returns the recorded lock. `start` are the
+    files of the registered model that training starts from, which the present home may lack."""
     for stage, ref in inputs.items():
         target = store.folder(stage, ref.key)
         if not target.exists():
@@ -134,15 +140,19 @@ def use_stored_inputs(record: Mapping[str, Any], inputs: Mapping[str, Ref], fold
             shutil.copytree(folders[stage], aside, copy_function=store.link_or_copy)
             (aside / store.RECORD).unlink(missing_ok=True)
             aside.rename(target)
-    return Lock.model_validate(record["lock"])
+    lock = Lock.model_validate(record["lock"])
+    if start is None or "load_model" in inputs:
+        return lock
+    of_folder = {"started_from": None, "model_version": None, "model_files": {**start, **lock.model_files}}
+    return lock.model_copy(update=of_folder)
 
 
 def require_recorded_files(record: Mapping[str, Any], lock: Lock) -> None:
     """Raises UserError for every recorded file that is missing in the lock or has other content."""
     recorded = Lock.model_validate(record["lock"])
-    here = {file.path: file.sha256 for file in (*_data_files(lock), *lock.model_files.values())}
+    here = {file.path: file.sha256 for file in (*lock.all_data_files, *lock.model_files.values())}
     problems = []
-    for kind, files in (("data", _data_files(recorded)), ("model", recorded.model_files.values())):
+    for kind, files in (("data", recorded.all_data_files), ("model", recorded.model_files.values())):
         for file in files:
             digest = here.get(file.path)
             if digest == file.sha256:
@@ -156,8 +166,10 @@ def require_recorded_files(record: Mapping[str, Any], lock: Lock) -> None:
         raise UserError(problems)
 
 
-def _data_files(lock: Lock) -> list[PinnedFile]:
-    return [file for split in lock.data_files.values() for file in split]
+def _fingerprints(lock: Lock) -> str | None:
+    """The fingerprints of the sets of rows that have one, without credentials."""
+    found = [settings.without_credentials(one.fingerprint) for one in lock.sets if one.fingerprint]
+    return "; ".join(found) or None
 
 
 def set_recorded_threads(record: Mapping[str, Any]) -> None:
@@ -188,9 +200,8 @@ def differences(record: Mapping[str, Any], lock: Lock, machine: Mapping[str, Any
     here: dict[str, Any] = {f"library {name}": _find_version(name) for name in record["libraries"]}
     here |= {f"code {path}": digest for path, digest in _digest_code(record["code"]["files"]).items()}
     here |= {name: machine[name] for name in ("device", "threads") if name in machine}
-    recorded["rows' fingerprint"] = record["lock"]["data_fingerprint"]
-    fingerprint = lock.data_fingerprint
-    here["rows' fingerprint"] = fingerprint and settings.without_credentials(fingerprint)
+    recorded["rows' fingerprint"] = _fingerprints(Lock.model_validate(record["lock"]))
+    here["rows' fingerprint"] = _fingerprints(lock)
     return [
         Difference(name, _shorten(value), _shorten(here.get(name)))
         for name, value in recorded.items()

@@ -26,6 +26,8 @@ PRECISION_TAG = "finetune.mixed_precision"
 DATA_TAG = "finetune.data"
 ROWS_TAG = "finetune.rows_digest"
 STARTED_FROM_TAG = "finetune.started_from"
+BASE_VERSION_TAG = "finetune.base_model_version"
+"""The registered version that is the base model, for `model.source: registry`."""
 DATA_COMMIT_TAG = "finetune.data_commit"
 DATA_FILES_TAG = "finetune.data_files"
 GIT_COMMIT_TAG = "finetune.git_commit"
@@ -43,6 +45,9 @@ DRIFT_TAG = "finetune.drift"
 """The verdict of the last drift report."""
 # Tags of a registered model: the names of its aliases, if its recipe renames them.
 ALIAS_TAGS = {"champion": "finetune.champion", "challenger": "finetune.challenger"}
+
+LOGGED_PARTS = {"model": "model", "tokenizer": "components/tokenizer"}
+"""Folders of a model that mlflow.transformers has logged."""
 
 SHOWN_VERSIONS = 20
 MAX_PAGE = 10_000

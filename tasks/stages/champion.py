@@ -15,6 +15,7 @@ from tasks.jobs.commands import build_predict_launch
 from tasks.registry.champions import find_current, find_folders
 from training import task_types
 from training.recipe import Recipe
+from training.recipe.answered_prompts import answered_prompts
 from training.recipe.program_settings import PredictChampionSettings
 
 
@@ -42,10 +43,11 @@ def find_champion(work: Work, recipe: Recipe, trained: Ref, scores: Ref) -> Cham
 def prediction_inputs(recipe: Recipe, lock: Lock, data: Ref, champion: Champion) -> Inputs:
     """The champion's model and options, the rows and labels, and the number format of prediction."""
     split, task_type = recipe.judged_split, task_types.load(**_task_and_options(recipe, champion))
+    answers = task_type.options_of("answers") if answered_prompts(recipe) else {}
     return Inputs(
         {
             "task": recipe.task,
-            "options": task_type.options_of("tokenize") | task_type.options_of("predict"),
+            "options": task_type.options_of("tokenize") | task_type.options_of("predict") | answers,
             "split": split,
             "tokens": {"max_length": champion.max_length},
             "compute": {"mixed_precision": lock.mixed_precision},
@@ -57,6 +59,7 @@ def prediction_inputs(recipe: Recipe, lock: Lock, data: Ref, champion: Champion)
             },
         },
         code=["training.programs.predict_champion", *task_types.code_modules(recipe.task)],
+        outside=() if answers else ("training.engine.answers", "training.evaluation.generated_answers"),
         named=task_types.user_code(recipe.task),
         libraries=("torch", "transformers", "tokenizers", "pyarrow", *task_type.libraries),
     )
@@ -89,6 +92,7 @@ def predict_champion(work: Work, recipe: Recipe, lock: Lock, data: Ref, champion
             labels=json.loads((data.path / "labels.json").read_text()),
             champion=str(champion),
             max_length=champion.max_length,
+            answered_prompts=answered_prompts(recipe),
             batch_size=batch_size,
             mixed_precision=precision,
         ),

@@ -18,8 +18,9 @@ from tasks.registry.champions import find_current
 from tasks.registry.comparisons import number_comparison
 from training import task_types
 from training.recipe import Recipe
+from training.recipe.answered_prompts import answered_prompts
 from training.recipe.program_settings import CompareSettings
-from training.recipe.tables.metrics import entries
+from training.recipe.tables.metrics import WIN_RATE, entries
 
 
 def has_opponent(recipe: Recipe, champion: Champion | None) -> bool:
@@ -80,8 +81,15 @@ def _describe_test(recipe: Recipe, predictions: Ref, opponent: Ref | None) -> di
 
 def _user_code(recipe: Recipe) -> dict[str, str]:
     """The user code of a comparison, by recipe field."""
+    judge = {"evaluation.judge": recipe.evaluation.judge} if recipe.compared_by == WIN_RATE else {}
     metrics = {f"evaluation.metrics[{index}]": name for index, name in enumerate(recipe.compared_metrics)}
-    return task_types.user_code(recipe.task) | metrics
+    return task_types.user_code(recipe.task) | metrics | {field: str(name) for field, name in judge.items()}
+
+
+def _answers(recipe: Recipe) -> dict[str, Any]:
+    """The settings of comparisons of answers; empty if nothing reads them."""
+    judge, lengths = recipe.evaluation.judge, "generated_length" in recipe.evaluation.metrics
+    return {"judge": judge, "lengths": lengths} if answered_prompts(recipe) and (judge or lengths) else {}
 
 
 def inputs(
@@ -115,6 +123,7 @@ def inputs(
             },
             **({"comparison": number.comparison} if number else {}),
             "less_is_better": recipe.less_is_better,
+            **({"answers": answers} if (answers := _answers(recipe)) else {}),
             "champion": str(champion) if champion else None,
             "upstream": {
                 "load_data": data.parts[f"{split}.arrow"],
@@ -128,7 +137,8 @@ def inputs(
             *task_types.code_modules(recipe.task),
             *task_types.metric_modules(recipe.task, recipe.compared_metrics),
         ],
-        named=_user_code(recipe),
+        outside=() if answers else ("training.evaluation.judgements",),
+        named=_user_code(recipe) | ({"evaluation.judge": judge} if (judge := recipe.evaluation.judge) else {}),
         libraries=("evaluate", "numpy", "scikit-learn", "scipy"),
     )
 
@@ -161,6 +171,7 @@ def compare(
             margin=_margin(recipe, champion),
             confidence=_confidence(recipe, number),
             champion=str(champion) if champion else None,
+            **_answers(recipe),
             warnings=list(_label_warnings(champion, opponent))
             if champion and opponent and opponent.stage == "predict_champion"
             else [],

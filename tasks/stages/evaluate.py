@@ -19,6 +19,7 @@ from tasks.registry.monitored import Monitored, find_predictions, find_rows, lab
 from tasks.tracking.reports import emit_warnings, read_report
 from training import task_types
 from training.recipe import Recipe
+from training.recipe.mixture import OF_MIXTURE
 from training.recipe.monitoring_settings import EvaluateSettings
 from training.recipe.program_settings import PredictChampionSettings
 from training.recipe.rules.column_rules import code_for_rows, source_columns
@@ -36,7 +37,7 @@ def load_inputs(version: Monitored, recipe: Recipe, rows: Ref, files: Sequence[P
     source = SOURCES[data.source]
     return Inputs(
         {
-            "data": data.model_dump(exclude={"path", "config", "revision", "splits", "max_file_gb"}),
+            "data": data.model_dump(exclude={"path", "config", "revision", "splits", "max_file_gb", *OF_MIXTURE}),
             "task": {"name": version.task, "options": options},
             "files": [pin.sha256 for pin in files],
         },
@@ -159,15 +160,16 @@ def evaluate(work: Work, version: Monitored, recipe: Recipe, labelled: Ref, pred
         inputs={"predictions": predicted.path, "data": labelled.path, **folders},
     )
     for name in recipe.evaluation.metrics:
-        if name not in _metrics(recipe):
+        if ":" in name:
             message = f"{name} is left out: the registry names code, and code that a registry names is not run."
             work.on_events([{"kind": "warning", "message": message}])
     return figures
 
 
 def _metrics(recipe: Recipe) -> list[str]:
-    """The project's own metrics of the recipe."""
-    return [name for name in recipe.evaluation.metrics if ":" not in name]
+    """The project's own metrics of the recipe, without those of answers, which are not generated here."""
+    left_out = task_types.class_of(recipe.task).answer_metrics
+    return [name for name in recipe.evaluation.metrics if ":" not in name and name not in left_out]
 
 
 def record_inputs(version: Monitored, recipe: Recipe, labelled: Ref, evaluated: Ref, names: Sequence[str]) -> Inputs:

@@ -13,7 +13,7 @@ from training import task_types
 from training.problems import Problem, UserError, nearest
 from training.recipe import Recipe
 from training.recipe.rules.slice_rules import FEWEST_ROWS, slice_of, unfitting_floor
-from training.recipe.tables.metrics import METRICS, entries, more_is_better
+from training.recipe.tables.metrics import METRICS, WIN_RATE, entries, more_is_better
 
 ROUNDING = 1e-12  # 1 - 0.95 is a little more than 0.05, and 1 - 0.9 a little less than 0.1
 MOST_LISTED = 10
@@ -147,7 +147,8 @@ def _decide(
     if comparison.better:
         return "promote", f"{described}."
     if comparison.baseline:
-        rule = "without a champion to be compared with, it must be better than one answer for every row: "
+        opponent = comparison.champion if comparison.metric == WIN_RATE else "one answer for every row"
+        rule = f"without a champion to be compared with, it must be better than {opponent}: "
         return "keep", f"{rule}{described}{_describe_unbeatable(comparison)}."
     return "keep", f"{described}."
 

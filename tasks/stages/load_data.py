@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from tasks.cache.code import figures_code
 from tasks.cache.input_files import Progress, require_unchanged
-from tasks.cache.refs import Lock
+from tasks.cache.refs import Lock, PinnedRows
 from tasks.cache.stage import Inputs, Work, stage
 from tasks.hub.client import explain_read_errors
 from tasks.tracking.reports import emit_warnings, read_report
 from training.data.sources import delimiter_of, split_names
-from training.recipe import Recipe
+from training.recipe import Data, Recipe
+from training.recipe.mixture import OF_MIXTURE, SHARED
 from training.recipe.rules.column_rules import code_for_rows, source_columns
 from training.recipe.tables.formats import SOURCES
 
@@ -22,37 +24,69 @@ NOT_INPUTS = {"path", "config", "revision", "splits", "max_file_gb"}
 
 
 def inputs(recipe: Recipe, lock: Lock) -> Inputs:
-    """The settings of reading and checking, the files' content, the commit or the object's code and fingerprint."""
+    """The settings of reading and checking, the files' content, the commit or the object's code and fingerprint; of a
+    mixture those of each set, with names, weights and epochs."""
     data, wanted = recipe.data, source_columns(recipe)
     columns = {column.name: column.form + " or nothing" * column.may_be_empty for column in wanted.columns}
-    source = SOURCES[data.source]
     code, named, options = code_for_rows(recipe)
-    settings = data.model_dump(exclude=NOT_INPUTS)
-    settings["checks"].pop("truncated", None)  # an input of tokenize
-    if data.source == "csv":  # a file's name decides its delimiter
-        pinned = (pin.path for split in lock.data_files.values() for pin in split)
-        settings["delimiter"] = [delimiter_of(path, data) for path in pinned]
-    if data.source in ("hub", "python"):
-        settings |= data.model_dump(include={"path", "config"}) | {"splits": split_names(data, wanted.evaluated)}
-    files = {split: [pin.sha256 for pin in pinned] for split, pinned in lock.data_files.items()}
+    task = {"options": options, "columns": columns, "checks": dict(wanted.task_type.checks)}
+    sources = [SOURCES[one.source] for one in data.sets]
+    if data.mix is None:
+        values, names = _inputs_of_set(data, lock.sets[0], wanted.evaluated)
+    else:
+        sets, files, names = dict[str, Any](), dict[str, list[str]](), dict[str, str]()
+        for index, (name, entry) in enumerate(zip(data.set_names, data.mix, strict=True)):
+            found, shown = _inputs_of_set(data.sets[index], lock.sets[index], wanted.evaluated)
+            found["data"] = {key: value for key, value in found["data"].items() if key not in SHARED}
+            files |= {f"{name}/{split}": digests for split, digests in found.pop("files").items()}
+            sets[name] = {"weight": entry.weight, "epochs": entry.epochs, **found}
+            for key, value in shown.items():
+                part, _, split = key.partition(".")
+                names[f"files.{name}/{split}" if part == "files" else f"mix.{name}.{key}"] = f"{name}: {value}"
+        shared = _settings(data, {*SHARED, *OF_MIXTURE[1:]}, exclude=set())
+        values = {"data": shared, "mix": sets, "sets": list(sets), "files": files}
     return Inputs(
-        {
-            "data": settings,
-            "task": {"options": options, "columns": columns, "checks": dict(wanted.task_type.checks)},
-            "files": files,
-            "commit": lock.data_hub.commit if lock.data_hub else None,
-            "fingerprint": lock.data_fingerprint,
-        },
-        code=["training.data.load_rows", source.reader.partition(":")[0], *code],
+        {**values, "task": task},
+        code=["training.data.load_rows", *dict.fromkeys(one.reader.partition(":")[0] for one in sources), *code],
         outside=figures_code(recipe.task),
-        named=named | ({"data.path": data.path} if data.source == "python" else {}),
-        libraries=source.libraries,
-        names={
-            "commit": f"{data.path} at {data.revision or 'main'}",
-            "fingerprint": f"what {data.path} is made from",
-            **{f"files.{split}": ", ".join(p.path for p in pinned) for split, pinned in lock.data_files.items()},
-        },
+        named=named | {where: one.path for where, one in _objects(data)},
+        libraries=tuple(dict.fromkeys(library for one in sources for library in one.libraries)),
+        names=names,
     )
+
+
+def _inputs_of_set(data: Data, pinned: PinnedRows, evaluated: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The inputs of one set of rows, and what names of them stand for."""
+    settings = _settings(data, None, exclude=NOT_INPUTS | {*OF_MIXTURE})
+    if data.source == "csv":  # a file's name decides its delimiter
+        settings["delimiter"] = [delimiter_of(pin.path, data) for files in pinned.files.values() for pin in files]
+    if data.source in ("hub", "python"):
+        settings |= data.model_dump(include={"path", "config"}) | {"splits": split_names(data, evaluated)}
+    values = {
+        "data": settings,
+        "files": {split: [pin.sha256 for pin in files] for split, files in pinned.files.items()},
+        "commit": pinned.hub.commit if pinned.hub else None,
+        "fingerprint": pinned.fingerprint,
+    }
+    names = {
+        "commit": f"{data.path} at {data.revision or 'main'}",
+        "fingerprint": f"what {data.path} is made from",
+        **{f"files.{split}": ", ".join(pin.path for pin in files) for split, files in pinned.files.items()},
+    }
+    return values, names
+
+
+def _settings(data: Data, include: set[str] | None, exclude: set[str]) -> dict[str, Any]:
+    settings = data.model_dump(include=include, exclude=exclude)
+    settings["checks"].pop("truncated", None)  # an input of tokenize
+    return settings
+
+
+def _objects(data: Data) -> Iterator[tuple[str, Data]]:
+    """The sets of rows that Python objects provide, by the recipe field that names the object."""
+    for index, one in enumerate(data.sets):
+        if one.source == "python":
+            yield "data.path" if data.mix is None else f"data.mix[{index}].path", one
 
 
 @stage(inputs, may_repeat=True)
@@ -77,11 +111,22 @@ def load_rows(recipe: Recipe, lock: Lock, out: Path, progress: Progress) -> Mapp
     """
     from training.data.load_rows import load
 
-    task_type, evaluated = source_columns(recipe).task_type, recipe.evaluation.splits
-    if lock.data_hub is None:
-        files = {split: [pin.path for pin in pinned] for split, pinned in lock.data_files.items()}
-        figures = load(recipe.data, task_type, files, out, progress, evaluated)
-        require_unchanged(pin for pinned in lock.data_files.values() for pin in pinned)
-        return figures
-    with explain_read_errors("dataset", recipe.data.path, lock.data_hub.commit):
-        return load(recipe.data, task_type, {"commit": lock.data_hub.commit}, out, progress, evaluated)
+    task_type, evaluated, data = source_columns(recipe).task_type, recipe.evaluation.splits, recipe.data
+    pinned = [
+        {"commit": one.hub.commit}
+        if one.hub
+        else {split: [pin.path for pin in files] for split, files in one.files.items()}
+        for one in lock.sets
+    ]
+
+    def explain(index: int) -> AbstractContextManager[None]:
+        hub = lock.sets[index].hub
+        return explain_read_errors("dataset", data.sets[index].path, hub.commit) if hub else nullcontext()
+
+    if data.mix is not None:
+        figures = load(data, task_type, pinned, out, progress, evaluated, explain)
+    else:
+        with explain(0):
+            figures = load(data, task_type, pinned[0], out, progress, evaluated)
+    require_unchanged(lock.all_data_files)
+    return figures

@@ -29,17 +29,18 @@ from training.recipe.rules.column_rules import source_columns
 
 
 def inputs(recipe: Recipe, lock: Lock, data: Ref | None) -> Inputs:
-    """The champion's content; else the commit, the files' content, or the configuration, the seed and the rows that the
-    tokenizer is trained on.
+    """The registered version's content; else the commit, the files' content, or the configuration, the seed and the
+    rows that the tokenizer is trained on.
 
     `data` is only given for a model from scratch.
     """
-    model, pinned, champion = recipe.model, lock.model_hub, lock.started_from
+    model, pinned, champion = recipe.model, lock.model_hub, lock.start
     files = {name: pin.sha256 for name, pin in lock.model_files.items()}
     names = {f"files.{name}": pin.path for name, pin in lock.model_files.items()}
     replacing = {"files": files} if files else {}
     if champion is not None:
-        names["model.champion"] = "the model of the champion that training starts from"
+        named = "the champion" if lock.started_from else model.path
+        names["model.champion"] = f"the model of {named} that training starts from"
         return Inputs({"model": {"champion": champion.model}, **replacing}, names=names)
     if data is not None:
         wanted = source_columns(recipe)
@@ -70,13 +71,13 @@ def load_model(work: Work, recipe: Recipe, lock: Lock, data: Ref | None) -> Mapp
         _copy(pinned, work.out)
         return figures
     files: dict[str, Path] = {}
-    if lock.started_from is not None:
-        folders = find_folders(work, lock.started_from, "model.start_from")
+    if lock.start is not None:
+        folders = find_folders(work, lock.start, lock.start_field)
         files = {file.name: file for part, folder in folders.items() for file in _list_part(folder, part)}
     elif lock.model_hub is not None:
         files = _download(str(recipe.model.path), lock.model_hub.commit)
     _copy(files | pinned, work.out)
-    require_vocabulary(work.out / "tokenizer", str(lock.started_from or recipe.model.path))
+    require_vocabulary(work.out / "tokenizer", str(lock.start or recipe.model.path))
     size = sum(path.stat().st_size for path in (work.out / "model").glob("*.safetensors"))
     return {"megabytes": round(size / 1e6, 1)}
 

@@ -13,7 +13,7 @@ from tasks.cache import settings
 from tasks.cache.code import git_commit, library_versions
 from tasks.cache.digests import digest_of
 from tasks.cache.locks import named_lock
-from tasks.cache.refs import Lock, Promotion, Ref, Verdict, Version, by_stage
+from tasks.cache.refs import Lock, PinnedFile, Promotion, Ref, Verdict, Version, by_stage
 from tasks.cache.stage import Inputs, Row, Work, action
 from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv
@@ -22,6 +22,7 @@ from tasks.registry.exports import log_exports, released_exports
 from tasks.registry.model_card import build_description
 from tasks.registry.program_settings import LogModelSettings
 from tasks.registry.versions import (
+    BASE_VERSION_TAG,
     COLUMNS_TAG,
     DATA_COMMIT_TAG,
     DATA_FILES_TAG,
@@ -202,24 +203,32 @@ def _build_origin_tags(recipe: Recipe, lock: Lock, run: str, refs: Mapping[str, 
         RECIPE_TAG: recipe.name,
         "finetune.recipe_digest": digest_of(recipe.model_dump(mode="json")),
         FLOW_RUN_TAG: run,
-        DATA_TAG: " ".join(filter(None, [recipe.data.path, recipe.data.config])),
+        DATA_TAG: " + ".join(" ".join(filter(None, [one.path, one.config])) for one in recipe.data.sets),
         "finetune.libraries": json.dumps(library_versions(MADE_WITH)),
     }
     if lock.data_hub:
         tags[DATA_COMMIT_TAG] = lock.data_hub.commit
-    if lock.data_files:
-        files = {s: [f"{Path(f.path).name} {f.sha256}" for f in pinned] for s, pinned in lock.data_files.items()}
+    if lock.all_data_files:
+        files = {s: [f"{Path(f.path).name} {f.sha256}" for f in pinned] for s, pinned in _files_by_split(lock).items()}
         text = json.dumps(files, ensure_ascii=False)
         tags[DATA_FILES_TAG] = text if len(text) <= LONGEST_TAG else json.dumps({s: len(files[s]) for s in files})
     if lock.model_hub:
         tags["finetune.base_model_commit"] = lock.model_hub.commit
     if lock.rows:
         tags[ROWS_TAG] = lock.rows
+    if lock.model_version:
+        tags[BASE_VERSION_TAG] = str(lock.model_version)
     if lock.started_from:
         tags[STARTED_FROM_TAG] = lock.started_from.model_dump_json()
     if git := git_commit():
         tags |= {GIT_COMMIT_TAG: git.commit, "finetune.git_dirty": str(git.dirty).lower()}
     return tags
+
+
+def _files_by_split(lock: Lock) -> dict[str, list[PinnedFile]]:
+    """The files of each split; in a mixture the split's name begins with the set's: `reviews/train`."""
+    sets = lock.data_sets.items()
+    return {f"{name}/{split}": files for name, one in sets for split, files in one.files.items()} or lock.data_files
 
 
 def _build_judgement_tags(recipe: Recipe, verdict: Verdict, refs: Mapping[str, Ref]) -> dict[str, str]:

@@ -15,12 +15,12 @@ from tasks.cache import settings
 from tasks.cache.digests import Digests
 from tasks.cache.history import History
 from tasks.cache.input_files import Progress, digests_of
-from tasks.cache.refs import Lock, PinnedFile
+from tasks.cache.refs import Lock, PinnedFile, PinnedRows
 from tasks.cache.stage import Inputs, Work, action
 from tasks.hub.client import Found, Kind, look_up
 from tasks.hub.push import find_publishing_problems
 from tasks.jobs.hardware import gpu_compute_capabilities, mixed_precision, visible_gpus
-from tasks.registry.champions import digest_rows, find_start
+from tasks.registry.champions import digest_rows, find_base, find_start
 from training.data.file_systems import is_url
 from training.data.listing import SourceFile
 from training.data.sources import find_split_files, fingerprint, load_object, object_splits
@@ -139,10 +139,13 @@ def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> d
 def _find_absent_splits(recipe: Recipe, found: Mapping[str, Any]) -> Iterator[Problem]:
     """Problems with evaluated splits that are missing. The splits of Hub datasets are known only after reading."""
     evaluated, data = recipe.evaluation.splits, recipe.data
-    if data.source != "hub":
-        splits = object_splits(data, evaluated) if data.source == "python" else found["data_files"]
-        for where, message in absent_splits(evaluated, splits, data):
-            yield Problem(kind="data", where=where, message=message)
+    splits: set[str] = set()
+    for one, pinned in zip(data.sets, Lock(**found).sets, strict=True):
+        if one.source == "hub":
+            return
+        splits |= set(object_splits(one, evaluated) if one.source == "python" else pinned.files)
+    for where, message in absent_splits(evaluated, splits, data):
+        yield Problem(kind="data", where=where, message=message)
 
 
 def _pin_chat_template(recipe: Recipe) -> dict[str, PinnedFile]:
@@ -226,7 +229,7 @@ def pin_tokenizer(recipe: Recipe) -> Lock:
     """The lock of the tokenizer alone. Raises UserError if there is no model, or none that can be fine-tuned."""
     if recipe.model.source == "folder":
         require_model_folder(_model_folder(recipe))
-    return _pin_alone(_pin_model, recipe) if recipe.model.source == "hub" else Lock()
+    return _pin_alone(_pin_model, recipe) if recipe.model.source in ("hub", "registry") else Lock()
 
 
 def _pin_alone(
@@ -248,19 +251,33 @@ def _look_up(kind: Kind, path: str, revision: str | None, recipe: Recipe, found:
 
 
 def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Fields of the lock for the rows of all sets. Raises UserError with the problems of all sets."""
     data = recipe.data
-    if data.source == "hub":
-        return {"data_hub": _look_up("dataset", data.path, data.revision, recipe, found).pin}
-    if data.source == "python":
-        return {"data_fingerprint": fingerprint(load_object(data.path))}
-    files = find_split_files(data)
-    digests = digests_of((file for found in files.values() for file in found), progress)
-    return {
-        "data_files": {
+    pinned, files, problems = dict[int, PinnedRows](), dict[int, dict[str, list[SourceFile]]](), list[Problem]()
+    for index, one in enumerate(data.sets):
+        try:
+            if one.source == "hub":
+                pinned[index] = PinnedRows(hub=_look_up("dataset", one.path, one.revision, recipe, found).pin)
+            elif one.source == "python":
+                pinned[index] = PinnedRows(fingerprint=fingerprint(load_object(one.path)))
+            else:
+                files[index] = find_split_files(one)
+        except UserError as error:
+            problems += data.locate(error.problems, index)
+    if problems:
+        raise UserError(problems)
+    flat = (file for splits in files.values() for found in splits.values() for file in found)
+    digests = digests_of(flat, progress) if files else {}
+    for index, splits in files.items():
+        pins = {
             split: [PinnedFile(path=file.file, sha256=digests[file.file], size_bytes=_size(file)) for file in found]
-            for split, found in files.items()
+            for split, found in splits.items()
         }
-    }
+        pinned[index] = PinnedRows(files=pins)
+    if data.mix is not None:
+        return {"data_sets": {name: pinned[index] for index, name in enumerate(data.set_names)}}
+    (only,) = pinned.values()
+    return {"data_hub": only.hub, "data_files": only.files, "data_fingerprint": only.fingerprint}
 
 
 def _size(file: SourceFile) -> int | None:
@@ -275,7 +292,12 @@ def _pin_model(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dic
             require_files(looked.files, f"{model.path!r} at {looked.pin.commit[:12]}")
         return {"model_hub": looked.pin}
     if model.source == "folder":
-        return {"model_files": _model_files(_model_folder(recipe))}
+        return {"model_files": pin_model_folder(_model_folder(recipe))}
+    if model.source == "registry":
+        version = find_base(recipe)
+        if str(version) != model.path:
+            found["notes"].append(f"training starts from {version}, which is {model.path}")
+        return {"model_version": version}
     return {}
 
 
@@ -283,7 +305,8 @@ def _model_folder(recipe: Recipe) -> Path:
     return Path(recipe.model.path or "").expanduser().absolute()
 
 
-def _model_files(folder: Path) -> dict[str, PinnedFile]:
+def pin_model_folder(folder: Path) -> dict[str, PinnedFile]:
+    """The files of a local model by name. Raises UserError with everything that it lacks."""
     require_model_folder(folder)
     paths = sorted(path for path in folder.iterdir() if path.is_file() and part_of(path.name))
     return {path.name: pin for path, pin in zip(paths, _pin_files(paths), strict=True)}

@@ -200,8 +200,28 @@ def describe_rows(rows: Mapping[str, Any] | None, tokens: Mapping[str, Any] | No
     head = ["split", "rows", "held out of train", "characters (min, median, max)"]
     head += ["tokens (median, max)", "rows cut"] if tokens else []
     parts = [_format_table(head, (_format_split(split, rows, tokens) for split in rows["rows"]))]
+    parts += [format_markdown(tabulate_mixture(rows["mixture"]))] if "mixture" in rows else []
     parts += [_format_labels(rows["labels"])] if any(rows["labels"].values()) else []
     return "\n\n".join(parts)
+
+
+def tabulate_mixture(sets: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """One row per set of a mixture: its train rows, weight, the rows that training sees in an epoch, how often the set
+    is passed for them, their share of the mixture, and its rows in other splits."""
+    listed = list(sets)
+    return [
+        {
+            "dataset": one["dataset"],
+            "train rows": f"{one['rows']:,}",
+            **({"weight": f"{one['weight']:g}"} if one["weight"] is not None else {}),
+            "rows an epoch": f"{one['mixed']:,}",
+            "passes": f"{one['passes']:.4g}",
+            "share": f"{one['share']:.1%}",
+            "of characters": f"{one['character_share']:.1%}",
+            **{split: f"{one.get(split, 0):,}" for split in ("validation", "test") if any(split in o for o in listed)},
+        }
+        for one in listed
+    ]
 
 
 def tabulate_checks(verdict: Verdict) -> list[dict[str, str]]:
@@ -236,10 +256,26 @@ def tabulate_comparison(verdict: Verdict) -> list[dict[str, str]]:
     ]
 
 
+def tabulate_answers(verdict: Verdict) -> list[dict[str, str]]:
+    """One row per figure of the answers of the model and its opponent."""
+    found = verdict.comparison.answers if verdict.comparison else []
+    return [
+        {
+            "figure": one.metric,
+            "new": f"{one.value:.4f}",
+            one.opponent: f"{one.champion_value:.4f}",
+            "difference": f"{one.value - one.champion_value:+.4f}",
+            "95 % interval": f"{one.low:+.4f} to {one.high:+.4f}",
+            "prompts": f"{one.rows:,}",
+        }
+        for one in found
+    ]
+
+
 def describe_verdict(verdict: Verdict) -> str:
     """The decision, its reason, the comparison and the warnings, as Markdown."""
-    comparison = tabulate_comparison(verdict)
-    parts = [f"**{verdict.decision}**: {verdict.reason}", *([format_markdown(comparison)] if comparison else [])]
+    tables = [table for table in (tabulate_comparison(verdict), tabulate_answers(verdict)) if table]
+    parts = [f"**{verdict.decision}**: {verdict.reason}", *map(format_markdown, tables)]
     return "\n\n".join([*parts, *(f"Warning: {warning}" for warning in verdict.warnings)])
 
 

@@ -30,11 +30,16 @@ SETTINGS = (
 )
 _TWO = "compute.num_processes=2"
 _SHORT = "training.num_train_epochs=40"  # their steps and checkpoints take longer
+_MIXTURE = (
+    "data={text: [text], label: label, stopping_strategy: all_exhausted, mix: ["
+    "{source: csv, path: PROJECT/train.csv, weight: 0.7}, {source: csv, path: PROJECT/validation.csv, weight: 0.3}]}"
+)
 WAYS: dict[str, tuple[str, ...]] = {
     "1": ("compute.num_processes=1",),
     "2": (_TWO,),
     "loop": (_TWO, "training.engine=accelerate"),
     "random": (_TWO, "training.collator=tests.training.own:Masked"),
+    "mixture": (_TWO, _MIXTURE),
     "fsdp": (_TWO, "compute.strategy=fsdp", _SHORT),
     **(
         {name: (_TWO, f"compute.strategy=deepspeed-{name}", _SHORT) for name in ("zero2", "zero3")}
@@ -43,7 +48,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     ),
 }
 """How a drill trains, by name: in one process or two, by the plain loop, in batches that draw random
-numbers, by each strategy."""
+numbers, on a mixture of sets, by each strategy. PROJECT stands for the folder of the rows."""
 ROW_STATES = {"ran", "cached", "resumed", "skipped", "failed"}
 
 
@@ -117,7 +122,8 @@ class Ground:
             file: another deployment file than that of the recipe.
             more: environment variables in addition to this process's.
         """
-        sets = [word for setting in (*self._settings, *settings) for word in ("--set", setting)]
+        chosen = [setting.replace("PROJECT", str(self.file.parent)) for setting in (*self._settings, *settings)]
+        sets = [word for setting in chosen for word in ("--set", setting)]
         return self.command(home, verb, str(file or self.file), *sets, embedded=embedded, inside=inside, **more)
 
     def command(

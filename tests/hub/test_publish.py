@@ -12,7 +12,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from tasks.cache.refs import Comparison, Lock, PinnedCommit, Ref, Verdict, Version
+from tasks.cache.refs import Comparison, Lock, PinnedCommit, PinnedFile, PinnedRows, Ref, Verdict, Version
 from tasks.cache.stage import Work
 from tasks.registry.exports import released_exports
 from tasks.registry.model_card import build_card, build_description
@@ -268,3 +268,31 @@ def test_the_card_of_a_model_made_from_scratch_on_rows_of_a_function_names_neith
     assert json.dumps(metadata["model-index"][0]["results"][0]["dataset"]) == (
         '{"name": "reviews", "type": "python", "split": "validation"}'
     )
+
+
+def test_the_card_of_a_mixture_has_the_origin_and_the_share_of_every_set(refs: dict[str, Ref]) -> None:
+    sets = [{"source": "hub", "path": ROWS, "weight": 3}, {"source": "csv", "path": "forum.csv", "weight": 1}]
+    mine = recipe(data={"text": ["text"], "label": "label", "mix": sets, "mix_seed": 7})
+    pinned = {
+        "rows": PinnedRows(hub=LOCK.data_hub),
+        "forum": PinnedRows(files={"train": [PinnedFile(path="/a", sha256="e" * 64)]}),
+    }
+    table = [
+        {"dataset": name, "rows": rows, "weight": weight, "mixed": 30 * weight, "passes": 30 * weight / rows}
+        | {"share": weight / 4, "character_share": 0.5, "test": 5}
+        for name, rows, weight in (("rows", 90, 3), ("forum", 60, 1))
+    ]
+    report = json.dumps({"mixture": table}).encode()
+    data = artifact(
+        "load_data", {"labels.json": LABELS, "log/report.json": report}, {"train_rows": 120, "test_rows": 10}
+    )
+    lock = LOCK.model_copy(update={"data_hub": None, "data_sets": pinned})
+    card = ModelCard(build_card(mine, lock, *facts({**refs, "data": data})[1:]))
+    assert card.data.datasets == [ROWS]
+    assert f"* `rows`: [{ROWS}](" in card.text and f"at commit `{'d' * 40}`." in card.text
+    assert "* `forum`: Files (csv) with SHA-256 `eeeeeeeeeeee`." in card.text
+    assert "| forum | 60 | 1 | 30 | 0.5 | 25.0% | 50.0% | 5 |" in card.text and "seed of the mixture is 7" in card.text
+    kept = yaml.safe_load(card.text.partition("```yaml\n")[2].partition("```")[0])["deployments"][0]["parameters"][
+        "recipe"
+    ]
+    assert [one.get("revision") for one in kept["data"]["mix"]] == ["d" * 40, None]

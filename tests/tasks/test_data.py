@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 
-from tasks.cache.refs import Lock
+from tasks.cache.planner import differences
+from tasks.cache.refs import Lock, PinnedFile, PinnedRows
 from tasks.stages.load_data import load_data
 from training.recipe import parse
+
+FOLDER = {"source": "folder", "path": "base"}
 
 pytestmark = pytest.mark.usefixtures("home")
 
 
 def inputs(task: str, **data: Any) -> dict[str, Any]:
     data = {"source": "json", "path": "rows", **data}
-    recipe = parse({"name": "own", "task": task, "data": data, "model": {"source": "folder", "path": "base"}})
+    recipe = parse({"name": "own", "task": task, "data": data, "model": FOLDER})
     return load_data.flat_inputs(recipe, Lock())[0]
 
 
@@ -54,3 +57,19 @@ def test_names_of_labels_are_in_the_key_by_the_content_of_their_file(tmp_path: P
         for file in ("names.txt", "same.json", "other.txt")
     )
     assert names == same != other
+
+
+def test_a_mixture_is_named_by_each_set_with_its_share_and_its_files() -> None:
+    def flat(weight: float, digest: str) -> tuple[dict[str, Any], dict[str, str]]:
+        entries = [{"source": "json", "path": "a", "weight": 1.0}, {"source": "csv", "path": "b", "weight": weight}]
+        data = {"text": ["text"], "label": "label", "mix": entries}
+        recipe = parse({"name": "own", "task": "sequence-classification", "data": data, "model": FOLDER})
+        pinned = {
+            name: PinnedRows(files={"train": [PinnedFile(path=f"/{name}", sha256=content)]})
+            for name, content in (("a", "1"), ("b", digest))
+        }
+        return load_data.flat_inputs(recipe, Lock(data_sets=pinned))
+
+    (before, _), (after, names) = flat(1.0, "2"), flat(3.0, "3")
+    assert differences(before, after, names) == ["b: /b changed", "mix.b.weight 1.0 → 3.0"]
+    assert {"code.training/data/json_files.py", "code.training/data/csv_files.py"} < before.keys()

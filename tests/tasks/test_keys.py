@@ -31,6 +31,7 @@ from tasks.stages.predict_shard import predict_shard
 from tasks.tracking.stage_table import STAGES
 from tests.task_types import TINY
 from training.recipe import Recipe, parse
+from training.recipe.fields import MixedSet
 from training.recipe.tables.exports import OUTPUTS
 from training.task_types import TASK_TYPES, class_of
 
@@ -65,6 +66,19 @@ def base(**more: Any) -> dict[str, Any]:
     } | more
 
 
+def spelt(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe with these fields in place."""
+    spelling = json.loads(json.dumps(values))
+    for name, value in dotted.items():
+        *above, last = name.split(".")
+        section = spelling
+        for part in above:
+            section = section.setdefault(part, {})
+            section = section[-1] if isinstance(section, list) else section
+        section[last] = value
+    return dict(spelling)
+
+
 SHOWN = "it decides what is shown, and when"
 PUBLISHED = {"release.hub": {"repo": "me/small", "license": "mit"}}
 EXPORTED = {"release.exports": ["onnx", "onnx-int8"]}
@@ -89,7 +103,17 @@ PREFERENCE = {
     "evaluation.metrics": ["accuracy"],
 }
 REWARD = PREFERENCE | {"task": "reward-modeling"}
+RATED = PREFERENCE | {"task": "kto", "data": {**PREFERENCE["data"], "label": "good"}}
+ANSWERED = PREFERENCE | {"evaluation.metrics": ["accuracy", "generated_length"]}
+RATED_ANSWERS = RATED | {"evaluation.metrics": ["roc_auc", "generated_length"]}
 TEXTS = {"data": {"source": "csv", "path": "rows", "text": ["text"]}, "evaluation.metrics": ["perplexity"]}
+
+MIXTURE: dict[str, Any] = {
+    "text": ["text"],
+    "label": "label",
+    "mix": [{"source": "csv", "path": "rows", "name": "a"}, {"source": "csv", "path": "others", "name": "b"}],
+}
+WEIGHTED = [{**one, "weight": 1.0} for one in MIXTURE["mix"]]
 
 LATER = "what reports on the version compare, after its release"
 FIELDS: dict[str, Change | Nothing] = {
@@ -117,9 +141,15 @@ FIELDS: dict[str, Change | Nothing] = {
     "data.label_separator": Change(
         ",", "load_data", {"task": "multi-label-classification", "evaluation.metrics": ["f1_micro"]}
     ),
-    "data.label_names": Change(["a", "b"], "load_data"),
     "data.max_file_gb": Nothing(2.0, "a limit: what it refuses is made into nothing"),
+    "data.label_names": Change(["a", "b"], "load_data"),
     "data.checks": Change({"duplicates": "error"}, "load_data"),
+    "data.weight_by": Change("characters", "load_data", {"data": {**MIXTURE, "mix": WEIGHTED}}),
+    "data.stopping_strategy": Change("all_exhausted", "load_data", {"data": {**MIXTURE, "mix": WEIGHTED}}),
+    "data.mix_seed": Change(1, "load_data", {"data": MIXTURE}),
+    "data.mix.name": Change("others", "load_data", {"data": MIXTURE}),
+    "data.mix.weight": Change(2.0, "load_data", {"data": {**MIXTURE, "mix": WEIGHTED}}),
+    "data.mix.epochs": Change(0.5, "load_data", {"data": MIXTURE}),
     "model.source": Change("folder", "load_model", {**IN_FOLDER, "model.source": "hub"}),
     "model.path": Change("me/other", "load_model", IN_FOLDER),
     "model.revision": Change("v2", "load_model", {**IN_FOLDER, "model.source": "hub"}),
@@ -196,6 +226,7 @@ FIELDS: dict[str, Change | Nothing] = {
     "evaluation.splits": Change(["test"], "predict score"),
     "evaluation.metrics": Change(["accuracy", "f1"], "score"),
     "evaluation.slices": Change(["label"], "score"),
+    "evaluation.judge": Change("mine:judge", "compare", ANSWERED),
     "evaluation.allow_remote_code": Nothing(True, "a permission: a metric of the Hub counts by its commit"),
     "release.registry": Change("other", "find_champion register"),
     "release.gate.split": Change("validation", "predict_champion compare gate"),
@@ -229,6 +260,25 @@ FIELDS: dict[str, Change | Nothing] = {
 }
 """Every field, in the order of the recipe."""
 
+
+def of_last_set(field: str, change: Change | Nothing) -> Change | Nothing:
+    """The change of a field of `data` as that of the last set of a mixture."""
+    values = spelt(base(), change.given)
+    shared = {name: value for name, value in values["data"].items() if name not in ("source", "path")}
+    both = {"source": values["data"]["source"], "path": values["data"]["path"]}
+    mix = [{**both, "name": "a"}, {**both, "name": "b"}]
+    given = {name: value for name, value in change.given.items() if name.partition(".")[0] != "data"}
+    value = ["words"] if field == "text" else change.value  # all sets have as many texts
+    changed = change._replace(value=value, given={**given, "data": {**shared, "mix": mix}})
+    return changed._replace(stages="load_data") if isinstance(changed, Change) else changed
+
+
+FIELDS |= {
+    f"data.mix.{name}": of_last_set(name, FIELDS[f"data.{name}"])
+    for name in MixedSet.model_fields
+    if f"data.{name}" in FIELDS
+}
+
 ONLY_FOR_PEOPLE = "it says how the model answers to a person, and no stage has it write"
 WRITES = {"num_beams": 2, "max_new_tokens": 8, "min_new_tokens": 4, "length_penalty": 2.0, "no_repeat_ngram_size": 2}
 BEAMS = {"options.num_beams": 2}
@@ -258,13 +308,26 @@ OPTIONS: dict[str, dict[str, Change | Nothing]] = {
         "append_eos": Change(False, "tokenize predict_champion", CHAT),
     },
     "preference": {
-        **{name: Nothing(value, ONLY_FOR_PEOPLE, {**PREFERENCE, **BEAMS}) for name, value in WRITES.items()},
+        **{name: Change(value, "predict predict_champion", {**ANSWERED, **BEAMS}) for name, value in WRITES.items()},
+        "answered_prompts": Change(8, "predict predict_champion", ANSWERED),
         "append_eos": Change(False, "tokenize predict_champion", PREFERENCE),
         "loss": Change("ipo", "fit score compare", PREFERENCE),
         "beta": Change(0.5, "fit score compare", PREFERENCE),
         "label_smoothing": Change(0.2, "fit", {**PREFERENCE, "options.loss": "robust", "options.label_smoothing": 0.1}),
         "disable_dropout": Change(False, "fit", PREFERENCE),
         "simpo_gamma": Change(1.0, "fit", {**PREFERENCE, "options.loss": "simpo"}),
+    },
+    "kto": {
+        **{
+            name: Change(value, "predict predict_champion", {**RATED_ANSWERS, **BEAMS})
+            for name, value in WRITES.items()
+        },
+        "answered_prompts": Change(8, "predict predict_champion", RATED_ANSWERS),
+        "append_eos": Change(False, "tokenize predict_champion", RATED),
+        "beta": Change(0.5, "fit score compare", RATED),
+        "desirable_weight": Change(1.3, "fit", RATED),
+        "undesirable_weight": Change(1.3, "fit", RATED),
+        "disable_dropout": Change(False, "fit", RATED),
     },
     "reward-modeling": {
         "append_eos": Change(False, "tokenize predict_champion", REWARD),
@@ -347,18 +410,6 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> set[str]:
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
-def spelt(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe with these fields in place."""
-    spelling = json.loads(json.dumps(values))
-    for name, value in dotted.items():
-        *above, last = name.split(".")
-        section = spelling
-        for part in above:
-            section = section.setdefault(part, {})
-        section[last] = value
-    return dict(spelling)
-
-
 @pytest.fixture(autouse=True)
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     """A working directory with what recipes name; no network, GPU or package that is not there for all."""
@@ -388,6 +439,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
         "from training.task_types.sequence_classification import SequenceClassification\n"
         "class TaskType(SequenceClassification): ...\n"
         "def rows(split): ...\n"
+        "def judge(prompt, first, second): ...\n"
     )
 
     def look_up(task: str, path: str, revision: str | None, history: object) -> Found:
@@ -488,6 +540,15 @@ OF_REFERENCE = {
 def test_a_loss_with_a_reference_trains_on_rows_with_the_log_probabilities_of_the_base_model(edited: str) -> None:
     values = spelt(base(), PREFERENCE)
     assert changed(keys(values), keys(values, edited)) == set(OF_REFERENCE[edited].split())
+
+
+def test_options_of_answers_change_nothing_and_the_base_model_is_not_read_unless_prompts_are_answered() -> None:
+    values = spelt(base(), PREFERENCE)
+    for option, value in {"max_new_tokens": 8, "answered_prompts": 8}.items():
+        assert keys(values) == keys(spelt(values, {f"options.{option}": value}))
+    assert "predict" not in changed(keys(values), keys(values, "load_model"))
+    answered = spelt(base(), ANSWERED)
+    assert "predict" in changed(keys(answered), keys(answered, "load_model"))
 
 
 def test_the_reference_is_shared_by_losses_and_trainings_and_left_out_by_losses_without_one() -> None:

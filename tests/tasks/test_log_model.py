@@ -14,12 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tasks.cache.refs import Champion
+from tasks.cache.stage import Work
+from tasks.registry.champions import fetch_folders
 from tasks.tracking.connection import connect, find_or_create_run
 from tests.fork_server import call
 from tests.training import tiny
 from training.data.arrow_files import ipc_writer
 from training.jobs.program import run_program
-from training.jobs.protocol import Job, Outcome, read_outcome
+from training.jobs.protocol import Job, Outcome, read_outcome, sha256
+from training.models.repository_files import part_of
 from training.task_types.sequence_classification import SequenceClassification
 from training.task_types.task_type import TaskType
 
@@ -32,6 +36,7 @@ class Unpiped(SequenceClassification):
     same_served = TaskType.same_served
 
 
+VERSION = Champion(name="pairs", version="1", model="m" * 40, max_length=32)
 PAIRS = [("a cat", "a saw and a nail"), ("bread " * 60, "soup"), ("a dog", "cheese")]
 
 
@@ -109,6 +114,11 @@ def test_pairs_are_registered_if_the_logged_model_predicts_as_before(
     assert outcome(world / "logged").figures == {"version": "1"}
     (version,) = client.search_model_versions("name = 'pairs'")
     assert version.tags == {"made": "logged"}
+    # A training that starts from it reads the bytes that a training from the folder reads.
+    for part, folder in fetch_folders(Work("start", tmp_path, "run"), VERSION, "model.path").items():
+        names = {file.name for file in (world / "model").iterdir() if part_of(file.name) == part}
+        assert {file.name for file in folder.iterdir()} == names
+        assert [name for name in names if sha256(folder / name) != sha256(world / "model" / name)] == []
 
     assert outcome(world / "unpiped").figures == {"version": "1"}
     likeliest = [lines[0].split()[-1] for lines in outcome(world / "typed").figures["predictions"]]

@@ -216,3 +216,25 @@ def test_trials_at_once_share_a_cluster_that_the_sweep_starts_and_have_the_figur
         trials = {trial["number"]: (trial["settings"], trial["value"]) for trial in result(home)["trials"]}
         found.append((trials, result(home)["run"]["model"]["sha256"]))
     assert found[0] == found[1]
+
+
+def test_shards_on_two_machines_without_a_shared_store_are_those_of_one(tmp_path: Path) -> None:
+    file, home = write_project(tmp_path / "project"), tmp_path / "home"
+    with start(home, file, ("compute.num_processes=1",)) as run:
+        printed, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, printed
+    shutil.copytree(home, tmp_path / "other", symlinks=True)
+    rows = str(tmp_path / "project" / "*.csv")
+    machines = [tmp_path / "machine1", tmp_path / "machine2"]
+    with ray_nodes(machines) as nodes:
+        found = []
+        for here, more in ((home, ()), (tmp_path / "other", ("--cluster", "ray", "--cluster-address", nodes.address))):
+            out = here.with_suffix(".jsonl")
+            argv = command("predict", "small", "--input", rows, "--output", str(out), "--shard-rows", "20", *more)
+            env = environment(here, OMP_NUM_THREADS="1")
+            done = subprocess.run([*argv, "--processes", "2"], env=env, capture_output=True, text=True, timeout=300)
+            assert done.returncode == 0, done.stdout + done.stderr
+            found.append([json.loads(line) | {"predicted_at": None} for line in out.read_text().splitlines()])
+    assert found[0] == found[1] and len(found[0]) == 300
+    assert all([*machine.glob("artifacts/fit/*")] for machine in machines)  # both have predicted
+    assert not any([*machine.glob("cluster/*")] for machine in machines)

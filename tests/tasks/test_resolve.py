@@ -474,6 +474,26 @@ def test_names_on_the_hub_are_pinned_to_commits(hub: Hub, home: Path) -> None:
     assert notes == []
 
 
+def test_every_set_of_a_mixture_is_pinned_and_all_that_cannot_be_found_are_named(
+    hub: Hub, home: Path, rows: dict[str, Any]
+) -> None:
+    commit = hub.repo("dataset", "me/rows", {})
+    mix = [
+        {"source": "csv", "path": rows["path"], "name": "files"},
+        {"source": "hub", "path": "me/rows", "name": "hub"},
+    ]
+    recipe = recipe_of({"text": ["text"], "label": "label", "mix": mix})
+    before, _ = run(recipe)
+    assert [one.hub and one.hub.commit for one in before.sets] == [None, commit]
+    assert list(before.data_sets["files"].files) == ["train", "validation"] and before.data_files == {}
+    (Path(rows["path"]) / "train.csv").write_text("text,label\nd,x\n")
+    after, _ = run(recipe, "flow-2")
+    assert after.rows != before.rows and load_key(recipe, after) != load_key(recipe, before)
+    mix[0]["path"], mix[1]["path"] = "nowhere", "me/none"
+    found = problems(recipe_of({"text": ["text"], "label": "label", "mix": mix}))
+    assert [where for where, _ in found] == ["data.mix[0].path", "data.mix[1].path"]
+
+
 def test_a_branch_that_moves_is_other_data_to_the_next_run_and_not_to_a_retry(hub: Hub, home: Path) -> None:
     hub.repo("dataset", "me/rows", {})
     recipe = recipe_of(HUB)

@@ -29,9 +29,8 @@ class PadPairs(PadDocuments):
     (2B, T), the ids of answers' tokens, IGNORED for others; labels (B, F) float32, the FACTS that the rows have."""
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        batch = super().__call__(_cut_texts(rows))
-        facts = np.array([[row[name] for name in FACTS if name in row] for row in rows], np.float32)
-        return {"input_ids": batch["input_ids"], "targets": batch["labels"], "labels": torch.from_numpy(facts)}
+        batch = super().__call__(cut_texts(rows, CHOSEN_LENGTH))
+        return {"input_ids": batch["input_ids"], "targets": batch["labels"], "labels": facts_of(rows, FACTS)}
 
 
 class PadPairTexts(PadToLongest):
@@ -39,16 +38,19 @@ class PadPairTexts(PadToLongest):
     float32, the ANSWER_TOKENS, or (B, 3) if the rows have a `margin`."""
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        batch = super().__call__(_cut_texts(rows))
-        names = [*ANSWER_TOKENS, *(["margin"] if "margin" in rows[0] else [])]
-        facts = np.array([[row[name] for name in names] for row in rows], np.float32)
-        return {**batch, "labels": torch.from_numpy(facts)}
+        batch = super().__call__(cut_texts(rows, CHOSEN_LENGTH))
+        return {**batch, "labels": facts_of(rows, (*ANSWER_TOKENS, "margin"))}
 
 
-def _cut_texts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The chosen texts of all pairs, then the rejected ones."""
-    chosen = [_cut(row, 0, row[CHOSEN_LENGTH]) for row in rows]
-    return chosen + [_cut(row, row[CHOSEN_LENGTH], len(row["input_ids"])) for row in rows]
+def facts_of(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> torch.Tensor:
+    """(B, F) float32: the columns of these names that the rows have."""
+    return torch.from_numpy(np.array([[row[name] for name in names if name in row] for row in rows], np.float32))
+
+
+def cut_texts(rows: Sequence[dict[str, Any]], first_length: str) -> list[dict[str, Any]]:
+    """The first texts of all rows, then the second ones. The column `first_length` has the tokens of the first."""
+    first = [_cut(row, 0, row[first_length]) for row in rows]
+    return first + [_cut(row, row[first_length], len(row["input_ids"])) for row in rows]
 
 
 def _cut(row: dict[str, Any], start: int, stop: int) -> dict[str, Any]:

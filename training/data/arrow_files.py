@@ -59,6 +59,10 @@ class Spread:
         values, counts = np.unique(numbers, return_counts=True)
         self._counts.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
+    def join(self, other: Spread) -> None:
+        """Adds the numbers of another spread."""
+        self._counts.update(other._counts)
+
     def summary(self) -> dict[str, int]:
         """Returns `min`, `median` (of an even count the lower one) and `max`; empty if nothing was added."""
         if not self._counts:

@@ -29,11 +29,14 @@ UNCODED_TYPES: Mapping[Form, pa.DataType] = {
     "label": pa.string(),
     "labels": pa.list_(pa.string()),
     "number": pa.float64(),
+    "boolean": pa.bool_(),
     "value": pa.string(),
     "content": pa.string(),
 }
 """The types of columns while labels are still names."""
 ARROW = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
+BOOLEANS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
+"""The spellings of a boolean."""
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
 
@@ -139,8 +142,16 @@ def _cast(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> t
         invalid = sorted({*invalid, *pc.indices_nonzero(failed).to_pylist()})
     if wanted.form_of(name) == "number":
         invalid = sorted({*invalid, *pc.indices_nonzero(pc.invert(pc.is_finite(cast))).to_pylist()})
+    if wanted.form_of(name) == "boolean" and not pa.types.is_boolean(values.type):  # Arrow takes any number for true
+        spelt = pc.utf8_lower(values.cast(pa.float64()).cast(pa.string()) if _is_number(values) else values)
+        known = pc.is_in(spelt, value_set=pa.array([*BOOLEANS]))
+        invalid = sorted({*invalid, *pc.indices_nonzero(pc.and_(values.is_valid(), pc.invert(known))).to_pylist()})
     description = f"holds no {wanted.cast_in_words(name)} in column {name!r}"
     return cast, {place: ("type", description, f": {_format_value(column[place])}") for place in invalid}
+
+
+def _is_number(column: pa.Array) -> bool:
+    return pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
 
 
 def _format_value(value: pa.Scalar) -> str:
@@ -264,6 +275,7 @@ _NEEDED: Mapping[Form, str] = {
     "label": "text or whole numbers",
     "labels": "lists of text or of whole numbers",
     "number": "numbers",
+    "boolean": "true or false",
     "value": "values that JSON can write",
     "content": "texts or lists of messages",
 }
@@ -274,5 +286,7 @@ def _fits(column_type: pa.DataType, form: Form) -> bool:
         return is_list(column_type) and pa.types.is_string(column_type.value_type)
     if form == "number":
         return pa.types.is_floating(column_type) or pa.types.is_integer(column_type) or pa.types.is_null(column_type)
+    if form == "boolean":
+        return pa.types.is_boolean(column_type) or pa.types.is_null(column_type)
     is_discrete = pa.types.is_integer(column_type) or pa.types.is_boolean(column_type)
     return any(check(column_type) for check in _TEXT) or (form == "label" and is_discrete)

@@ -5,7 +5,7 @@ training/recipe/tables/checks.py has the level of each: error, warning or ignore
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,7 +59,7 @@ def long_text(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[str
         if column.form == "texts":
             long = row_sums(values, pc.binary_length(flat_values(values))) > LONGEST_TEXT_BYTES
             yield f"has texts of more than {LONGEST_TEXT_BYTES:,} bytes together in column {column.source_name!r}", long
-        elif column.form != "number":
+        elif column.name in wanted.texts:
             too_long = pc.greater(pc.binary_length(values), LONGEST_TEXT_BYTES).fill_null(False)
             yield (
                 f"{description} {column.source_name!r} (is a quotation mark never closed?)",
@@ -247,6 +247,31 @@ def shared_rows(statistics: SplitStatistics, places: Places, texts: DuplicateTex
             yield Finding(str(later), message)
 
 
+def disjoint_labels(labels: Sequence[set[str]], names: Sequence[str]) -> Iterator[Finding]:
+    """Two sets of a mixture whose train rows have no label in common, as if each spelt the same labels in its way."""
+    for index, found in enumerate(labels):
+        for earlier in range(index):
+            if found and labels[earlier] and found.isdisjoint(labels[earlier]):
+                message = (
+                    f"the labels of {names[index]!r} ({_join(sorted(found))}) and of {names[earlier]!r} "
+                    f"({_join(sorted(labels[earlier]))}) have none in common: spell them alike in the rows, or, where "
+                    "they are different labels, set data.checks.disjoint_labels: ignore."
+                )
+                yield Finding(f"data.mix[{index}]", message)
+                break
+
+
+def different_labels(labels: Sequence[set[str]], names: Sequence[str]) -> Iterator[Finding]:
+    """A set of a mixture whose train rows lack labels that another set has: the model may learn to tell the sets apart
+    instead."""
+    known = set[str]().union(*labels)
+    for index, found in enumerate(labels):
+        others = [other for other in labels if other and other is not found]
+        if found and (lacking := sorted(known - found)) and not any(map(found.isdisjoint, others)):
+            message = f"{names[index]!r} has no row of {_join(lacking)}, which another set has."
+            yield Finding(f"data.mix[{index}]", message)
+
+
 def _absent_labels(statistics: SplitStatistics, places: Mapping[str, int]) -> list[str]:
     """Returns the model's labels without a row in the split, as rows spell them."""
     present = {places[label] for label in statistics.labels if label in places}
@@ -285,6 +310,14 @@ SPLIT_CHECKS: dict[str, SplitCheck] = {
     "shared_rows": shared_rows,
 }
 """Each takes the statistics of a split, the index of each label as rows spell it, and the duplicates."""
+
+SetCheck = Callable[[Sequence[set[str]], Sequence[str]], Iterator[Finding]]
+
+SET_CHECKS: dict[str, SetCheck] = {
+    "disjoint_labels": disjoint_labels,
+    "different_labels": different_labels,
+}
+"""Each takes the labels in the train rows of each set of a mixture, and the names of the sets."""
 
 LEAVES_OUT = ("encoding", "ragged", "malformed", "type", *ROW_CHECKS, "unknown_label")
 """The checks of unusable rows: unless the level is error, the rows are left out."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,17 +24,19 @@ import pyarrow.compute as pc
 from training.data.arrow_files import in_blocks, ipc_reader, ipc_writer
 from training.data.blocks import SPLITS, Block, Numbers
 from training.data.casting import UNCODED_TYPES, CastBlock, cast_blocks
-from training.data.checks import SPLIT_CHECKS, without_faulty
-from training.data.duplicates import DuplicateTexts, hash_rows
+from training.data.checks import SET_CHECKS, SPLIT_CHECKS, Finding, without_faulty
+from training.data.duplicates import DuplicateTexts, Hashes, hash_rows
 from training.data.faults import Faults, level_of
 from training.data.holdout import held_out_shares, split_masks
 from training.data.hub_datasets import hub_splits
 from training.data.lists import flat_values, lists_like
+from training.data.mixtures import SetSize, mixed_counts, mixed_rows, passes
 from training.data.plain_types import is_list
-from training.data.row_statistics import SplitStatistics, has_unknown
+from training.data.row_statistics import SplitStatistics, has_unknown, joined, text_lengths
 from training.data.slice_columns import SliceColumns
 from training.data.sources import object_splits
 from training.problems import Problem, UserError, user_code_errors
+from training.recipe.mixture import SHARED
 from training.recipe.source_columns import SourceColumns
 from training.recipe.tables.formats import SOURCES
 
@@ -45,6 +48,7 @@ MAX_LABELS = 10_000  # a column with more distinct values probably holds no labe
 MAX_PROBLEMS = 200
 
 Progress = Callable[[int, int], None]
+Explain = Callable[[int], AbstractContextManager[None]]
 Reader = Callable[[SourceColumns, str, Mapping[str, Any], SliceColumns], Iterator[Block]]
 """Yields the rows of a split in blocks."""
 
@@ -52,44 +56,63 @@ Reader = Callable[[SourceColumns, str, Mapping[str, Any], SliceColumns], Iterato
 def load(
     data: Data,
     task_type: RowSpecification,
-    sources: Mapping[str, Any],
+    sources: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     out: Path,
     progress: Progress = lambda done, total: None,
     evaluated: Sequence[str] = (),
+    explain: Explain = lambda index: nullcontext(),
 ) -> dict[str, int]:
     """Writes the rows of every split to the folder `out`, with their labels and a report. Returns the rows of each
     split, the number of labels and of warnings.
 
     `sources` is the lock of the rows: the files of each split (`{"train": ["/data/train.csv"]}`), the commit of a
-    Hub data set (`{"commit": "<40 hex digits>"}`), or nothing for an object. `progress` gets the rows read and an
-    estimate of all. `evaluated` are the splits that the recipe evaluates, which a Hub data set and a callable have to
-    provide.
+    Hub data set (`{"commit": "<40 hex digits>"}`), or nothing for an object; for a mixture one of these for each set.
+    `progress` gets the rows read and an estimate of all. `evaluated` are the splits that the recipe evaluates, which a
+    Hub data set and a callable have to provide. `explain` gives the context in which a set is read, by its number: it
+    may raise UserError in place of other errors.
 
     `out` gets `<split>.arrow` with the task type's columns, in the types of RowSpecification.columns;
     `labels.json` (names in order, none for a task type without labels); `log/report.json` (rows, labels, characters
     and warnings a split). For validation and test it gets `<split>.slices.arrow`, row for row with `<split>.arrow`:
     every other column that can group rows, under the recipe's name, as dictionary<int32, string> (whole
     numbers and truths as `3` and `true`, those of a ClassLabel by their names; null for a missing value and for an
-    empty text), if there is any. And `slices.json`: the names of those `kept`, and of those `left_out` with the reason.
+    empty text), if there is any; in a mixture also the column `dataset` with the set's name. And `slices.json`: the
+    names of those `kept`, and of those `left_out` with the reason.
+
+    The train split of a mixture has its rows in the order of `mixed_rows`, and the report has the table of its sets.
     Raises UserError with every problem of all splits; the contents of `out` are invalid then.
     """
     out.mkdir(parents=True, exist_ok=True)
-    wanted = SourceColumns(data, task_type, tuple(evaluated))
+    given = [sources] if isinstance(sources, Mapping) else list(sources)
+    wanted = [SourceColumns(one, task_type, tuple(evaluated)) for one in data.sets]
     with user_code_errors(task_type), TemporaryDirectory(dir=out, prefix=".as-written-") as folder:
-        reading = _Reading(wanted, sources, Path(folder), progress)
+        reading = _Reading(data, wanted, given, Path(folder), progress, explain)
         reading.read_all()
         names, places, problems = reading.problems_and_labels()
-        if any(problem.level == "error" for problem in problems):
-            raise UserError(problems)
-        statistics_by_split = reading.statistics_by_split
-        for split in statistics_by_split:
-            removed = _place_labels(Path(folder, split), out / f"{split}.arrow", wanted, places)
+        _require(problems)
+        table: list[dict[str, Any]] = []
+        for split in [*reading.statistics_by_split]:
+            rows = _read_batches(Path(folder, split))
+            if split == "train" and data.mix is not None:
+                rows, table = reading.mix(places)
+            removed = _place_labels(rows, out / f"{split}.arrow", reading.wanted, places)
             reading.slices.write(split, out / f"{split}.slices.arrow", removed)
+        if table:
+            problems = _limit_problems([*problems, *reading.problems_of_mixture(places, problems)])
+            _require(problems)
+    report = _report(reading.statistics_by_split, names, places, problems)
     _write_json(out / "labels.json", names)
     _write_json(out / "slices.json", reading.slices.summary())
-    _write_json(out / "log" / "report.json", _report(statistics_by_split, names, places, problems))
-    rows = {f"{split}_rows": statistics.rows for split, statistics in statistics_by_split.items()}
-    return rows | {"labels": len(names), "warnings": len(problems)}
+    _write_json(out / "log" / "report.json", report | ({"mixture": table} if table else {}))
+    rows_of = {f"{split}_rows": statistics.rows for split, statistics in reading.statistics_by_split.items()}
+    return rows_of | {"labels": len(names), "warnings": len(problems)}
+
+
+def _require(problems: Iterable[Problem]) -> None:
+    """Raises UserError with all problems if one is an error."""
+    found = list(problems)
+    if any(problem.level == "error" for problem in found):
+        raise UserError(found)
 
 
 def _split_shares(wanted: SourceColumns, sources: Mapping[str, Any]) -> dict[str, float]:
@@ -120,67 +143,87 @@ def _size_of(file: str) -> int:
 
 @dataclass
 class _Reading:
-    """The first pass over all sources."""
+    """The first pass over all sources: one, or those of the sets of a mixture."""
 
-    wanted: SourceColumns
-    sources: Mapping[str, Any]
+    data: Data
+    sets: Sequence[SourceColumns]
+    sources: Sequence[Mapping[str, Any]]
     folder: Path
-    """The folder with the rows of each split, labels as names."""
+    """The folder with the rows of each split, labels as names. In a mixture the sets follow each other."""
     progress: Progress
+    explain: Explain
     statistics_by_split: dict[str, SplitStatistics] = field(default_factory=dict)
-    faults: Faults = field(default_factory=Faults)
     source_problems: list[Problem] = field(default_factory=list)
     """Problems of sources that could not be read completely."""
 
     def __post_init__(self) -> None:
+        first = self.sets[0]
+        self.wanted = first if self.data.mix is None else replace(first, data=self._about_all_sets(first.data))
+        self.names = self.data.set_names or [""]
+        self.faults = [Faults() for _ in self.sets]
         self.duplicate_texts = DuplicateTexts(self.wanted, self.folder)
         self.slices = SliceColumns(self.wanted, self.folder)
+        self._parts: list[tuple[int, SplitStatistics]] = []
+        self._batches: dict[str, list[int]] = {}
+        """The set of each batch that was written, by split."""
+        self._writers: dict[str, Any] = {}
+        self._open_files = ExitStack()
         self._rows_read, self._share_read = 0, 0.0
 
-    def read_all(self) -> None:
-        """Reads every split, checks its rows, holds rows out, and stores them all."""
-        try:
-            splits = _split_shares(self.wanted, self.sources)
-        except UserError as error:
-            self.source_problems += error.problems
-            return
-        for split, share in splits.items():
-            self._read(split, share, held_out_shares(self.wanted.data, splits) if split == "train" else {})
-        self.statistics_by_split = {
-            split: self.statistics_by_split[split] for split in SPLITS if split in self.statistics_by_split
-        }
+    def _about_all_sets(self, first: Data) -> Data:
+        return first.model_copy(update={name: getattr(self.data, name) for name in SHARED})
 
-    def _read(self, split: str, share: float, held_out: Mapping[str, float]) -> None:
-        statistics_of = {split: SplitStatistics(split, self.wanted)}
-        statistics_of |= {other: SplitStatistics(other, self.wanted, size) for other, size in held_out.items()}
-        schema = pa.schema([(column.name, UNCODED_TYPES[column.form]) for column in self.wanted.columns])
-        self.slices.begin(split, [name for name in statistics_of if name != "train"])
-        blocks = _load_reader(self.wanted.data.source)(self.wanted, split, self.sources, self.slices)
+    def read_all(self) -> None:
+        """Reads every split of every set, checks its rows, holds rows out, and stores them all."""
+        with self._open_files:
+            for index, wanted in enumerate(self.sets):
+                try:
+                    with self.explain(index):
+                        splits = _split_shares(wanted, self.sources[index])
+                        for split, share in splits.items():
+                            held_out = held_out_shares(wanted.data, splits) if split == "train" else {}
+                            self._read(index, split, share / len(self.sets), held_out)
+                except UserError as error:
+                    self.source_problems += self.data.locate(error.problems, index)
+
+    def _read(self, index: int, split: str, share: float, held_out: Mapping[str, float]) -> None:
+        wanted = self.sets[index]
+        statistics_of = {split: SplitStatistics(split, wanted)}
+        statistics_of |= {other: SplitStatistics(other, wanted, size) for other, size in held_out.items()}
+        self.slices.begin(split, [name for name in statistics_of if name != "train"], wanted, self.names[index])
+        blocks = _load_reader(wanted.data.source)(wanted, split, self.sources[index], self.slices)
         try:
-            with ExitStack() as stack:
-                writers = {name: stack.enter_context(ipc_writer(self.folder / name, schema)) for name in statistics_of}
-                for cast in cast_blocks(blocks, self.wanted):
-                    statistics_of[split].filtered += cast.filtered
-                    block = without_faulty(cast.block, statistics_of[split], self.faults)
-                    self._keep(block, statistics_of, held_out, writers)
-                    self._report_progress(cast, share)
-            self.statistics_by_split |= statistics_of
+            for name in statistics_of:
+                self._open(name)
+            for cast in cast_blocks(self._named(blocks, index), wanted):
+                statistics_of[split].filtered += cast.filtered
+                block = without_faulty(cast.block, statistics_of[split], self.faults[index])
+                self._keep(index, block, statistics_of, held_out)
+                self._report_progress(cast, share)
+            self._parts += [(index, statistics) for statistics in statistics_of.values()]
         except UserError as error:
-            self.source_problems += error.problems
+            self.source_problems += self.data.locate(error.problems, index)
         self._share_read += share
 
+    def _open(self, split: str) -> None:
+        if split not in self._writers:
+            schema = pa.schema([(column.name, UNCODED_TYPES[column.form]) for column in self.wanted.columns])
+            self._writers[split] = self._open_files.enter_context(ipc_writer(self.folder / split, schema))
+            self._batches[split] = []
+
+    def _named(self, blocks: Iterator[Block], index: int) -> Iterator[Block]:
+        """Yields the blocks with the set's name in the places that messages show."""
+        name = self.names[index]
+        return (replace(block, where=f"{name}: {block.where}") for block in blocks) if name else blocks
+
     def _keep(
-        self,
-        block: Block,
-        statistics_of: Mapping[str, SplitStatistics],
-        held_out: Mapping[str, float],
-        writers: Mapping[str, Any],
+        self, index: int, block: Block, statistics_of: Mapping[str, SplitStatistics], held_out: Mapping[str, float]
     ) -> None:
         hashes = hash_rows(block.rows, self.wanted.inputs)
         for name, mask in split_masks(hashes, held_out, next(iter(statistics_of))).items():
             part = block if mask is None else block.filter(mask)
             statistics_of[name].add(part)
-            if (column := self.wanted.labels) and len(statistics_of[name].labels) > MAX_LABELS:
+            if (column := self.sets[index].labels) and len(statistics_of[name].labels) > MAX_LABELS:
                 message = (
                     f"column {column.source_name!r} has more than {MAX_LABELS} different values in the {name} "
                     "split: is it the column of labels?"
@@ -188,7 +231,8 @@ class _Reading:
                 raise UserError([Problem(kind="data", where=column.field, message=message)])
             self.duplicate_texts.add(name, part, hashes if mask is None else hashes[mask])
             self.slices.add(name, part)
-            writers[name].write(part.rows)
+            self._writers[name].write(part.rows)
+            self._batches[name].append(index)
 
     def _report_progress(self, cast: CastBlock, share: float) -> None:
         self._rows_read += cast.block.rows.num_rows + len(cast.block.faults) + cast.filtered
@@ -198,22 +242,23 @@ class _Reading:
     def problems_and_labels(self) -> tuple[list[str], dict[str, int], list[Problem]]:
         """Returns the label names in order; the index of each label as rows spell it; and all problems, each once,
         without problems of ignored checks."""
-        problems = [*self.source_problems, *self.faults.problems(self.wanted)]
+        problems = [*self.source_problems]
+        for index, wanted in enumerate(self.sets):
+            problems += self.data.locate(self.faults[index].problems(wanted), index)
+        parts = [statistics for _, statistics in self._parts]
         if any(problem.level == "error" for problem in problems):
-            for statistics in self.statistics_by_split.values():
+            for statistics in parts:
                 statistics.as_if_corrected()
+        by_split = {split: [part for part in parts if part.split == split] for split in SPLITS}
+        self.statistics_by_split = {split: joined(found, self.wanted) for split, found in by_split.items() if found}
         train = self.statistics_by_split.get("train")
         if train is None:
             return [], {}, _limit_problems(problems)
-        trained = [
-            statistics
-            for statistics in self.statistics_by_split.values()
-            if statistics is train or statistics.held_out is not None
-        ]
+        trained = [part for part in parts if part.split == "train" or part.held_out is not None]
         seen = in_order({label for statistics in trained for label in statistics.labels})
         stored = train.named or self.wanted.task_type.label_order(seen) or ()
         try:
-            names, places = label_places(self.wanted.data.label_names, stored, seen)
+            names, places = label_places(self.data.label_names, stored, seen)
         except UserError as error:
             return [], {}, _limit_problems([*problems, *error.problems])
         if (column := self.wanted.labels) and (misfit := self.wanted.task_type.incompatible_label(names)):
@@ -225,13 +270,108 @@ class _Reading:
                 statistics.leave_out_unknown(places, _read_batches(self.folder / split))
         for statistics in self.statistics_by_split.values():
             for name, check in SPLIT_CHECKS.items():
-                level = level_of(name, self.wanted)
-                if level != "ignore":
-                    problems += [
-                        Problem(kind="data", where=finding.where, message=finding.message, check=name, level=level)
-                        for finding in check(statistics, places, self.duplicate_texts)
-                    ]
+                problems += self._found(name, check(statistics, places, self.duplicate_texts))
+        for name, compare in SET_CHECKS.items():
+            problems += self._found(name, compare(self._labels_by_set(), self.names))
         return names, places, _limit_problems(problems)
+
+    def _found(self, check: str, findings: Iterable[Finding]) -> list[Problem]:
+        """Returns the findings of a check as problems; none if it is ignored."""
+        level = level_of(check, self.wanted)
+        return [
+            Problem(kind="data", where=finding.where, message=finding.message, check=check, level=level)
+            for finding in findings
+            if level != "ignore"
+        ]
+
+    def _labels_by_set(self) -> list[set[str]]:
+        """Returns the labels in the train rows of each set, held-out rows included."""
+        found = [set[str]() for _ in self.sets]
+        for index, part in self._parts:
+            if part.split == "train" or part.held_out is not None:
+                found[index] |= part.labels.keys()
+        return found
+
+    def mix(self, places: Mapping[str, int]) -> tuple[Iterator[pa.RecordBatch], list[dict[str, Any]]]:
+        """Returns the train rows of the mixture, labels as names, and the table of its sets: for each its name, rows,
+        weight, and the rows, passes and share of the mixture. The statistics of train become those of the mixture while
+        the rows are read. Raises UserError for a set without rows in it."""
+        file, sets = self.folder / "train", range(len(self.sets))
+
+        def rows_of(index: int) -> Iterator[pa.RecordBatch]:
+            numbers = [number for number, of_set in enumerate(self._batches["train"]) if of_set == index]
+            return self._known(_read_batches(file, numbers), places)
+
+        def hashes_of(index: int) -> Hashes:
+            return np.concatenate([hash_rows(batch, self.wanted.inputs) for batch in rows_of(index)])
+
+        sizes = []
+        for index in sets:
+            rows = characters = 0
+            for batch in rows_of(index):
+                rows += batch.num_rows
+                characters += int(text_lengths(batch, self.wanted.contents).sum())
+            sizes.append(SetSize(self.names[index], rows, characters))
+        counts, seed = mixed_counts(self.data, sizes), self.data.mix_seed
+        streams = [
+            passes(partial(rows_of, index), sizes[index].rows, counts[index], partial(hashes_of, index), seed)
+            for index in sets
+        ]
+        schema = pa.schema([(column.name, UNCODED_TYPES[column.form]) for column in self.wanted.columns])
+        return self._counted(mixed_rows(streams, counts, schema)), self._table(sizes, counts)
+
+    def _known(self, batches: Iterator[pa.RecordBatch], places: Mapping[str, int]) -> Iterator[pa.RecordBatch]:
+        """Yields the rows without unknown labels."""
+        spelt = pa.array(list(places), pa.string())
+        for batch in batches:
+            if self.wanted.labels is None:
+                yield batch
+            else:
+                yield batch.filter(pa.array(~has_unknown(batch.column(self.wanted.labels.name), spelt)))
+
+    def _counted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        before = self.statistics_by_split["train"]
+        mixed = SplitStatistics("train", self.wanted, named=before.named)
+        mixed.filtered, mixed.left_out = before.filtered, before.left_out
+        self.statistics_by_split["train"] = mixed
+        for batch in batches:
+            mixed.add(Block("the mixture", batch, np.arange(mixed.rows + 1, mixed.rows + 1 + batch.num_rows)))
+            yield batch
+
+    def _table(self, sizes: Sequence[SetSize], counts: Sequence[int]) -> list[dict[str, Any]]:
+        total, spent = (
+            sum(counts),
+            [count * size.characters / size.rows for size, count in zip(sizes, counts, strict=True)],
+        )
+        evaluated = [
+            {part.split: part.rows for part_index, part in self._parts if part_index == index and part.split != "train"}
+            for index in range(len(self.sets))
+        ]
+        return [
+            {
+                "dataset": size.name,
+                "rows": size.rows,
+                "characters": size.characters,
+                "weight": entry.weight,
+                "mixed": count,
+                "passes": count / size.rows,
+                "share": count / total,
+                "character_share": spent[index] / (sum(spent) or 1),
+                **evaluated[index],
+            }
+            for index, (entry, size, count) in enumerate(zip(self.data.mix or (), sizes, counts, strict=True))
+        ]
+
+    def problems_of_mixture(self, places: Mapping[str, int], known: Sequence[Problem]) -> list[Problem]:
+        """Returns problems of the mixture's train rows that the sets do not have, such as a label that only rows have
+        which are not in it."""
+        train, before = self.statistics_by_split["train"], {(problem.check, problem.where) for problem in known}
+        return [
+            problem
+            for name in ("single_label", "absent_label")
+            for problem in self._found(name, SPLIT_CHECKS[name](train, places, self.duplicate_texts))
+            if (problem.check, problem.where) not in before
+        ]
 
 
 def _limit_problems(problems: Iterable[Problem]) -> list[Problem]:
@@ -282,14 +422,16 @@ def _is_number(label: str) -> bool:
     return label.isascii() and digits.isdecimal() and len(digits) < 20 and str(int(label)) == label
 
 
-def _read_batches(file: Path) -> Iterator[pa.RecordBatch]:
-    """Yields the rows that the first pass wrote."""
+def _read_batches(file: Path, numbers: Iterable[int] | None = None) -> Iterator[pa.RecordBatch]:
+    """Yields the rows that the first pass wrote, or its batches with these numbers."""
     with ipc_reader(file, mapped=False) as reader:
-        for number in range(reader.num_record_batches):
+        for number in range(reader.num_record_batches) if numbers is None else numbers:
             yield reader.get_batch(number)
 
 
-def _place_labels(as_written: Path, final: Path, wanted: SourceColumns, places: Mapping[str, int]) -> Numbers:
+def _place_labels(
+    as_written: Iterable[pa.RecordBatch], final: Path, wanted: SourceColumns, places: Mapping[str, int]
+) -> Numbers:
     """Writes the rows with labels as indices. Returns the positions of rows left out for an unknown label."""
     column = wanted.labels.name if wanted.labels else None
     types = {stored.name: _CODED_TYPES.get(stored.form, UNCODED_TYPES[stored.form]) for stored in wanted.columns}
@@ -300,7 +442,7 @@ def _place_labels(as_written: Path, final: Path, wanted: SourceColumns, places: 
 
     def coded_batches() -> Iterator[pa.RecordBatch]:
         nonlocal done
-        for batch in _read_batches(as_written):
+        for batch in as_written:
             rows = batch
             if column is not None:
                 is_unknown = has_unknown(batch.column(column), spelt)

@@ -147,6 +147,8 @@ def _cast(number: int, name: str, value: Any, wanted: SourceColumns) -> Any:
     else:
         is_valid = isinstance(value, bool | str | int | float)
         is_valid = is_valid and (to != "int64" or not isinstance(value, float) or value.is_integer())
+    if wanted.form_of(name) == "boolean" and value not in (True, False) and not isinstance(value, str):
+        is_valid = False
     try:
         if is_valid and to == "bool" and isinstance(value, str):
             return {"true": True, "false": False, "1": True, "0": False}[value.lower()]

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from training.data.batch_requests import as_row, is_request
-from training.data.casting import decode_texts
+from training.data.casting import BOOLEANS, decode_texts
 from training.data.csv_files import CsvParser, empty_rows
 from training.data.decoding import open_seekable, open_text
 from training.data.faults import Fault, shorten
@@ -269,6 +269,11 @@ def parse_value(value: Any, form: Form) -> Any:
         if math.isfinite(number):
             return number
         raise ValueError("a number")
+    if form == "boolean":
+        known = BOOLEANS.get(value.strip().lower() if isinstance(value, str) else str(value).lower())
+        if known is not None:
+            return known
+        raise ValueError("true or false")
     try:
         cell = pa.array([value if isinstance(value, str) else as_json(value)])
         column, wrong = from_json(texts_as_json(cell) if form == "content" else cell, "", form)

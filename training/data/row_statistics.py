@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,7 @@ class SplitStatistics:
         """Counts rows that will be kept."""
         self.rows += block.rows.num_rows
         self.named = self.named or block.label_names
-        self.characters.add(_lengths(block.rows, self.wanted.inputs))
+        self.characters.add(text_lengths(block.rows, self.wanted.inputs))
         if self.wanted.labels:
             self._count_labels(block, block.rows.column(self.wanted.labels.name))
         for column in self.wanted.columns:
@@ -108,13 +108,41 @@ class SplitStatistics:
             self.missing_words[column.source_name, word] = count + 1, first
 
 
+def joined(parts: Sequence[SplitStatistics], wanted: SourceColumns) -> SplitStatistics:
+    """Returns the statistics of the same split of several sets together."""
+    if len(parts) == 1:
+        return parts[0]
+    shares = {part.held_out for part in parts}
+    found = SplitStatistics(parts[0].split, wanted, shares.pop() if len(shares) == 1 else None)
+    for part in parts:
+        found.rows += part.rows
+        found.filtered += part.filtered
+        found.left_out += part.left_out
+        found.labels.update(part.labels)
+        found.labels_left_out.update(part.labels_left_out)
+        found.corrected |= part.corrected
+        found.first = part.first | found.first
+        found.characters.join(part.characters)
+        for key, (count, first) in part.missing_words.items():
+            before, earlier = found.missing_words.get(key, (0, first))
+            found.missing_words[key] = before + count, earlier
+    # Columns are compared by their role: sets may name them differently.
+    for column in wanted.columns:
+        numbers = {n for part in parts for other, n in part.only_number.items() if other.name == column.name}
+        if numbers:
+            found.only_number[column] = numbers.pop() if len(numbers) == 1 else None
+    if all(part.named for part in parts):
+        found.named = tuple(dict.fromkeys(name for part in parts for name in part.named))
+    return found
+
+
 def has_unknown(labels: pa.Array, names: pa.Array) -> Mask:
     """Returns the mask of rows with an unknown label."""
     unknown = pc.invert(pc.is_in(flat_values(labels), value_set=names))
     return rows_with_any(labels, unknown) if is_list(labels.type) else unknown.to_numpy(zero_copy_only=False)
 
 
-def _lengths(rows: pa.RecordBatch, columns: Iterable[StoredColumn]) -> np.ndarray[Any, np.dtype[Any]]:
+def text_lengths(rows: pa.RecordBatch, columns: Iterable[StoredColumn]) -> np.ndarray[Any, np.dtype[Any]]:
     """Returns the characters of each row, over all its texts."""
     lengths = np.zeros(rows.num_rows, np.int64)
     for column in columns:

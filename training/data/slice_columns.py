@@ -23,6 +23,7 @@ from pyarrow import types
 from training.data.arrow_files import BLOCK_ROWS, in_blocks, ipc_writer
 from training.data.blocks import Block, Numbers
 from training.data.plain_types import plain
+from training.recipe.mixture import DATASET
 
 if TYPE_CHECKING:
     from training.recipe.source_columns import SourceColumns
@@ -58,18 +59,27 @@ class SliceColumns:
 
     def __init__(self, wanted: SourceColumns, folder: Path) -> None:
         self._wanted, self._folder = wanted, folder
-        self._source = ""
+        self._source, self._dataset = "", ""
         self._splits: tuple[str, ...] = ()
         self._file_columns: dict[str, str] | None = None
         self._seen: dict[str, None] = {}
         self._reasons: dict[str, str] = {}
         self._columns: dict[str, dict[str, _Column]] = {}
+        self._rows: Counter[str] = Counter()
         self._files = count()
 
-    def begin(self, source: str, splits: Iterable[str]) -> None:
-        """Prepares for the split `source`, whose rows go into the evaluated splits `splits`, if any."""
+    def begin(self, source: str, splits: Iterable[str], wanted: SourceColumns | None = None, dataset: str = "") -> None:
+        """Prepares for the split `source`, whose rows go into the evaluated splits `splits`, if any.
+
+        `wanted` are the columns of its set, and `dataset` is the set's name in a mixture: its rows get this value in
+        the column DATASET. A column that only some sets have is missing in the rows of the others.
+        """
         self._source, self._splits, self._file_columns = source, tuple(splits), None
-        self._columns |= {split: {} for split in self._splits}
+        self._wanted, self._dataset = wanted or self._wanted, dataset
+        for split in self._splits:
+            self._columns.setdefault(split, {})
+        if dataset and self._splits:
+            self._seen[DATASET] = None
 
     @property
     def reading(self) -> bool:
@@ -84,6 +94,8 @@ class SliceColumns:
         renamed = [self._wanted.data.rename.get(name, name) for name in names]
         stored = self._wanted.by_source
         others = {name: source for name, source in zip(renamed, names, strict=True) if name not in stored}
+        if self._dataset:
+            others.pop(DATASET, None)
         self._seen |= dict.fromkeys(others)
         for name, column_type in zip(renamed, column_types, strict=False):
             try:
@@ -109,6 +121,8 @@ class SliceColumns:
 
     def leave_out(self, name: str, reason: str) -> None:
         """Leaves a column out of all splits."""
+        if self._dataset and name == DATASET:
+            return
         if self.reading and self.reads(name) and name not in self._wanted.by_source:
             self._seen[name] = None
             self._reasons[name] = reason
@@ -120,16 +134,24 @@ class SliceColumns:
         """Stores the values of a split's rows in the columns that are read."""
         if not block.rows.num_rows or split not in self._splits:
             return
-        for name in filter(self.reads, self._file_columns or ()):
-            column = self._columns[split].get(name) or _Column(self._folder / f"slice-{next(self._files)}")
+        rows, columns = block.rows.num_rows, self._columns[split]
+        given = {name: block.slices[name] for name in filter(self.reads, self._file_columns or ())}
+        if self._dataset:
+            given[DATASET] = pa.array([self._dataset] * rows, pa.string())
+            given |= {name: pa.nulls(rows) for name in columns if name not in given}
+        for name, values in given.items():
+            column = columns.get(name)
+            if column is None:
+                column = _Column(self._folder / f"slice-{next(self._files)}")
+                column.append(np.full(self._rows[split], -1, np.int32))  # rows of sets without this column
             try:
-                places = column.encode(block.slices[name])
+                places = column.encode(values)
             except UnsuitableColumn as error:
                 self.leave_out(name, str(error))
                 continue
-            self._columns[split][name] = column
-            with column.file.open("ab") as file:
-                file.write(places.tobytes())
+            columns[name] = column
+            column.append(places)
+        self._rows[split] += rows
 
     def write(self, split: str, final: Path, removed: Numbers) -> None:
         """Writes the kept columns of a split to the file `final`, if there are any, without the rows `removed`: their
@@ -188,6 +210,11 @@ class _Column:
         if len(self.places) > MAX_VALUES:
             raise UnsuitableColumn(f"has more than {MAX_VALUES:,} different values")
         return np.array([*places, -1], np.int32)[coded.indices.fill_null(-1).to_numpy()]
+
+    def append(self, places: Places) -> None:
+        """Adds rows to the file."""
+        with self.file.open("ab") as file:
+            file.write(places.tobytes())
 
     def values(self, removed: Numbers) -> pa.Array:
         """Returns the distinct values of the remaining rows, sorted."""

@@ -284,6 +284,9 @@ def _run_passes(task: Task, batch: dict[str, torch.Tensor]) -> Trial:
         if task.loss is None:
             loss = task.model(**batch).loss
         else:
+            if task.task_type.needs_step_sums:  # engines compute those of the whole step
+                with torch.no_grad():
+                    batch = dict(task.task_type.with_step_sums(batch, task.task_type.step_sums(task.model, batch)))
             outputs = task.task_type.forward(task.model, batch)
             loss = task.loss(outputs["logits"], batch["labels"])
     forward = gauge.peak()

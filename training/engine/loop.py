@@ -33,6 +33,7 @@ from training.batching.batches import Batch, EvaluationBatches, LengthGroupedBat
 from training.distributed import ranks
 from training.engine import checkpoints, collation, state_check
 from training.engine.inference import evaluate
+from training.engine.step_sums import add_step_sums
 from training.engine.throughput import Reporter, Speed, flops, hardware_limit
 from training.engine.training_task import Task, Trained, require_requested_processes
 from training.jobs.program import Interrupted, stop_requested
@@ -169,8 +170,10 @@ class Loop:
         """
         step = self.progress.step
         micro_batches = min(self.accumulation, len(self.batches) - step % self.batches.steps * self.accumulation)
-        for number in range(1, micro_batches + 1):
-            batch = next(batches)
+        own: Iterable[Batch] = islice(batches, micro_batches)  # read one by one unless the loss needs all of them first
+        if self.task.task_type.needs_step_sums:
+            own = add_step_sums(self.task.task_type, self.model, [*own])
+        for number, batch in enumerate(own, 1):
             self.state_check.record_batch(step, batch)
             weight = (
                 self.task.task_type.target_count(batch)

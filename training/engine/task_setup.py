@@ -124,15 +124,16 @@ def _metrics(
     """Computes the recipe's metrics from predictions of the validation split; none if the task type computes only the
     loss during training."""
     chosen, labels = settings.training.metric_for_best_model, settings.labels
+    names = [name for name in settings.metrics if name not in task_type.answer_metrics]
     # A metric that cannot be computed fails before training.
-    metrics.make(settings.metrics, task_type.empty_predictions(labels))
+    metrics.make(names, task_type.empty_predictions(labels))
     if task_type.loss_only_reason is not None:
         _require_metric(chosen, {})
         return lambda predictions: {}
 
     def compute(predictions: pa.Table) -> dict[str, float]:
         decoded = task_type.decode(task_type.join_labels(predictions, validation), tokenizer)
-        values = metrics.compute(settings.metrics, task_type.metric_inputs(decoded, labels))
+        values = metrics.compute(names, task_type.metric_inputs(decoded, labels))
         _require_metric(chosen, values)
         return values
 

@@ -27,6 +27,7 @@ from training.batching.batches import Batch, EvaluationBatches, LengthGroupedBat
 from training.distributed import ranks
 from training.engine import callbacks, checkpoints, state_check
 from training.engine.inference import evaluate
+from training.engine.step_sums import add_step_sums
 from training.engine.throughput import Reporter, Speed, flops, hardware_limit
 from training.engine.training_task import Task, Trained, require_requested_processes
 from training.jobs.protocol import rank
@@ -252,10 +253,26 @@ class ExactTrainer(Trainer):
             return loss
         return (loss[0] * weight, loss[1]) if isinstance(loss, tuple) else loss * weight
 
+    def get_batch_samples(self, *args: Any) -> tuple[list[Batch], Any]:
+        """The micro-batches of an optimizer step, which are also kept for their sums."""
+        batches, items = super().get_batch_samples(*args)
+        self._step_batches: list[Batch] = batches
+        return batches, items
+
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any) -> torch.Tensor:
         """Lists the micro-batch for the state check, then trains on it as super does."""
         self._state_check.record_batch(self.state.global_step, inputs)
+        if self._task.task_type.needs_step_sums:
+            inputs = self._with_step_sums(model, inputs)
         return super().training_step(model, inputs, *args)
+
+    def _with_step_sums(self, model: torch.nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+        # Not in get_batch_samples: there, a resumed training has not yet compared its state, and a forward pass leaves
+        # some weights of FSDP gathered.
+        if inputs is self._step_batches[0]:
+            with self.compute_loss_context_manager():
+                self._with_sums = iter(add_step_sums(self._task.task_type, model, self._step_batches))
+        return next(self._with_sums)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         # The last state to be restored; no callback has run yet.

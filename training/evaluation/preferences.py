@@ -6,7 +6,7 @@ N pairs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from training.evaluation.constant_predictions import Baseline, Constant, column
-from training.evaluation.predictions import Predictions, Rows
+from training.evaluation.generated_answers import AnsweredRows
+from training.evaluation.predictions import Rows
 from training.recipe.tables.metrics import PAIRS
 
 Floats = npt.NDArray[np.float64]
@@ -26,7 +27,7 @@ _BY_LENGTH = {"longer": 1, "shorter": -1}
 
 
 @dataclass(frozen=True)
-class Preferences(Predictions):
+class Preferences(AnsweredRows):
     """The rewards of a chosen and a rejected answer to each prompt. Without tokens of one of them, both are 0."""
 
     chosen_rewards: Floats  # (N,)
@@ -48,14 +49,6 @@ class Preferences(Predictions):
 
     def __len__(self) -> int:
         return len(self.chosen_rewards)
-
-    def take(self, rows: Rows) -> Preferences:
-        return Preferences(*(getattr(self, field.name)[rows] for field in fields(self)))
-
-    def feature_values(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:
-        """The fields by their names, such as `chosen_rewards`."""
-        known = {field.name: getattr(self, field.name) for field in fields(self)}
-        return None if listed else known.get(feature)
 
     @property
     def row_scores(self) -> Floats:

@@ -1,5 +1,6 @@
 """The program that compares a model with the champion, row by row: `python -m training.programs.compare JOB`. Without
-a champion, the best constant prediction takes its place: training/evaluation/baseline.py.
+a champion, the best constant prediction takes its place: training/evaluation/baseline.py; for answers to prompts, the
+base model.
 
 inputs     predictions, champion (each with SPLIT.parquet of training.programs.predict; without a champion only the
            first); for the baseline alone data, tokens (SPLIT.arrow) and model (the trained model's folder)
@@ -7,6 +8,7 @@ settings   training.recipe.program_settings.CompareSettings
 output     comparison.json         the figures
            log/disagreements.csv   rows that only one of the two gets right, with their texts: first those that the new
                                    model loses, then those that it gains, each by the size of the change
+           log/judgements.csv      with evaluation.judge, each prompt with both answers and the better one
 figures    the fields of tasks.cache.refs.Comparison
 """
 
@@ -21,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from training.evaluation.constant_predictions import is_constant
@@ -29,15 +32,17 @@ from training.evaluation.significance import Significance, mcnemar, paired
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job
 from training.problems import Problem, UserError, nearest
-from training.programs.score import read_inputs, read_predictions, write_samples
+from training.programs.score import read_inputs, write_samples
 from training.recipe.program_settings import CompareSettings
-from training.recipe.tables.metrics import METRICS, more_is_better
+from training.recipe.tables.metrics import METRICS, WIN_RATE, more_is_better
 
 SHOWN_ROWS = 50
 FEW_ROWS, HEAVY_SHARE = 0.01, 0.5
 """A tail is heavy if FEW_ROWS of the differing rows (at least one) cause more than HEAVY_SHARE of the variance."""
 MIN_DIFFERING = 10
 NAMED_ROWS = 5
+BASE_MODEL = "the base model"
+"""The opponent of a first model's answers."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
@@ -47,7 +52,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
     settings = CompareSettings.model_validate(job.settings)
     task_type, split = task_types.load(settings.task, settings.options), settings.split
-    new = read_predictions(task_type, Path(job.inputs["predictions"], f"{split}.parquet"), settings.labels)
+    table = pq.read_table(Path(job.inputs["predictions"], f"{split}.parquet"))
+    new, champion_table = task_type.metric_inputs(table, settings.labels), None
     constant = None
     if settings.champion is None:
         data, tokens, model = (Path(job.inputs[name]) for name in ("data", "tokens", "model"))
@@ -56,20 +62,92 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         constant = choose_constant(baseline, settings.figure)
         old = constant.predict(new, split)
     else:
-        files = [Path(job.inputs[name], f"{split}.parquet") for name in ("champion", "predictions")]
-        predicted = task_type.share_reference(*map(pq.read_table, files))
-        old = task_type.metric_inputs(predicted, settings.labels)
+        champion_table = pq.read_table(Path(job.inputs["champion"], f"{split}.parquet"))
+        old = task_type.metric_inputs(task_type.share_reference(champion_table, table), settings.labels)
 
     def report(done: int, total: int) -> None:
         events.progress(phase="compare", split=split, done=done, total=total)
 
-    figures = compare_models(new, old, settings, constant.name if constant else None, report)
-    output = job_dir / OUTPUT
+    output, data = job_dir / OUTPUT, Path(job.inputs["data"]) / f"{split}.arrow"
     (output / "log").mkdir(parents=True, exist_ok=True)
+    answers, judged = compare_answers(table, champion_table, settings, data, output / "log", report)
+    if settings.figure == WIN_RATE:
+        figures = describe_win_rate(judged, settings)
+    else:
+        figures = compare_models(new, old, settings, constant.name if constant else None, report)
+    figures |= {"answers": answers} if answers else {}
     (output / "comparison.json").write_text(json.dumps(figures, indent=1))
-    rows = sample_disagreements(new, old, Path(job.inputs["data"]) / f"{split}.arrow")
+    rows = sample_disagreements(new, old, data)
     write_samples(rows, output / "log" / "disagreements.csv")
     return figures
+
+
+def compare_answers(
+    predictions: pa.Table,
+    champion: pa.Table | None,
+    settings: CompareSettings,
+    data: Path,
+    log: Path,
+    report: Callable[[int, int], None],
+) -> tuple[list[dict[str, Any]], npt.NDArray[np.float64]]:
+    """The figures of the model's answers and of those of its opponent, the champion or else its base model, as
+    tasks.cache.refs.AnswerFigure; and the outcomes of judge_answers, (P,), which are written to the folder `log`.
+
+    Both are empty if nothing reads answers.
+    """
+    from training.evaluation.judgements import difference_interval, judge_answers, paired_answers
+
+    if not settings.lengths and settings.judge is None:
+        return [], np.empty(0)
+    answers, found = paired_answers(predictions, champion), []
+    opponent = BASE_MODEL if settings.champion is None else settings.champion
+
+    def add(metric: str, own: npt.NDArray[np.float64], others: npt.NDArray[np.float64]) -> None:
+        low, high = difference_interval(own - others)
+        values = {"value": float(own.mean()), "champion_value": float(others.mean())}
+        found.append({"metric": metric, "opponent": opponent, **values, "low": low, "high": high, "rows": len(own)})
+
+    if settings.lengths:
+        add("generated_length", answers.own_tokens, answers.other_tokens)
+    if settings.judge is None:
+        return found, np.empty(0)
+    inputs = read_inputs(data, answers.rows)
+    outcomes = judge_answers(settings.judge, [row["prompt"] for row in inputs], answers, report)
+    add(WIN_RATE, outcomes, 1 - outcomes)
+    names = {0.0: "opponent", 0.5: "neither", 1.0: "model"}
+    texts = zip(answers.rows.tolist(), inputs, answers.own, answers.others, outcomes.tolist(), strict=True)
+    judged = [
+        {"row": row, "prompt": given["prompt"], "answer": own, "opponent_answer": other, "better": names[outcome]}
+        for row, given, own, other, outcome in texts
+    ]
+    write_samples(judged, log / "judgements.csv")
+    return found, outcomes
+
+
+def describe_win_rate(outcomes: npt.NDArray[np.float64], settings: CompareSettings) -> dict[str, Any]:
+    """The fields of tasks.cache.refs.Comparison for the outcomes of judge_answers, (P,), by a sign test."""
+    wins, losses = int((outcomes == 1).sum()), int((outcomes == 0).sum())
+    found = mcnemar(wins, losses, len(outcomes), settings.confidence)
+    return {
+        "champion": BASE_MODEL if settings.champion is None else settings.champion,
+        "metric": WIN_RATE,
+        "split": settings.split,
+        "rows": len(outcomes),
+        "value": float(outcomes.mean()),
+        "champion_value": float(1 - outcomes.mean()),
+        "gained": wins,
+        "lost": losses,
+        "gain": found.gain,
+        "at_least": found.at_least,
+        "margin": 0.0,
+        "confidence": settings.confidence,
+        "method": "sign",
+        "p_value": found.p_value,
+        "least_p_value": found.least_p_value,
+        "better": found.better,
+        "baseline": settings.champion is None,
+        "warnings": list(settings.warnings),
+    }
 
 
 def compare_models(

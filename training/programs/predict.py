@@ -1,9 +1,11 @@
 """The program that predicts: `python -m training.programs.predict JOB`, usually through `accelerate launch`.
 
-inputs     model (the output of training.programs.fit), tokens (SPLIT.arrow)
+inputs     model (the output of training.programs.fit), tokens (SPLIT.arrow); base (the base model's folder) if prompts
+           are answered
 settings   training.recipe.program_settings.PredictSettings
 output     SPLIT.parquet, a row for each row of the split, in its order: row, label as the tokens have it, the task
-           type's `predictions`, tokens (their number)
+           type's `predictions`, tokens (their number); and the columns of training.evaluation.generated_answers if
+           prompts are answered
 figures    rows and rows_per_second of all splits together
 
 The processes take the batches in turns, and the rows of a batch do not depend on the number of processes: one process
@@ -13,18 +15,22 @@ writes the same bytes as several with as many threads each.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, rank
-from training.recipe.program_settings import PredictSettings
+from training.recipe.program_settings import PredictChampionSettings, PredictSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.batching.batches import TokenRows
+    from training.engine.answers import Answers
+    from training.task_types.task_type import TaskType
 
 PROGRESS_EVERY_S = 1.0
 
@@ -45,8 +51,11 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     folder = Path(job.inputs["model"])
     tokenizer = loading.load_tokenizer(folder)
     collate = task_type.collator(tokenizer, loading.padding_multiple())
-    network = loading.load_trained(task_type, folder).to(device)
     splits = {split: TokenRows(Path(job.inputs["tokens"]) / f"{split}.arrow") for split in settings.splits}
+    base_answers: Mapping[str, Answers] = {}
+    if settings.answered_prompts:
+        base_answers = _answer_by_base(task_type, Path(job.inputs["base"]), tokenizer, splits, settings, events, device)
+    network = loading.load_trained(task_type, folder).to(device)
     total, before = sum(map(len, splits.values())), 0
     whole = sum(len(rows.tokens) for rows in splits.values())
     batch_size = -(-settings.batch_size // settings.micro_batch_divisor)
@@ -56,12 +65,65 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         answers = predict(task_type, network, rows, collate, batch_size, settings.mixed_precision, tell)
         if rank() == 0:
             answers = task_type.decode(answers, tokenizer)
+        if settings.answered_prompts:
+            found = answer("the model", task_type, network, tokenizer, rows, settings, split, events)
+            if rank() == 0:
+                answers = base_answers[split].add_to(found.add_to(answers), of_base=True)
+        if rank() == 0:
             write(job_dir / OUTPUT / f"{split}.parquet", answers, rows)
             if nearly_constant(task_type.metric_inputs(answers, task_type.labels_of(network.config))):
                 events.warning(advice(split, weights="class_weights" in task_type.loss_fields))
         before += len(rows)
     ranks.leave_group()
     return {"rows": whole, "rows_per_second": round(whole / (time.monotonic() - began), 1)}
+
+
+def _answer_by_base(
+    task_type: TaskType,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    splits: Mapping[str, TokenRows],
+    settings: PredictSettings,
+    events: Events,
+    device: torch.device,
+) -> dict[str, Answers]:
+    """The base model's answers, before the trained model is loaded."""
+    from training.models import loading
+
+    base = loading.load_trained(task_type, folder).to(device)
+    task_type.set_end_tokens(base, tokenizer)
+    return {
+        split: answer("the base model", task_type, base, tokenizer, rows, settings, split, events)
+        for split, rows in splits.items()
+    }
+
+
+def answer(
+    name: str,
+    task_type: TaskType,
+    network: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: TokenRows,
+    settings: PredictSettings | PredictChampionSettings,
+    split: str,
+    events: Events,
+) -> Answers:
+    """The answers of a model, called `name` in a warning if some are cut, to settings.answered_prompts prompts of a
+    split. Every rank calls it and gets the same."""
+    from training.engine.answers import answer_prompts
+
+    def report(done: int, total: int) -> None:
+        events.progress(phase="answer", split=split, done=done, total=total)
+
+    prompts, precision = settings.answered_prompts, settings.mixed_precision
+    found = answer_prompts(task_type, network, tokenizer, rows, prompts, precision, report)
+    most = task_type.options.model_dump()["max_new_tokens"]
+    if rank() == 0 and (cut := found.reaching(most)):
+        events.warning(
+            f"{cut} of {len(found.texts)} answers of {name} to prompts of {split} reached options.max_new_tokens, "
+            f"{most} tokens, and were cut: their length is a lower bound. Raise it to compare lengths."
+        )
+    return found
 
 
 def write(file: Path, answers: pa.Table, rows: TokenRows) -> None:

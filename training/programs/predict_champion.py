@@ -28,7 +28,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     from training.distributed import ranks
     from training.engine.inference import predict
     from training.models import loading
-    from training.programs.predict import progress_of_rows, write
+    from training.programs.predict import answer, progress_of_rows, write
     from training.tokenization import token_files
     from training.tokenization.transformers_encoder import load_encoder
 
@@ -59,11 +59,12 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     answers = predict(task_type, network, rows, collate, batch_size, settings.mixed_precision, tell)
     own = task_type.labels_of(network.config)
     if rank() == 0:
-        write(
-            job_dir / OUTPUT / f"{split}.parquet",
-            task_type.remap_labels(task_type.decode(answers, its_tokenizer), own, labels),
-            rows,
-        )
+        answers = task_type.remap_labels(task_type.decode(answers, its_tokenizer), own, labels)
+    if settings.answered_prompts:
+        found = answer(settings.champion, task_type, network, its_tokenizer, rows, settings, split, events)
+        answers = found.add_to(answers) if rank() == 0 else answers
+    if rank() == 0:
+        write(job_dir / OUTPUT / f"{split}.parquet", answers, rows)
     ranks.leave_group()
     return {
         "rows": len(rows.tokens),

@@ -5,6 +5,7 @@ tables/                             allowed names, one table a concept: metrics,
 validation.py rules/                all problems of a recipe in one report; contradictions
 sweep.py sweep_validation.py        the search of a sweep for the best settings, and its problems
 batch_prediction.py                 the parameters of a batch prediction
+version_names.py                    the names of registered versions
 overrides.py referenced_files.py    values from --set, and from files that fields name
 error_messages.py                   mistakes as sentences
 """
@@ -35,6 +36,7 @@ from training.recipe.tables.checks import Level
 from training.recipe.tables.exports import EXPORTS
 from training.recipe.tables.metrics import more_is_better
 from training.recipe.validation import load, parse
+from training.recipe.version_names import split_version_name
 
 __all__ = [
     "ENTRYPOINT",
@@ -69,4 +71,5 @@ __all__ = [
     "parse_sweep",
     "read_entries",
     "settings_of",
+    "split_version_name",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -12,12 +11,12 @@ from training.problems import Problem, UserError
 from training.recipe.error_messages import describe, find_templates
 from training.recipe.section import AutoOrCount, CodeName, Section, Text
 from training.recipe.tables.formats import FORMATS
+from training.recipe.version_names import VERSION_NAME, split_version_name
 
 SINGLE_FILES = tuple(suffix for source in FORMATS.values() for suffix in source.predicted)
 """The suffixes of an output that is one file."""
 SHARD_ROWS, SHARD_TEXTS = 4096, 256
 """`auto` for `shard_rows`: the rows of a shard, and those for models that generate texts, which takes longer."""
-_MODEL = re.compile(r"[^@/]+(@[^@/]+|/[1-9]\d*)?")
 
 
 class BatchPrediction(Section):
@@ -49,23 +48,28 @@ class BatchPrediction(Section):
     Rows that are appended to a file only change its last shard."""
     processes: AutoOrCount = "auto"
     """Programs that predict at once, among which this machine's GPUs are divided; auto: one for each GPU, or one."""
+    cluster: Literal["ray"] | None = None
+    """Where the programs run: on a Ray cluster, each with a core, and a GPU if this machine has one; or on this machine
+    (null)."""
+    cluster_address: str | None = Field(default=None, pattern=r"^\S+:\d{1,5}$")
+    """`host:port` of the cluster (null: RAY_ADDRESS, and without it a cluster of this machine alone)."""
     task: CodeName | None = None
     """`module:Class` of the model's task type if it is your own; its code is run."""
 
     @property
     def name(self) -> str:
         """The name of the registered model, without alias and version."""
-        return re.split("[@/]", self.model, maxsplit=1)[0]
+        return split_version_name(self.model).name
 
     @property
     def alias(self) -> str:
         """The alias in `model`; empty without one."""
-        return self.model.partition("@")[2]
+        return split_version_name(self.model).alias
 
     @property
     def version(self) -> str:
         """The version in `model`; empty without one."""
-        return "" if "@" in self.model else self.model.partition("/")[2]
+        return split_version_name(self.model).version
 
     @property
     def is_single_file(self) -> bool:
@@ -95,12 +99,16 @@ def _find_contradictions(found: BatchPrediction) -> list[Problem]:
     def add(where: str, message: str) -> None:
         problems.append(Problem(kind="option", where=where, message=message))
 
-    if not _MODEL.fullmatch(found.model):
+    if not VERSION_NAME.fullmatch(found.model):
         add("model", f"{found.model!r} is no registered model: write NAME, NAME@ALIAS or NAME/VERSION.")
     if found.is_single_file and found.format not in (None, "openai"):
         add("format", f"{found.format!r} is for a folder: leave it out, because the suffix of {found.output} decides.")
     if found.format == "openai" and found.is_single_file and not found.output.endswith(".jsonl"):
         add("output", f"{found.output!r} is no place for openai: name a folder, or a file that ends in .jsonl.")
+    if found.cluster is not None and found.processes == "auto":
+        add("processes", "'auto' counts the GPUs of this machine, not of a cluster: give the number of programs.")
+    if found.cluster is None and found.cluster_address is not None:
+        add("cluster_address", "is for a cluster: set cluster to ray, or leave this out.")
     if found.task is not None and ":" not in found.task:
         add("task", f"{found.task!r} is no code of yours: write module:Class, or leave it out.")
     return problems

@@ -6,7 +6,7 @@ imported here, so a recipe can be inspected before any of its code runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -28,10 +28,19 @@ def code_fields(recipe: type[BaseModel], above: str = "") -> Iterator[str]:
 def named_code(recipe: type[BaseModel], values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Each field of the recipe's values that names or permits code, with its value. The values need not be valid."""
     for name in code_fields(recipe):
-        found: Any = values
-        for part in name.split("."):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        yield from ((name, value) for value in _find_code(found))
+        for place, found in _values_at(values, name.split(".")):
+            yield from ((place, value) for value in _find_code(found))
+
+
+def _values_at(values: Any, path: Sequence[str], place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the value at a path with its place; several if a section on the way is a list of sections."""
+    if isinstance(values, list) and path:
+        for index, inside in enumerate(values):
+            yield from _values_at(inside, path, f"{place}[{index}]")
+    elif not path:
+        yield place, values
+    elif isinstance(values, Mapping):
+        yield from _values_at(values.get(path[0]), path[1:], f"{place}.{path[0]}".lstrip("."))
 
 
 def _find_code(value: Any) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -37,6 +37,7 @@ _BOUNDS = {
 }
 _NAMES = {
     "name": "lower-case letters, digits and '-', beginning with a letter or digit",
+    "data.mix.name": "letters, digits, '.', '_' and '-', beginning with a letter or digit",
     "compute.cluster_address": "host:port of the head of the cluster, such as 10.0.0.1:6379",
     "release.registry": "letters, digits, '.', '_' and '-', beginning with a letter or digit",
     **dict.fromkeys(
@@ -55,6 +56,9 @@ _ALTERNATIVES = {
 }
 
 
+_INDEX = re.compile(r"\[\d+\]")
+
+
 def field_name(loc: Sequence[int | str]) -> str:
     """Returns the field at a location as the user writes it: `("data", "text", 0)` is `data.text[0]`."""
     name = ""
@@ -69,16 +73,23 @@ def field_name(loc: Sequence[int | str]) -> str:
 def section_fields(recipe: type[BaseModel], section: str) -> dict[str, FieldInfo] | None:
     """Returns the fields of a section of the recipe, such as `release.gate`; None if the name is not a section."""
     model: type[BaseModel] | None = recipe
-    for name in section.split("."):
+    for name in _INDEX.sub("", section).split("."):
         field = model.model_fields.get(name) if model else None
         model = section_of(field) if field else None
     return model.model_fields if model else None
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Returns the model of a field that is a section, or may be one; None for a plain value."""
+    """Returns the model of a field that is a section or a list of sections, or may be one; None for a plain value."""
     kinds = [field.annotation, *get_args(field.annotation)]
+    kinds += [inside for kind in kinds if get_origin(kind) is list for inside in get_args(kind)]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def is_list_of_sections(field: FieldInfo) -> bool:
+    """Whether a field takes a list of sections."""
+    kinds = [field.annotation, *get_args(field.annotation)]
+    return section_of(field) is not None and any(get_origin(kind) is list for kind in kinds)
 
 
 def sections(recipe: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -143,13 +154,15 @@ def _unknown_field(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> 
 
 
 def _unknown_value(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
-    value = error["input"]
+    value, name = error["input"], _INDEX.sub("", where)
     if where == "training.optim" and value in REFUSED:
         return f"{value!r} is refused: {REFUSED[value]}."
+    if where == "data.weight_by" and value == "tokens":
+        return "'tokens' are unknown before the mixture is made: choose characters, which are close, or rows."
     if advice := out_of_scope(str(value)):
         return f"{value!r} {advice}"
-    if where == "data.source" and str(value).lower() in _SPREADSHEETS:
-        return f"{value!r} is not read: save the spreadsheet as CSV, and set data.source: csv."
+    if name in ("data.source", "data.mix.source") and str(value).lower() in _SPREADSHEETS:
+        return f"{value!r} is not read: save the spreadsheet as CSV, and set {where}: csv."
     allowed = [a or b for a, b in re.findall(r"'([^']*)'|(-?\d+)", error["ctx"]["expected"])]
     allowed += [_ALTERNATIVES.get(where, "a whole number")] if error["loc"][-1] == WORD else []
     return f"{_format_value(value)} is unknown: choose from {', '.join(allowed)}.{nearest(str(value), allowed)}"
@@ -192,7 +205,8 @@ def _wrong_length(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> s
 
 
 def _wrong_name(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
-    return f"{_format_value(error['input'])} is not a name for it: use {_NAMES[where]}."
+    allowed = _NAMES[_INDEX.sub("", where)]
+    return f"{_format_value(error['input'])} is not a name for it: use {allowed}."
 
 
 def _other(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
+from training.problems import Problem
 from training.recipe.drift import Drift
 from training.recipe.lora import Lora
+from training.recipe.mixture import MIX, locate_all, section_of_set, set_names
 from training.recipe.section import (
     AutoOrCount,
     BalancedOrWeights,
@@ -19,6 +22,7 @@ from training.recipe.section import (
     PathOrMapping,
     RunsCode,
     Section,
+    SetName,
     Split,
     Text,
     Word,
@@ -27,7 +31,7 @@ from training.recipe.tables.checks import Level
 from training.recipe.tables.exports import EXPORTS
 from training.recipe.tables.formats import SOURCES
 from training.recipe.tables.gpu_kernels import ATTENTION
-from training.recipe.tables.metrics import METRICS
+from training.recipe.tables.metrics import METRICS, WIN_RATE
 from training.recipe.tables.optimizers import OPTIMIZERS
 from training.recipe.tables.strategies import STRATEGIES
 
@@ -35,16 +39,13 @@ MAX_COUNT = 1_000_000_000
 """The limit of steps and of seconds: far above any use, and small enough for all libraries."""
 
 
-class Data(Section):
-    """The source of the rows, and the columns to use."""
+class _Rows(Section):
+    """The source of one set of rows, and the columns to use."""
 
     source: Annotated[str, NameIn(SOURCES)]
-    """hub: a dataset of the Hugging Face Hub. csv (also tab-separated), json (one object a line, or one array of
-    objects), parquet, arrow: files; csv and json may be packed by gzip or zstd. python: a function or object that
-    returns the rows."""
+    """The kind of source, as `data.source`."""
     path: CodeName
-    """The dataset's name on the Hub; or a file, folder, glob or URL (`s3://…`, `https://…`); or `module:name`. Relative
-    paths start from the working directory."""
+    """The set's dataset on the Hub, files or object, as `data.path`."""
     config: str | None = None
     """The subset of a Hub dataset, such as `sst2` of `nyu-mll/glue`."""
     revision: str | None = None
@@ -87,26 +88,111 @@ class Data(Section):
     required column that is left out is the one with the role's name."""
     label_separator: Text | None = None
     """The separator of several labels in one cell, such as the comma of `4,27` (null: such a cell is a JSON list)."""
+    max_file_gb: float = Field(default=20.0, gt=0)
+    """The largest unpacked size of one file in gigabytes. A small packed file may unpack to any size."""
+
+
+class _MixedSet(_Rows):
+    name: SetName | None = None
+    """The set's name in tables and slices (null: the last part of its path)."""
+    weight: float | None = Field(default=None, gt=0, le=1_000_000)
+    """The set's share of the mixture, in proportion to the weights of the other sets. Either all sets have one, or
+    none."""
+    epochs: float | None = Field(default=None, gt=0, le=1_000_000)
+    """How often the set's training rows are passed in one epoch of the mixture; 0.5 takes half of them (null: 1 in a
+    mixture without weights). With weights, one set may have it: its passes fix the size of the mixture."""
+
+
+def _as_beside(name: str, field: Any) -> Any:
+    """Returns a field of `data` as a field of one set, in which null is the value beside `mix`."""
+    description = f"As `data.{name}`, for this set alone (null: as beside `mix`)."
+    kind = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+    return kind | None, Field(default=None, description=description)
+
+
+if TYPE_CHECKING:
+    MixedSet = _MixedSet
+else:
+    MixedSet = create_model(
+        "MixedSet",
+        __base__=_MixedSet,
+        __doc__="One set of rows in a mixture, with its own source and columns.",
+        **{
+            name: _as_beside(name, field)
+            for name, field in _Rows.model_fields.items()
+            if name not in ("source", "path")
+        },
+    )
+
+
+class Data(_Rows):
+    """The source of the rows, and the columns to use."""
+
+    source: Annotated[str, NameIn([*SOURCES, MIX])] = MIX
+    """hub: a dataset of the Hugging Face Hub. csv (also tab-separated), json (one object a line, or one array of
+    objects), parquet, arrow: files; csv and json may be packed by gzip or zstd. python: a function or object that
+    returns the rows. mix: the sets in `mix`."""
+    path: Annotated[str, RunsCode()] = ""
+    """The dataset's name on the Hub; or a file, folder, glob or URL (`s3://…`, `https://…`); or `module:name`. Relative
+    paths start from the working directory. Empty for a mixture."""
     label_names: NamesOrFile | None = None
     """The labels in the order of the model's outputs; or a file with one label a line, or a JSON list in a .json file
     (null: the names in the dataset, else the labels found, sorted). Labels that are whole numbers are positions in this
     list, from 0."""
-    max_file_gb: float = Field(default=20.0, gt=0)
-    """The largest unpacked size of one file in gigabytes. A small packed file may unpack to any size."""
     checks: dict[str, Level] = Field(default_factory=dict)
     """The level of each check of the rows by its name: error (nothing is stored), warning or ignore. Rows that cannot
     be used are left out unless their check is an error. docs/reference/checks.md lists the checks."""
+    mix: list[MixedSet] | None = Field(default=None, min_length=1)
+    """The sets of a mixture, each with its own source; the other fields of `data` then hold for each set that does not
+    have its own: docs/how-to/data/mixtures.md (null: one set of rows)."""
+    weight_by: Literal["rows", "characters"] = "rows"
+    """The unit of the weights in `mix`. characters: long rows count more, as they do in tokens, which are unknown
+    before the mixture is made."""
+    stopping_strategy: Literal["first_exhausted", "all_exhausted"] = "first_exhausted"
+    """The size of a mixture with weights, by the terms of `datasets.interleave_datasets`. first_exhausted: as large as
+    it can be without repeating a row. all_exhausted: as small as it can be with every row at least once; the other sets
+    repeat."""
+    mix_seed: int = Field(default=0, ge=0, lt=2**32)
+    """The seed that chooses rows of sets that are not passed a whole number of times."""
+
+    @property
+    def sets(self) -> tuple[Data, ...]:
+        """The sets of a mixture, each as a whole data section; without a mixture, the section itself."""
+        if self.mix is None:
+            return (self,)
+        beside = self.model_dump()
+        return tuple(Data.model_validate(section_of_set(beside, entry)) for entry in self.set_entries)
+
+    @property
+    def set_entries(self) -> list[dict[str, Any]]:
+        """The fields of each set in `mix` itself."""
+        return [entry.model_dump(exclude_none=True) for entry in self.mix or ()]
+
+    @property
+    def set_names(self) -> list[str]:
+        """The name of each set in `mix`."""
+        return set_names(self.set_entries)
+
+    def locate(self, problems: Iterable[Problem], index: int) -> list[Problem]:
+        """Returns problems of one set with the names of its fields here: `data.mix[1].text` for `data.text`."""
+        if self.mix is None:
+            return list(problems)
+        fields = type(self).model_fields
+        beside = {name for name in fields if getattr(self, name) != fields[name].get_default(call_default_factory=True)}
+        return list(locate_all(problems, index, self.set_entries[index], beside))
 
 
 class Model(Section):
     """The model that training starts from, and its tokenizer."""
 
-    source: Literal["hub", "folder", "scratch"]
-    """hub: a repository of the Hub. folder: a local folder in the same layout. scratch: random weights, and a tokenizer
-    trained on the training split: a WordPiece tokenizer that ignores case and accents, or for task types that generate
-    text a BPE tokenizer that keeps both."""
+    source: Literal["hub", "folder", "registry", "scratch"]
+    """hub: a repository of the Hub. folder: a local folder in the same layout. registry: a version in MLflow's
+    registry, with its tokenizer; usually one that another recipe has registered. scratch: random weights, and a
+    tokenizer trained on the training split: a WordPiece tokenizer that ignores case and accents, or for task types that
+    generate text a BPE tokenizer that keeps both."""
     path: Text | None = None
-    """The repository's name or the folder; null for scratch."""
+    """The repository's name; the folder; for registry `NAME@alias` or `NAME/version`, such as `support-sft@champion` or
+    `support-sft/7`, which is pinned to a version before files are read; null for scratch."""
     revision: str | None = None
     """Branch, tag or commit of a Hub model (null: main). It is pinned to a commit before files are read."""
     config: dict[str, Any] | None = None
@@ -304,6 +390,11 @@ class Evaluation(Section):
     """Groups in which each split is also scored: columns of the rows (text, whole numbers or booleans with at most
     1,000 different values), `label` (for task types with one label a row), or `length_bucket` (quarters of the rows by
     number of tokens). Rows without a value form the group `none`, with rows whose value is the text none."""
+    judge: CodeName | None = None
+    """Your function as `module:function` that compares two answers to a prompt, for task types that answer prompts
+    (preference, kto): called with the prompt and two answers in random order, it returns 0 or 1, the better one, or
+    null for neither. It gives the win rate against the champion, and without one against the base model (null: no win
+    rate)."""
     allow_remote_code: Annotated[bool, RunsCode()] = False
     """Whether the code of metrics of the Hub may run here."""
 
@@ -324,8 +415,8 @@ class Gate(Section):
     choose accuracy: most other metrics have no meaning there."""
     compare: Text | None = None
     """The metric by which a model must be better than the champion, on the same rows (null: the first of
-    evaluation.metrics). For a metric of your own higher is better, unless it has a maximum or its name ends with
-    `loss`."""
+    evaluation.metrics), or win_rate with an evaluation.judge. For a metric of your own higher is better, unless it has
+    a maximum or its name ends with `loss`."""
     margin: float = 0.0
     """The smallest gain over the champion, in the metric's own unit; a negative value accepts a loss of that size.
     Accuracy without a margin is compared by McNemar's exact test, everything else by a permutation test and a bootstrap
@@ -413,8 +504,8 @@ class Recipe(Section):
     task: CodeName
     """The task type: sequence-classification (one label), multi-label-classification (any number of labels), regression
     (a number), token-classification (a tag for each word), causal-lm, masked-lm, seq2seq (text to text), sft (a reply
-    in a conversation), preference (the better of two replies), reward-modeling (a reward for a reply), or your class as
-    `module:Class`: docs/how-to/own-task-type.md."""
+    in a conversation), preference (the better of two replies), kto (replies that are rated good or bad),
+    reward-modeling (a reward for a reply), or your class as `module:Class`: docs/how-to/own-task-type.md."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the task type: docs/reference/task-types.md lists them with their defaults."""
     data: Data
@@ -451,10 +542,13 @@ class Recipe(Section):
 
     @property
     def compared_metrics(self) -> list[str]:
-        """The metric compared by; all metrics if it is a figure of user code, because any of them may return it."""
+        """The metric compared by; all metrics if it is a figure of user code, because any of them may return it. None
+        for the win rate, which needs no metric."""
+        if self.compared_by == WIN_RATE:
+            return []
         return [self.compared_by] if self.compared_by in METRICS else list(self.evaluation.metrics)
 
     @property
     def less_is_better(self) -> list[str]:
         """The figures of user code for which the comparison takes less as better: those that have a maximum."""
-        return [] if self.compared_by in METRICS else sorted(self.release.gate.maximum)
+        return [] if self.compared_by in (*METRICS, WIN_RATE) else sorted(self.release.gate.maximum)

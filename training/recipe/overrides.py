@@ -12,8 +12,9 @@ import yaml
 from pydantic import BaseModel
 
 from training.problems import Problem, UserError, nearest
-from training.recipe.error_messages import section_of
+from training.recipe.error_messages import is_list_of_sections, section_of
 
+_INDEXED = re.compile(r"(\w+)\[(\d+)\]")
 ENTRYPOINT, SWEEP_ENTRYPOINT = "flows.finetune:finetune", "flows.sweep:sweep"
 
 
@@ -73,7 +74,9 @@ def merge(
     merged, problems = dict(values), []
     for name, value in overrides.items():
         path = _path(name, recipe)
-        if path is None:
+        if path is not None and (message := _index_out_of_range(merged, path)):
+            problems.append(Problem(kind="recipe", where=name, message=message))
+        elif path is None:
             parent = name.rpartition(".")[0]
             message = f"cannot be set: {parent!r} has no fields."
             problems.append(Problem(kind="recipe", where=name, message=message))
@@ -89,13 +92,33 @@ def merge(
     return merged, problems
 
 
-def _path(name: str, recipe: type[BaseModel]) -> list[str] | None:
+def _index_out_of_range(values: Mapping[str, Any], path: Sequence[Any]) -> str | None:
+    """Returns why a path with an index points nowhere; None if it points into a list, or has no index."""
+    found: Any = values
+    for step, part in enumerate(path):
+        if isinstance(part, int):
+            entries = len(found) if isinstance(found, list) else 0
+            if part >= entries:
+                return f"cannot be set: {'.'.join(map(str, path[:step]))} has {entries} entries, counted from 0."
+            found = found[part]
+        else:
+            found = found.get(part) if isinstance(found, Mapping) else None
+    return None
+
+
+def _path(name: str, recipe: type[BaseModel]) -> list[Any] | None:
     """Returns the keys of a dotted name; None if it points inside a plain value. A key may contain dots:
-    `training.class_weights.a.b` ends in `a.b`."""
+    `training.class_weights.a.b` ends in `a.b`. An entry of a list of sections has an index: `data.mix[1].weight`."""
     first, _, rest = name.partition(".")
+    if (indexed := _INDEXED.fullmatch(first)) and (field := recipe.model_fields.get(indexed[1])):
+        section = section_of(field) if is_list_of_sections(field) else None
+        inside = _path(rest, section) if section and rest else []
+        return None if section is None or inside is None else [indexed[1], int(indexed[2]), *inside]
     field = recipe.model_fields.get(first)
     if field is None or not rest:
         return [first, *rest.split(".", 1)] if rest else [first]
+    if is_list_of_sections(field):
+        return None
     if section := section_of(field):
         rest_of_path = _path(rest, section)
         return None if rest_of_path is None else [first, *rest_of_path]
@@ -114,11 +137,15 @@ def _alternatives(annotation: Any) -> Iterator[Any]:
             yield from _alternatives(side)
 
 
-def _set_value(values: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+def _set_value(values: Mapping[str, Any], path: Sequence[Any], value: Any) -> dict[str, Any]:
     name, *rest = path
     if not rest:
         return {**values, name: value}
-    inner = values.get(name)
+    inner: Any = values.get(name)
+    if isinstance(rest[0], int):
+        index, *below = rest
+        entry = _set_value(inner[index], below, value) if below and isinstance(inner[index], Mapping) else value
+        return {**values, name: [*inner[:index], entry, *inner[index + 1 :]]}
     if inner is not None and not isinstance(inner, Mapping):
         return dict(values)  # validation reports a section that is no mapping
     return {**values, name: _set_value(inner or {}, rest, value)}

@@ -91,6 +91,8 @@ class PredictSettings(TaskSettings):
     """Of training.programs.predict."""
 
     splits: list[str]
+    answered_prompts: int = 0
+    """Prompts of each split that the model and its base model answer."""
     batch_size: int
     """Rows of all processes together."""
     mixed_precision: Literal["no", "bf16", "fp16"]
@@ -118,6 +120,8 @@ class PredictChampionSettings(TaskSettings):
     """NAME/VERSION"""
     max_length: int
     """Tokens a row."""
+    answered_prompts: int = 0
+    """Prompts that the champion answers."""
     batch_size: int
     """Rows of all processes together."""
     mixed_precision: Literal["no", "bf16", "fp16"]
@@ -150,6 +154,14 @@ class PredictShardsSettings(TaskSettings):
     mixed_precision: Literal["no", "bf16", "fp16"]
     micro_batch_divisor: int = 1
     """Divides the batch size, so that a batch fits into memory."""
+
+
+class ChatSettings(TaskSettings):
+    """Of training.programs.chat."""
+
+    max_length: int
+    """Tokens of a prompt."""
+    mixed_precision: Literal["no", "bf16", "fp16"]
 
 
 class ScoreSettings(TaskSettings):
@@ -187,6 +199,10 @@ class CompareSettings(TaskSettings):
     """1 - the chance of a false promotion."""
     champion: str | None
     """NAME/VERSION; None: the baseline."""
+    judge: str | None = None
+    """evaluation.judge, which compares the answers of both models."""
+    lengths: bool = False
+    """Whether the lengths of both models' answers are reported too."""
     warnings: list[str] = Field(default_factory=list)
     """Differences between the labels of the two models."""
 

@@ -19,6 +19,8 @@ AutoOrCount = Annotated[
     Discriminator(lambda value: WORD if isinstance(value, str) else NUMBER),
 ]
 Text = Annotated[str, Field(min_length=1)]
+SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""The name of a set in a mixture."""
 
 
 class NameIn:

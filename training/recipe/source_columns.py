@@ -17,6 +17,8 @@ TEXTS = ("text", "text_pair")
 """The roles of the columns in data.text, in order."""
 ROLE_FIELDS = {"text": "data.text", "text_pair": "data.text", "label": "data.label"}
 """The roles whose columns have their own recipe field; data.columns names the columns of all other roles."""
+CAST_FORMS: Mapping[str, str] = {"number": "float64", "boolean": "bool"}
+"""The forms whose columns are cast, and their types."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class SourceColumns:
     @property
     def texts(self) -> list[str]:
         """The names of the columns of text."""
-        return [column.name for column in self.contents if column.form != "number"]
+        return [column.name for column in self.contents if column.form not in CAST_FORMS]
 
     @property
     def labels(self) -> StoredColumn | None:
@@ -94,7 +96,8 @@ class SourceColumns:
     @cached_property
     def casts(self) -> dict[str, str]:
         """The types to cast columns to, by their names in the source."""
-        return {column.source_name: "float64" for column in self.columns if column.form == "number"} | self.data.cast
+        by_form = {name: CAST_FORMS.get(column.form) for name, column in self.by_source.items()}
+        return {name: to for name, to in by_form.items() if to} | self.data.cast
 
     def unnamed(self, available: Collection[str]) -> list[str]:
         """The optional roles for which the recipe names no column although the source has one of that name."""
@@ -104,7 +107,8 @@ class SourceColumns:
 
     def cast_in_words(self, source_name: str) -> str:
         """The type that a column is cast to, for messages."""
-        return self.data.cast.get(source_name, "finite number")
+        usual = "true or false" if self.form_of(source_name) == "boolean" else "finite number"
+        return self.data.cast.get(source_name, usual)
 
     def form_of(self, source_name: str) -> Form | None:
         """The form of a column; None for one that only data.filter reads."""

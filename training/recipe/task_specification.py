@@ -35,6 +35,11 @@ class TaskSpecification(RowSpecification):
     metrics: ClassVar[Sequence[str]] = ()
     """The metrics that a recipe may name: those of training.evaluation.metrics that fit its predictions, and the
     `means` of its Predictions."""
+    usual_metrics: ClassVar[Sequence[str]] = ()
+    """The metrics of a recipe that names none; if empty, accuracy if it fits, else the first of `metrics`."""
+    answer_metrics: ClassVar[Sequence[str]] = ()
+    """Those of `metrics` that need answers to options.answered_prompts prompts, which only an evaluation of the trained
+    model generates. A task type without any takes no evaluation.judge."""
     loss_fields: ClassVar[Sequence[str]] = ()
     """The fields of the recipe's training section that `loss` reads, of loss, focal_gamma, class_weights and
     label_smoothing_factor. A recipe that sets another of these is refused."""

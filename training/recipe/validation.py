@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,17 +13,20 @@ from pydantic import ValidationError
 from training.problems import Problem, UserError
 from training.recipe.error_messages import describe, field_name, find_templates
 from training.recipe.fields import Recipe
+from training.recipe.mixture import MIX, entries_of, locate_all, section_of_set, set_names
 from training.recipe.overrides import ENTRYPOINT, merge, read_entry
 from training.recipe.referenced_files import ExpandedRecipe
 from training.recipe.rules.compute_rules import COMPUTE_RULES
 from training.recipe.rules.data_rules import DATA_RULES
+from training.recipe.rules.mix_rules import MIX_RULES, unfitting_columns
 from training.recipe.rules.model_rules import MODEL_RULES, TASK_RULES
 from training.recipe.rules.release_rules import RELEASE_RULES, with_usual_metric
-from training.recipe.rules.rule import WrittenRecipe, broken_rules
+from training.recipe.rules.rule import InvalidFieldError, WrittenRecipe, broken_rules
+from training.recipe.rules.slice_rules import with_usual_slice
 from training.recipe.rules.training_rules import TRAINING_RULES
 
-# Later rules rely on the fields that earlier ones found right.
-RULES = (*TASK_RULES, *DATA_RULES, *MODEL_RULES, *TRAINING_RULES, *COMPUTE_RULES, *RELEASE_RULES)
+_IS_SHARE = re.compile(r"data\.mix\[\d+\](\.weight|\.epochs)?")
+OTHER_RULES = (*MODEL_RULES, *TRAINING_RULES, *COMPUTE_RULES, *RELEASE_RULES)
 
 
 def parse(values: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Recipe:
@@ -32,7 +37,7 @@ def parse(values: Mapping[str, Any], overrides: Mapping[str, Any] | None = None)
     if not isinstance(values, Mapping):
         raise UserError([Problem(kind="recipe", where="recipe", message=f"{values!r} is not a mapping of fields.")])
     merged, problems = merge(values, overrides or {}, Recipe)
-    expanded = ExpandedRecipe(with_usual_metric(merged))
+    expanded = ExpandedRecipe(with_usual_slice(with_usual_metric(merged)))
     problems += [*expanded.problems, *find_templates(merged)]
     merged, before = expanded.values, len(problems)
     recipe, wrong = None, {problem.where for problem in problems}
@@ -44,13 +49,49 @@ def parse(values: Mapping[str, Any], overrides: Mapping[str, Any] | None = None)
         details = error.errors(include_url=False)
         problems += [describe(detail, Recipe) for detail in details]
         wrong |= {field_name(detail["loc"]) for detail in details}
-    problems += broken_rules(RULES, WrittenRecipe(Recipe, merged, wrong))
+    problems += _broken_rules(merged, wrong)
     problems[before:] = map(expanded.locate, problems[before:])
     # A template in a name also breaks the name's pattern: the first problem of a field explains the others.
     first = {problem.where: problem for problem in reversed(problems)}
     if recipe is None or first:
         raise UserError(reversed(first.values()))
     return recipe
+
+
+def _broken_rules(values: Mapping[str, Any], wrong: set[str]) -> list[Problem]:
+    """The problems of all rules. Later rules rely on the fields that earlier ones found right.
+
+    The rules about rows hold for each set of a mixture; all others read the first set.
+    """
+    written = WrittenRecipe(Recipe, values, wrong)
+    problems = broken_rules(TASK_RULES, written)
+    # A wrong column of one set says nothing about the weights of all.
+    readable = {field for field in wrong if not field.startswith(f"data.{MIX}[") or _IS_SHARE.fullmatch(field)}
+    problems += broken_rules(MIX_RULES, WrittenRecipe(Recipe, values, readable))
+    data = values.get("data")
+    entries = entries_of(data)
+    if not entries or not isinstance(data, Mapping):
+        return problems + broken_rules((*DATA_RULES, *OTHER_RULES), written)
+    sets = []
+    for index, entry in enumerate(entries):
+        section = {**section_of_set(data, entry), MIX: data[MIX]}
+        invalid = {_without_index(field, index, entry) for field in written.invalid} - {""}
+        view = WrittenRecipe(Recipe, {**values, "data": section}, invalid)
+        problems += locate_all(broken_rules(DATA_RULES, view), index, entry, data)
+        sets.append(view)
+    with contextlib.suppress(InvalidFieldError):
+        found = unfitting_columns(sets, set_names(entries))
+        problems += [Problem(kind="recipe", where=where, message=message) for where, message in found]
+    return problems + list(locate_all(broken_rules(OTHER_RULES, sets[0]), 0, entries[0], data))
+
+
+def _without_index(field: str, index: int, entry: Mapping[str, Any]) -> str:
+    """The invalid field as one set has it: `data.text` for `data.mix[1].text`; empty if the set does not have it."""
+    place = f"data.{MIX}[{index}]"
+    if field.startswith(f"data.{MIX}["):
+        return f"data{field.removeprefix(place)}" if field.startswith((f"{place}.", f"{place}[")) else ""
+    name = field.removeprefix("data.").partition(".")[0].partition("[")[0]
+    return "" if field.startswith("data.") and entry.get(name) is not None else field
 
 
 def load(file: Path, overrides: Mapping[str, Any] | None = None, entry: str | None = None) -> Recipe:

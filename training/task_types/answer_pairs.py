@@ -43,9 +43,10 @@ class AnswerPairs(TaskType):
         import numpy as np
 
         from training.data.faults import masks_by_reason
-        from training.tokenization.preference_rows import find_row_fault, parse_rows, same_answers
+        from training.tokenization.preference_rows import answer_names, find_row_fault, parse_rows, same_answers
 
-        found = [(find_row_fault(values), values) for values in parse_rows(rows)]
+        names = answer_names(rows)
+        found = [(find_row_fault(values, names), values) for values in parse_rows(rows)]
         for mask, reason in masks_by_reason([fault for fault, _ in found]):
             yield "pairs", f"has no prompt with two answers ({reason})", mask
         equal = [fault is None and same_answers(values) for fault, values in found]

@@ -141,13 +141,18 @@ class CausalLM(LanguageModeling):
         """Sets the special tokens and turns the cache off. Raises UserError for a model that is not causal, or whose
         attention crosses packed documents."""
         from training.batching.causal_batches import disable_cache, require_causal, require_separate_documents
-        from training.task_types.generation import set_special_tokens
 
-        set_special_tokens(model, tokenizer)
+        self.set_end_tokens(model, tokenizer)
         disable_cache(model)
         require_causal(model)
         if self.options.packing:
             require_separate_documents(model)
+
+    def set_end_tokens(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Sets the special tokens of the model's texts, with those that end them."""
+        from training.task_types.generation import set_special_tokens
+
+        set_special_tokens(model, tokenizer)
 
     def train_only_reason(self, split: str) -> str | None:
         if split != "train" or not self.options.packing:

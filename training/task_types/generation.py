@@ -129,7 +129,19 @@ def generate_texts(
     settings: GenerationConfig,
     max_length: int,
 ) -> list[str]:
-    """The text that a causal model generates after each prompt, without special tokens.
+    """The text that a causal model generates after each prompt, without special tokens: see `generate_answers`."""
+    return [text for text, _ in generate_answers(model, tokenizer, prompts, settings, max_length)]
+
+
+def generate_answers(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Ids],
+    settings: GenerationConfig,
+    max_length: int,
+) -> list[tuple[str, int]]:
+    """The text that a causal model generates after each prompt, without special tokens, and the number of its tokens,
+    with the one that ends it.
 
     A prompt is cut to its last `max_length` tokens, or fewer if the model lacks positions for the continuation. An
     empty prompt becomes the bos token, or else an eos token.
@@ -139,11 +151,8 @@ def generate_texts(
 
     edges = (settings.bos_token_id, *_listed(settings.eos_token_id))
     begin = next((token for token in edges if token is not None), 0)
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None:
-        settings.max_new_tokens = min(settings.max_new_tokens, positions - 1)
-        max_length = min(max_length, positions - settings.max_new_tokens)
-    texts: list[str] = []
+    max_length = limit_to_positions(model, settings, max_length)
+    answers: list[tuple[str, int]] = []
     for start in range(0, len(prompts), BATCH_PROMPTS):
         batch = prompts[start : start + BATCH_PROMPTS]
         rows = [prompt[-max_length:] if len(prompt) else np.array([begin], np.int32) for prompt in batch]
@@ -157,8 +166,22 @@ def generate_texts(
             generated = model.generate(
                 **{name: tensor.to(model.device) for name, tensor in inputs.items()}, generation_config=settings
             )  # (N, T + S)
-        texts += tokenizer.batch_decode(generated[:, width:], skip_special_tokens=True)
-    return texts
+        new = generated[:, width:]
+        texts = tokenizer.batch_decode(new, skip_special_tokens=True)
+        is_end = np.isin(new.cpu().numpy(), _listed(settings.eos_token_id))  # (N, S)
+        tokens = np.where(is_end.any(axis=1), is_end.argmax(axis=1) + 1, new.shape[1])
+        answers += zip(texts, tokens.tolist(), strict=True)
+    return answers
+
+
+def limit_to_positions(model: PreTrainedModel, settings: GenerationConfig, max_length: int) -> int:
+    """The most tokens of a prompt, at most `max_length`, that leave positions for the new tokens. Lowers
+    `settings.max_new_tokens` if the model has fewer positions."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is None:
+        return max_length
+    settings.max_new_tokens = min(settings.max_new_tokens, positions - 1)
+    return min(max_length, positions - settings.max_new_tokens)
 
 
 def _listed(tokens: int | list[int] | None) -> list[int]:

@@ -14,44 +14,39 @@ B pairs of a batch, T tokens of the longest text, V vocabulary. N pairs of a spl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from training.recipe.tables.metrics import ANSWER_METRICS
 from training.task_types.answer_pairs import AnswerPairs
-from training.task_types.sft import SupervisedFineTuning
+from training.task_types.preference_tuning import PreferenceTuning
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pyarrow as pa
-    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, TokenRows
     from training.batching.preference_pairs import PadPairs
     from training.evaluation.preferences import Preferences
     from training.recipe import Training
-    from training.recipe.column_types import Mask
     from training.task_types.task_type import Loss
     from training.tokenization.encoder import Encoder
     from training.tokenization.features import Features
-
-    Ids = npt.NDArray[np.int32]
 
 WITH_REFERENCE = ("dpo", "ipo", "robust")
 """The losses that compare with a reference model."""
 
 
-class Preference(AnswerPairs, SupervisedFineTuning):
+class Preference(AnswerPairs, PreferenceTuning):
     """The better of two answers to a prompt."""
 
-    class Options(SupervisedFineTuning.Options):
+    class Options(PreferenceTuning.Options):
         """The options of preference, under TRL's names and with its defaults."""
 
-        packing: ClassVar[bool] = False  # type: ignore[misc]
         loss: Literal["dpo", "ipo", "robust", "orpo", "simpo"] = "dpo"
         """The loss. dpo, ipo and robust compare with the base model; orpo and simpo need no reference. robust is dpo
         for pairs of which a known share is flipped."""
@@ -62,9 +57,6 @@ class Preference(AnswerPairs, SupervisedFineTuning):
         """For robust: the share of pairs whose answers are flipped by mistake."""
         simpo_gamma: float = Field(default=0.5, ge=0)
         """For simpo: the reward by which the chosen answer should be ahead."""
-        disable_dropout: bool = True
-        """Whether the model trains without dropout, so that its log-probabilities are comparable with those of the
-        reference. Dropout of adapters (training.lora.lora_dropout) stays."""
 
         @field_validator("label_smoothing")
         @classmethod
@@ -87,24 +79,17 @@ class Preference(AnswerPairs, SupervisedFineTuning):
         "fit": ("loss", "beta", "label_smoothing", "simpo_gamma", "disable_dropout"),
         **dict.fromkeys(("evaluate", "predict"), ()),
         **dict.fromkeys(("score", "compare"), ("loss", "beta")),
+        "answers": PreferenceTuning.answer_options,
     }
-    chat_template_columns: ClassVar[Sequence[str]] = ()
     card_sentence = "Answers as people prefer"
-    loss_fields: ClassVar[Sequence[str]] = ()
+    usual_metrics = ("accuracy", "margin", *ANSWER_METRICS)
+    first_text = "chosen_length"
 
     @property
     def needs_reference(self) -> bool:
         return self.options.loss in WITH_REFERENCE
 
     # Rows
-
-    def faults_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
-        """Prompts that are neither a text nor messages to answer."""
-        from training.data.faults import masks_by_reason
-        from training.tokenization.preference_rows import find_row_fault, parse_rows
-
-        for mask, reason in masks_by_reason([find_row_fault(values) for values in parse_rows(rows)]):
-            yield "prompt", f"has no prompt to answer ({reason})", mask, ""
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """The columns of training.batching.preference_pairs, without the reference. Prompts alone become chosen texts
@@ -113,22 +98,7 @@ class Preference(AnswerPairs, SupervisedFineTuning):
 
         return pair_features(encode_rows(encoder, rows, append_eos=self.options.append_eos), encoder.max_length)
 
-    def prompts(self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig) -> list[Ids]:
-        """The tokens of each row's prompt."""
-        from training.tokenization.preference_rows import encode_rows
-
-        alone = encode_rows(encoder, rows.select(["prompt"]), append_eos=False)
-        return [ids for ((ids, _),) in alone]
-
     # Training
-
-    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Also disables dropout."""
-        from training.models.dropout import disable_dropout
-
-        super().prepare(model, tokenizer)
-        if self.options.disable_dropout:
-            disable_dropout(model)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadPairs:
         from training.batching.preference_pairs import PadPairs
@@ -174,19 +144,10 @@ class Preference(AnswerPairs, SupervisedFineTuning):
         values = (predictions[name].cast("float32") for name in ("chosen_logp", "rejected_logp"))
         return dict(zip(REFERENCE, values, strict=True))
 
-    def share_reference(self, predictions: pa.Table, others: pa.Table) -> pa.Table:
-        """The predictions with the reference of other predictions of the same rows: rewards of two models are
-        comparable only from one reference."""
-        from training.tokenization.preference_rows import REFERENCE
-
-        for name in REFERENCE:
-            if name in others.column_names and name not in predictions.column_names:
-                predictions = predictions.append_column(name, others[name])
-        return predictions
-
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Preferences:
         import numpy as np
 
+        from training.evaluation.generated_answers import lengths_of
         from training.evaluation.preferences import Preferences
         from training.tokenization.preference_rows import ANSWER_TOKENS, REFERENCE
 
@@ -200,7 +161,7 @@ class Preference(AnswerPairs, SupervisedFineTuning):
             else:
                 values = values / np.maximum(count, 1)
             rewards.append(np.where(has_answers, self.options.beta * values, 0.0))
-        return Preferences(*rewards, *tokens)
+        return Preferences(rewards[0], rewards[1], tokens[0], tokens[1], **lengths_of(predictions))
 
     # Records
 
@@ -235,12 +196,6 @@ class Preference(AnswerPairs, SupervisedFineTuning):
             for one in (given, stored)
         )
         return super().same_prediction(own, theirs, tolerance)
-
-    def lines(self, record: Mapping[str, Any]) -> list[str]:
-        """The log-probabilities of the row's answers; if it has none, the generated answer."""
-        if record["targets"]:
-            return [f"{name}: {value}" for name, value in record.items()]
-        return super().lines(record)
 
 
 def _only_with(loss: str, value: float, default: float, others: ValidationInfo) -> float:

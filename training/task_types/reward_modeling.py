@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from training.recipe.tables.metrics import ANSWER_METRICS
 from training.task_types.answer_pairs import AnswerPairs
 from training.task_types.task_type import Column, TaskType
 
@@ -60,6 +61,7 @@ class RewardModeling(AnswerPairs):
     card_sentence = "Gives an answer to a prompt a reward"
     libraries: ClassVar[Sequence[str]] = ("transformers", "jinja2")
     generates_text = True
+    metrics: ClassVar[Sequence[str]] = tuple(name for name in AnswerPairs.metrics if name not in ANSWER_METRICS)
     columns: ClassVar[Mapping[str, Column]] = {
         **AnswerPairs.columns,
         "margin": Column("number", optional=True, target=True),

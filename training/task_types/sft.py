@@ -150,13 +150,13 @@ class SupervisedFineTuning(CausalLM):
             message = f"{max_length} cuts off all answers of train: raise it."
             raise UserError([Problem(kind="tokens", where="tokens.max_length", message=message)])
 
-    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def set_end_tokens(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Also adds the chat template's end token of answers, which may differ from the tokenizer's eos."""
         from training.models.repository_files import chat_of
         from training.task_types.generation import add_end_token
         from training.tokenization.chat_templates import ChatTemplate
 
-        super().prepare(model, tokenizer)
+        super().set_end_tokens(model, tokenizer)
         chat = chat_of(tokenizer)
         end = chat and ChatTemplate(*chat).find_end()
         ids = tokenizer(end, add_special_tokens=False)["input_ids"] if end else []

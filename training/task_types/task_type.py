@@ -23,6 +23,8 @@ from training.recipe.task_specification import TaskSpecification
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -185,6 +187,19 @@ class OptionalHooks:
         """The predictions of a champion, with such columns as the predictions `others` have of the same rows."""
         return predictions
 
+    # A loss with a figure of all rows of an optimizer step: engines compute it before the first backward pass of the
+    # step, from the sums over all micro-batches and ranks. Without it the loss uses the micro-batch's own.
+
+    needs_step_sums: ClassVar[bool] = False
+
+    def step_sums(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """The sums over a micro-batch's rows, (S,) float64, by a forward pass without gradients."""
+        raise NotImplementedError
+
+    def with_step_sums(self, batch: Batch, sums: torch.Tensor) -> Batch:
+        """The micro-batch with what `loss` reads of the sums over the whole step, as further columns of `labels`."""
+        raise NotImplementedError
+
     # Evaluation
 
     def decode(self, predictions: pa.Table, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
@@ -219,6 +234,21 @@ class OptionalHooks:
         if not any(column.form in ("label", "labels") for column in self.columns.values()):
             return []
         return [config.id2label[place] for place in range(config.num_labels)]
+
+    # Answers to some prompts of an evaluated split, for task types with `answer_metrics`
+
+    def prompt_of(self, row: Mapping[str, Any]) -> npt.NDArray[np.int32]:
+        """The tokens of the prompt of a token row."""
+        raise NotImplementedError
+
+    def set_end_tokens(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Sets the tokens that end the texts of a base model, which is not prepared for training."""
+
+    def answer(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[npt.NDArray[np.int32]]
+    ) -> list[tuple[str, int]]:
+        """The answer to each prompt, and the number of its tokens, at most options.max_new_tokens."""
+        raise NotImplementedError
 
     # Requests: `finetune predict` and MLflow's server
 

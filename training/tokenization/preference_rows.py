@@ -1,6 +1,7 @@
-"""Preference rows: a prompt with a chosen and a rejected answer, as texts or as messages.
+"""Preference rows: a prompt with a chosen and a rejected answer, or with one completion, as texts or as messages.
 
     {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"}                        texts, joined as they are
+    {"prompt": "2 + 2 =", "completion": " 4"}                                      the same with one answer
     {"prompt": [USER], "chosen": [ASSISTANT], "rejected": [ASSISTANT]}             messages, by the chat template
     {"prompt": "2 + 2?", "chosen": [USER, ASSISTANT], "rejected": [USER, ASSISTANT]}   the prompt is a user's message
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from training.tokenization.chat_templates import Spans
     from training.tokenization.encoder import Encoder
 
-PROMPT, ANSWERS = "prompt", ("chosen", "rejected")
+PROMPT, ANSWERS = "prompt", ("chosen", "rejected", "completion")
 CHOSEN_LENGTH = "chosen_length"
 """The column with the number of tokens of the chosen text."""
 ANSWER_TOKENS = ("chosen_tokens", "rejected_tokens")
@@ -42,14 +43,20 @@ Content = str | list[dict[str, Any]]
 
 
 def parse_rows(rows: pa.RecordBatch) -> list[list[Any]]:
-    """The prompt of each row, then the chosen and the rejected answer if rows have them, as JSON values."""
-    names = [name for name in (PROMPT, *ANSWERS) if name in rows.schema.names]
+    """The prompt of each row, then its `answer_names`, as JSON values."""
+    names = (PROMPT, *answer_names(rows))
     columns = [list(map(json.loads, rows.column(name).to_pylist())) for name in names]
     return [list(values) for values in zip(*columns, strict=True)]
 
 
-def find_row_fault(values: Sequence[Any]) -> str | None:
-    """The first fault of a row of `parse_rows`, in words that follow a colon; None if there is none."""
+def answer_names(rows: pa.RecordBatch) -> list[str]:
+    """The columns with answers: chosen and rejected, or completion, or none."""
+    return [name for name in ANSWERS if name in rows.schema.names]
+
+
+def find_row_fault(values: Sequence[Any], names: Sequence[str] = ()) -> str | None:
+    """The first fault of a row of `parse_rows`, in words that follow a colon; None if there is none. `names` are those
+    of its answers."""
     prompt, *answers = values
     if isinstance(prompt, str):
         if not prompt.strip():
@@ -59,7 +66,7 @@ def find_row_fault(values: Sequence[Any]) -> str | None:
     elif prompt[-1]["role"] == "assistant":
         return "the prompt: its last message is by 'assistant', and must be one that is answered"
     messages = as_messages(prompt)
-    for name, answer in zip(ANSWERS, answers, strict=False):
+    for name, answer in zip(names, answers, strict=True):
         if isinstance(answer, str):
             if not answer.strip():
                 return f"{name} is empty"
@@ -87,15 +94,14 @@ def as_messages(prompt: Content) -> list[dict[str, Any]]:
 def encode_rows(
     encoder: Encoder, rows: pa.RecordBatch, *, append_eos: bool, answered: bool = False
 ) -> list[list[tuple[Ids, Mask]]]:
-    """The tokens of each row's texts, without truncation, with the mask of their answers: the prompt with the chosen
-    and with the rejected answer, or the prompt alone if rows have no answers. With `answered`, a prompt alone ends with
-    its answer.
+    """The tokens of each row's texts, without truncation, with the mask of their answers: the prompt with each of its
+    answers, or the prompt alone if rows have no answers. With `answered`, a prompt alone ends with its answer.
 
     Raises UserError if a chat template is needed and missing, or fails.
     """
     texts: list[tuple[str, Spans]] = []
     is_text: list[bool] = []
-    per_row = 2 if ANSWERS[0] in rows.schema.names else 1
+    per_row = len(answer_names(rows)) or 1
     for values in parse_rows(rows):
         prompt, *answers = values
         joined = all(isinstance(value, str) for value in values)
@@ -145,7 +151,7 @@ def _join(prompt: str, answers: Sequence[str], *, answered: bool) -> list[tuple[
 def _render(encoder: Encoder, prompt: list[dict[str, Any]], answers: Sequence[Content]) -> list[tuple[str, Spans]]:
     if encoder.chat is None:
         message = "is missing: the tokenizer has no chat template, and messages need one. Name a file, such as "
-        message += "deployments/examples/chat.jinja, or give texts as prompt, chosen and rejected."
+        message += "deployments/examples/chat.jinja, or give texts as prompts and answers."
         raise UserError([Problem(kind="model", where=FIELD, message=message)])
     template = ChatTemplate(*encoder.chat)
     if not answers and prompt[-1]["role"] == "assistant":

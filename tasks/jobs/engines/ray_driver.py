@@ -32,6 +32,7 @@ from tasks.jobs.engines.ray_machine import CHUNK_BYTES, SILENCE_S, Machine, desc
 from tasks.jobs.engines.ray_messages import Cluster, Facts, Input, MachineLost, Program, State, knock, no_cluster
 from training.jobs.protocol import EVENTS, LOGS, OUTPUT, Job, read_outcome
 from training.problems import Problem, UserError
+from training.programs.predict_shards import SHARDS
 
 NAMESPACE = "finetune"
 BEAT_S = 2.0
@@ -61,6 +62,8 @@ class ClusterJob:
         self._number = 0
         self._offsets: list[dict[str, int]] = []
         self._reported_at = 0.0
+        self._trains = True
+        """Whether a stopped job resumes, from its checkpoints."""
 
     def free(self, address: str) -> str:
         """What a cluster has free, in words. Raises UserError if it does not answer."""
@@ -101,10 +104,12 @@ class ClusterJob:
             found = [one for one in gang.all("events", description.key) if one.startswith(events)]
             events = max([events, *found], key=len)
         values = dict(description.settings)
-        arguments = (description.key, events, values["training"]["inexact_resume"])
-        divisor = gang.one(0, "share_checkpoints", *arguments, timeout_s=TRANSFER_S)
-        if not events and divisor is not None:  # this home knows nothing of earlier tries
-            values["micro_batch_divisor"] = divisor
+        self._trains = "training" in values
+        gang.one(0, "take", description.key, events)
+        if self._trains:
+            divisor = gang.one(0, "share_checkpoints", values["training"]["inexact_resume"], timeout_s=TRANSFER_S)
+            if not events and divisor is not None:  # this home knows nothing of earlier tries
+                values["micro_batch_divisor"] = divisor
         gang.all("start", description.model_copy(update={"settings": values}), dict(inputs))
 
     def poll(self) -> bool:
@@ -127,6 +132,8 @@ class ClusterJob:
         """Stops the job on all machines, which may save a checkpoint first. Raises MachineLost."""
         if self._gang is not None:
             self._finish(self._gang, grace_s)
+            if not self._trains:
+                self._gang.all("discard")
 
     def close(self) -> None:
         """Ends the machines' actors, and with them what they run."""
@@ -160,7 +167,8 @@ class ClusterJob:
             elif base == "supervisor.log":
                 target = job / LOGS / (f"machine{rank}" if rank else "") / base
             target.parent.mkdir(parents=True, exist_ok=True)
-            with target.open("ab") as out:
+            begins = folder == SHARDS and name not in self._offsets[rank]  # a lost machine may have left a part
+            with target.open("wb" if begins else "ab") as out:
                 out.write(part)
             self._offsets[rank][name] = self._offsets[rank].get(name, 0) + len(part)
 

@@ -266,9 +266,9 @@ def free(address: str) -> str:
 
 
 @contextlib.contextmanager
-def shared_cluster(compute: Compute, needed: bool) -> Iterator[None]:
-    """In the block, jobs at once share one cluster of this machine if the recipe wants a cluster and names none."""
-    if not needed or compute.cluster is None or compute.cluster_address or os.environ.get(ADDRESS):
+def shared_cluster(cluster: str | None, address: str | None, needed: bool) -> Iterator[None]:
+    """In the block, jobs at once share one cluster of this machine if they want a cluster and no address is known."""
+    if not needed or cluster is None or address or os.environ.get(ADDRESS):
         yield
         return
     given = os.environ.get(AUTH_MODE)

@@ -18,7 +18,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -41,6 +41,7 @@ from tasks.shared_store.opening import open_remote
 from training.engine import checkpoints
 from training.jobs.protocol import EVENTS, LOGS, OUTCOMES, OUTPUT, Job, Outcome, read_events, write_atomically
 from training.problems import DISK, Problem, full_disk
+from training.programs.predict_shards import SHARDS
 
 SILENCE_S = 10.0
 """Without a call of the driver for so long, a machine gives its job up; and the driver a machine without an answer."""
@@ -117,6 +118,7 @@ class Machine:
         of_cluster = interface(ray.util.get_node_ip_address())
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             self._env[name] = os.environ.get(name, of_cluster)
+        self._env |= {name: os.environ[name] for name in program.logins if name in os.environ}
         self._env |= {checkpoints.SEAL_KEY: str(seal_key()), **program.env}
         early_launch.start(self._argv, self._env, program.imports)
 
@@ -148,19 +150,19 @@ class Machine:
             return (job_folder(key) / EVENTS).read_bytes()
         return b""
 
-    def share_checkpoints(self, key: str, events: bytes, inexact_resume: bool) -> int | None:
-        """Resumes the job from the newest checkpoint in the shared store, if it is newer than those here, and uploads
-        those of this machine until `stop`. Returns the division of batches that the job's last checkpoint needs; None
-        if it is unknown.
-
-        `events`: those of earlier tries.
-        """
+    def take(self, key: str, events: bytes) -> None:
+        """Takes a job with the events of its earlier tries."""
         self._take(key)
-        own_device = None if inexact_resume else device()
-        self._closing.enter_context(open_remote().share_checkpoints(self._work, seal_key(), own_device))
         if events:
             write_atomically(self._job / EVENTS, events)
         self._offset = len(events)
+
+    def share_checkpoints(self, inexact_resume: bool) -> int | None:
+        """Resumes the job from the newest checkpoint in the shared store, if it is newer than those here, and uploads
+        those of this machine until `stop`. Returns the division of batches that the job's last checkpoint needs; None
+        if it is unknown."""
+        own_device = None if inexact_resume else device()
+        self._closing.enter_context(open_remote().share_checkpoints(self._work, seal_key(), own_device))
         with contextlib.suppress(OSError, ValueError, KeyError):
             return int(Job.read(self._job).settings["micro_batch_divisor"])
         return None
@@ -169,28 +171,38 @@ class Machine:
         """Gives the job to this machine's processes."""
         if self._job != job_folder(job.key):
             self._take(job.key)
-        shutil.rmtree(self._job / LOGS, ignore_errors=True)
+        for folder in (LOGS, SHARDS):
+            shutil.rmtree(self._job / folder, ignore_errors=True)
         places = {name: str(self._find(one)) for name, one in inputs.items()}
         job.model_copy(update={"inputs": places}).write(self._job)
         self._handle = local.start(self._job, self._argv, self._env)
 
     def read(self, offsets: Mapping[str, int]) -> State:
-        """The job's state, and what events, logs and outcomes have beyond these offsets."""
+        """The job's state, and what events, logs, outcomes and shards have beyond these offsets. Events wait for the
+        whole shards that they tell of."""
         is_running = self._handle is not None and poll(self._handle)
         new_events, self._offset = read_events(self._job / EVENTS, self._offset)
         if new_events:
             self._work.on_events(new_events)
+        events = self._read_beyond([self._job / EVENTS], offsets)
+        shards = self._read_beyond((self._job / SHARDS).glob("*.parquet"), offsets)
+        whole = all(len(part) < CHUNK_BYTES for part in shards.values())
+        files = [*self._job.glob(OUTCOMES), *(self._job / LOGS).glob("*")]
+        content = {**shards, **(events if whole else {}), **self._read_beyond(files, offsets)}
+        reports, self._reports[:] = [*self._reports], []
+        full = None if is_running else full_disk(self._job)
+        problems = tuple(map(_of_this_machine, full.problems if full else ()))
+        return State(is_running, content, all(len(part) < CHUNK_BYTES for part in content.values()), reports, problems)
+
+    def _read_beyond(self, files: Iterable[Path], offsets: Mapping[str, int]) -> dict[str, bytes]:
         content: dict[str, bytes] = {}
-        for file in [*self._job.glob(OUTCOMES), self._job / EVENTS, *(self._job / LOGS).glob("*")]:
+        for file in files:
             name = str(file.relative_to(self._job))
             with contextlib.suppress(FileNotFoundError), file.open("rb") as source:
                 source.seek(offsets.get(name, 0))
                 if (part := source.read(CHUNK_BYTES)) or name not in offsets:
                     content[name] = _name_disks(part) if file.match(OUTCOMES) else part
-        reports, self._reports[:] = [*self._reports], []
-        full = None if is_running else full_disk(self._job)
-        problems = tuple(map(_of_this_machine, full.problems if full else ()))
-        return State(is_running, content, all(len(part) < CHUNK_BYTES for part in content.values()), reports, problems)
+        return content
 
     def output_sizes(self, paths: Sequence[str]) -> list[int]:
         """The sizes in bytes of files of the job's output."""

@@ -39,6 +39,8 @@ class Program(NamedTuple):
     """Variables of its processes that have precedence over a machine's own."""
     imports: Imports
     """What the processes import meanwhile."""
+    logins: tuple[str, ...] = ()
+    """Names of variables with credentials that the processes get from their machine."""
 
 
 class Facts(NamedTuple):

@@ -13,15 +13,17 @@ from typing import Any
 
 from tasks.cache.code import code_digests, library_versions, users_code
 from tasks.cache.digests import digest_of
-from tasks.cache.refs import Lock
+from tasks.cache.refs import Champion, Lock
 from tasks.cache.settings import home
 from tasks.cache.store import folder
 from tasks.hub.client import explain_read_errors
 from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import JobFailed, require_finished, run_job
+from tasks.registry.champions import fetch_config
 from training import task_types
 from training.jobs.protocol import Job
 from training.models.repository_files import read_json
+from training.problems import UserError
 from training.recipe import Recipe
 from training.recipe.program_settings import CheckModelSettings
 
@@ -33,10 +35,11 @@ def require_model(recipe: Recipe, lock: Lock, *, download: bool) -> str | None:
     """Raises UserError for a model that the recipe's task, lengths or adapters do not fit: its type, its configuration,
     its number of positions, the names of its layers.
 
-    `download` allows fetching config.json from the Hub. Returns why the model could not be checked, or None.
+    `download` allows fetching config.json from the Hub or the registry. Returns why the model could not be checked, or
+    None.
     """
     field, config = _configuration(recipe, lock, download)
-    if config is None:
+    if not config:
         return f"{field} was not checked: its config.json is not on this machine yet."
     settings = CheckModelSettings(
         **recipe.task_and_options,
@@ -63,12 +66,23 @@ def require_model(recipe: Recipe, lock: Lock, *, download: bool) -> str | None:
             argv = python_argv(PROGRAM)
             ended = run_job(Path(job_dir), argv, env={}, on_events=lambda _: None, stall_timeout_s=STALL_TIMEOUT_S)
             require_finished(ended)
+        except UserError as error:
+            raise _name_version(error, lock.start) from None
         except (JobFailed, OSError) as error:
             return f"{field} was not checked: {(str(error).splitlines() or [''])[0]}"
     with contextlib.suppress(OSError):  # a full disk is reported by the stage that needs it
         checked.parent.mkdir(mode=0o700, exist_ok=True)
         checked.touch()
     return None
+
+
+def _name_version(error: UserError, version: Champion | None) -> UserError:
+    """The same problems, which begin with the registered version, if there is one."""
+    if version is None:
+        return error
+    return UserError(
+        problem.model_copy(update={"message": f"{version}: {problem.message}"}) for problem in error.problems
+    )
 
 
 def _labels(recipe: Recipe) -> list[str]:
@@ -80,10 +94,11 @@ def _labels(recipe: Recipe) -> list[str]:
 
 def _configuration(recipe: Recipe, lock: Lock, download: bool) -> tuple[str, dict[str, Any] | None]:
     """The recipe field that names the model, and the model's configuration; None if it is not on this machine."""
-    model, champion = recipe.model, lock.started_from
-    if champion is not None:
-        file = folder("fit", champion.key) / "model" / "config.json" if champion.key else None
-        return "model.start_from", read_json(file) if file and file.is_file() else None
+    model, version = recipe.model, lock.start
+    if version is not None:
+        file = folder("fit", version.key) / "model" / "config.json" if version.key else None
+        config = read_json(file) if file and file.is_file() else None
+        return lock.start_field, config or (fetch_config(version, lock.start_field) if download else None)
     if model.source == "scratch":
         return "model.config", dict(model.config or {})
     file = Path(str(model.path)).expanduser() / "config.json"

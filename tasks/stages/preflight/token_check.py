@@ -16,6 +16,7 @@ from typing import Any
 from tasks.cache import settings
 from tasks.cache.refs import Lock
 from tasks.hub.client import explain_read_errors
+from tasks.registry import champions
 from tasks.tracking.reports import read_report
 from training import task_types
 from training.models.repository_files import CHAT_TEMPLATE, TOKENIZER_FILES, part_of, uses_tokenizer_json
@@ -64,7 +65,8 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 def find_tokenizer(recipe: Recipe, lock: Lock, rows: Path, out: Path) -> Path:
-    """A folder with the tokenizer of a run: the model's, or one that is trained on the rows and written to `out`.
+    """A folder with the tokenizer of a run: the model's, in `out` if it is downloaded from the registry, or one that is
+    trained on the rows and written to `out`.
 
     Args:
         lock: of the tokenizer, as `pin_tokenizer` returns it.
@@ -75,7 +77,9 @@ def find_tokenizer(recipe: Recipe, lock: Lock, rows: Path, out: Path) -> Path:
     model = recipe.model
     if model.source == "scratch":
         return _train_tokenizer(recipe, rows, out)
-    if lock.model_hub is not None:
+    if lock.model_version is not None:
+        folder = champions.find_tokenizer(lock.model_version, out, "model.path")
+    elif lock.model_hub is not None:
         from huggingface_hub import snapshot_download
 
         name, commit = str(model.path), lock.model_hub.commit
@@ -85,7 +89,8 @@ def find_tokenizer(recipe: Recipe, lock: Lock, rows: Path, out: Path) -> Path:
     else:
         folder = Path(str(model.path)).expanduser().absolute()
     if not (folder / "tokenizer.json").is_file():
-        message = f"{model.path} has no tokenizer.json, and only a run reads tokenizers in other formats."
+        named = str(lock.model_version or model.path)
+        message = f"{named} has no tokenizer.json, and only a run reads tokenizers in other formats."
         raise UserError([Problem(kind="model", where="model.path", message=message)])
     return folder
 

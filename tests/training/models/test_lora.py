@@ -103,9 +103,19 @@ def test_killed_it_ends_with_the_same_bytes_and_checkpoints_hold_only_what_is_tr
         assert (job / "output/adapter" / file).read_bytes() == (trained[engine] / "output/adapter" / file).read_bytes()
 
 
-@pytest.mark.parametrize("more", [{"use_rslora": True}, {"use_dora": True}, {"init_lora_weights": "pissa"}])
-def test_each_kind_of_adapter_resumes_to_the_same_bytes(world: Path, tmp_path: Path, more: dict[str, Any]) -> None:
-    asked = {**ASKED, "num_train_epochs": 1, "lora": {**ASKED["lora"], **more}}
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"lora": ASKED["lora"] | {"use_rslora": True}},
+        {"lora": ASKED["lora"] | {"use_dora": True}},
+        {"lora": ASKED["lora"] | {"init_lora_weights": "pissa"}},
+        {"lora": None, "extra": {"neftune_noise_alpha": 5.0}},
+    ],
+)
+def test_each_kind_of_adapter_and_noise_on_embeddings_resume_to_the_same_bytes(
+    world: Path, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    asked = {**ASKED, "num_train_epochs": 1, **more}
     whole, killed = (tiny.fit_job(world, tmp_path / name, **asked) for name in ("whole", "killed"))
     assert finish(whole).state == "finished"
     assert kill_when(killed, lambda: checkpoints_written(killed) >= 5)

@@ -40,6 +40,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "simpo": {"beta": 2.0, "simpo_gamma": 0.7},
 }
 """The options of each loss."""
+COMPLETIONS = [
+    {"prompt": "a b c", "completion": " d e", "label": True},
+    {"prompt": "g", "completion": " h i j k", "label": False},
+    {"prompt": "p o n m", "completion": " l", "label": False},
+    {"prompt": "b d", "completion": " f h j", "label": True},
+    {"prompt": "c", "completion": " a b", "label": True},
+]
+KTO: dict[str, dict[str, Any]] = {
+    "kto": {"beta": 0.3},
+    "kto, weighted": {"beta": 0.2, "desirable_weight": 1.3, "undesirable_weight": 0.8},
+}
+"""The options of kto."""
+SHIFTS = {"kto": (0.0, 0.4), "kto, weighted": (0.4, 0.0)}
+"""The models and their references: one of the two estimates of the KL divergence is cut off at 0."""
 MARGINS = [1.0, 0.0, 0.5, 2.0]
 REWARD = {"center_rewards_coefficient": 0.05}
 """The options of reward-modeling."""
@@ -80,7 +94,7 @@ def gradients(of: torch.nn.Module) -> dict[str, list[float]]:
 def trl_figures(loss: str, settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The loss and the gradients of TRL's trainer on all pairs as one batch."""
     from datasets import Dataset
-    from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
+    from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardConfig, RewardTrainer
     from trl.experimental.cpo import CPOConfig, CPOTrainer
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
@@ -92,6 +106,11 @@ def trl_figures(loss: str, settings: Mapping[str, Any], folder: Path) -> dict[st
         rows = [{**pair, "margin": margin} for pair, margin in zip(PAIRS, MARGINS, strict=True)]
         given["train_dataset"] = Dataset.from_list(rows)
         trainer = RewardTrainer(model(0.0, GPT2ForSequenceClassification), args=RewardConfig(**usual), **given)
+    elif loss in KTO:
+        given["train_dataset"] = Dataset.from_list(COMPLETIONS)
+        usual["per_device_train_batch_size"] = len(COMPLETIONS)
+        policy, reference = map(model, SHIFTS[loss])
+        trainer = KTOTrainer(policy, ref_model=reference, args=KTOConfig(**usual), **given)
     elif loss == "orpo":
         trainer = ORPOTrainer(policy, args=ORPOConfig(**usual), **given)
     elif loss == "simpo":
@@ -102,7 +121,8 @@ def trl_figures(loss: str, settings: Mapping[str, Any], folder: Path) -> dict[st
     batch = next(iter(trainer.get_train_dataloader()))
     found = trainer.compute_loss(trainer.model, batch)
     found.backward()
-    return {"loss": float(found), "gradients": gradients(trainer.model)}
+    kl = {"kl": trainer._metrics["train"]["kl"][0]} if loss in KTO else {}
+    return {"loss": float(found), **kl, "gradients": gradients(trainer.model)}
 
 
 def main() -> None:
@@ -112,6 +132,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer(Path(scratch, "tokenizer"))
         figures = {loss: trl_figures(loss, settings, Path(scratch)) for loss, settings in SETTINGS.items()}
+        figures |= {loss: trl_figures(loss, settings, Path(scratch)) for loss, settings in KTO.items()}
         figures["reward"] = trl_figures("reward", REWARD, Path(scratch))
     FIGURES.write_text(json.dumps({"trl": trl.__version__, "losses": figures}, indent=1) + "\n")
 

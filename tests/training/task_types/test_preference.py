@@ -15,7 +15,7 @@ import torch
 from tests import fork_server
 from tests import task_types as tiny_tasks
 from tests.training.data.test_forms import problems_of, run
-from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
+from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when, weights
 from tests.training.task_types import preference_model
 from tests.training.task_types.test_sft import AGAIN, BOT, CHATML, LAST, MARKED, REWRITES, USER, words
 from training import task_types
@@ -234,10 +234,10 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(fork_server.call(tiny_tasks.make_world, "preference", tmp_path_factory.mktemp("pairs") / "world"))
 
 
-def fit_job(world: Path, job_dir: Path, processes: int = 1, **options: Any) -> Path:
+def fit_job(world: Path, job_dir: Path, processes: int = 1, engine: str = "trainer", **options: Any) -> Path:
     """A job of 3 epochs in steps of 20 pairs, in two micro-batches for each process."""
     training = {"num_train_epochs": 3, "gradient_accumulation_steps": 2, "checkpoint_interval_s": 0.05}
-    training |= {"per_device_train_batch_size": 10 // processes, "logging_steps": 1}
+    training |= {"per_device_train_batch_size": 10 // processes, "logging_steps": 1, "engine": engine}
     compute = {"strategy": "ddp", "num_processes": processes, "mixed_precision": "no"}
     recipe = tiny_tasks.recipe_of("preference", world / "rows", **training)
     recipe |= {"compute": compute, "options": {**recipe["options"], **options}}
@@ -257,6 +257,12 @@ def test_killed_within_an_epoch_it_ends_with_the_same_bytes(pairs: Path, trained
     assert kill_when(killed, lambda: checkpoints_written(killed) >= 3)
     assert finish(killed).state == "finished"
     assert_same(killed, trained)
+
+
+def test_the_plain_loop_learns_the_same_bytes_as_the_trainer(pairs: Path, trained: Path, tmp_path: Path) -> None:
+    plain = fit_job(pairs, tmp_path / "plain", engine="accelerate")
+    assert finish(plain).state == "finished"
+    assert weights(plain) == weights(trained)
 
 
 @pytest.mark.parametrize("options", [{}, {"loss": "orpo"}])
@@ -310,7 +316,8 @@ def predicted(margins: list[float], tokens: list[tuple[int, int]] | None = None,
 
 def test_metrics_are_those_of_rewards_against_the_reference() -> None:
     rows = predicted([0.5, -0.2, 0.1, 0.4], [(3, 2), (2, 3), (1, 4), (0, 2)])
-    found = metrics.compute(list(KIND.metrics), KIND.metric_inputs(rows, []))
+    names = [name for name in KIND.metrics if name not in KIND.answer_metrics]
+    found = metrics.compute(names, KIND.metric_inputs(rows, []))
     assert found == pytest.approx(
         {
             **{"accuracy": 0.5, "margin": 0.1, "chosen_reward": 0.1, "rejected_reward": 0.0},  # the last has no answer

@@ -51,12 +51,12 @@ class RocAuc(ScoreMetric):
                 if not np.isfinite(predictions.probabilities).all():
                     return undefined
                 curves = [
-                    _Curve(predictions.probabilities[:, place], had) for place, had in zip(places, has, strict=True)
+                    RocCurve(predictions.probabilities[:, place], had) for place, had in zip(places, has, strict=True)
                 ]
                 return lambda counts: np.mean([curve.area(counts) for curve in curves], axis=0)
             case ManyLabels() if np.isfinite(predictions.probabilities).all():
                 columns = zip(predictions.probabilities.T, predictions.references.T, strict=True)
-                return partial(_mean_area, [_Curve(scores, has) for scores, has in columns])
+                return partial(_mean_area, [RocCurve(scores, has) for scores, has in columns])
         return None
 
     @classmethod
@@ -110,7 +110,7 @@ def calibration(
     return bins, (scores.argmax(axis=1) == references) - confidence
 
 
-def _mean_area(curves: Sequence[_Curve], counts: Counts) -> Floats:
+def _mean_area(curves: Sequence[RocCurve], counts: Counts) -> Floats:
     """(D,) the mean over the labels that some but not all rows of a draw have; nan without such a label."""
     areas = np.array([curve.area(counts) for curve in curves])  # (L, D)
     defined = np.isfinite(areas)
@@ -118,7 +118,7 @@ def _mean_area(curves: Sequence[_Curve], counts: Counts) -> Floats:
     return np.divide(total, number, out=np.full(len(counts), np.nan), where=number > 0)
 
 
-class _Curve:
+class RocCurve:
     """The ROC curve of one label on draws of rows.
 
     The area under it is the share of pairs, of a row with the label and a row without, in which the former has the

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def source_columns(recipe: Recipe) -> SourceColumns:
-    """Returns the columns that the recipe takes from the source of its rows."""
-    return SourceColumns(recipe.data, specification(**recipe.task_and_options), tuple(recipe.evaluation.splits))
+    """Returns the columns that the recipe takes from the source of its rows; from the first set of a mixture."""
+    return SourceColumns(recipe.data.sets[0], specification(**recipe.task_and_options), tuple(recipe.evaluation.splits))
 
 
 def code_for_rows(recipe: Recipe) -> tuple[list[str], dict[str, str], dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from training.problems import nearest
 from training.recipe.credentials import find_secret, variables_for
 from training.recipe.filters import parse_filter
+from training.recipe.mixture import MIX
 from training.recipe.rules.column_rules import (
     columns_of,
     labels_are_named,
@@ -32,6 +33,19 @@ _ENCODINGS = (
 )
 # Python codecs that are not file encodings.
 _NOT_FILE_ENCODINGS = ("idna", "punycode", "raw-unicode-escape", "unicode-escape", "undefined", "utf-7")
+
+
+def _has_source(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    """Rows have a source and a path, or several in a mixture."""
+    without = {"data.source": MIX, "data.path": ""}
+    for where, value in without.items():
+        if written[where] != value:
+            continue
+        if where == "data.path" and written.is_written(where):
+            yield where, "is empty: it takes text."
+        elif written["data.mix"] is None:
+            field = written.fields("data")[where.removeprefix("data.")]
+            yield where, f"is missing: {' '.join((field.description or '').split())}"
 
 
 def _data_source(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -165,6 +179,8 @@ def _cast(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
             yield where, f"{to!r} is not a type for the label: cast it to string, int64 or bool."
         elif column.form == "number":
             yield where, f"{to!r} is not a type for a column of numbers: cast it to float64 or int64, or not at all."
+        elif column.form == "boolean":
+            yield where, f"{to!r} is not a type for a column of true and false: leave it out."
         else:
             yield where, f"{to!r} is not a type for a column of lists or objects: leave it out."
 
@@ -173,6 +189,7 @@ _CASTS: dict[Form, tuple[str, ...]] = {
     "text": ("string",),
     "label": ("string", "int64", "bool"),
     "number": ("float64", "int64"),
+    "boolean": ("bool",),
     **dict.fromkeys(("texts", "labels", "value", "content"), ()),
 }
 """The types to which columns of a form may be cast."""
@@ -189,6 +206,7 @@ def _checks(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 
 DATA_RULES: tuple[Rule, ...] = (
+    _has_source,
     _secrets,
     _data_source,
     _text_files,

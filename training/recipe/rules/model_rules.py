@@ -13,6 +13,7 @@ from training.recipe.rules.data_rules import revision
 from training.recipe.rules.rule import MODULE_AND_NAME, Rule, WrittenRecipe
 from training.recipe.tables.task_types import TASK_TYPES
 from training.recipe.task_specification import specification, specification_class
+from training.recipe.version_names import VERSION_NAME, split_version_name
 
 
 def _task(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -48,12 +49,33 @@ def _model_source(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if source != "hub":
         yield from revision(written, "model")
     if source == "scratch" and path is not None:
-        yield "model.path", f"{path!r} is for `source: hub` or `folder`; with scratch, set it to null."
-    if source != "scratch" and path is None:
-        needed = "the folder of the model" if source == "folder" else "the model's name on the Hub"
-        yield "model.path", f"is missing: `source: {source}` needs {needed}."
+        yield "model.path", f"{path!r} is for `source: hub`, `folder` or `registry`; with scratch, set it to null."
+    if source in _PATHS and path is None:
+        yield "model.path", f"is missing: `source: {source}` needs {_PATHS[source]}."
     if source != "scratch" and written["model.config"] is not None:
         yield "model.config", f"is for `source: scratch`; a {source} model has its own, so set it to null."
+
+
+_PATHS = {
+    "hub": "the model's name on the Hub",
+    "folder": "the folder of the model",
+    "registry": "a registered version, such as support-sft@champion or support-sft/7",
+}
+"""What model.path names, by source."""
+
+
+def _registered_version(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    if written["model.source"] != "registry" or written["model.path"] is None:
+        return
+    path: str = written["model.path"]
+    name, alias, version = split_version_name(path)
+    if not VERSION_NAME.fullmatch(path) or not (alias or version):
+        example = name or "support-sft"
+        yield "model.path", f"{path!r} names no version: write {example}@champion (an alias) or {example}/1 (a number)."
+    elif name == written["release.registry"] and alias in (written["release.champion"], written["release.challenger"]):
+        message = f"{path!r} is an alias that each run of this recipe may move, so the next run would train again: "
+        message += f"name a version, such as {name}/1, or another base model with model.start_from: champion."
+        yield "model.path", message
 
 
 def _attention(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -98,4 +120,6 @@ def _template_of_scratch(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 
 TASK_RULES: tuple[Rule, ...] = (_task, _options)
-MODEL_RULES: tuple[Rule, ...] = (_model_source, _attention, _start, _scratch_config, _template_of_scratch)
+MODEL_RULES: tuple[Rule, ...] = (
+    *(_model_source, _registered_version, _attention, _start, _scratch_config, _template_of_scratch),
+)

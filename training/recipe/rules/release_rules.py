@@ -11,7 +11,7 @@ from training.recipe.rules.column_rules import task_type_of
 from training.recipe.rules.rule import MODULE_AND_NAME, Rule, WrittenRecipe
 from training.recipe.rules.slice_rules import LABEL, slice_of, slices_of_any_rows
 from training.recipe.tables.exports import OUTPUTS
-from training.recipe.tables.metrics import METRICS, non_numeric_label
+from training.recipe.tables.metrics import METRICS, WIN_RATE, non_numeric_label
 from training.recipe.tables.strategies import STRATEGIES
 from training.recipe.tables.task_types import TASK_TYPES
 from training.recipe.task_specification import specification_class
@@ -25,7 +25,12 @@ _HUB_METRIC = re.compile(r"hub:[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40
 def _evaluated_splits(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     splits, evaluated = written["data.splits"], written["evaluation.splits"]
     # Without a validation split, rows are held out for it.
-    existing = splits is None or {"validation", *splits, *(["test"] if written["data.test_size"] else [])}
+    # In a mixture the rows of a split may be in other sets than the first.
+    existing = (
+        splits is None
+        or bool(written["data.mix"])
+        or {"validation", *splits, *(["test"] if written["data.test_size"] else [])}
+    )
     for index, name in enumerate(evaluated):
         if existing is not True and name not in existing:
             advice = "add it there, set data.test_size, or choose another"
@@ -35,12 +40,14 @@ def _evaluated_splits(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 
 def absent_splits(evaluated: Iterable[str], source_splits: Iterable[str], data: Data) -> Iterator[tuple[str, str]]:
-    """Yields the recipe field of each evaluated split without rows, with the reason, given the source's splits."""
-    held_out = {"validation"} | ({"test"} if data.test_size else set())
+    """Yields the recipe field of each evaluated split without rows, with the reason, given the source's splits (of a
+    mixture: those of any set)."""
+    held_out = {"validation"} | ({"test"} if any(one.test_size for one in data.sets) else set())
     existing = [split for split in ("train", "validation", "test") if split in {*source_splits} | held_out]
     for index, name in enumerate(evaluated):
         if name not in existing:
-            message = f"{name!r} has no rows: {data.path!r} has {' and '.join(existing)}. Name its rows in "
+            source = repr(data.path) if data.mix is None else f"the mixture of {' and '.join(data.set_names)}"
+            message = f"{name!r} has no rows: {source} has {' and '.join(existing)}. Name its rows in "
             message += f"data.splits.{name}, hold rows of train out by data.{name}_size, or leave it out."
             yield f"evaluation.splits[{index}]", message
 
@@ -75,12 +82,14 @@ def _metrics(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 
 def with_usual_metric(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the recipe's values. The task type's first metric is added if none is named and accuracy does not fit."""
+    """Returns the recipe's values. The task type's usual metrics are added if none is named and accuracy alone is not
+    the usual one."""
     task_type, evaluation = values.get("task"), values.get("evaluation") or {}
     if task_type not in TASK_TYPES or not isinstance(evaluation, Mapping) or "metrics" in evaluation:
         return values
-    metrics = specification_class(task_type).metrics
-    return values if "accuracy" in metrics else {**values, "evaluation": {**evaluation, "metrics": [metrics[0]]}}
+    found = specification_class(task_type)
+    usual = found.usual_metrics or (() if "accuracy" in found.metrics else found.metrics[:1])
+    return {**values, "evaluation": {**evaluation, "metrics": [*usual]}} if usual else values
 
 
 def fits_slice(figure: str, name: str) -> bool:
@@ -163,9 +172,33 @@ def _describe_missing(metric: str, figures: list[str] | None) -> str | None:
 
 def _gate_comparison(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     name, figures = written["release.gate.compare"], figures_of(written)
-    if name is not None and figures is not None and name not in figures:
+    if name == WIN_RATE:
+        if written["evaluation.judge"] is None:
+            yield "release.gate.compare", "win_rate needs a judge: name your function in evaluation.judge."
+        if margin := written["release.gate.margin"]:
+            yield (
+                "release.gate.margin",
+                f"{margin:g} is not for win_rate, which is tested without a margin: set it to 0.",
+            )
+    elif name is not None and figures is not None and name not in figures:
         choices = f"choose from {', '.join(figures)}, or add it to evaluation.metrics"
         yield "release.gate.compare", f"{name!r} is not evaluated: {choices}.{nearest(name, figures)}"
+
+
+def _answers(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    """A judge, and metrics of answers, need a task type that answers prompts, and answers of at least a token."""
+    task_type, judge, metrics = task_type_of(written), written["evaluation.judge"], written["evaluation.metrics"]
+    if judge is not None and not MODULE_AND_NAME.fullmatch(judge):
+        yield "evaluation.judge", f"{judge!r} is not the name of Python code: write it as module:function."
+    if judge is not None and not task_type.answer_metrics:
+        answering = [name for name in TASK_TYPES if specification_class(name).answer_metrics]
+        message = f"does nothing with task {written['task']}, whose models answer no prompts: leave it out, or choose "
+        yield "evaluation.judge", f"{message}{' or '.join(answering)}."
+    readers = [name for name in metrics if name in task_type.answer_metrics] + ["evaluation.judge"] * (
+        judge is not None
+    )
+    if task_type.answer_metrics and readers and not task_type.options.max_new_tokens:  # type: ignore[attr-defined]
+        yield "options.max_new_tokens", f"0 generates no answers, which {readers[0]} needs: choose at least 1."
 
 
 def _aliases(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -214,6 +247,7 @@ RELEASE_RULES: tuple[Rule, ...] = (
     _gate_figures,
     _floors,
     _gate_comparison,
+    _answers,
     _aliases,
     _hub_checkpoints,
     _exports,

@@ -33,6 +33,15 @@ class WrittenRecipe:
         """Returns a section's fields and their definitions; "" is the recipe itself."""
         return (section_fields(self._recipe, section) if section else self._recipe.model_fields) or {}
 
+    def is_written(self, name: str) -> bool:
+        """Whether the recipe has the field, with any value."""
+        values: Any = self._values
+        for part in name.split("."):
+            if not isinstance(values, Mapping) or part not in values:
+                return False
+            values = values[part]
+        return True
+
     def __getitem__(self, name: str) -> Any:
         section, _, field = name.rpartition(".")
         sections = [section[:end] for end in range(len(section) + 1) if section[end : end + 1] in (".", "")]

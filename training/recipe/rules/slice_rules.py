@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from training.problems import nearest
+from training.recipe.mixture import DATASET, entries_of
 from training.recipe.rules.column_rules import columns_of
 from training.recipe.rules.rule import WrittenRecipe
 
@@ -17,6 +19,16 @@ MOST_GROUPS = 50
 """The largest groups of a slice that are shown. Floors apply to all groups."""
 _LISTED_COLUMNS = 10  # that were not kept, with the reason
 _LISTED_GROUPS = 20  # to choose from
+
+
+def with_usual_slice(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the recipe's values. A mixture is sliced by its sets if no slices are named."""
+    evaluation = values.get("evaluation") or {}
+    if not entries_of(values.get("data")) or not isinstance(evaluation, Mapping) or "slices" in evaluation:
+        return values
+    if "train" in (evaluation.get("splits") or ()):  # whose rows are not stored with their set
+        return values
+    return {**values, "evaluation": {**evaluation, "slices": [DATASET]}}
 
 
 def named_groups(floors: Iterable[str], slices: Sequence[str]) -> dict[str, list[str]]:
@@ -85,6 +97,9 @@ def slices_of_any_rows(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
             yield where, f"{message}, such as {LENGTH}."
         elif name in BUILT_IN_SLICES:
             continue
+        elif name == DATASET and written["data.mix"]:
+            if "train" in written["evaluation.splits"]:
+                yield where, f"{name!r} is not stored for train: leave train out of evaluation.splits, or the slice."
         elif name == label:
             yield where, f"{name!r} is the column of labels: write {LABEL}."
         elif name in used:

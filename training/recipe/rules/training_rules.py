@@ -57,6 +57,9 @@ def _metric_while_training(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     metric, task_type = written["training.metric_for_best_model"], task_type_of(written)
     if metric is None or metric.removeprefix("eval_") == "loss":
         return
+    if metric.removeprefix("eval_") in task_type.answer_metrics:
+        yield "training.metric_for_best_model", f"{metric!r} is of the trained model alone: choose another metric."
+        return
     reason = task_type.while_training(written["compute.strategy"]).loss_only_reason
     if reason is not None:
         is_switched_off = ("generate_while_training", False) in list(task_type.options)

@@ -30,6 +30,9 @@ LEVELS: dict[str, Level] = {
     "duplicates": "warning",
     "conflicting_labels": "warning",
     "shared_rows": "warning",
+    # Found between the sets of a mixture:
+    "disjoint_labels": "error",
+    "different_labels": "warning",
     # Found when texts become tokens:
     "truncated": "warning",  # texts of more tokens than tokens.max_length, which are cut
 }

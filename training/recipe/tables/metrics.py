@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 ONE_LABEL, MANY_LABELS, TAGS = "one_label", "many_labels", "tags"
-NUMBERS, TEXTS, TOKENS, PAIRS = "numbers", "texts", "tokens", "pairs"
+NUMBERS, TEXTS, TOKENS, PAIRS, RATED = "numbers", "texts", "tokens", "pairs", "rated"
 """Types of predictions: each is a class in training/evaluation, which has it as `prediction_type`."""
 
 
@@ -53,6 +53,7 @@ METRICS: dict[str, Metric] = {
             MANY_LABELS: "labels:Accuracy",
             TAGS: "spans:TagAccuracy",
             PAIRS: "preferences:PreferenceAccuracy",
+            RATED: "rated_completions:RatedAccuracy",
         },
         within_label=True,
     ),
@@ -87,7 +88,13 @@ METRICS: dict[str, Metric] = {
     ),
     "recall_samples": _metric("labels:RecallSamples", MANY_LABELS),
     "matthews_correlation": _metric("labels:MatthewsCorrelation", ONE_LABEL, least=-1),
-    "roc_auc": _metric("probabilities:RocAuc", ONE_LABEL, MANY_LABELS),
+    "roc_auc": Metric(
+        {
+            ONE_LABEL: "probabilities:RocAuc",
+            MANY_LABELS: "probabilities:RocAuc",
+            RATED: "rated_completions:RewardRocAuc",
+        }
+    ),
     "log_loss": _metric("probabilities:LogLoss", ONE_LABEL, MANY_LABELS, within_label=True, **_ERROR),
     "calibration_error": _metric("probabilities:CalibrationError", ONE_LABEL, more_is_better=False),
     "hamming_loss": _metric("labels:HammingLoss", MANY_LABELS, more_is_better=False),
@@ -105,14 +112,26 @@ METRICS: dict[str, Metric] = {
     "exact_match": _metric("texts:ExactMatch", TEXTS),
     "perplexity": _metric("likelihoods:Perplexity", TOKENS, least=1, **_ERROR),
     "token_accuracy": _metric("likelihoods:TokenAccuracy", TOKENS),
-    "margin": _metric("preferences:Margin", PAIRS, **_REWARD),
+    "margin": Metric({PAIRS: "preferences:Margin", RATED: "rated_completions:RatedMargin"}, **_REWARD),
     "chosen_reward": _metric("preferences:ChosenReward", PAIRS, **_REWARD),
     "rejected_reward": _metric("preferences:RejectedReward", PAIRS, more_is_better=False, **_REWARD),
     "chosen_length": _metric("preferences:ChosenLength", PAIRS, **_ERROR),
     "rejected_length": _metric("preferences:RejectedLength", PAIRS, **_ERROR),
     "longer_preferred": _metric("preferences:LongerPreferred", PAIRS, more_is_better=False),
+    "desirable_reward": _metric("rated_completions:DesirableReward", RATED, **_REWARD),
+    "undesirable_reward": _metric("rated_completions:UndesirableReward", RATED, more_is_better=False, **_REWARD),
+    "completion_length": _metric("rated_completions:CompletionLength", RATED, **_ERROR),
+    "kl": _metric("rated_completions:KlDivergence", RATED, **_ERROR),
+    "generated_length": _metric("generated_answers:GeneratedLength", PAIRS, RATED, **_ERROR),
+    "base_generated_length": _metric("generated_answers:BaseGeneratedLength", PAIRS, RATED, **_ERROR),
 }
 """A metric's name in the recipe, and its entry. The first metric that fits a task type is its default."""
+
+
+ANSWER_METRICS = ("generated_length", "base_generated_length")
+"""Metrics of answers that the trained model and its base model generate for some prompts."""
+WIN_RATE = "win_rate"
+"""The figure of evaluation.judge: the share of prompts to which the model's answer is better than its opponent's."""
 
 
 def metrics_for(prediction_type: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ TASK_TYPES: dict[str, str] = {
     "seq2seq": "training.task_types.seq2seq:Seq2Seq",
     "sft": "training.task_types.sft:SupervisedFineTuning",
     "preference": "training.task_types.preference:Preference",
+    "kto": "training.task_types.kto:Kto",
     "reward-modeling": "training.task_types.reward_modeling:RewardModeling",
 }
 """The task types' names in the recipe and their classes. `task_types.load` imports only the module that it needs, so an

@@ -40,6 +40,15 @@ class TokenLoss:
         return total / (labels != IGNORED).sum().clamp(min=1)
 
 
+def log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """(B,) float32: the sums of the log-probabilities of each text's targets, from logits (B, T, V) of a causal model
+    and labels (B, T)."""
+    losses = functional.cross_entropy(
+        logits.float().flatten(0, 1), shift_labels(labels).flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    return -losses.view(labels.shape).sum(dim=1)
+
+
 def sums_by_row(logits: torch.Tensor, labels: torch.Tensor) -> pa.RecordBatch:
     """The sums of each row, from logits (B, T, V) and their labels (B, T): `loss`, the cross entropy of its targets
     (float64); `targets`, their number; `hits`, the number of targets with the largest logit (int64)."""

@@ -1,0 +1,147 @@
+"""`finetune chat`: a conversation on a terminal and in a pipe, with an assistant whose answers are known."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.cli.main import main
+from tasks.registry.versions import COLUMNS_TAG, TASK_TAG
+from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect
+from tests.flows.forked import code_with_forked_programs
+from tests.flows.small import environment
+from tests.fork_server import NEW_PYTHON
+from tests.made import KEY, artifact
+from tests.training.counting import write_assistant
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = """\
+from flows.cli.main import main
+code = main()
+print([name for name in ("torch", "transformers") if name in sys.modules], file=sys.stderr)
+sys.exit(code)"""
+DEADLINE_S = 120.0
+
+
+def command(*arguments: str) -> list[str]:
+    return [NEW_PYTHON, "-c", code_with_forked_programs(CODE), "chat", *arguments]
+
+
+def register(folder: Path, task: str = "sft", **options: Any) -> None:
+    """The model in the folder as the champion of `counter`, with its files in the store."""
+    made = artifact("fit", {f"model/{file.name}": file.read_bytes() for file in folder.iterdir()})
+    client = connect()
+    client.create_registered_model("counter")
+    tags = {TASK_TAG: json.dumps({"task": task, "options": options}), COLUMNS_TAG: '{"messages": "talk"}'}
+    tags |= {MAX_LENGTH_TAG: "64", MODEL_TAG: made.parts["model"], "finetune.fit.key": KEY}
+    client.create_model_version("counter", "file:///nowhere", tags=tags)
+    client.set_registered_model_alias("counter", "champion", "1")
+
+
+@pytest.fixture
+def home(home: Path, fresh_database: Path) -> Path:
+    home.mkdir(mode=0o700)
+    (home / "mlflow.db").write_bytes(fresh_database.read_bytes())
+    return home
+
+
+class Person:
+    """Types on the terminal of a command, and reads."""
+
+    def __init__(self, home: Path, *arguments: str) -> None:
+        self._terminal, theirs = pty.openpty()
+        self.command = subprocess.Popen(
+            command(*arguments), cwd=ROOT, env=environment(home, TERM="dumb"), preexec_fn=lambda: os.login_tty(theirs)
+        )
+        os.close(theirs)
+        self._read = ""
+
+    def types(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def reads(self, end: str = "> ") -> str:
+        """What appears up to the end, the next prompt."""
+        until = time.monotonic() + DEADLINE_S
+        while end not in self._read:
+            assert select.select([self._terminal], [], [], until - time.monotonic())[0], self._read
+            self._read += os.read(self._terminal, 4096).decode()
+        found, _, self._read = self._read.partition(end)
+        return " ".join(found.split())
+
+
+@pytest.fixture
+def person(home: Path, tmp_path: Path) -> Iterator[Person]:
+    register(write_assistant(tmp_path / "model"), max_new_tokens=3)
+    person = Person(home, "counter", "--max-new-tokens", "3000")
+    yield person
+    person.command.kill()
+    person.command.wait()
+
+
+def test_a_person_talks_stops_an_answer_begins_anew_and_leaves(person: Person, home: Path) -> None:
+    assert person.reads().startswith("counter version 1. /reset begins a new conversation, /quit or Ctrl-D ends it")
+    person.types("six\n")
+    assert person.reads() == "six seven eight nine"  # the question is echoed
+    person.types("count\n")
+    assert person.reads() == "count four five six seven eight nine"  # the third message
+    person.types("on\n")
+    person.reads("on on on on ")
+    person.types("\x03")
+    assert person.reads().count("on") < 2900
+    person.types("half a line\x03")
+    person.reads()
+    person.types("/reset\n")
+    assert person.reads() == "/reset"
+    person.types("count\n")
+    assert person.reads() == "count two three four five six seven eight nine"
+    person.types("/rest\n")
+    assert "/rest is no command: /reset begins" in person.reads()
+    person.types("\x04")
+    assert person.command.wait(DEADLINE_S) == 0
+    assert [*(home / "jobs").iterdir()] == []
+
+
+def test_lines_of_a_pipe_are_answered_one_by_one_without_torch_in_the_command(home: Path, tmp_path: Path) -> None:
+    register(write_assistant(tmp_path / "model"), max_new_tokens=3)
+    lines = b"\xe9 six\n\ncount\n/reset\ncount\n/quit\nsix\n"  # the first is no UTF-8
+    talk = subprocess.run(
+        command("counter@champion", "--system", "five"), cwd=ROOT, env=environment(home), input=lines,
+        capture_output=True, timeout=DEADLINE_S,
+    )  # fmt: skip
+    assert (talk.returncode, talk.stderr) == (0, b"[]\n")
+    # At most three tokens, as the recipe has it; the system's message counts, and stays after /reset.
+    assert talk.stdout.splitlines() == [b"six seven eight", b"five six seven", b"three four five"]
+
+
+@pytest.mark.parametrize(
+    ("task", "arguments", "message"),
+    [
+        ("seq2seq", [], "NAME: counter version 1 is a model for the task type seq2seq, which holds no conversation: "
+         "choose one for causal-lm, sft, preference, or ask it by `finetune predict`."),
+        ("reward-modeling", [], "which holds no conversation"),
+        ("sft", ["--max-new-tokens", "0"], "--max-new-tokens: with 0 counter version 1 generates nothing"),
+        ("sft", ["--max-new-tokens", "-1"], "--max-new-tokens: "),
+        ("sft", [], "NAME: the tokenizer of counter version 1 has no chat template"),
+    ],
+)  # fmt: skip
+def test_a_model_that_cannot_talk_is_refused_by_name(
+    home: Path,
+    tmp_path: Path,
+    task: str,
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    register(write_assistant(tmp_path / "model", template=None), task)
+    assert main(["chat", "counter", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not any((home / "jobs").glob("*"))

@@ -1,0 +1,48 @@
+"""An assistant that counts: a GPT-2 whose weights say which word follows which, so that every answer is known.
+
+The last word of the prompt decides: after `three` comes `four five … nine`, after `on` comes `on` for ever. The chat
+template writes the questions and answers one after another, and behind them a word of its own: the system's message, or
+after the question `count` the number of messages.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+WORDS = ["<pad>", "<unk>", "<end>", *NUMBERS, "on", "count"]
+FOLLOWS = dict(zip(NUMBERS, [*NUMBERS[1:], "<end>"], strict=True)) | {"on": "on", "count": "<end>", "<end>": "<end>"}
+POSITIONS = 4096
+TEMPLATE = """\
+{%- set numbers = "one two three four five six seven eight nine".split() -%}
+{%- for message in messages if message.role != "system" -%}{{ message.content }} {% endfor -%}
+{%- if messages[-1].content == "count" -%}{{ numbers[messages | length - 1] }}
+{%- elif messages[0].role == "system" -%}{{ messages[0].content }}
+{%- endif -%}"""
+
+
+def write_assistant(folder: Path, template: str | None = TEMPLATE) -> Path:
+    """Its model and its tokenizer, as training exports them, in the folder."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    words = {word: number for number, word in enumerate(WORDS)}
+    config = GPT2Config(
+        vocab_size=len(WORDS), n_embd=16, n_layer=1, n_head=1, n_positions=POSITIONS, tie_word_embeddings=False,
+        bos_token_id=words["<end>"], eos_token_id=words["<end>"], pad_token_id=words["<pad>"],
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+        model.transformer.ln_f.weight.fill_(1)
+        model.transformer.wte.weight.copy_(torch.eye(len(WORDS), config.n_embd))
+        for before, after in FOLLOWS.items():
+            model.lm_head.weight[words[after], words[before]] = 1
+    model.save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "<end>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **names).save_pretrained(folder)
+    return folder

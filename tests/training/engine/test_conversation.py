@@ -1,0 +1,51 @@
+"""Answers of an assistant, as they are generated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.counting import write_assistant
+from training import task_types
+from training.engine.conversation import Assistant
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_assistant(tmp_path_factory.mktemp("assistant"))
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def assistant(folder: Path, max_length: int = 64, **options: Any) -> Assistant:
+    return Assistant(task_types.load("sft", options), folder, folder, max_length)
+
+
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_an_answer_comes_in_words_with_one_beam_and_whole_with_several(folder: Path, num_beams: int) -> None:
+    parts: list[str] = []
+    answer = assistant(folder, num_beams=num_beams).answer([user("six")], parts.append, lambda: False)
+    assert parts == (["seven ", "eight ", "nine"] if num_beams == 1 else ["seven eight nine"])
+    assert (answer.text, answer.tokens, answer.dropped, answer.stopped) == ("seven eight nine", 4, 0, False)
+
+
+def test_an_answer_ends_after_max_new_tokens_and_on_request(folder: Path) -> None:
+    assert assistant(folder, max_new_tokens=5).answer([user("on")], lambda _: None, lambda: False).tokens == 5
+    asked = iter([False, False, True])
+    answer = assistant(folder).answer([user("on")], lambda _: None, lambda: next(asked))
+    assert (answer.text, answer.stopped) == ("on on on", True)
+
+
+def test_the_oldest_messages_of_a_conversation_that_is_too_long_are_left_out_but_not_the_systems(folder: Path) -> None:
+    model = assistant(folder, max_length=8)
+    messages = [{"role": "system", "content": "five"}]
+    for _ in range(3):
+        messages += [user("one two"), {"role": "assistant", "content": "three"}]
+    answer = model.answer([*messages, user("on")], lambda _: None, lambda: False)
+    assert (answer.text, answer.dropped) == ("six seven eight nine", 2)  # 3 + 3 + 1 words, and the system's
+    answer = model.answer([user("one " * 20 + "seven")], lambda _: None, lambda: False)
+    assert (answer.text, answer.dropped) == ("eight nine", 0)

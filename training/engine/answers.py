@@ -1,0 +1,83 @@
+"""Answers to some prompts of a split, for the length of answers and for judges.
+
+N rows of a split, P answered prompts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from training.distributed import ranks
+from training.evaluation.constant_predictions import sample_evenly
+from training.evaluation.generated_answers import ANSWER, BASE, TOKENS
+from training.models.loading import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from training.batching.batches import TokenRows
+    from training.task_types.task_type import TaskType
+
+BATCH_PROMPTS = 16
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers of a model to some prompts."""
+
+    rows: npt.NDArray[np.int64]  # (P,) their rows, ascending
+    texts: list[str]
+    tokens: list[int]
+    """The tokens of each answer, with its end token."""
+
+    def reaching(self, most: int) -> int:
+        """The number of answers with at least so many tokens."""
+        return sum(tokens >= most for tokens in self.tokens)
+
+    def add_to(self, predictions: pa.Table, of_base: bool = False) -> pa.Table:
+        """The predictions (N rows) with the answers and their tokens, null in other rows."""
+        prefix = BASE if of_base else ""
+        texts, tokens = np.full((2, predictions.num_rows), None, object)
+        texts[self.rows], tokens[self.rows] = self.texts, self.tokens
+        predictions = predictions.append_column(f"{prefix}{ANSWER}", pa.array(texts.tolist(), pa.string()))
+        return predictions.append_column(f"{prefix}{TOKENS}", pa.array(tokens.tolist(), pa.int64()))
+
+
+def answer_prompts(
+    task_type: TaskType,
+    network: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: TokenRows,
+    prompts: int,
+    mixed_precision: str,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> Answers:
+    """The model's answers to `prompts` evenly spaced rows. Every rank calls it and gets the same.
+
+    The prompts of a batch do not depend on the number of processes. `report` is called on rank 0 with the numbers of
+    prompts that are done and of all.
+    """
+    chosen = np.unique(sample_evenly(len(rows), prompts))
+    texts = [task_type.prompt_of(rows[int(row)]) for row in chosen]
+    order = np.argsort([-len(text) for text in texts], kind="stable")
+    batches = [order[start : start + BATCH_PROMPTS] for start in range(0, len(order), BATCH_PROMPTS)]
+    found: dict[int, tuple[str, int]] = {}
+    with torch.autocast(network.device.type, DTYPES[mixed_precision], enabled=mixed_precision != "no"):
+        for number in range(ranks.rank(), len(batches), ranks.world_size()):
+            batch = batches[number].tolist()
+            answers = task_type.answer(network, tokenizer, [texts[place] for place in batch])
+            found |= dict(zip(batch, answers, strict=True))
+            if ranks.rank() == 0:
+                report(sum(map(len, batches[: number + 1])), len(texts))
+    for of_rank in ranks.all_gather(found):
+        found |= of_rank
+    in_order = [found[place] for place in range(len(texts))]
+    return Answers(chosen, [text for text, _ in in_order], [count for _, count in in_order])

@@ -1,0 +1,122 @@
+"""Metrics of rated completions: (N,) rewards, and whether each completion is desirable."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+from datasets import Value
+from sklearn.metrics import roc_auc_score
+
+from training.evaluation.confusion import Figure, Floats
+from training.evaluation.metrics.definition import LabelMetric, MeanMetric, SumMetric, undefined
+from training.evaluation.metrics.probabilities import RocCurve
+from training.evaluation.predictions import Predictions
+from training.evaluation.rated_completions import RatedCompletions
+
+_RATED = {"rewards": Value("float64"), "desirable": Value("bool")}
+
+
+class RatedAccuracy(MeanMetric):
+    """The share of desirable completions with a reward above 0 and of undesirable ones with a reward below, counted
+    together: those that became likelier or less likely than under the reference, as they should. From 0 to 1."""
+
+    name = "accuracy"
+    _given: ClassVar[dict[str, Any]] = _RATED
+
+    def of_rows(self, *_: Any, **inputs: Any) -> Floats:
+        signs = np.where(inputs["desirable"], 1.0, -1.0)
+        return np.asarray(signs * inputs["rewards"] > 0, np.float64)
+
+
+class RewardRocAuc(LabelMetric):
+    """How likely a desirable completion gets a higher reward than an undesirable one; equal rewards count half. It has
+    no value where all completions are rated alike. From 0 to 1, by scikit-learn's roc_auc_score."""
+
+    name = "roc_auc"
+    _given: ClassVar[dict[str, Any]] = _RATED
+
+    def _compute(self, *_: Any, **inputs: Any) -> dict[str, float]:
+        desirable, rewards = np.asarray(inputs["desirable"], np.bool_), np.asarray(inputs["rewards"])
+        if len(np.unique(desirable)) < 2 or not np.isfinite(rewards).all():
+            return {"roc_auc": math.nan}
+        return {"roc_auc": float(roc_auc_score(desirable, rewards))}
+
+    def bootstrap_figure(self, predictions: Predictions) -> Figure | None:
+        if not isinstance(predictions, RatedCompletions):
+            return None
+        finite = bool(np.isfinite(predictions.rewards).all())
+        return RocCurve(predictions.rewards, predictions.desirable).area if finite else undefined
+
+
+class _RatedMean(SumMetric):
+    """A figure of the mean rewards of desirable and of undesirable completions; without a value where there are
+    none."""
+
+    _given: ClassVar[dict[str, Any]] = _RATED
+
+    def statistics(self, *_: Any, **inputs: Any) -> Floats:
+        desirable, rewards = np.asarray(inputs["desirable"], np.float64), np.asarray(inputs["rewards"])
+        return np.stack([rewards * desirable, desirable, rewards * (1 - desirable), 1 - desirable], axis=1)
+
+    def of_sums(self, sums: Floats) -> Floats:
+        counts = sums[:, [1, 3]]
+        means = np.divide(sums[:, [0, 2]], counts, out=np.full(counts.shape, np.nan), where=counts > 0)
+        return self.of_means(means[:, 0], means[:, 1])
+
+    def of_means(self, desirable: Floats, undesirable: Floats) -> Floats:
+        raise NotImplementedError
+
+
+class RatedMargin(_RatedMean):
+    """The mean reward of the desirable completions less that of the undesirable ones. From minus infinity up, as TRL's
+    rewards/margins."""
+
+    name = "margin"
+
+    def of_means(self, desirable: Floats, undesirable: Floats) -> Floats:
+        return desirable - undesirable
+
+
+class DesirableReward(_RatedMean):
+    """The mean reward of the desirable completions: beta times their log-probability less that under the reference
+    model. From minus infinity up, as TRL's rewards/chosen."""
+
+    name = "desirable_reward"
+
+    def of_means(self, desirable: Floats, undesirable: Floats) -> Floats:
+        return desirable
+
+
+class UndesirableReward(_RatedMean):
+    """The mean reward of the undesirable completions. From minus infinity up, as TRL's rewards/rejected."""
+
+    name = "undesirable_reward"
+
+    def of_means(self, desirable: Floats, undesirable: Floats) -> Floats:
+        return undesirable
+
+
+class CompletionLength(MeanMetric):
+    """The mean number of tokens of the completions. From 0 up."""
+
+    name = "completion_length"
+    _given: ClassVar[dict[str, Any]] = {"completion_tokens": Value("int64")}
+
+    def of_rows(self, *_: Any, **inputs: Any) -> Floats:
+        return np.asarray(inputs["completion_tokens"], np.float64)
+
+
+class KlDivergence(MeanMetric):
+    """The estimated KL divergence of the model from its reference, in nats: the mean log-ratio of mismatched
+    completions, at least 0. From 0 up, as TRL's kl."""
+
+    name = "kl"
+    _given: ClassVar[dict[str, Any]] = {"mismatched_ratios": Value("float64")}
+
+    def of_rows(self, *_: Any, **inputs: Any) -> Floats:
+        return np.asarray(inputs["mismatched_ratios"], np.float64)
+
+    def of_sums(self, sums: Floats) -> Floats:
+        return np.maximum(super().of_sums(sums), 0.0)

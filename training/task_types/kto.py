@@ -1,0 +1,242 @@
+"""KTO: completions that are rated desirable or undesirable, one by one, become likelier or less likely.
+
+A row of the data set        {"prompt": "2 + 2 =", "completion": " 4", "label": true}, or messages in their place
+token features               training/tokenization/completion_rows.py
+the model's output           logits (2B, T, V), summed up to the log-probability of each text's completion
+the reference                the same of the base model, which the stage reference_logprobs adds to the token rows
+
+The reward of a completion is beta times its log-probability less that under the reference. The loss compares it with
+the KL divergence of the model from the reference, which the mismatched completions estimate: losses/kto.py. Texts
+longer than tokens.max_length are truncated on the right; a row that loses its completion is not trained on.
+
+B rows of a batch, T tokens of the longest text, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from training.recipe.tables.metrics import ANSWER_METRICS, RATED, metrics_for
+from training.task_types.preference_tuning import PreferenceTuning
+from training.task_types.task_type import Column
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.utils import ModelOutput
+
+    from training.batching.batches import Batch, TokenRows
+    from training.batching.completions import PadCompletions
+    from training.evaluation.constant_predictions import Baseline
+    from training.evaluation.rated_completions import RatedCompletions
+    from training.recipe import Training
+    from training.recipe.column_types import Mask
+    from training.task_types.task_type import Loss
+    from training.tokenization.encoder import Encoder
+    from training.tokenization.features import Features
+
+
+class Kto(PreferenceTuning):
+    """Completions that are desirable or not."""
+
+    class Options(PreferenceTuning.Options):
+        """The options of kto, under TRL's names and with its defaults."""
+
+        desirable_weight: float = Field(default=1.0, gt=0)
+        """The weight of desirable rows in the loss. With fewer desirable than undesirable rows, its paper raises it
+        until both sides weigh the same, or up to a third more."""
+        undesirable_weight: float = Field(default=1.0, gt=0)
+        """The weight of undesirable rows in the loss."""
+
+    options: Options
+    option_stages: ClassVar = {
+        "load_data": (),
+        "tokenize": ("append_eos",),
+        "reference_logprobs": (),
+        "fit": ("beta", "desirable_weight", "undesirable_weight", "disable_dropout"),
+        **dict.fromkeys(("evaluate", "predict"), ()),
+        **dict.fromkeys(("score", "compare"), ("beta",)),
+        "answers": PreferenceTuning.answer_options,
+    }
+    card_sentence = "Answers as people find desirable"
+    usual_metrics = ("roc_auc", "margin", *ANSWER_METRICS)
+    first_text = "text_length"
+    columns: ClassVar[Mapping[str, Column]] = {
+        "prompt": Column("content"),
+        "completion": Column("content", target=True),
+        "label": Column("boolean"),
+    }
+    checks: ClassVar = {"completions": "error"}
+    prediction_type: ClassVar = RATED
+    metrics: ClassVar[Sequence[str]] = metrics_for(RATED)
+    needs_step_sums = True
+
+    @property
+    def needs_reference(self) -> bool:
+        return True
+
+    # Rows
+
+    def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
+        """Rows that are no prompt with a completion."""
+        from training.data.faults import masks_by_reason
+        from training.tokenization.preference_rows import answer_names, find_row_fault, parse_rows
+
+        names = answer_names(rows)
+        for mask, reason in masks_by_reason([find_row_fault(values, names) for values in parse_rows(rows)]):
+            yield "completions", f"has no prompt with a completion ({reason})", mask
+
+    def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
+        """The columns of training.tokenization.completion_rows, without mismatched completions and the reference;
+        prompts alone become texts without a completion. Raises UserError if a chat template is needed and missing."""
+        from training.tokenization.completion_rows import completion_features
+        from training.tokenization.preference_rows import encode_rows
+
+        texts = [text for (text,) in encode_rows(encoder, rows, append_eos=self.options.append_eos)]
+        labels = rows.column("label") if "label" in rows.schema.names else None
+        return completion_features(texts, labels, encoder.max_length)
+
+    def token_rows(self, split: str, max_length: int, features: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """With the mismatched completions; rows to predict need none."""
+        from itertools import chain
+
+        from training.tokenization.completion_rows import add_mismatched
+
+        first = next(features)
+        features = chain([first], features)
+        yield from add_mismatched(features, max_length) if "label" in first.schema.names else features
+
+    # Training
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadCompletions:
+        from training.batching.completions import PadCompletions
+
+        return PadCompletions(tokenizer, multiple)
+
+    def target_count(self, batch: Batch) -> int:
+        return int((batch["labels"][:, 0] > 0).sum())
+
+    def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
+        """`logits` are the log-probabilities of the completions and of the mismatched ones, (B, 2); of a batch of
+        `with_step_sums` those of the completions alone, (B, 1)."""
+        from transformers.utils import ModelOutput
+
+        from training.task_types.losses.token_likelihood import log_probabilities
+
+        scores = log_probabilities(model(input_ids=batch["input_ids"])["logits"], batch["targets"])
+        return ModelOutput(logits=scores.view(-1, len(batch["labels"])).T)
+
+    def step_sums(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """Of losses.kto.divergence_sums."""
+        from training.task_types.losses.kto import divergence_sums
+        from training.task_types.losses.token_likelihood import log_probabilities
+
+        ids, targets = (batch[name][len(batch["labels"]) :] for name in ("input_ids", "targets"))
+        return divergence_sums(log_probabilities(model(input_ids=ids)["logits"], targets), batch["labels"])
+
+    def with_step_sums(self, batch: Batch, sums: torch.Tensor) -> Batch:
+        """The KL divergence becomes the last column of `labels`; the mismatched texts are left out."""
+        import torch
+
+        from training.task_types.losses.kto import divergence
+
+        labels = batch["labels"]
+        kl = divergence(sums).to(labels.device).expand(len(labels), 1)
+        own = {name: batch[name][: len(labels)] for name in ("input_ids", "targets")}
+        return {**batch, **own, "labels": torch.cat([labels, kl], dim=1)}
+
+    def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
+        from training.task_types.losses.kto import KtoLoss
+
+        return KtoLoss(self.options.beta, self.options.desirable_weight, self.options.undesirable_weight)
+
+    # Predictions
+
+    def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
+        """`logp` and `mismatched_logp` (float64), the log-probabilities of the completions; `completion_tokens`; and
+        with a reference its log-probabilities. Prompts alone have only the first and the third."""
+        import numpy as np
+        import pyarrow as pa
+
+        from training.tokenization.completion_rows import COMPLETION_TOKENS, FACTS, REFERENCE
+
+        scores = outputs["logits"].double().cpu().numpy()
+        facts = dict(zip(FACTS, batch["labels"].cpu().numpy().T, strict=False))
+        columns: dict[str, Any] = dict(zip(("logp", "mismatched_logp"), scores.T, strict=False))
+        columns[COMPLETION_TOKENS] = facts[COMPLETION_TOKENS].astype(np.int64)
+        return pa.RecordBatch.from_pydict(columns | {name: facts[name] for name in REFERENCE if name in facts})
+
+    def join_labels(self, predictions: pa.Table, rows: TokenRows) -> pa.Table:
+        """With the column `label`."""
+        return rows.with_labels(predictions)
+
+    def reference_columns(self, predictions: pa.Table) -> dict[str, pa.ChunkedArray]:
+        """The log-probabilities of both completions under the model that made the predictions (float32)."""
+        from training.tokenization.completion_rows import REFERENCE
+
+        values = (predictions[name].cast("float32") for name in ("logp", "mismatched_logp"))
+        return dict(zip(REFERENCE, values, strict=True))
+
+    def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> RatedCompletions:
+        import numpy as np
+
+        from training.evaluation.generated_answers import lengths_of
+        from training.evaluation.rated_completions import RatedCompletions
+        from training.tokenization.completion_rows import COMPLETION_TOKENS, REFERENCE
+
+        tokens = predictions[COMPLETION_TOKENS].to_numpy()
+        ratios = [
+            np.where(tokens > 0, predictions[name].to_numpy() - predictions[reference].to_numpy().astype(np.float64), 0)
+            for name, reference in zip(("logp", "mismatched_logp"), REFERENCE, strict=True)
+        ]
+        desirable = predictions["label"].to_numpy() == 1
+        rewards = self.options.beta * ratios[0]
+        return RatedCompletions(rewards, desirable, tokens, ratios[1], **lengths_of(predictions))
+
+    def empty_predictions(self, labels: Sequence[str]) -> RatedCompletions:
+        import numpy as np
+
+        from training.evaluation.rated_completions import RatedCompletions
+
+        return RatedCompletions(np.empty(0), np.empty(0, np.bool_), np.empty(0, np.int64), np.empty(0))
+
+    def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
+        """All completions are desirable, or none is."""
+        from training.evaluation.rated_completions import baseline_by_rating
+
+        return baseline_by_rating(tokens / "train.arrow")
+
+    # Records
+
+    def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+        """`logp`, the log-probability of the completion, null without one; `targets`, the number of its tokens; and the
+        generated answer."""
+        import pyarrow as pa
+
+        types = {"logp": pa.float64(), "targets": pa.int64()}
+        return types | ({self.generated_column: pa.string()} if self.generated_column else {})
+
+    def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        records = []
+        generates = self.generated_column in predictions.column_names
+        for row in predictions.to_pylist():
+            targets = row["completion_tokens"]
+            text = {self.generated_column: row[self.generated_column]} if generates else {}
+            records.append({"logp": row["logp"] if targets else None, "targets": targets, **text})
+        return records
+
+    def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+        """Compares the log-probabilities as means over the completion's tokens; for rows without one, the generated
+        texts if they are stored."""
+        if not given["targets"]:
+            text = stored.get(self.generated_column)
+            return text is None or given.get(self.generated_column) == text
+        if given["targets"] != stored["targets"]:
+            return False
+        own, theirs = ({"loss": -one["logp"] / one["targets"], "targets": one["targets"]} for one in (given, stored))
+        return super().same_prediction(own, theirs, tolerance)

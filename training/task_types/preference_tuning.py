@@ -1,0 +1,115 @@
+"""Tuning of a causal model by what people prefer: the base of the task types preference and kto.
+
+Answers are texts, or one message of an assistant (training/tokenization/preference_rows.py). Rows to predict are
+prompts alone, which the model answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from training.recipe.tables.metrics import ANSWER_METRICS
+from training.task_types.generation import Generation
+from training.task_types.sft import SupervisedFineTuning
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from training.recipe.column_types import Mask
+    from training.tokenization.encoder import Encoder
+
+    Ids = npt.NDArray[np.int32]
+
+
+class PreferenceTuning(SupervisedFineTuning):
+    """The base of task types that compare answers with those of a reference model."""
+
+    class Options(SupervisedFineTuning.Options):
+        """The options of these task types, under TRL's names and with its defaults."""
+
+        packing: ClassVar[bool] = False  # type: ignore[misc]
+        beta: float = Field(default=0.1, gt=0)
+        """The scale of rewards: larger values keep the model closer to the reference."""
+        disable_dropout: bool = True
+        """Whether the model trains without dropout, so that its log-probabilities are comparable with those of the
+        reference. Dropout of adapters (training.lora.lora_dropout) stays."""
+
+        answered_prompts: int = Field(default=32, ge=1)
+        """The prompts of each evaluated split that the trained model, its base model and the champion answer, evenly
+        spaced, for the metrics generated_length and base_generated_length and for evaluation.judge."""
+
+    options: Options
+    answer_metrics: ClassVar[Sequence[str]] = ANSWER_METRICS
+    answer_options: ClassVar[Sequence[str]] = (*Generation.model_fields, "answered_prompts")
+    """The options of answers."""
+    first_text: ClassVar[str]
+    """The column of token rows with the number of tokens of the first text, which begins with the prompt."""
+    chat_template_columns: ClassVar[Sequence[str]] = ()
+    loss_fields: ClassVar[Sequence[str]] = ()
+
+    # Rows
+
+    def column_sets(self) -> Sequence[Mapping[str, Any]]:
+        return (self.columns,)
+
+    def faults_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
+        """Prompts that are neither a text nor messages to answer."""
+        from training.data.faults import masks_by_reason
+        from training.tokenization.preference_rows import answer_names, find_row_fault, parse_rows
+
+        names = answer_names(rows)
+        for mask, reason in masks_by_reason([find_row_fault(values, names) for values in parse_rows(rows)]):
+            yield "prompt", f"has no prompt to answer ({reason})", mask, ""
+
+    def prompts(self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig) -> list[Ids]:
+        """The tokens of each row's prompt."""
+        from training.tokenization.preference_rows import encode_rows
+
+        alone = encode_rows(encoder, rows.select(["prompt"]), append_eos=False)
+        return [ids for ((ids, _),) in alone]
+
+    def prompt_of(self, row: Mapping[str, Any]) -> Ids:
+        """The tokens of the prompt of a token row."""
+        of_answer = row["of_answer"][: row[self.first_text]]
+        return row["input_ids"][: of_answer.argmax() if of_answer.any() else len(of_answer)]
+
+    def answer(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Ids]
+    ) -> list[tuple[str, int]]:
+        """By generation of the likeliest tokens, or with beams."""
+        from training.task_types.generation import generate_answers
+
+        longest = max(map(len, prompts), default=0)
+        return generate_answers(model, tokenizer, prompts, self.options.settings_for(model), longest)
+
+    # Training
+
+    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Also disables dropout."""
+        from training.models.dropout import disable_dropout
+
+        super().prepare(model, tokenizer)
+        if self.options.disable_dropout:
+            disable_dropout(model)
+
+    def share_reference(self, predictions: pa.Table, others: pa.Table) -> pa.Table:
+        """The predictions with the reference of other predictions of the same rows: rewards of two models are
+        comparable only from one reference."""
+        for name in others.column_names:
+            if name.startswith("reference_") and name not in predictions.column_names:
+                predictions = predictions.append_column(name, others[name])
+        return predictions
+
+    # Records
+
+    def lines(self, record: Mapping[str, Any]) -> list[str]:
+        """The log-probabilities of the row's answers; if it has none, the generated answer."""
+        if record["targets"]:
+            return [f"{name}: {value}" for name, value in record.items()]
+        return super().lines(record)
