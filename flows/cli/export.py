@@ -11,7 +11,7 @@ from pathlib import Path
 from flows.cli.shared import COMPLETED, option_error
 from flows.reports.tables import export_lines
 from tasks.tracking.reports import format_size
-from training.recipe import EXPORTS
+from training.recipe import EXPORTS, split_version_name
 
 FORMATS = (*EXPORTS, "safetensors")
 
@@ -47,9 +47,7 @@ def execute(arguments: argparse.Namespace) -> int:
     out: Path = arguments.out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise option_error("--out", f"{out} is not an empty folder: name another one.")
-    name, at, alias = arguments.model.partition("@")
-    name, _, version = (name, "", "") if at else name.partition("/")
-    model = find_model(name, alias, version, arguments.task)
+    model = find_model(*split_version_name(arguments.model), arguments.task)
     released = export_version(model, arguments.format, out)
     print(f"{model.name} version {model.version}:")
     for file in sorted(path for path in out.rglob("*") if path.is_file()):
