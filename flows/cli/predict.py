@@ -29,6 +29,7 @@ OF_FILES = {
     "batch_size": "--batch-size",
     "shard_rows": "--shard-rows",
     "processes": "--processes",
+    "drift": "--no-drift",
 }
 """The options for files that are optional, by the field of the parameters."""
 OPTIONS = {"model": "NAME", "input": "--input", "output": "--output", "task": "--task", **OF_FILES}
@@ -78,6 +79,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shard-rows", metavar="ROWS", type=int, help="rows that are predicted and stored as a whole")
     parser.add_argument(
         "--processes", metavar="N", type=int, help="programs that predict at once (default: one for each GPU, or one)"
+    )
+    parser.add_argument(
+        "--no-drift",
+        dest="drift",
+        action="store_const",
+        const=False,
+        help="do not compare the new rows with the version's validation rows",
     )
     parser.add_argument(
         "--plan", action="store_true", help="show how many rows are new and about how long they take; predict nothing"
@@ -132,7 +140,7 @@ def _plan(prediction: BatchPrediction, arguments: argparse.Namespace) -> int:
 
     remote, terminal = open_remote(), Terminal()
     terminal.stage_started("predict", "")
-    prepared = prepare(prediction, remote, terminal)
+    prepared = prepare(prediction.model_copy(update={"drift": False}), remote, terminal)
     terminal.close()
     require_few_errors(prepared.scan, prediction.max_error_rate)
     counts, rate = count(prepared), last_rate(prepared.model)

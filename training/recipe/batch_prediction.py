@@ -49,6 +49,10 @@ class BatchPrediction(Section):
     Rows that are appended to a file only change its last shard."""
     processes: AutoOrCount = "auto"
     """Programs that predict at once, among which this machine's GPUs are divided; auto: one for each GPU, or one."""
+    drift: bool = True
+    """Whether the new rows are compared with the version's validation rows, as by `finetune drift`, with the thresholds
+    of its recipe (`release.drift`). New are rows that no earlier run into this output has compared; fewer than
+    `min_rows` wait for more."""
     task: CodeName | None = None
     """`module:Class` of the model's task type if it is your own; its code is run."""
 

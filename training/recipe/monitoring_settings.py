@@ -28,8 +28,6 @@ class ObserveSettings(Settings):
     """Rows that are observed; of more rows, so many are drawn at random."""
     labels: list[str] = Field(default_factory=list)
     """Names, in the order of the indices in the split."""
-    files: list[str] = Field(default_factory=list)
-    """The files to read; empty: a split that load_data stored."""
 
 
 class DriftSettings(Settings):
