@@ -14,6 +14,7 @@ from typing import Any
 
 from tasks.cache.refs import Ref
 from tasks.cache.stage import Inputs, Work, stage
+from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv
 from tasks.prediction.sample import Sample
@@ -24,6 +25,8 @@ from training.recipe.drift import Drift
 from training.recipe.monitoring_settings import ObserveSettings
 
 PROGRAM = "training.programs.observe"
+BATCH_ROWS = 32
+"""Rows in one forward pass. If memory runs out, batches are halved."""
 
 
 def profile_inputs(version: Monitored, section: Drift, rows: Ref) -> Inputs:
@@ -74,6 +77,15 @@ def _inputs(version: Monitored, section: Drift, values: Mapping[str, Any]) -> In
 def _observe(
     work: Work, version: Monitored, section: Drift, rows: Mapping[str, Path], labels: Sequence[str] = ()
 ) -> Mapping[str, Any]:
+    folders = find_folders(work, version.champion, "NAME")
+    batches = BatchDivision(
+        BATCH_ROWS,
+        folders["model"],
+        program=PROGRAM,
+        max_length=version.champion.max_length,
+        mixed_precision="no",
+        options=version.options,
+    )
     return run_child(
         work,
         PROGRAM,
@@ -85,6 +97,8 @@ def _observe(
             max_length=version.champion.max_length,
             max_rows=section.max_rows,
             labels=list(labels),
+            batch_size=BATCH_ROWS,
         ),
-        inputs={**find_folders(work, version.champion, "NAME"), **rows},
+        inputs={**folders, **rows},
+        batches=batches,
     )

@@ -10,10 +10,16 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
+from tasks.cache.stage import Listener, Work
+from tasks.prediction.sample import draw_sample
+from tasks.registry.monitored import find_monitored
+from tasks.stages import profile
 from tests.flows.forked import finetune
 from tests.flows.small import FinishedRun, write_rows
 from tests.flows.test_drift import write_german
 from tests.waiting import wait_until
+from training.data.listing import SourceFile
+from training.recipe import Drift
 
 
 @pytest.fixture
@@ -120,3 +126,27 @@ def test_rows_that_cannot_be_compared_are_predicted_all_the_same(
     later, _ = predict(home, **server)
     assert later["drift"]["verdict"] == "steady" and later["drift"]["rows"]["new"] == 80
     assert later["counts"]["new"] == 0
+
+
+class Warnings(Listener):
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+        self.messages += [event["message"] for event in events if event["kind"] == "warning"]
+
+
+def test_if_memory_runs_out_rows_are_observed_in_half_the_batches(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FINETUNE_HOME", str(home))
+    monkeypatch.setattr(profile, "PROGRAM", "tests.flows.scarce_memory")
+    write_rows(tmp_path / "rows.csv", 70, seed=3)
+    version, shown = find_monitored("small"), Warnings()
+    sample = draw_sample(version, [SourceFile(str(tmp_path / "rows.csv"))], 50, lambda done, total: None)
+    work = Work("k", tmp_path / "out", "run", (shown,), "observe")
+    work.out.mkdir()
+    figures = profile.observe.make(work, version, Drift(), sample)
+    assert figures == {"rows": 70, "observed": 50, "without_prediction": 0}
+    (warning,) = shown.messages
+    assert warning.endswith("Continuing with at most 16 rows at a time.")

@@ -57,7 +57,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     table = pa.table({"text": [text for text, _, _ in rows]})
     loading.make_deterministic()
     model, tokenizer = (Path(job.inputs[name]) for name in ("model", "tokenizer"))
-    observer = Observer(task_type, model, tokenizer, settings.max_length)
+    batch_rows = -(-settings.batch_size // settings.micro_batch_divisor)
+    observer = Observer(task_type, model, tokenizer, settings.max_length, batch_rows)
     if places:
         inputs = [values for _, values, _ in complete if values is not None]
         batch = to_batch(task_type, settings.columns, inputs)
