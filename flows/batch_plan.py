@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tasks.cache import store
+from tasks.cache.digests import digest_of
+from tasks.cache.history import History
 from tasks.cache.remote import Remote
 from tasks.cache.stage import Listener
+from tasks.prediction.new_rows import Monitoring, find_monitoring
 from tasks.prediction.row_files import RowFiles
 from tasks.prediction.scan import Scan, Shard, list_files, scan_rows
 from tasks.registry.prediction_job import ModelSpec, find_model
@@ -28,6 +31,9 @@ class Prepared:
     """The key of each shard's artifact, by the shard's digest."""
     stored: frozenset[str]
     """The digests of the shards that were predicted before."""
+    monitoring: Monitoring | str | None = None
+    """The new rows to compare with the version's profile, or the reason why they cannot be compared; None if they are
+    not to be."""
 
     @property
     def new(self) -> list[Shard]:
@@ -46,21 +52,50 @@ def prepare(prediction: BatchPrediction, remote: Remote, listener: Listener) -> 
     model = find_model(prediction.name, prediction.alias, prediction.version, prediction.task or "")
     rows = RowFiles(prediction, model)
     listed = list_files(prediction.input, prediction.output)
-    scan = scan_rows(listed, rows.reader, rows.shard_rows, prediction.id, _report_files(listener))
-    keys = shard_keys(model, prediction.batch_size, scan.shards)
-    stored = frozenset(digest for digest, key in keys.items() if _is_stored(key, remote))
-    return Prepared(prediction, model, rows, scan, keys, stored)
+    artifacts, monitoring = _Artifacts(model, prediction.batch_size, remote), None
+    if prediction.drift:
+        compared = history_of(prediction).last_compared()
+        monitoring = find_monitoring(model, prediction.task or "", compared, artifacts.has)
+    on_shard = [monitoring.new_rows.add] if isinstance(monitoring, Monitoring) else []
+    scan = scan_rows(listed, rows.reader, rows.shard_rows, prediction.id, _report_files(listener), *on_shard)
+    keys = {shard.digest: artifacts.key(shard) for shard in scan.shards}
+    stored = frozenset(shard.digest for shard in scan.shards if artifacts.has(shard))
+    return Prepared(prediction, model, rows, scan, keys, stored, monitoring)
 
 
-def shard_keys(model: ModelSpec, batch_size: int, shards: Iterable[Shard]) -> dict[str, str]:
-    """The key of each shard's artifact, by its digest. All other inputs are looked up once."""
-    keys: dict[str, str] = {}
-    flat: dict[str, Any] | None = None
-    for shard in shards:
-        if flat is None:
-            flat, _ = predict_shard.flat_inputs(model, batch_size, shard, None)
-        keys[shard.digest] = predict_shard.key(flat | {"rows": shard.digest})
-    return keys
+def history_name(prediction: BatchPrediction) -> str:
+    """The name of the history of the runs into this output: no recipe can have one with a space."""
+    return f"batch {prediction.name} {digest_of(prediction.output)[:8]}"
+
+
+def history_of(prediction: BatchPrediction) -> History:
+    """The history of the runs into this output."""
+    return History(history_name(prediction))
+
+
+class _Artifacts:
+    """The artifacts of shards: their keys, and whether they are stored. Each shard, and all that their keys share, is
+    looked up once."""
+
+    def __init__(self, model: ModelSpec, batch_size: int, remote: Remote) -> None:
+        self._model, self._batch_size, self._remote = model, batch_size, remote
+        self._flat: dict[str, Any] | None = None
+        self._keys: dict[str, str] = {}
+        self._has: dict[str, bool] = {}
+
+    def key(self, shard: Shard) -> str:
+        """The key of the shard's artifact."""
+        if self._flat is None:
+            self._flat, _ = predict_shard.flat_inputs(self._model, self._batch_size, shard, None)
+        if shard.digest not in self._keys:
+            self._keys[shard.digest] = predict_shard.key(self._flat | {"rows": shard.digest})
+        return self._keys[shard.digest]
+
+    def has(self, shard: Shard) -> bool:
+        """Whether the shard was predicted before."""
+        if shard.digest not in self._has:
+            self._has[shard.digest] = _is_stored(self.key(shard), self._remote)
+        return self._has[shard.digest]
 
 
 def _report_files(listener: Listener) -> Callable[[int, int], None]:

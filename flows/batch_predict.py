@@ -10,13 +10,12 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
-from flows.batch_plan import Prepared, prepare
+from flows.batch_drift import compare_new_rows, remember_earlier_rows
+from flows.batch_plan import Prepared, history_name, history_of, prepare
 from flows.reports.predictions import Shards, build_result, count, describe
 from tasks.cache import settings
-from tasks.cache.digests import digest_of
 from tasks.cache.executor import Executor
 from tasks.cache.garbage_collection import in_use
-from tasks.cache.history import History
 from tasks.cache.refs import Ref
 from tasks.cache.remote import Remote
 from tasks.cache.stage import Listener
@@ -46,7 +45,8 @@ def flow_run_name() -> str:
 
 @flow(name="batch-predict", flow_run_name=flow_run_name)
 def batch_predict(prediction: BatchPrediction, reason: str | None = None) -> dict[str, Any] | State[Any]:
-    """Predicts the rows of files by a registered model. Shards that were predicted before are not predicted again.
+    """Predicts the rows of files by a registered model. Shards that were predicted before are not predicted again. Then
+    the new rows are compared with the version's validation rows, and the event `finetune.drift` has the verdict.
 
     Args:
         prediction: The model, the rows, and the place of the predictions.
@@ -58,17 +58,20 @@ def batch_predict(prediction: BatchPrediction, reason: str | None = None) -> dic
             get_run_logger().info(f"Started because of {reason}")
         remote, progress = open_remote(), PrefectProgress()
         shards = Shards((progress, *listeners.get()))
-        prepared, error = None, None
+        prepared, error, drift, warnings = None, None, None, list[str]()
         try:
             remote.deliver_earlier()
             prepared = prepare(parse_batch_prediction(prediction.model_dump(exclude_unset=True)), remote, shards)
             require_few_errors(prepared.scan, prepared.prediction.max_error_rate)
+            remember_earlier_rows(prepared)
             _predict(prepared, run, remote, shards)
+            shards.end()
+            drift, warnings = compare_new_rows(prepared, run, remote, (progress, *listeners.get()))
         except BaseException as raised:  # what ended the run is part of its result
             error = full_disk(settings.home(), raised) or raised
         shards.end(failed=error is not None)
-        result = build_result(run, prepared, began_s, error)
-        result["warnings"] = remote.end_run(wait=result["state"] != "interrupted")
+        result = build_result(run, prepared, began_s, error) | {"drift": drift}
+        result["warnings"] = [*warnings, *remote.end_run(wait=result["state"] != "interrupted")]
         progress.end()
         for warning in result["warnings"]:
             get_run_logger().warning(warning)
@@ -78,13 +81,14 @@ def batch_predict(prediction: BatchPrediction, reason: str | None = None) -> dic
             return Failed(message=str(error))
         if error is not None:
             raise error
-        return Completed(message=describe(result)[0], data=result)
+        verdict = f" (drift: {drift['verdict']})" if drift else ""
+        return Completed(message=describe(result)[0] + verdict, data=result)
 
 
 def _predict(prepared: Prepared, run: str, remote: Remote, shards: Shards) -> None:
     """Walks all shards that the output lacks: predictions from the store or the program, rows from the files."""
     prediction, model, scan = prepared.prediction, prepared.model, prepared.scan
-    executor = Executor(_history(prediction), run, (shards,), remote=remote)
+    executor = Executor(history_name(prediction), run, (shards,), remote=remote)
     with (
         shared_cluster(prediction.cluster, prediction.cluster_address, needed=prediction.processes != 1),
         open_output(prediction, model, scan, prepared.keys) as output,
@@ -105,12 +109,7 @@ def _predict(prepared: Prepared, run: str, remote: Remote, shards: Shards) -> No
         if rate := predictor.rows_per_second:
             remember_rate(model, rate)
     stages = [{"name": predict_shard.name, "key": key} for key in prepared.keys.values()]
-    History(_history(prediction)).remember_completed({"stages": stages})  # so that garbage collection keeps them
-
-
-def _history(prediction: BatchPrediction) -> str:
-    """The name of the history: no recipe can have one with a space."""
-    return f"batch {prediction.name} {digest_of(prediction.output)[:8]}"
+    history_of(prediction).remember_completed({"stages": stages})  # so that garbage collection keeps them
 
 
 def _write(output: Output, shard: Shard, rows: Any, ref: Ref) -> None:

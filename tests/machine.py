@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from mlflow import MlflowClient
 
 from tests import fork_server
 from tests.flows import forked, small
@@ -22,6 +23,7 @@ from tests.waiting import wait_until as wait_until
 from training.jobs.processes import variable
 
 ROOT = Path(__file__).resolve().parents[1]
+MLFLOW_LOGIN = "MLFLOW_TRACKING_"
 
 
 def of_home(home: Path) -> list[int]:
@@ -84,6 +86,16 @@ class Machine:
         request = urllib.request.Request(f"{self.env['PREFECT_API_URL']}/{path}", sent, headers)
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
+
+    def mlflow(self) -> MlflowClient:
+        """A client of the MLflow server. This process is logged in until `log_out`."""
+        os.environ.update({name: value for name, value in self.env.items() if name.startswith(MLFLOW_LOGIN)})
+        return MlflowClient(self.env["MLFLOW_TRACKING_URI"])
+
+    def log_out(self) -> None:
+        """Removes the login from the environment: clients of another machine would use it."""
+        for name in [name for name in os.environ if name.startswith(MLFLOW_LOGIN)]:
+            del os.environ[name]
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of this name that the Prefect server has stored."""

@@ -96,6 +96,12 @@ def test_the_example_of_a_chain_can_be_deployed(tmp_path: Path) -> None:
     assert parse(recipe).model.source == "registry"
 
 
+def test_the_example_of_a_model_that_runs_every_night_can_be_deployed(tmp_path: Path) -> None:
+    (tmp_path / "tickets.yaml").write_text(example("nightly"))
+    found = [(deployment.flow, deployment.name) for deployment in read_deployments([tmp_path / "tickets.yaml"])]
+    assert found == [(flow, "tickets") for flow in ("finetune", "batch-predict", "retrain")]
+
+
 def test_the_function_gives_rows_that_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from training.data.load_rows import load
     from training.data.sources import fingerprint, load_object

@@ -36,7 +36,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, rows: str) -> None:
         help="a registered model; without alias and version, its champion",
     )
     parser.add_argument(
-        "--input", metavar="PATH", nargs="+", required=True, help=f"files, folders and globs with the {rows}"
+        "--input", metavar="PATH", nargs="+", required=True, help=f"files, folders, globs or URLs of the {rows}"
     )
     parser.add_argument(
         "--task",

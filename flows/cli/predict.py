@@ -31,6 +31,7 @@ OF_FILES = {
     "processes": "--processes",
     "cluster": "--cluster",
     "cluster_address": "--cluster-address",
+    "drift": "--no-drift",
 }
 """The options for files that are optional, by the field of the parameters."""
 OPTIONS = {"model": "NAME", "input": "--input", "output": "--output", "task": "--task", **OF_FILES}
@@ -86,6 +87,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cluster-address", metavar="HOST:PORT", help="of the cluster (default: RAY_ADDRESS, or one of this machine)"
     )
     parser.add_argument(
+        "--no-drift",
+        dest="drift",
+        action="store_const",
+        const=False,
+        help="do not compare the new rows with the version's validation rows",
+    )
+    parser.add_argument(
         "--plan", action="store_true", help="show how many rows are new and about how long they take; predict nothing"
     )
     add_json_argument(parser, "the result")
@@ -136,7 +144,7 @@ def _plan(prediction: BatchPrediction, arguments: argparse.Namespace) -> int:
 
     remote, terminal = open_remote(), Terminal()
     terminal.stage_started("predict", "")
-    prepared = prepare(prediction, remote, terminal)
+    prepared = prepare(prediction.model_copy(update={"drift": False}), remote, terminal)
     terminal.close()
     require_few_errors(prepared.scan, prediction.max_error_rate)
     counts, rate = count(prepared), last_rate(prepared.model)

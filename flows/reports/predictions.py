@@ -11,6 +11,7 @@ from flows.batch_plan import Prepared
 from tasks.cache.stage import Listener, Row
 from tasks.jobs.launch import JobFailed
 from tasks.prediction.scan import MAX_REASONS
+from tasks.tracking.drift_reports import describe_drift
 from tasks.tracking.reports import format_count
 from training.problems import UserError
 
@@ -63,6 +64,7 @@ def build_result(
         "flow_run_id": run,
         "output": prepared.prediction.output if prepared else None,
         "counts": count(prepared) if prepared else None,
+        "drift": None,
         "seconds": round(time.time() - began_s, 1),
         "problems": _list_problems(error),
         "warnings": [],
@@ -90,7 +92,13 @@ def describe(result: Mapping[str, Any]) -> list[str]:
     files = format_count(counts["files"], "file")
     rows, version = format_count(counts["rows"], "row"), f"{counts['model']} version {counts['version']}"
     lines = [f"{rows} in {files}, predicted by {version}, {counts['new']:,} of them now: {result['output']}"]
-    return [*lines, *describe_errors(counts["errors"])]
+    return [*lines, *describe_errors(counts["errors"]), *_describe_drift(result["drift"])]
+
+
+def _describe_drift(drift: Mapping[str, Any] | None) -> list[str]:
+    if drift is None or "reason" in drift:
+        return [f"Drift: {drift['verdict']}: {drift['reason']}"] if drift else []
+    return [f"Drift: {describe_drift(drift)}"]
 
 
 def describe_errors(errors: Mapping[str, int]) -> list[str]:

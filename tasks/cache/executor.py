@@ -127,6 +127,15 @@ class Executor:
             self._uncommitted.append(lambda: self._remember(stage, key, result))
         return result
 
+    def progress_of(self, stage: str, unit: str) -> Callable[[int, int], None]:
+        """Returns a function that shows the progress of work before the stage, as a number of units and their total."""
+        self._listeners.stage_started(stage, "")
+
+        def report(done: int, total: int) -> None:
+            self._listeners.stage_events(stage, [{"kind": "progress", "done": done, "total": total, "unit": unit}])
+
+        return report
+
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """A Prefect transaction around actions: if one fails, those before it are rolled back.

@@ -5,6 +5,7 @@
     <home>/recipes/<name>/commits.json      the last commit of each repository of the Hub, by name and revision
     <home>/recipes/<name>/unreachable.json  the flow runs of `retrain`, in a row, that the Hub did not answer
     <home>/recipes/<name>/completed.json    the result of the last completed run
+    <home>/recipes/<name>/compared.json     the rows that drift reports have compared, of a batch prediction
 
 It serves explanations and the check for changes; no key depends on it.
 """
@@ -12,6 +13,7 @@ It serves explanations and the check for changes; no key depends on it.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,6 +94,15 @@ class History:
     def remember_completed(self, result: dict[str, Any]) -> None:
         """Stores the result of a completed run."""
         self._write("completed.json", result)
+
+    def last_compared(self) -> list[Any] | None:
+        """The rows that drift reports have compared, JSON values; None without a record."""
+        found = self._read("compared.json", dict).get("rows")
+        return found if isinstance(found, list) else None
+
+    def remember_compared(self, rows: Sequence[Any]) -> None:
+        """Stores the rows that drift reports have compared."""
+        self._write("compared.json", {"rows": rows})
 
     def keys(self) -> set[str]:
         """The keys of the last artifact of each stage, and of all stages of the last completed run."""

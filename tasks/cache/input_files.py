@@ -31,6 +31,11 @@ def digests_of(files: Iterable[SourceFile], progress: Progress = lambda done, to
     return found | _digest_urls([file for file in files if is_url(file.file)], progress)
 
 
+def pin_files(files: Iterable[SourceFile]) -> list[PinnedFile]:
+    """The files with their digests. Raises UserError for a file that cannot be read."""
+    return [PinnedFile(path=path, sha256=digest) for path, digest in digests_of(files).items()]
+
+
 def require_unchanged(lock: Iterable[PinnedFile]) -> None:
     """Raises UserError if a file has changed since it was pinned: its rows would be stored under the key of other
     content."""

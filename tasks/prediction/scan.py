@@ -26,6 +26,8 @@ from training.problems import Problem, UserError
 
 Progress = Callable[[int, int], None]
 """Called with the number of files that were read and that of all files."""
+LABELLED = tuple(suffix for suffix in READ if suffix != ".txt")
+"""The suffixes of files that can have labels."""
 MAX_REASONS = 10
 """The largest number of reasons in a message."""
 
@@ -69,15 +71,23 @@ class Scan:
         return len({shard.file for shard in self.shards})
 
 
-def list_files(inputs: Sequence[str], output: str) -> list[SourceFile]:
-    """The files of paths, folders, globs and URLs, each once. Raises UserError with the problems of all of them; one is
-    a file that the run itself would write."""
+def list_files(
+    inputs: Sequence[str], output: str | None = None, *, field: str = "input", suffixes: Sequence[str] = READ
+) -> list[SourceFile]:
+    """The files of paths, folders, globs and URLs, each once. Raises UserError with the problems of all of them.
+
+    Args:
+        inputs: The paths.
+        output: The place of the run's predictions: a file in it is a problem.
+        field: The name of the parameter with the paths, for messages.
+        suffixes: Of the files.
+    """
     listing, problems = Listing(), list[Problem]()
     found: dict[str, SourceFile] = {}
     for number, path in enumerate(inputs):
-        where = f"input[{number}]"
+        where = f"{field}[{number}]"
         try:
-            _, files = listing.find_files(path, READ)
+            _, files = listing.find_files(path, suffixes)
         except UserError as error:
             problems += [
                 problem.model_copy(update={"where": where}) if problem.where == "data.path" else problem
@@ -86,14 +96,14 @@ def list_files(inputs: Sequence[str], output: str) -> list[SourceFile]:
             continue
         if not files:
             message = (
-                f"{display_name(path)} has no file of rows: give files with one of the suffixes {', '.join(READ)}."
+                f"{display_name(path)} has no file of rows: give files with one of the suffixes {', '.join(suffixes)}."
             )
             problems.append(Problem(kind="data", where=where, message=message))
         for file in files:
-            if not file.name.endswith(READ):
-                message = f"{display_name(file.file)} has an unknown format: choose from {', '.join(READ)}."
+            if not file.name.endswith(tuple(suffixes)):
+                message = f"{display_name(file.file)} has an unknown format: choose from {', '.join(suffixes)}."
                 problems.append(Problem(kind="data", where=where, message=message))
-            if _is_inside(file.file, output):
+            if output is not None and _is_inside(file.file, output):
                 message = f"{display_name(file.file)} is in the output: name another output, or move the file."
                 problems.append(Problem(kind="data", where=where, message=message))
             found[file.file] = file
@@ -110,14 +120,23 @@ def _is_inside(file: str, output: str) -> bool:
 
 
 def scan_rows(
-    files: Sequence[SourceFile], reader: RowReader, shard_rows: int, id_column: str | None, progress: Progress
+    files: Sequence[SourceFile],
+    reader: RowReader,
+    shard_rows: int,
+    id_column: str | None,
+    progress: Progress,
+    on_shard: Callable[[Shard, Rows], None] = lambda shard, rows: None,
 ) -> Scan:
-    """Reads all rows. Raises UserError with the problems of all files, if there are no rows, and for duplicate ids."""
+    """Reads all rows; calls `on_shard` with each shard in order.
+
+    Raises UserError with the problems of all files, if there are no rows, and for duplicate ids.
+    """
     scan, ids, problems = Scan(), UniqueIds(), list[Problem]()
     for done, file in enumerate(files, 1):
         try:
             for number, rows in enumerate(reader.shards(file.file, shard_rows)):
                 _add(scan, file.file, number, rows)
+                on_shard(scan.shards[-1], rows)
                 if id_column is not None:
                     ids.add(file.file, rows, rows.kept[id_column])
         except UserError as error:

@@ -176,7 +176,9 @@ def _check_parameters(entrypoint: str, parameters: Mapping[str, Any]) -> None:
 
 def _check_model_parameters(parameters: Mapping[str, Any], required: set[str], optional: set[str]) -> Iterator[Problem]:
     for name in sorted(required - parameters.keys()):
-        yield _build_problem(f"parameters.{name}", "is missing: name a registered model, or files, folders and globs.")
+        yield _build_problem(
+            f"parameters.{name}", "is missing: name a registered model, or files, folders, globs and URLs."
+        )
     for name in sorted(parameters.keys() - required - optional):
         known = sorted(required | optional)
         yield _build_problem(f"parameters.{name}", f"is unknown: choose from {', '.join(known)}.{nearest(name, known)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.cache import settings, store
-from tasks.cache.input_files import digests_of
 from tasks.cache.refs import Champion, PinnedFile, Ref
 from tasks.registry import lineage
 from tasks.registry.prediction_job import find_model
@@ -18,18 +16,12 @@ from tasks.registry.versions import RECIPE_TAG, SPLIT_TAG, build_error, read_fig
 from tasks.shared_store.opening import open_remote
 from tasks.tracking.connection import MODEL_TAG, connect, mlflow_errors
 from training import task_types
-from training.data.file_systems import is_url
-from training.data.listing import Listing
-from training.data.prediction_rows import READ
 from training.problems import Problem, UserError, nearest
 from training.recipe import Data, Recipe, parse
 from training.recipe.drift import Drift
 from training.recipe.tables.formats import FORMATS
 from training.recipe.tables.metrics import PAIRS, RATED
 from training.recipe.version_names import split_version_name
-
-LABELLED = tuple(suffix for suffix in READ if suffix != ".txt")
-"""The suffixes of files that can have labels."""
 
 
 class Monitored(BaseModel):
@@ -199,34 +191,6 @@ def read_drift_section(version: Monitored, overrides: Mapping[str, Any]) -> Drif
                 for detail in error.errors(include_url=False)
             ]
         ) from error
-
-
-def pin_inputs(paths: Sequence[str], suffixes: Sequence[str] = READ) -> list[PinnedFile]:
-    """Pins the files of all paths: files, the files of folders with one of the suffixes, and globs. Raises UserError
-    with all problems."""
-    listing, files, problems = Listing(), [], []
-    for path in paths:
-        if is_url(path):
-            message = f"{path} is a URL: copy the file to this machine, and name the copy."
-            problems.append(Problem(kind="option", where="--input", message=message))
-            continue
-        try:
-            _, found = listing.find_files(path, suffixes)
-        except UserError as error:
-            problems += [problem.model_copy(update={"where": "--input"}) for problem in error.problems]
-            continue
-        if not found:
-            expected = "matches no file" if glob.has_magic(path) else f"has no file of {', '.join(suffixes)}"
-            problems.append(Problem(kind="option", where="--input", message=f"{path} {expected}: name another."))
-        files += found
-    for file in files:
-        if not file.file.endswith(tuple(suffixes)):
-            message = f"{file.file} has an unknown format: choose from {', '.join(suffixes)}."
-            problems.append(Problem(kind="option", where="--input", message=message))
-    if problems:
-        raise UserError(problems)
-    digests = digests_of({file.file: file for file in files}.values())
-    return [PinnedFile(path=path, sha256=digest) for path, digest in digests.items()]
 
 
 def label_names(rows: Ref) -> list[str]:

@@ -6,12 +6,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from tasks.cache import settings
 from tasks.cache.digests import digest_of
-from tasks.cache.refs import NumberedComparison, PinnedFile, Ref
+from tasks.cache.refs import NumberedComparison, Ref
 from tasks.cache.stage import Inputs, Work, action, stage
 from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv
@@ -19,6 +18,7 @@ from tasks.registry.comparisons import number_comparison
 from tasks.registry.monitored import Monitored
 from tasks.registry.versions import DRIFT_TAG, PROFILE_TAG
 from tasks.tracking.connection import connect, mlflow_errors
+from training.data.file_systems import name_of
 from training.recipe.drift import Drift
 from training.recipe.monitoring_settings import DriftSettings
 
@@ -91,7 +91,7 @@ def _title(version: Monitored, look: NumberedComparison | None) -> str:
     return f"{version.champion}, look {look.comparison}" if look else str(version.champion)
 
 
-def record_inputs(version: Monitored, files: Sequence[PinnedFile], profile: Ref, report: Ref) -> Inputs:
+def record_inputs(version: Monitored, files: Sequence[str], profile: Ref, report: Ref) -> Inputs:
     """The version and the report."""
     return Inputs(
         {
@@ -103,7 +103,7 @@ def record_inputs(version: Monitored, files: Sequence[PinnedFile], profile: Ref,
 
 
 @action(record_inputs)
-def record_drift(work: Work, version: Monitored, files: Sequence[PinnedFile], profile: Ref, report: Ref) -> None:
+def record_drift(work: Work, version: Monitored, files: Sequence[str], profile: Ref, report: Ref) -> None:
     """Stores the report with the version: its page of pictures and its figures, by look, in the MLflow run that
     registered the version, and its verdict as a tag of the version."""
     figures, name, number = report.figures, version.champion.name, version.champion.version
@@ -111,7 +111,7 @@ def record_drift(work: Work, version: Monitored, files: Sequence[PinnedFile], pr
     summary = {
         "time": now.isoformat(timespec="seconds"),
         **{part: figures[part] for part in ("verdict", "look", "rows", "estimated_accuracy")},
-        "files": [Path(pin.path).name for pin in files][:20],
+        "files": [name_of(file) for file in files][:20],
         "differences": [line["name"] for line in figures["comparisons"] if line["verdict"] != "steady"],
     }
     with mlflow_errors():

@@ -7,15 +7,17 @@ never asked about, and a profile takes as long as a prediction. Its rows stay in
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.cache.input_files import require_unchanged
-from tasks.cache.refs import PinnedFile, Ref
+from tasks.cache.refs import Ref
 from tasks.cache.stage import Inputs, Work, stage
+from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv
+from tasks.prediction.sample import Sample
 from tasks.registry.champions import find_folders
 from tasks.registry.monitored import Monitored, label_names
 from training import task_types
@@ -23,6 +25,8 @@ from training.recipe.drift import Drift
 from training.recipe.monitoring_settings import ObserveSettings
 
 PROGRAM = "training.programs.observe"
+BATCH_ROWS = 32
+"""Rows in one forward pass. If memory runs out, batches are halved."""
 
 
 def profile_inputs(version: Monitored, section: Drift, rows: Ref) -> Inputs:
@@ -38,28 +42,23 @@ def profile(work: Work, version: Monitored, section: Drift, rows: Ref) -> Mappin
     return _observe(work, version, section, {"rows": rows.path / f"{version.split}.arrow"}, labels=labels)
 
 
-def observe_inputs(version: Monitored, section: Drift, files: Sequence[PinnedFile]) -> Inputs:
-    """The model, the content of the files, and the number of rows."""
-    digests, names = [pin.sha256 for pin in files], {"files": ", ".join(pin.path for pin in files)}
-    values = {"upstream": {"fit": version.champion.model}, "files": digests, "columns": version.columns}
-    return _inputs(version, section, values, ["training.data.prediction_files"], names)
+def observe_inputs(version: Monitored, section: Drift, sample: Sample) -> Inputs:
+    """The model, and the sample of the rows."""
+    rows = {"columns": list(version.columns), "sample": sample.digest, "total": sample.total}
+    return _inputs(version, section, {"upstream": {"fit": version.champion.model}, "rows": rows})
 
 
 @stage(observe_inputs)
-def observe(work: Work, version: Monitored, section: Drift, files: Sequence[PinnedFile]) -> Mapping[str, Any]:
-    """Observes new rows."""
-    figures = _observe(work, version, section, {}, files=[pin.path for pin in files])
-    require_unchanged(files)
-    return figures
+def observe(work: Work, version: Monitored, section: Drift, sample: Sample) -> Mapping[str, Any]:
+    """Observes a sample of new rows."""
+    with tempfile.TemporaryDirectory(prefix="finetune-") as aside:
+        file = Path(aside) / "sample.jsonl"
+        sample.write(file)
+        figures = _observe(work, version, section, {"sample": file})
+    return {**figures, "rows": sample.total}
 
 
-def _inputs(
-    version: Monitored,
-    section: Drift,
-    values: Mapping[str, Any],
-    readers: Sequence[str] = (),
-    names: Mapping[str, str] | None = None,
-) -> Inputs:
+def _inputs(version: Monitored, section: Drift, values: Mapping[str, Any]) -> Inputs:
     task_type = task_types.load(version.task, version.options)
     return Inputs(
         {
@@ -69,21 +68,24 @@ def _inputs(
             "max_rows": section.max_rows,
             **values,
         },
-        code=[PROGRAM, *readers, *task_types.code_modules(version.task)],
+        code=[PROGRAM, *task_types.code_modules(version.task)],
         named=task_types.user_code(version.task),
         libraries=("torch", "transformers", "tokenizers", "pyarrow", *task_type.libraries),
-        names=names or {},
     )
 
 
 def _observe(
-    work: Work,
-    version: Monitored,
-    section: Drift,
-    rows: Mapping[str, Path],
-    labels: Sequence[str] = (),
-    files: Sequence[str] = (),
+    work: Work, version: Monitored, section: Drift, rows: Mapping[str, Path], labels: Sequence[str] = ()
 ) -> Mapping[str, Any]:
+    folders = find_folders(work, version.champion, "NAME")
+    batches = BatchDivision(
+        BATCH_ROWS,
+        folders["model"],
+        program=PROGRAM,
+        max_length=version.champion.max_length,
+        mixed_precision="no",
+        options=version.options,
+    )
     return run_child(
         work,
         PROGRAM,
@@ -95,7 +97,8 @@ def _observe(
             max_length=version.champion.max_length,
             max_rows=section.max_rows,
             labels=list(labels),
-            files=list(files),
+            batch_size=BATCH_ROWS,
         ),
-        inputs={**find_folders(work, version.champion, "NAME"), **rows},
+        inputs={**folders, **rows},
+        batches=batches,
     )

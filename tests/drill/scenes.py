@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from flows.reports.tables import align
 from tasks.tracking.connection import FLOW_RUN_TAG
 from tests.drill.fires import Broken, require
+from tests.drill.nightly import nightly
 from tests.drill.services import kill_services
 from tests.flows.small import write_project, write_rows
 from tests.hub.server import Hub
@@ -28,7 +28,6 @@ from tests.machine import ROOT, Machine, of_home, wait_until
 EVERY_S = 30
 """Between the runs of the schedule: one comes due while another trains."""
 END_WITHIN_S = 900.0
-MLFLOW_LOGIN = "MLFLOW_TRACKING_"
 STARTED_BY = {"SCHEDULE": "schedule", "AUTOMATION": "event", "DEPLOYMENT": "schedule", None: "a person"}
 OTHER = {"pos": "neg", "neg": "pos"}
 
@@ -43,8 +42,7 @@ def play(name: str, folder: Path) -> str:
             SCENES[name](machine)
         finally:
             machine.finetune("down")
-            for variable in [one for one in os.environ if one.startswith(MLFLOW_LOGIN)]:
-                del os.environ[variable]  # or the next machine used this one's MLflow
+            machine.log_out()
         require(not of_home(machine.home), f"down leaves {of_home(machine.home)}")
         result = "as promised"
     except Exception as error:
@@ -139,20 +137,14 @@ class Nightly:
 
     def tracked(self) -> list[Run]:
         """All that MLflow has run."""
-        client = mlflow_of(self.machine)
+        client = self.machine.mlflow()
         experiment = client.get_experiment_by_name("small")
         return list(client.search_runs([experiment.experiment_id])) if experiment else []
 
     def champion(self) -> str:
         """The version with the alias."""
-        client = mlflow_of(self.machine)
+        client = self.machine.mlflow()
         return f"small/{client.get_model_version_by_alias('small', 'champion').version}"
-
-
-def mlflow_of(machine: Machine) -> MlflowClient:
-    """A client of the machine's MLflow, logged in."""
-    os.environ.update({name: value for name, value in machine.env.items() if name.startswith(MLFLOW_LOGIN)})
-    return MlflowClient(machine.env["MLFLOW_TRACKING_URI"])
 
 
 def retrain(machine: Machine) -> None:
@@ -202,7 +194,7 @@ def sst2(machine: Machine) -> None:
         table = [["parameters", "flow run ends", "learning rate", "registered", "verdict"]]
         for rate, more in (("2e-05", []), ("3e-05", ["-p", 'overrides={"training.learning_rate": 3e-5}'])):
             watched(machine, "finetune/sst2", *more)
-            client = mlflow_of(machine)
+            client = machine.mlflow()
             experiment = client.get_experiment_by_name("sst2")
             run = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time DESC"])[0]
             found = run.data.params["training.learning_rate"]
@@ -225,4 +217,9 @@ def watched(machine: Machine, deployment: str, *more: str) -> None:
     require(run.returncode == 0, f"{deployment} ends with {run.returncode}: {run.stdout}{run.stderr}")
 
 
-SCENES: dict[str, Callable[[Machine], None]] = {"services": kill_services, "retrain": retrain, "sst2": sst2}
+SCENES: dict[str, Callable[[Machine], None]] = {
+    "services": kill_services,
+    "retrain": retrain,
+    "nightly": nightly,
+    "sst2": sst2,
+}

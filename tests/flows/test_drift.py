@@ -16,8 +16,12 @@ from flows.cli.main import main
 from tasks.prefect.deployments import read_deployments
 from tests.flows.forked import finetune
 from tests.flows.small import FinishedRun, write_rows
+from tests.s3 import BUCKET, KEYS, S3
+from tests.tasks.shared import s3
 from tests.waiting import wait_until
 from training.problems import UserError
+
+__all__ = ["s3"]
 
 FEW = ("--set", "min_rows=50")  # the small recipe has 60 rows of validation
 
@@ -101,6 +105,19 @@ def test_the_event_and_the_table_of_a_report_are_on_the_server(
     assert event["payload"]["version"] == "small/1" and event["payload"]["summary"].startswith("drifted in")
 
 
+def test_rows_in_a_bucket_are_compared_as_those_of_a_folder(
+    own_home: Path, tmp_path: Path, server: dict[str, str], s3: S3
+) -> None:
+    write_rows(tmp_path / "monday.csv", 60, seed=3)
+    here, _ = drift(own_home, "--input", str(tmp_path / "monday.csv"), **server)
+    s3.put("new/monday.csv", (tmp_path / "monday.csv").read_bytes())
+    login = {**s3.environment(), **KEYS}
+    there, _ = drift(own_home, "--input", f"s3://{BUCKET}/new", **server, **login)
+    assert there["drift"] == here["drift"]
+    states = {stage["name"]: stage["state"] for stage in there["stages"]}
+    assert states["observe"] == states["drift"] == "cached"
+
+
 def test_too_few_rows_are_undecided_and_no_look(own_home: Path, tmp_path: Path, server: dict[str, str]) -> None:
     write_rows(tmp_path / "few.csv", 20, seed=3)
     result, printed = drift(own_home, "--input", str(tmp_path / "few.csv"), **server)
@@ -111,10 +128,9 @@ def test_too_few_rows_are_undecided_and_no_look(own_home: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--input", "{tmp}/nothing.csv"], "--input: '{tmp}/nothing.csv' does not exist"),
-        (["--input", "{tmp}/*.csv"], "--input: {tmp}/*.csv matches no file"),
-        (["--input", "{tmp}"], "--input: {tmp} has no file of .txt"),
-        (["--input", "s3://bucket/rows.csv"], "is a URL: copy the file"),
+        (["--input", "{tmp}/nothing.csv", "{tmp}/no.csv"], "inputs[1]: '{tmp}/no.csv' does not exist"),
+        (["--input", "{tmp}/*.csv"], "inputs[0]: {tmp}/*.csv has no file of rows"),
+        (["--input", "{tmp}"], "inputs[0]: {tmp} has no file of rows: give files with one of the suffixes .txt"),
         (["--input", "{tmp}", "--set", "auk=0.6"], "thresholds.auk: is unknown: choose from cohens_w"),
         (["--input", "{tmp}", "--set", "auc=0.2"], "thresholds.auc: Input should be greater than or equal to 0.5"),
         (["--input", "{tmp}", "--set", "auc=high"], "--set: 'auc=high' is not FIELD=NUMBER"),

@@ -14,7 +14,11 @@ from mlflow import MlflowClient
 from flows.cli.main import main
 from tests.flows.forked import finetune
 from tests.flows.small import FinishedRun, write_rows
+from tests.s3 import KEYS, S3
+from tests.tasks.shared import s3
 from tests.waiting import wait_until
+
+__all__ = ["s3"]
 
 
 @pytest.fixture
@@ -25,7 +29,7 @@ def own_home(finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return home
 
 
-def evaluate(home: Path, *paths: Path, **more: str) -> tuple[dict[str, Any], str]:
+def evaluate(home: Path, *paths: Path | str, **more: str) -> tuple[dict[str, Any], str]:
     """The result of the command, and its output."""
     out = home.parent / "evaluation.json"
     run = finetune(home, "evaluate", "small", "--input", *map(str, paths), "--json", str(out), **more)
@@ -42,9 +46,10 @@ def swap_labels(file: Path, out: Path) -> None:
 
 
 def test_the_rows_of_the_registration_have_the_promised_figures_without_a_difference(
-    finished: FinishedRun, own_home: Path, server: dict[str, str]
+    finished: FinishedRun, own_home: Path, server: dict[str, str], s3: S3
 ) -> None:
-    result, printed = evaluate(own_home, finished.file.parent / "validation.csv", **server)
+    url = s3.put("validation.csv", (finished.file.parent / "validation.csv").read_bytes())
+    result, printed = evaluate(own_home, url, **server, **s3.environment(), **KEYS)
     found, promised = result["evaluation"], finished.result["metrics"]["validation"]
     assert found["rows"] == found["shared_rows"] == 60 and found["below"] == []
     for name, score in promised.items():

@@ -28,10 +28,12 @@ BATCH_ROWS = 32
 
 class Observer:
     """A model with its tokenizer in full precision, on a GPU if there is one. Rows are truncated to `max_length`
-    tokens. Raises UserError if the tokenizer cannot be read."""
+    tokens, and observed in batches of `batch_rows`. Raises UserError if the tokenizer cannot be read."""
 
-    def __init__(self, task_type: TaskType, folder: Path, tokenizer: Path, max_length: int) -> None:
-        self._task_type = task_type
+    def __init__(
+        self, task_type: TaskType, folder: Path, tokenizer: Path, max_length: int, batch_rows: int = BATCH_ROWS
+    ) -> None:
+        self._task_type, self._batch_rows = task_type, batch_rows
         self._encoder = load_encoder(tokenizer, folder, max_length)
         self._tokenizer = loading.load_tokenizer(tokenizer, folder)
         self._collate = task_type.collator(self._tokenizer, loading.padding_multiple())
@@ -64,7 +66,7 @@ class Observer:
     def _predict(self, rows: TokenRows, report: Callable[[int], None]) -> tuple[pa.Table, np.ndarray[Any, Any]]:
         """The task type's predictions for the rows of the data, and the embeddings of the token rows."""
         task_type, network = self._task_type, self._network
-        plan = EvaluationBatches(rows.lengths, BATCH_ROWS)
+        plan = EvaluationBatches(rows.lengths, self._batch_rows)
         hidden: list[torch.Tensor] = []
         lengths: list[int] = []
 

@@ -1,6 +1,7 @@
 """The program that observes rows by a trained model, for drift reports: `python -m training.programs.observe JOB`.
 
-inputs     model, tokenizer (folders, which may be one); rows (SPLIT.arrow of load_data), unless the settings name files
+inputs     model, tokenizer (folders, which may be one); rows (SPLIT.arrow of load_data), or sample (a file with a line
+           for each row: JSON, the values of the columns that the model reads, or null for a row that it cannot predict)
 settings   training.recipe.monitoring_settings.ObserveSettings
 output     observations.parquet, a row for each observed row in a random order: `text` (all texts of its inputs), and,
            for rows with a prediction, the columns of training.engine.observation.Observer and `label`, the name of the
@@ -10,7 +11,9 @@ figures    rows (read), observed, without_prediction (of these)
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +24,8 @@ from training.recipe.monitoring_settings import ObserveSettings
 if TYPE_CHECKING:
     from training.task_types.task_type import TaskType
 
-SEED = 0
+PART_ROWS = 4096
+"""Rows that are read at once."""
 Row = tuple[str, tuple[Any, ...] | None, str | None]
 """Its text, its inputs (None if it has no prediction), and its label."""
 
@@ -35,18 +39,26 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     from training import task_types
     from training.data.model_inputs import to_batch
     from training.engine.observation import Observer
+    from training.evaluation.drift.sampling import Reservoir
     from training.models import loading
 
     settings = ObserveSettings.model_validate(job.settings)
     task_type = task_types.load(settings.task, settings.options)
-    read = _read_files(task_type, settings) if settings.files else _read_split(Path(job.inputs["rows"]), settings)
-    total, rows = _draw(read, settings.max_rows)
+    if "sample" in job.inputs:
+        read = _read_sample(Path(job.inputs["sample"]))
+    else:
+        read = _read_split(Path(job.inputs["rows"]), settings)
+    reservoir = Reservoir[Row](settings.max_rows)
+    while part := list(islice(read, PART_ROWS)):
+        reservoir.add(part)
+    total, rows = reservoir.total, reservoir.draw()
     complete = _without_faulty(task_type, settings.columns, rows)
     places = [place for place, (_, inputs, _) in enumerate(complete) if inputs is not None]
     table = pa.table({"text": [text for text, _, _ in rows]})
     loading.make_deterministic()
     model, tokenizer = (Path(job.inputs[name]) for name in ("model", "tokenizer"))
-    observer = Observer(task_type, model, tokenizer, settings.max_length)
+    batch_rows = -(-settings.batch_size // settings.micro_batch_divisor)
+    observer = Observer(task_type, model, tokenizer, settings.max_length, batch_rows)
     if places:
         inputs = [values for _, values, _ in complete if values is not None]
         batch = to_batch(task_type, settings.columns, inputs)
@@ -77,31 +89,14 @@ def _read_split(file: Path, settings: ObserveSettings) -> Iterator[Row]:
         yield join_texts(values), values, settings.labels[label] if is_index else None
 
 
-def _read_files(task_type: TaskType, settings: ObserveSettings) -> Iterator[Row]:
-    """The rows of the files, read as `finetune predict` reads them; those that it cannot predict have no inputs."""
-    from training.data.prediction_rows import RowReader
+def _read_sample(file: Path) -> Iterator[Row]:
+    """The rows of a sample; those that the model cannot predict have no inputs."""
     from training.evaluation.drift.text_statistics import join_texts
 
-    reader = RowReader(task_type, settings.columns)
-    for file in settings.files:
-        for rows in reader.read(file):
-            for values in rows.inputs:
-                yield join_texts(values or ()), values, None
-
-
-def _draw(rows: Iterator[Row], most: int) -> tuple[int, list[Row]]:
-    """The number of rows, and at most this many of them in a random order, each equally likely (reservoir sampling)."""
-    import numpy as np
-
-    random, total = np.random.default_rng(SEED), 0
-    kept: list[Row] = []
-    for row in rows:
-        total += 1
-        if len(kept) < most:
-            kept.append(row)
-        elif (place := int(random.integers(0, total))) < most:
-            kept[place] = row
-    return total, [kept[place] for place in random.permutation(len(kept)).tolist()]
+    with file.open("rb") as lines:
+        for line in lines:
+            values = json.loads(line)
+            yield join_texts(values or ()), None if values is None else tuple(values), None
 
 
 def _without_faulty(task_type: TaskType, columns: Mapping[str, str], rows: list[Row]) -> list[Row]:

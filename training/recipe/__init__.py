@@ -13,6 +13,7 @@ error_messages.py                   mistakes as sentences
 from __future__ import annotations
 
 from training.recipe.batch_prediction import BatchPrediction, parse_batch_prediction
+from training.recipe.drift import Drift
 from training.recipe.fields import (
     Compute,
     Data,
@@ -46,6 +47,7 @@ __all__ = [
     "BatchPrediction",
     "Compute",
     "Data",
+    "Drift",
     "Evaluation",
     "Gate",
     "Hub",

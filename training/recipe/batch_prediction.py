@@ -53,6 +53,10 @@ class BatchPrediction(Section):
     (null)."""
     cluster_address: str | None = Field(default=None, pattern=r"^\S+:\d{1,5}$")
     """`host:port` of the cluster (null: RAY_ADDRESS, and without it a cluster of this machine alone)."""
+    drift: bool = True
+    """Whether the new rows are compared with the version's validation rows, as by `finetune drift`, with the thresholds
+    of its recipe (`release.drift`). New are rows that no earlier run into this output has compared; fewer than
+    `min_rows` wait for more."""
     task: CodeName | None = None
     """`module:Class` of the model's task type if it is your own; its code is run."""
 

@@ -8,7 +8,7 @@ from training.recipe.section import Section
 
 
 class Drift(Section):
-    """The differences between new rows and the version's validation rows that matter to `finetune drift`."""
+    """The differences between new rows and the version's validation rows that matter to drift reports."""
 
     cohens_w: float = Field(default=0.1, ge=0, lt=1)
     """For categories, such as predicted labels: Cohen's w. For two equally frequent labels it is the difference of

@@ -488,7 +488,7 @@ class Release(Section):
     retrain: Retrain = Retrain()
     """Settings of the flow `retrain`."""
     drift: Drift = Drift()
-    """Differences of new rows that matter to `finetune drift`."""
+    """Differences of new rows that matter to `finetune drift` and to the drift reports of batch predictions."""
     champion: str = Field(default="champion", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
     """The registry's alias for the promoted version. Recipes that share a registry need the same alias, because a
     champion under another alias is not found."""

@@ -28,8 +28,10 @@ class ObserveSettings(Settings):
     """Rows that are observed; of more rows, so many are drawn at random."""
     labels: list[str] = Field(default_factory=list)
     """Names, in the order of the indices in the split."""
-    files: list[str] = Field(default_factory=list)
-    """The files to read; empty: a split that load_data stored."""
+    batch_size: int
+    """Rows in one forward pass."""
+    micro_batch_divisor: int = 1
+    """Divides the batch size, so that a batch fits into memory."""
 
 
 class DriftSettings(Settings):
