@@ -138,6 +138,8 @@ class OnnxModel:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or torch.get_num_threads()
         options.log_severity_level = 3  # errors
+        # Threads that wait would take the processor from other programs, and from each other where these are many.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self.config = config
         self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
         self._inputs = [one.name for one in self._session.get_inputs()]
