@@ -161,12 +161,13 @@ def test_the_version_is_in_the_lineage_the_tags_the_card_and_what_is_shown(home:
 
 
 def logged(folder: Path, config: dict[str, Any]) -> Path:
-    """A model as mlflow.transformers logs it, with a file that nothing should read."""
+    """A model as mlflow.transformers logs it, with code that nothing should read."""
     for name, content in {
         "model/config.json": json.dumps(config),
         "model/model.safetensors": "weights",
         "model/modeling_own.py": "raise SystemExit('executed')",
         "components/tokenizer/tokenizer.json": "{}",
+        "components/tokenizer/tokenization_own.py": "raise SystemExit('executed')",
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
