@@ -74,7 +74,7 @@ class NewRows:
         if shard.digest in self._digests or self._is_stored(shard):
             return self.all[-1]
         known = self._by_place.get((shard.file, shard.number))
-        if known is None or known.rows > shard.rows:
+        if known is None:
             return None
         first = Rows(rows.numbers[: known.rows], rows.inputs[: known.rows], rows.errors[: known.rows])
         return known if digest_inputs(first) == known.digest else None
