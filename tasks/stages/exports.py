@@ -14,7 +14,7 @@ from tasks.tracking.export_reports import describe_refused
 from training import task_types
 from training.recipe import Recipe
 from training.recipe.program_settings import CompareExportsSettings, ExportSettings
-from training.recipe.tables.exports import EXPORTS
+from training.recipe.tables.exports import EXPORTS, OUTPUTS
 from training.recipe.tables.metrics import entries
 
 LIBRARIES = ("torch", "transformers", "onnx", "onnx-ir", "onnxruntime", "onnxscript")
@@ -28,9 +28,11 @@ def wants_exports(recipe: Recipe, verdict: object) -> bool:
 
 def export_inputs(recipe: Recipe, trained: Ref) -> Inputs:
     """The trained model, and the formats."""
+    auto_class = task_types.class_of(recipe.task).auto_class
     return Inputs(
         {
-            "auto_class": task_types.class_of(recipe.task).auto_class,
+            "auto_class": auto_class,
+            "outputs": list(OUTPUTS.get(str(auto_class), ())),
             "release": {"exports": {name: EXPORTS[name] for name in recipe.release.exports}},
             "upstream": {"fit": trained.parts["model"]},
         },

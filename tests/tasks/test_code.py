@@ -35,6 +35,7 @@ ALLOWED = {
     "training.recipe.tables.metrics": {
         *("METRICS", "ONE_LABEL", "MANY_LABELS", "TAGS", "NUMBERS", "TEXTS", "TOKENS", "PAIRS"),
         *("metrics_for", "more_is_better", "non_numeric_label", "entries", "metric_modules"),
+        *("RATED", "ANSWER_METRICS", "WIN_RATE"),
     },
     # How files are named; the files themselves are inputs of the stage.
     "training.recipe.tables.formats": {"FORMATS", "PACKED", "SOURCES"},
@@ -44,8 +45,12 @@ ALLOWED = {
     "training.recipe.program_settings": {
         *("CheckModelSettings", "CreateModelSettings", "FitSettings", "HubModel", "TokenizeSettings"),
         *("CompareSettings", "PredictChampionSettings", "PredictSettings", "ReferenceSettings", "ScoreSettings"),
-        "PredictShardsSettings",
+        *("PredictShardsSettings", "ChatSettings", "ExportSettings", "CompareExportsSettings"),
     },
+    # The entries of the formats and models that a stage exports are inputs of it.
+    "training.recipe.tables.exports": {"EXPORTS", "OUTPUTS"},
+    # Names of fields and of a slice; the fields' values are inputs of the stage.
+    "training.recipe.mixture": {"DATASET", "OF_MIXTURE", "SHARED"},
     # The digest of the rows that it reads is an input of the stage.
     "training.data.prediction_rows": {"RowReader", "read_shards"},
     # Names of secrets.
@@ -60,7 +65,9 @@ ALLOWED = {
 ALLOWED_WHOLE = (*(name for name in code.OUTSIDE if name.startswith("tasks.")), "training.jobs", "training.problems")
 # Of the recipe, the tasks take more: values that they make inputs of a stage, and refusals.
 ALLOWED_IN_TASKS = {
-    "training.recipe": {"Compute", "Level", "Recipe", "ResolvedCompute", "parse"},
+    "training.recipe": {"Compute", "Data", "Level", "Recipe", "ResolvedCompute", "parse"},
+    "training.recipe.answered_prompts": {"answered_prompts"},
+    "training.recipe.tables.exports": {"INSTALL", "missing_packages"},
     "training.recipe.code_fields": {"named_code"},
     "training.recipe.rules.column_rules": {"source_columns", "code_for_rows"},
     "training.recipe.lora": {"Lora", "packages_of"},
