@@ -126,7 +126,7 @@ def test_lines_of_a_pipe_are_answered_one_by_one_without_torch_in_the_command(ho
     ("task", "arguments", "message"),
     [
         ("seq2seq", [], "NAME: counter version 1 is a model for the task type seq2seq, which holds no conversation: "
-         "choose one for causal-lm, sft, preference, or ask it by `finetune predict`."),
+         "choose one for causal-lm, sft, preference, kto, or ask it by `finetune predict`."),
         ("reward-modeling", [], "which holds no conversation"),
         ("sft", ["--max-new-tokens", "0"], "--max-new-tokens: with 0 counter version 1 generates nothing"),
         ("sft", ["--max-new-tokens", "-1"], "--max-new-tokens: "),

@@ -10,8 +10,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tasks.prediction.sample import Sample
 from tests.task_types import TINY, make_world, recipe_of
 from training import task_types
+from training.data.prediction_rows import RowReader
 from training.evaluation.drift.observations import read_observations
 from training.evaluation.drift.report import Thresholds, build_report
 from training.jobs.protocol import Events, Job
@@ -20,6 +22,13 @@ from training.programs import drift, observe
 from training.recipe import parse
 from training.recipe.rules.column_rules import source_columns
 from training.recipe.tables.metrics import PAIRS, RATED
+
+
+def write_sample(file: Path, reader: RowReader) -> Path:
+    """The sample of all rows of the file, in its order."""
+    out = file.with_suffix(".sample")
+    Sample([inputs for rows in reader.read(str(file)) for inputs in rows.inputs], 0).write(out)
+    return out
 
 
 def run(job_dir: Path, settings: dict[str, Any], **inputs: Path) -> tuple[dict[str, Any], Path]:
@@ -43,12 +52,13 @@ def test_the_rows_of_a_split_and_of_a_file_are_observed_alike(task: str, tmp_pat
         column.name: column.source_name for column in source_columns(parse(recipe_of(task, world / "rows"))).inputs
     }
     settings = {"task": task, "options": TINY[task].options, "columns": columns, "max_length": 32, "max_rows": 40}
+    settings |= {"batch_size": 16}
     folders = {"model": tmp_path / "trained", "tokenizer": tmp_path / "trained"}
     split = settings | {"labels": labels}
     figures, stored = run(tmp_path / "split", split, **folders, rows=world / "data/validation.arrow")
     assert figures == {"rows": 60, "observed": 40, "without_prediction": 0}
-    files = settings | {"files": [str(world / "rows/validation.jsonl")]}
-    figures, of_file = run(tmp_path / "file", files, **folders)
+    sample = write_sample(world / "rows/validation.jsonl", RowReader(task_type, columns))
+    figures, of_file = run(tmp_path / "file", settings, **folders, sample=sample)
     assert figures == {"rows": 60, "observed": 40, "without_prediction": 0}
     first, second = (pq.read_table(folder / "observations.parquet") for folder in (stored, of_file))
     assert first["text"].to_pylist() == second["text"].to_pylist()
@@ -71,9 +81,11 @@ def test_a_row_without_a_text_is_observed_without_a_prediction(tmp_path: Path) -
     export(model, base / "tokenizer", tmp_path / "trained")
     rows = tmp_path / "rows.jsonl"
     rows.write_text("\n".join(json.dumps({"text": "cat" if n % 3 else None}) for n in range(30)))
-    settings = {"task": task, "columns": {"text": "text"}, "max_length": 32, "max_rows": 100, "files": [str(rows)]}
+    columns = {"text": "text"}
+    settings = {"task": task, "columns": columns, "max_length": 32, "max_rows": 100, "batch_size": 16}
     folders = {"model": tmp_path / "trained", "tokenizer": tmp_path / "trained"}
-    figures, out = run(tmp_path / "job", settings, **folders)
+    sample = write_sample(rows, RowReader(task_types.load(task), columns))
+    figures, out = run(tmp_path / "job", settings, **folders, sample=sample)
     assert figures == {"rows": 30, "observed": 30, "without_prediction": 10}
     found = read_observations(out)
     assert len(found.texts) == 30 and found.texts.count("") == 10
