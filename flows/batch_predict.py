@@ -21,9 +21,10 @@ from tasks.cache.remote import Remote
 from tasks.cache.stage import Listener
 from tasks.jobs.engines.ray_engine import shared_cluster
 from tasks.jobs.launch import JobFailed
+from tasks.prediction.on_cluster import named_by_parameters, ray_engine, require_cluster
 from tasks.prediction.output import Output, open_output
 from tasks.prediction.scan import Shard, require_few_errors
-from tasks.prediction.shard_job import PREDICTIONS, ShardPredictor, ray_engine, remember_rate
+from tasks.prediction.shard_job import PREDICTIONS, ShardPredictor, remember_rate
 from tasks.prefect import events
 from tasks.prefect.progress import PrefectProgress
 from tasks.shared_store.opening import open_remote
@@ -61,7 +62,9 @@ def batch_predict(prediction: BatchPrediction, reason: str | None = None) -> dic
         prepared, error, drift, warnings = None, None, None, list[str]()
         try:
             remote.deliver_earlier()
-            prepared = prepare(parse_batch_prediction(prediction.model_dump(exclude_unset=True)), remote, shards)
+            checked = parse_batch_prediction(prediction.model_dump(exclude_unset=True))
+            require_cluster(checked)
+            prepared = prepare(checked, remote, shards)
             require_few_errors(prepared.scan, prepared.prediction.max_error_rate)
             remember_earlier_rows(prepared)
             _predict(prepared, run, remote, shards)
@@ -90,6 +93,7 @@ def _predict(prepared: Prepared, run: str, remote: Remote, shards: Shards) -> No
     prediction, model, scan = prepared.prediction, prepared.model, prepared.scan
     executor = Executor(history_name(prediction), run, (shards,), remote=remote)
     with (
+        named_by_parameters(),
         shared_cluster(prediction.cluster, prediction.cluster_address, needed=prediction.processes != 1),
         open_output(prediction, model, scan, prepared.keys) as output,
         ShardPredictor(

@@ -35,7 +35,7 @@ def plan_stages(recipe: Recipe, planner: Planner, *, before_run: bool) -> tuple[
     trains = finished is None or any(row.name == "fit" and row.state != "cached" for row in planner.rows)
     built_soon = before_run and recipe.model.source == "scratch" and recipe.training.lora is None
     if trains and before_run:
-        problems += find_cluster_problems(recipe.compute)
+        problems += find_cluster_problems(recipe.compute.cluster, recipe.compute.cluster_address)
     if trains and not built_soon:
         try:
             unchecked = require_model(recipe, finished.lock if finished else Lock(), download=before_run)

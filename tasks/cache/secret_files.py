@@ -31,6 +31,12 @@ def create_secret(file: Path, content: bytes) -> Path:
     return file
 
 
+def ray_token() -> Path:
+    """The file with the token of Ray clusters that this project starts; created if missing. Ray's own, in the user's
+    home, would be readable for others, and would change which clusters the user starts."""
+    return create_secret(settings.home() / "ray.token", secrets.token_hex(32).encode())
+
+
 def seal_key() -> Path:
     """The file with the key that seals this home's checkpoints; created if missing."""
     return create_secret(settings.home() / "seal.key", secrets.token_bytes(32))

@@ -22,18 +22,13 @@ from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import DEFAULT_STALL_TIMEOUT_S, TRIES, prepare_next_try
 from tasks.jobs.commands import python_argv
 from tasks.jobs.engines import Engine, local
-from tasks.jobs.engines.ray_engine import RayEngine
-from tasks.jobs.engines.ray_messages import Cluster, Program
 from tasks.jobs.hardware import assigned_gpus, device, visible_gpus
 from tasks.jobs.launch import EventReader, follow_job
 from tasks.prediction.scan import Shard
 from tasks.registry.champions import find_folders
 from tasks.registry.prediction_job import ModelSpec
-from training import task_types
-from training.jobs.protocol import EVENTS, OUTCOMES, Imports, Job, Outcome, write_atomically
-from training.problems import Problem, UserError
+from training.jobs.protocol import EVENTS, OUTCOMES, Job, Outcome, write_atomically
 from training.programs.predict_shards import SHARDS
-from training.recipe import BatchPrediction, ResolvedCompute
 from training.recipe.program_settings import PredictShardsSettings, WantedShard
 
 PROGRAM = "training.programs.predict_shards"
@@ -73,15 +68,17 @@ class ShardPredictor:
         gpus = visible_gpus()
         count = max(1, min(len(gpus) or 1 if processes == "auto" else processes, len(shards)))
         total = sum(shard.usable for shard in shards)
+        self._work = Work(f"predict-{uuid.uuid4().hex[:12]}", Path(os.devnull), "", (listener,), stage)
+        self._model = model
 
         def report() -> None:
-            work.progress(min(sum(program.done_rows for program in self._programs), total), total)
+            self._work.progress(min(sum(program.done_rows for program in self._programs), total), total)
 
-        work = Work("", Path(os.devnull), "", (listener,), stage)
         self._programs = [
             _Program(
-                _Options(model, batch_size, shard_rows, engine, gpus[number::count], POLL_S / count),
+                _Options(model, batch_size, shard_rows, engine, share_of(gpus, number, count), POLL_S / count),
                 shards[number::count],
+                self._find_folders,
                 listener,
                 stage,
                 report,
@@ -93,8 +90,14 @@ class ShardPredictor:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for program in self._programs:
-            program.end()
+        with contextlib.ExitStack() as ending:
+            ending.callback(shutil.rmtree, self._work.job, ignore_errors=True)
+            for program in self._programs:
+                ending.callback(program.end)
+
+    def _find_folders(self) -> dict[str, Path]:
+        """The folders of the model, which are downloaded once if no store has them."""
+        return find_folders(self._work, self._model.champion, "NAME")
 
     @property
     def rows_per_second(self) -> float | None:
@@ -116,6 +119,11 @@ class ShardPredictor:
         return program.done[shard.digest]
 
 
+def share_of(gpus: Sequence[str], number: int, count: int) -> Sequence[str]:
+    """The GPUs of one of `count` programs, by its number from 0. More programs than GPUs share them."""
+    return gpus[number::count] or gpus[number % len(gpus) :][:1] if gpus else []
+
+
 class _Options(NamedTuple):
     model: ModelSpec
     batch_size: int
@@ -131,15 +139,22 @@ class _Program:
     Args:
         options: of all programs, and its own GPUs.
         shards: those to predict, in the order in which they will be needed.
+        find_folders: the folders of the model.
         listener: receives its warnings.
         stage: the name of its events.
         report: called when more rows are predicted.
     """
 
     def __init__(
-        self, options: _Options, shards: Sequence[Shard], listener: Listener, stage: str, report: Callable[[], None]
+        self,
+        options: _Options,
+        shards: Sequence[Shard],
+        find_folders: Callable[[], Mapping[str, Path]],
+        listener: Listener,
+        stage: str,
+        report: Callable[[], None],
     ) -> None:
-        self._options, self._report = options, report
+        self._options, self._find_folders, self._report = options, find_folders, report
         self._waiting = {shard.digest: shard for shard in shards}
         """The shards that are not predicted yet."""
         self._work = Work(f"predict-{uuid.uuid4().hex[:12]}", Path(os.devnull), "", (listener,), stage)
@@ -208,7 +223,7 @@ class _Program:
 
     def _start(self) -> Generator[None, None, Outcome]:
         spec, job = self._options.model, self._work.job
-        folders = find_folders(self._work, spec.champion, "NAME")
+        folders = self._find_folders()
         for outcome in job.glob(OUTCOMES):
             outcome.unlink()
         self._batches = self._batches or BatchDivision(
@@ -272,26 +287,6 @@ class _Program:
             **({"CUDA_VISIBLE_DEVICES": ",".join(self._options.gpus)} if self._options.gpus else {}),
             "TOKENIZERS_PARALLELISM": "true",
         }
-
-
-def ray_engine(model: ModelSpec, prediction: BatchPrediction) -> MakeEngine:
-    """Engines on the Ray cluster of the prediction: a program on a machine of it each. A machine fetches the model from
-    the shared store, or from this home, and reads the files of rows itself."""
-    compute = ResolvedCompute(num_processes=1, mixed_precision=model.mixed_precision)
-    cluster = Cluster(prediction.cluster_address, 1, 1, bool(visible_gpus()), DEFAULT_STALL_TIMEOUT_S)
-    modules = ["training.engine.serving", *task_types.code_modules(model.task["task"])]
-    env = {"TOKENIZERS_PARALLELISM": "true"}
-    program = Program(PROGRAM, compute, env, Imports(modules=modules), STORAGE_LOGIN)
-
-    def make(folders: Mapping[str, Path], on_events: Callable[[list[dict[str, Any]]], None]) -> Engine[Any]:
-        artifacts = settings.home() / "artifacts"
-        if outside := [path for path in folders.values() if artifacts not in path.parents]:
-            message = f"the machines of a cluster fetch models from the store, and this one is in {outside[0]} alone: "
-            message += "run its recipe again, or predict on this machine."
-            raise UserError([Problem(kind="compute", where="cluster", message=message)])
-        return RayEngine(cluster, program).bind(folders, on_events)
-
-    return make
 
 
 # <home>/estimates/predict-<digest>.json    the rate of a model on this hardware, for plans

@@ -19,6 +19,7 @@ from tasks.cache.refs import Lock, PinnedFile, PinnedRows
 from tasks.cache.stage import Inputs, Work, action
 from tasks.hub.client import Found, Kind, look_up
 from tasks.hub.push import find_publishing_problems
+from tasks.jobs.engines.ray_engine import find_package_problems
 from tasks.jobs.hardware import gpu_compute_capabilities, mixed_precision, visible_gpus
 from tasks.registry.champions import digest_rows, find_base, find_start
 from training.data.file_systems import is_url
@@ -99,7 +100,7 @@ def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Se
         message = f"{processes} cannot be shared evenly by {machines} machines: give a multiple."
         problems.append(Problem(kind="compute", where="compute.num_processes", message=message))
     problems += [
-        *_cluster_here(compute),
+        *find_package_problems(compute.cluster),
         *_strategy_here(compute, processes, gpus),
         *_lora_here(recipe.training.lora, gpus),
     ]
@@ -155,13 +156,6 @@ def _pin_chat_template(recipe: Recipe) -> dict[str, PinnedFile]:
     file = Path(recipe.model.chat_template).expanduser().absolute()
     require_template(file)
     return {CHAT_TEMPLATE: _pin_files([file])[0]}
-
-
-def _cluster_here(compute: Compute) -> list[Problem]:
-    if compute.cluster is None or importlib.util.find_spec("ray") is not None:
-        return []
-    message = "'ray' needs the package ray, which is not installed here: `pip install 'finetune-flows[ray]'`."
-    return [Problem(kind="compute", where="compute.cluster", message=message)]
 
 
 def _strategy_here(compute: Compute, processes: int, gpus: int) -> list[Problem]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import secrets
 import shutil
 import signal
 import time
@@ -53,11 +54,15 @@ class ClusterFaults:
             closing.enter_context(hosts.switch())
             self._s3 = S3(hosts.DRILL)
             closing.callback(self._s3.stop)
-            self._store = {"FINETUNE_STORE": f"s3://{BUCKET}/cluster", **self._s3.environment(), **KEYS}
+            token = self._ground.folder / "ray.token"
+            token.parent.mkdir(parents=True, exist_ok=True)
+            token.write_text(secrets.token_hex(32))
+            login = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+            self._shared = {"FINETUNE_STORE": f"s3://{BUCKET}/cluster", **self._s3.environment(), **KEYS, **login}
             for number in (1, 2):
                 home = self._ground.folder / f"host{number}"
                 home.mkdir(parents=True)
-                self.hosts.append(Host(number, home, {"FINETUNE_HOME": str(home), **self._store}))
+                self.hosts.append(Host(number, home, {"FINETUNE_HOME": str(home), **self._shared}))
                 closing.callback(self.hosts[-1].close)
             self._closing = closing.pop_all()
         return self
@@ -110,7 +115,7 @@ class ClusterFaults:
     def start(self, home: Path) -> Run:
         """Starts a run on the first host that trains on both."""
         return self._ground.start(
-            home, *ON_CLUSTER, embedded=True, inside=self.hosts[0].inside, RAY_ADDRESS=hosts.HEAD, **self._store
+            home, *ON_CLUSTER, embedded=True, inside=self.hosts[0].inside, RAY_ADDRESS=hosts.HEAD, **self._shared
         )
 
     def status(self, run: Run) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import shutil
 import sys
 import uuid
@@ -24,14 +23,14 @@ from tasks.jobs.hardware import visible_gpus
 from tasks.registry.lineage import resolve_fields
 from tasks.stages.load_data import load_data
 from tasks.stages.load_model import load_model
-from tasks.stages.resolve import _cluster_here, pin, resolve
+from tasks.stages.resolve import pin, resolve
 from tests.hub.server import Hub
 from tests.s3 import BUCKET, KEYS, S3, server
 from training.data import listing
 from training.data.decoding import open_text
 from training.data.listing import stat_url
 from training.problems import UserError
-from training.recipe import Compute, Recipe, parse
+from training.recipe import Recipe, parse
 
 SCRATCH = {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}}
 FILES = {"source": "csv", "text": ["text"], "label": "label"}
@@ -590,10 +589,3 @@ def test_the_last_commit_does_not_hide_that_a_name_no_longer_exists(hub: Hub, ho
     run(recipe_of(HUB))
     del hub.repos["datasets", "me/rows"]
     assert problems(recipe_of(HUB))[0][0] == "data.path"
-
-
-def test_a_cluster_without_its_package_is_reported_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else there(name))
-    (problem,) = _cluster_here(Compute(cluster="ray", num_machines=2, num_processes=2))
-    assert problem.where == "compute.cluster" and "pip install 'finetune-flows[ray]'" in problem.message

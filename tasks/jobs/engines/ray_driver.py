@@ -29,7 +29,18 @@ from tasks.cache import store
 from tasks.cache.stage import fetch_event
 from tasks.jobs.commands import Machines
 from tasks.jobs.engines.ray_machine import CHUNK_BYTES, SILENCE_S, Machine, describe
-from tasks.jobs.engines.ray_messages import Cluster, Facts, Input, MachineLost, Program, State, knock, no_cluster
+from tasks.jobs.engines.ray_messages import (
+    Cluster,
+    Facts,
+    Input,
+    MachineLost,
+    Program,
+    State,
+    knock,
+    no_cluster,
+    own_login,
+    refused,
+)
 from training.jobs.protocol import EVENTS, LOGS, OUTPUT, Job, read_outcome
 from training.problems import Problem, UserError
 from training.programs.predict_shards import SHARDS
@@ -126,6 +137,8 @@ class ClusterJob:
         if problems and (outcome is None or outcome.state != "finished"):
             raise UserError(problems)
         self._copy_output(self._gang)
+        if not self._trains or (outcome is not None and outcome.state == "finished"):
+            self._gang.all("discard")
         return False
 
     def stop(self, grace_s: float) -> None:
@@ -214,7 +227,6 @@ class ClusterJob:
                     self._report_copied(done, total)
                     if len(part) < CHUNK_BYTES:
                         break
-        gang.all("discard")
 
     def _report_wait(self, reason: str) -> None:
         self._on_events([{"kind": "waiting", "message": reason}])
@@ -250,7 +262,7 @@ class Gang:
         while not self._group.wait(timeout_seconds=1):
             waited = time.monotonic() - began
             if waited > wait_s:
-                message = f"{self._needed()} were not free within {wait_s:g} s (compute.stall_timeout_s): {_free()}."
+                message = f"{self._needed()} were not free within {wait_s:g} s: {_free()}."
                 raise UserError([Problem(kind="compute", where="compute.num_machines", message=message)])
             if waited > NOTE_AFTER_S and not is_noted:
                 is_noted = True
@@ -373,15 +385,20 @@ def connect(address: str | None, wait_s: float, note: Callable[[str], None]) -> 
 
 
 def _connect(place: str | None) -> None:
-    if place is not None:
+    if place is None:
+        os.environ |= own_login()
+    else:
         knock(place)
-    ray.init(
-        place,
-        namespace=NAMESPACE,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        include_dashboard=None if place else False,
-    )
+    try:
+        ray.init(
+            place,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            include_dashboard=None if place else False,
+        )
+    except (OSError, RuntimeError) as error:
+        raise error if place is None else refused(error) from error
 
 
 def _files(artifact: Path) -> list[Path]:

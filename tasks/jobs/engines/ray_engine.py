@@ -7,6 +7,7 @@ driver (ray_driver.py), calls it by a pipe, and starts another one for the next 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -24,13 +25,12 @@ from pydantic import BaseModel, ConfigDict
 from tasks.cache import settings
 from tasks.jobs import early_launch
 from tasks.jobs.engines import local
-from tasks.jobs.engines.ray_messages import Cluster, Input, MachineLost, Program, knock, no_cluster
+from tasks.jobs.engines.ray_messages import Cluster, Input, MachineLost, Program, knock, no_cluster, own_login
 from tasks.jobs.supervisors import Handle
 from training.jobs.protocol import LOGS, OUTCOMES, Failure, Outcome, crash_files, write_atomically
 from training.problems import Problem, UserError
-from training.recipe import Compute
 
-ADDRESS, AUTH_MODE = "RAY_ADDRESS", "RAY_AUTH_MODE"
+ADDRESS = "RAY_ADDRESS"
 LOG = "ray.log"
 """What Ray prints, in the job's logs."""
 
@@ -241,16 +241,25 @@ class Driver:
         self._log.close()
 
 
-def find_cluster_problems(compute: Compute) -> list[Problem]:
-    """The problem if the recipe names a cluster, or RAY_ADDRESS does, and nothing listens there."""
-    address = compute.cluster_address or os.environ.get(ADDRESS)
-    if compute.cluster is None or not address:
+def find_cluster_problems(cluster: str | None, address: str | None) -> list[Problem]:
+    """The problem if there is to be a cluster at an address, this one or that of RAY_ADDRESS, and nothing listens
+    there."""
+    address = address or os.environ.get(ADDRESS)
+    if cluster is None or not address:
         return []
     try:
         knock(address)
     except (OSError, ValueError) as error:
         return [no_cluster(address, error)]
     return []
+
+
+def find_package_problems(cluster: str | None) -> list[Problem]:
+    """The problem if there is to be a cluster, and Ray is not installed here."""
+    if cluster is None or importlib.util.find_spec("ray") is not None:
+        return []
+    message = "'ray' needs the package ray, which is not installed here: `pip install 'finetune-flows[ray]'`."
+    return [Problem(kind="compute", where="compute.cluster", message=message)]
 
 
 def free(address: str) -> str:
@@ -271,16 +280,15 @@ def shared_cluster(cluster: str | None, address: str | None, needed: bool) -> It
     if not needed or cluster is None or address or os.environ.get(ADDRESS):
         yield
         return
-    given = os.environ.get(AUTH_MODE)
-    os.environ.setdefault(AUTH_MODE, "token")  # Ray's default where it starts a cluster, not where it joins one
+    login = own_login()
+    os.environ |= login
     driver = Driver()
     try:
         os.environ[ADDRESS] = str(driver.call("start_here", on_events=lambda events: None))
         yield
     finally:
-        os.environ.pop(ADDRESS, None)
-        if given is None:
-            os.environ.pop(AUTH_MODE)
+        for name in (ADDRESS, *login):
+            os.environ.pop(name, None)
         driver.close(END_S)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Any, NamedTuple
 
+from tasks.cache.secret_files import ray_token
 from training.jobs.protocol import Imports
 from training.problems import Problem
 from training.recipe import ResolvedCompute
 
 CONNECT_S = 5.0
+AUTH_MODE, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"
 
 
 class MachineLost(Exception):
@@ -73,11 +76,27 @@ class State(NamedTuple):
     """Of a job that does not run: a full disk, on which it could not report anything."""
 
 
+def own_login() -> dict[str, str]:
+    """The variables with which a process starts a cluster of this machine, and joins it; none if the user's own say how
+    Ray asks for a token."""
+    if AUTH_MODE in os.environ:
+        return {}
+    return {AUTH_MODE: "token", TOKEN_PATH: os.environ.get(TOKEN_PATH) or str(ray_token())}
+
+
 def no_cluster(address: str | None, error: Exception) -> Problem:
     """That no cluster answers at this address."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     message = f"no Ray cluster answers at {address!r} ({reason}): start it, or name host:port of its head."
     return Problem(kind="compute", where="compute.cluster_address", message=message)
+
+
+def refused(error: Exception) -> ConnectionError:
+    """That a cluster listens, and yet does not let a client in."""
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return ConnectionError(
+        f"{reason}; something listens there: a cluster with a token needs {AUTH_MODE}=token and {TOKEN_PATH}"
+    )
 
 
 def knock(address: str) -> None:
