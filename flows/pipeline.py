@@ -107,7 +107,7 @@ def pipeline(walk: Driver, recipe: Recipe, selection: Selection | None = None) -
         artifacts = (data, model, tokens, trained, predictions, scores, opponent, comparison, exports, compared)
         version = walk(register, recipe, lock, verdict, *artifacts)
         if recipe.release.hub is not None:
-            made = (data, trained, predictions, scores, exports, compared)
-            publication = walk(publish, recipe, lock, verdict, version, *made)
+            published = (data, trained, predictions, scores, exports, compared)
+            publication = walk(publish, recipe, lock, verdict, version, *published)
         promotion = walk(promote, recipe, version, verdict)
     return Finished(lock, trained, scores, champion, verdict, compared, version, publication, promotion)

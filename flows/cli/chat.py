@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from flows.cli.shared import COMPLETED
+from flows.cli.shared import COMPLETED, add_version_arguments
 from tasks.tracking.reports import format_count
 from training.recipe import split_version_name
 
@@ -24,23 +24,13 @@ HELP = "/reset begins a new conversation, /quit or Ctrl-D ends it, Ctrl-C ends a
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="NAME[@ALIAS|/VERSION]",
-        help="a registered model; without alias and version, its champion",
-    )
+    add_version_arguments(parser)
     parser.add_argument("--system", metavar="TEXT", default="", help="the system's message before each conversation")
     parser.add_argument(
         "--max-new-tokens",
         metavar="TOKENS",
         type=int,
         help="the most tokens of an answer (default: options.max_new_tokens of the recipe)",
-    )
-    parser.add_argument(
-        "--task",
-        metavar="MODULE:CLASS",
-        default="",
-        help="the class of the model's task type if it is your own; its code is run",
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from flows.cli.local_flow import call_model_flow, exit_without_server, print_failure
-from flows.cli.shared import COMPLETED, add_json_argument, option_error, write_json
+from flows.cli.shared import COMPLETED, add_json_argument, add_version_arguments, option_error, write_json
 from flows.reports.tables import align, terminal_width, wrap
 from tasks.tracking.drift_reports import describe_accuracy, describe_words, summarize_drift, tabulate_drift
 
@@ -30,19 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_model_arguments(parser: argparse.ArgumentParser, rows: str) -> None:
     """Adds NAME, --input and --task."""
-    parser.add_argument(
-        "model",
-        metavar="NAME[@ALIAS|/VERSION]",
-        help="a registered model; without alias and version, its champion",
-    )
+    add_version_arguments(parser)
     parser.add_argument(
         "--input", metavar="PATH", nargs="+", required=True, help=f"files, folders, globs or URLs of the {rows}"
-    )
-    parser.add_argument(
-        "--task",
-        metavar="MODULE:CLASS",
-        default="",
-        help="the class of the model's task type if it is your own; its code is run",
     )
 
 

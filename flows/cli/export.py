@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flows.cli.shared import COMPLETED, option_error
+from flows.cli.shared import COMPLETED, add_version_arguments, option_error
 from flows.reports.tables import export_lines
 from tasks.tracking.reports import format_size
 from training.recipe import EXPORTS, split_version_name
@@ -17,11 +17,7 @@ FORMATS = (*EXPORTS, "safetensors")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="NAME[@ALIAS|/VERSION]",
-        help="a registered model; without alias and version, its champion",
-    )
+    add_version_arguments(parser)
     parser.add_argument(
         "format",
         metavar="FORMAT",
@@ -30,12 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "converters",
     )
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="the folder to write, new or empty")
-    parser.add_argument(
-        "--task",
-        metavar="MODULE:CLASS",
-        default="",
-        help="the class of the model's task type if it is your own; its code is run",
-    )
 
 
 def execute(arguments: argparse.Namespace) -> int:

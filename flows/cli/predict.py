@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from flows.cli.local_flow import call_in_this_process, exit_without_server, print_failure
-from flows.cli.shared import COMPLETED, INTERRUPTED, add_json_argument, write_json
+from flows.cli.shared import COMPLETED, INTERRUPTED, add_json_argument, add_version_arguments, write_json
 from flows.reports.terminal import Terminal
 from tasks.tracking.reports import format_count
 from training.problems import Problem, UserError
@@ -38,19 +38,9 @@ OPTIONS = {"model": "NAME", "input": "--input", "output": "--output", "task": "-
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="NAME[@ALIAS|/VERSION]",
-        help="a registered model; without alias and version, its champion",
-    )
+    add_version_arguments(parser)
     parser.add_argument(
         "texts", metavar="TEXT", nargs="*", help="the input; one argument for each column that the model reads"
-    )
-    parser.add_argument(
-        "--task",
-        metavar="MODULE:CLASS",
-        default="",
-        help="the class of the model's task type if it is your own; its code is run",
     )
     files = "files, folders, globs or URLs of rows with the columns that the model reads, in the formats of training "
     parser.add_argument("--input", metavar="PATH", nargs="+", help=f"{files}data, or .txt (a text a line)")

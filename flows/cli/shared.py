@@ -42,6 +42,21 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_version_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the name of a registered version, and --task."""
+    parser.add_argument(
+        "model",
+        metavar="NAME[@ALIAS|/VERSION]",
+        help="a registered model; without alias and version, its champion",
+    )
+    parser.add_argument(
+        "--task",
+        metavar="MODULE:CLASS",
+        default="",
+        help="the class of the model's task type if it is your own; its code is run",
+    )
+
+
 def load_recipe(arguments: argparse.Namespace) -> Recipe:
     """Loads the recipe of FILE, --entry and --set. Raises UserError with all mistakes."""
     return load(arguments.file, parse_set(arguments.set), arguments.entry)

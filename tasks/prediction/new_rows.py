@@ -18,7 +18,7 @@ from training.recipe.drift import Drift
 
 
 class ComparedShard(NamedTuple):
-    """The first rows of a shard, all of which were compared. Stored as JSON."""
+    """The rows at the beginning of a shard that a drift report has compared. Stored as JSON."""
 
     file: str
     number: int

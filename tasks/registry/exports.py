@@ -60,7 +60,8 @@ def log_exports(
 
 
 def export_version(model: ModelSpec, name: str, out: Path) -> Any:
-    """Writes a registered version to the folder `out`: in one of the formats, or with `safetensors` as it is stored.
+    """Writes a registered version to the new or empty folder `out`, which appears whole: in one of the formats, or with
+    `safetensors` as it is stored.
     Returns the figures of an export that was released with the version; None for one that is made now.
 
     Raises UserError if the model has no such export or a package is missing; MlflowFailed if MLflow does not answer.
@@ -78,7 +79,9 @@ def export_version(model: ModelSpec, name: str, out: Path) -> Any:
     Job(program=PROGRAM, key=job.name, settings=values.model_dump()).write(job)
     try:
         require_finished(run_job(job, python_argv(PROGRAM), env=build_environment(), stall_timeout_s=STALL_TIMEOUT_S))
-        shutil.copytree(job / OUTPUT, out, dirs_exist_ok=True)
+        aside = out.absolute().with_name(f".{out.absolute().name}-{job.name}")
+        shutil.copytree(job / OUTPUT, aside)
+        aside.rename(out.absolute())
     finally:
         shutil.rmtree(job, ignore_errors=True)
     return released

@@ -84,7 +84,7 @@ def compare(task: str, model: Path, data: Path, tokens: Path, jobs: Path) -> lis
     }
     inputs = {"model": model, "exports": exported, "data": data, "tokens": tokens, "predictions": predicted}
     job = jobs / f"{name}-compare"
-    found = json.loads((_run(job, "compare_exports", settings | compared, inputs) / "exports.json").read_text())
+    found = json.loads((_run(job, "compare_exports", settings | compared, inputs) / "log" / "exports.json").read_text())
     files = [str(exported / file) for file in EXPORTS.values()]
     argv = [sys.executable, "-m", "tests.benchmarks.exports", task, str(model), str(tokens), *files]
     speeds = json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout)

@@ -1,4 +1,4 @@
-"""Two recipes, of which the second starts from the first's champion."""
+"""A recipe whose model is the champion of another recipe."""
 
 from __future__ import annotations
 

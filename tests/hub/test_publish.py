@@ -79,7 +79,7 @@ def refs(home: Path) -> dict[str, Ref]:
         "predictions": predictions("test", [0, 0, 1, 1, 1, 1], [0, 0, 1, 0, 0, 1]),
         "scores": artifact("score", {"metrics.json": b"{}"}, SCORES),
         "exports": artifact("export", {"onnx/model.onnx": b"floats", "onnx/model_quantized.onnx": b"bytes"}),
-        "compared": artifact("compare_exports", {"exports.json": b"{}"}, EXPORTS),
+        "compared": artifact("compare_exports", {"log/exports.json": b"{}"}, EXPORTS),
     }
 
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from training.data.blocks import Block
 from training.data.faults import Fault, shorten
 from training.data.lists import NESTED, Wrong, from_arrow, from_json, half_character_fault, split_at, texts_as_json
-from training.data.mappings import WHOLE_NUMBER
+from training.data.mappings import BOOLEANS, WHOLE_NUMBER
 from training.data.plain_types import is_list, plain, with_label_names
 from training.problems import Problem, UserError
 from training.recipe.column_types import Form
@@ -35,8 +35,6 @@ UNCODED_TYPES: Mapping[Form, pa.DataType] = {
 }
 """The types of columns while labels are still names."""
 ARROW = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
-BOOLEANS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
-"""The spellings of a boolean."""
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
 

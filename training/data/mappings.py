@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 VALUE_TYPES: dict[str, tuple[type, ...]] = {"truth": (bool,), "number": (int, float), "text": (str,)}
 WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 MAX_INTEGER = 2**63
+BOOLEANS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
+"""The spellings of a boolean."""
 CASTS = {"string": str, "int64": int, "float64": float, "bool": bool}
 
 
@@ -151,7 +153,7 @@ def _cast(number: int, name: str, value: Any, wanted: SourceColumns) -> Any:
         is_valid = False
     try:
         if is_valid and to == "bool" and isinstance(value, str):
-            return {"true": True, "false": False, "1": True, "0": False}[value.lower()]
+            return BOOLEANS[value.lower()]
         if is_valid and to == "string" and isinstance(value, bool):
             return str(value).lower()
         if is_valid and (to != "int64" or abs(int(value)) < MAX_INTEGER):

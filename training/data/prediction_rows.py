@@ -19,13 +19,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from training.data.batch_requests import as_row, is_request
-from training.data.casting import BOOLEANS, decode_texts
+from training.data.casting import decode_texts
 from training.data.csv_files import CsvParser, empty_rows
 from training.data.decoding import open_seekable, open_text
 from training.data.faults import Fault, shorten
 from training.data.file_systems import display_name, name_of
 from training.data.json_files import json_values
 from training.data.lists import as_json, from_json, texts_as_json
+from training.data.mappings import BOOLEANS
 from training.data.model_inputs import TaskType, Values, to_batch
 from training.data.parquet_files import ipc_batches, open_ipc, readable
 from training.problems import Problem, UserError, nearest

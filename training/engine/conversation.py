@@ -29,7 +29,7 @@ Messages = Sequence[Mapping[str, str]]
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer, and what became of the conversation before it."""
+    """An answer, and how much of the conversation the model read for it."""
 
     text: str
     tokens: int

@@ -51,6 +51,8 @@ def convert(network: PreTrainedModel, auto_class: str, file: Path) -> None:
 
     Raises UserError if torch cannot convert it.
     """
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+
     outputs, inputs = OUTPUTS[auto_class], _example(network)
     # A named size would have to be free of bounds, such as the number of positions.
     any_size = {"inputs": {name: (torch.export.Dim.AUTO, torch.export.Dim.AUTO) for name in inputs}}
@@ -74,6 +76,7 @@ def convert(network: PreTrainedModel, auto_class: str, file: Path) -> None:
         except Exception as error:  # the exporter fails in many ways
             raise _conversion_error(network, error) from error
     assert program is not None
+    ClearMetadataAndDocStringPass()(program.model)  # lines of code with the paths of this machine
     file.parent.mkdir(parents=True, exist_ok=True)
     weights = sum(tensor.nbytes for tensor in network.state_dict().values())
     program.save(str(file), external_data=weights > MAX_BYTES_IN_ONE_FILE)
@@ -84,12 +87,12 @@ def quantize(file: Path, out: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    beside = file.stat().st_size > MAX_BYTES_IN_ONE_FILE or file.with_name(f"{file.name}.data").exists()
+    is_large = file.stat().st_size > MAX_BYTES_IN_ONE_FILE or file.with_name(f"{file.name}.data").exists()
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as folder, _quiet():
         plain = Path(folder, "plain.onnx")
         # Turns transposed weights into constants: others would stay in 32 bits.
-        quant_pre_process(file, plain, skip_symbolic_shape=True, save_as_external_data=beside)
+        quant_pre_process(file, plain, skip_symbolic_shape=True, save_as_external_data=is_large)
         quantize_dynamic(
             plain,
             out,
@@ -97,7 +100,7 @@ def quantize(file: Path, out: Path) -> None:
             # 7 bits of the weights: in 8, sums overflow on processors without the instructions for them (VNNI).
             reduce_range=True,
             weight_type=QuantType.QInt8,
-            use_external_data_format=beside,
+            use_external_data_format=is_large,
         )
 
 

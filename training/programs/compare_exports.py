@@ -5,7 +5,7 @@ inputs     model (the trained model's folder), exports (the output of training.p
            (SPLIT.arrow), predictions (SPLIT.parquet of training.programs.predict)
 settings   training.recipe.program_settings.CompareExportsSettings
 output     FORMAT/SPLIT.parquet    the predictions of each export, as training.programs.predict writes the model's
-           exports.json            the figures
+           log/exports.json        the figures; a speed is another one each time
 figures    by format: bytes; rows_per_second of the export and torch_rows_per_second of the model, on the CPU and the
            same rows; comparison, the fields of tasks.cache.refs.Comparison with the model in place of the champion;
            released, whether the export is not inferior
@@ -81,7 +81,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
             "released": comparison["better"],
             "comparison": comparison,
         }
-    (job_dir / OUTPUT / "exports.json").write_text(json.dumps(figures, indent=1))
+    (job_dir / OUTPUT / "log").mkdir()
+    (job_dir / OUTPUT / "log" / "exports.json").write_text(json.dumps(figures, indent=1))
     return figures
 
 

@@ -90,7 +90,7 @@ def _read_split(file: Path, settings: ObserveSettings) -> Iterator[Row]:
 
 
 def _read_sample(file: Path) -> Iterator[Row]:
-    """The rows of a sample; those that the model cannot predict have no inputs."""
+    """The rows of a sample. A row that the model cannot predict has no inputs."""
     from training.evaluation.drift.text_statistics import join_texts
 
     with file.open("rb") as lines:

@@ -103,9 +103,9 @@ class _MixedSet(_Rows):
     mixture without weights). With weights, one set may have it: its passes fix the size of the mixture."""
 
 
-def _as_beside(name: str, field: Any) -> Any:
-    """Returns a field of `data` as a field of one set, in which null is the value beside `mix`."""
-    description = f"As `data.{name}`, for this set alone (null: as beside `mix`)."
+def _of_set(name: str, field: Any) -> Any:
+    """Returns a field of `data` as a field of one set, in which null stands for the value in `data`."""
+    description = f"As `data.{name}`, for this set alone (null: the value of `data.{name}`)."
     kind = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
     return kind | None, Field(default=None, description=description)
 
@@ -117,11 +117,7 @@ else:
         "MixedSet",
         __base__=_MixedSet,
         __doc__="One set of rows in a mixture, with its own source and columns.",
-        **{
-            name: _as_beside(name, field)
-            for name, field in _Rows.model_fields.items()
-            if name not in ("source", "path")
-        },
+        **{name: _of_set(name, field) for name, field in _Rows.model_fields.items() if name not in ("source", "path")},
     )
 
 
@@ -160,8 +156,8 @@ class Data(_Rows):
         """The sets of a mixture, each as a whole data section; without a mixture, the section itself."""
         if self.mix is None:
             return (self,)
-        beside = self.model_dump()
-        return tuple(Data.model_validate(section_of_set(beside, entry)) for entry in self.set_entries)
+        common = self.model_dump()
+        return tuple(Data.model_validate(section_of_set(common, entry)) for entry in self.set_entries)
 
     @property
     def set_entries(self) -> list[dict[str, Any]]:
@@ -178,8 +174,8 @@ class Data(_Rows):
         if self.mix is None:
             return list(problems)
         fields = type(self).model_fields
-        beside = {name for name in fields if getattr(self, name) != fields[name].get_default(call_default_factory=True)}
-        return list(locate_all(problems, index, self.set_entries[index], beside))
+        common = {name for name in fields if getattr(self, name) != fields[name].get_default(call_default_factory=True)}
+        return list(locate_all(problems, index, self.set_entries[index], common))
 
 
 class Model(Section):
@@ -550,5 +546,5 @@ class Recipe(Section):
 
     @property
     def less_is_better(self) -> list[str]:
-        """The figures of user code for which the comparison takes less as better: those that have a maximum."""
+        """The figures of user code of which lower values are better: those with a maximum."""
         return [] if self.compared_by in (*METRICS, WIN_RATE) else sorted(self.release.gate.maximum)

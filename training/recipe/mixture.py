@@ -1,6 +1,6 @@
 """Mixtures of several sets of rows: how the entries of `data.mix` become whole data sections, and their names.
 
-An entry has the fields of `data` for its own source. A field that it leaves out is the one beside `mix`.
+An entry has the fields of `data` for its own source. The value of a field that it leaves out is that of `data`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def entries_of(data: Any) -> list[Mapping[str, Any]]:
 
 
 def section_of_set(data: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the data section of one set: its own fields, and the others from beside `mix`."""
-    beside = {name: value for name, value in data.items() if name not in ("source", "path", *OF_MIXTURE)}
-    return beside | {name: value for name, value in entry.items() if value is not None and name not in OF_SET}
+    """Returns the data section of one set: its own fields, and the others from `data`."""
+    common = {name: value for name, value in data.items() if name not in ("source", "path", *OF_MIXTURE)}
+    return common | {name: value for name, value in entry.items() if value is not None and name not in OF_SET}
 
 
 def default_name(source: Any, path: Any) -> str:
@@ -53,26 +53,26 @@ def set_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     return [str(entry.get("name") or default_name(entry.get("source"), entry.get("path"))) for entry in entries]
 
 
-def locate(problem: Problem, index: int, entry: Mapping[str, Any], beside: Collection[str]) -> Problem:
+def locate(problem: Problem, index: int, entry: Mapping[str, Any], common: Collection[str]) -> Problem:
     """Returns a problem of one set with the names of its fields in the mixture: `data.mix[1].text` for `data.text`.
 
     Args:
         entry: The set's own fields.
-        beside: The fields that are written beside `mix`, and hold for sets without their own.
+        common: The fields that `data` has for all sets without their own.
     """
 
     def place(match: re.Match[str]) -> str:
         name = match[1]
         own = entry.get(name) is not None
-        is_beside = name in SHARED or name in OF_MIXTURE or (name in beside and not own)
-        return match[0] if is_beside else f"data.{MIX}[{index}].{name}"
+        is_common = name in SHARED or name in OF_MIXTURE or (name in common and not own)
+        return match[0] if is_common else f"data.{MIX}[{index}].{name}"
 
     where, message = _FIELD.sub(place, problem.where), _FIELD.sub(place, problem.message)
     return problem.model_copy(update={"where": where, "message": message})
 
 
 def locate_all(
-    problems: Iterable[Problem], index: int, entry: Mapping[str, Any], beside: Collection[str]
+    problems: Iterable[Problem], index: int, entry: Mapping[str, Any], common: Collection[str]
 ) -> Iterator[Problem]:
     """Yields the problems of one set, each by `locate`."""
-    return (locate(problem, index, entry, beside) for problem in problems)
+    return (locate(problem, index, entry, common) for problem in problems)

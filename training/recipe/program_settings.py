@@ -217,7 +217,7 @@ class ExportSettings(Settings):
 
 
 class CompareExportsSettings(CompareSettings):
-    """Of training.programs.compare_exports; `margin` is minus the loss that an export may have."""
+    """Of training.programs.compare_exports. `margin` is negative: the loss that an export may have, with a minus."""
 
     exports: list[str]
     """Formats."""

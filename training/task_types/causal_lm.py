@@ -149,7 +149,7 @@ class CausalLM(LanguageModeling):
             require_separate_documents(model)
 
     def set_end_tokens(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Sets the special tokens of the model's texts, with those that end them."""
+        """Sets the model's special tokens; the end tokens are those at which it stops generating."""
         from training.task_types.generation import set_special_tokens
 
         set_special_tokens(model, tokenizer)

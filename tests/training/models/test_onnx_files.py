@@ -58,6 +58,18 @@ def test_the_weights_of_an_8_bit_export_are_in_8_bits(exported: tuple[Any, dict[
     assert in_floats < network.num_parameters() - 0.9 * matrices
 
 
+def test_an_export_has_no_path_of_the_machine_that_made_it_and_the_same_bytes_elsewhere(
+    exported: tuple[Any, dict[str, Path]], tmp_path: Path
+) -> None:
+    network, files = exported
+    network.save_pretrained(tmp_path / "model")
+    again = onnx_files.export("AutoModelForSequenceClassification", tmp_path / "model", EXPORTS, tmp_path / "out")
+    for name, file in files.items():
+        content = file.read_bytes()
+        assert content == again[name].read_bytes()
+        assert not any(part in content for part in (b'File "', b"site-packages", str(Path.cwd()).encode()))
+
+
 def test_inputs_and_outputs_have_the_names_that_other_tools_expect(exported: tuple[Any, dict[str, Path]]) -> None:
     import onnxruntime
 

@@ -69,7 +69,7 @@ def tags(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 def test_an_export_is_compared_with_the_model_on_every_row_and_both_are_timed(tags: World) -> None:
     found = tags.compare(margin=0.2)
-    assert json.loads((tags.home / "compared" / OUTPUT / "exports.json").read_text()) == found
+    assert json.loads((tags.home / "compared" / OUTPUT / "log" / "exports.json").read_text()) == found
     assert {name: one["released"] for name, one in found.items()} == {"onnx": True, "onnx-int8": True}
     plain, comparison = found["onnx"], found["onnx"]["comparison"]
     assert (comparison["rows"], comparison["margin"], comparison["gain"], comparison["lost"]) == (60, -0.2, 0.0, 0)

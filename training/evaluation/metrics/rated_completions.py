@@ -19,8 +19,8 @@ _RATED = {"rewards": Value("float64"), "desirable": Value("bool")}
 
 
 class RatedAccuracy(MeanMetric):
-    """The share of desirable completions with a reward above 0 and of undesirable ones with a reward below, counted
-    together: those that became likelier or less likely than under the reference, as they should. From 0 to 1."""
+    """The share of completions whose reward has the right sign: above 0 for desirable ones, which are then likelier
+    than under the reference, and below 0 for undesirable ones. From 0 to 1."""
 
     name = "accuracy"
     _given: ClassVar[dict[str, Any]] = _RATED
