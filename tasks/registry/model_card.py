@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -36,20 +36,25 @@ LIBRARY = "transformers"
 _AVERAGES = ("_macro", "_micro", "_weighted")
 
 
-def build_card(
-    recipe: Recipe,
-    lock: Lock,
-    data: Ref,
-    trained: Ref,
-    predictions: Ref,
-    scores: Ref,
-    verdict: Verdict,
-    exports: Mapping[str, Any] | None = None,
-) -> str:
-    """Builds the model card: metadata, then Markdown. `exports`: the figures of the released exports."""
+class CardFacts(NamedTuple):
+    """What a model card tells of."""
+
+    recipe: Recipe
+    lock: Lock
+    data: Ref
+    trained: Ref
+    predictions: Ref
+    scores: Ref
+    verdict: Verdict
+    exports: Mapping[str, Any] | None = None
+    """The figures of the released exports."""
+
+
+def build_card(facts: CardFacts) -> str:
+    """Builds the model card: metadata, then Markdown."""
     from huggingface_hub import ModelCardData
 
-    hub = recipe.release.hub
+    recipe, lock, exports, hub = facts.recipe, facts.lock, facts.exports, facts.recipe.release.hub
     assert hub is not None
     metadata = ModelCardData(
         license=hub.license,
@@ -58,43 +63,26 @@ def build_card(
         base_model=recipe.model.path if lock.model_hub else None,
         datasets=[one.path for one, pinned in zip(recipe.data.sets, lock.sets, strict=False) if pinned.hub] or None,
         tags=[*hub.tags, *(["onnx"] if exports and "onnx" not in hub.tags else [])] or None,
-        metrics=sorted({_convert_metric(metric) for metrics in scores.figures.values() for metric in metrics}),
+        metrics=sorted({_convert_metric(metric) for metrics in facts.scores.figures.values() for metric in metrics}),
         model_name=hub.repo.partition("/")[2],
-        eval_results=_build_results(recipe, lock, scores),
+        eval_results=_build_results(recipe, lock, facts.scores),
     )
     sections = [
         f"# {hub.repo.partition('/')[2]}",
-        *_build_sections(recipe, lock, data, trained, predictions, scores, verdict, exports),
-        f"## Training\n\n{_describe_training(trained)}\n\n![Loss and evaluation by optimizer step]({CURVES})",
-        f"## How to reproduce\n\n{_build_reproduction(recipe, lock, trained)}",
+        *_build_sections(facts),
+        f"## Training\n\n{_describe_training(facts.trained)}\n\n![Loss and evaluation by optimizer step]({CURVES})",
+        f"## How to reproduce\n\n{_build_reproduction(recipe, lock, facts.trained)}",
     ]
     return f"---\n{metadata.to_yaml()}\n---\n\n" + "\n\n".join(sections) + "\n"
 
 
-def build_description(
-    recipe: Recipe,
-    lock: Lock,
-    data: Ref,
-    trained: Ref,
-    predictions: Ref,
-    scores: Ref,
-    verdict: Verdict,
-    exports: Mapping[str, Any] | None = None,
-) -> str:
+def build_description(facts: CardFacts) -> str:
     """Builds the description of a version in the registry: the model card without metadata, recipe and plot."""
-    return "\n\n".join(_build_sections(recipe, lock, data, trained, predictions, scores, verdict, exports))
+    return "\n\n".join(_build_sections(facts))
 
 
-def _build_sections(
-    recipe: Recipe,
-    lock: Lock,
-    data: Ref,
-    trained: Ref,
-    predictions: Ref,
-    scores: Ref,
-    verdict: Verdict,
-    exports: Mapping[str, Any] | None,
-) -> Iterator[str]:
+def _build_sections(facts: CardFacts) -> Iterator[str]:
+    recipe, lock, data, trained, predictions, scores, verdict, exports = facts
     labels = json.loads((data.path / "labels.json").read_text())
     yield _build_introduction(recipe, lock, labels, trained, verdict)
     yield f"## Figures\n\n{format_figures(recipe, scores)}"

@@ -13,7 +13,7 @@ from tasks.hub.push import PublishSettings, build_environment
 from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv
 from tasks.registry.exports import export_files, released_exports
-from tasks.registry.model_card import CURVES, build_card
+from tasks.registry.model_card import CURVES, CardFacts, build_card
 from training import task_types
 from training.recipe import Recipe
 
@@ -52,7 +52,8 @@ def publish(
     exports = released_exports(refs)
     work.out.mkdir(parents=True)
     readme = work.out / "README.md"
-    readme.write_text(build_card(recipe, lock, data, trained, predictions, scores, verdict, exports), encoding="utf-8")
+    facts = CardFacts(recipe, lock, data, trained, predictions, scores, verdict, exports)
+    readme.write_text(build_card(facts), encoding="utf-8")
     files = {path.name: str(path) for path in sorted((trained.path / "model").iterdir())}
     files |= {f"adapter/{path.name}": str(path) for path in sorted((trained.path / "adapter").glob("*"))}
     files |= {f"onnx/{path.name}": str(path) for name in exports for path in export_files(refs["export"].path, name)}

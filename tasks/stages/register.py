@@ -19,7 +19,7 @@ from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv
 from tasks.registry import lineage, promotions
 from tasks.registry.exports import log_exports, released_exports
-from tasks.registry.model_card import build_description
+from tasks.registry.model_card import CardFacts, build_description
 from tasks.registry.program_settings import LogModelSettings
 from tasks.registry.versions import (
     BASE_VERSION_TAG,
@@ -122,7 +122,7 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
         exports = released_exports(refs)
         log_exports(client, name, version, refs, exports)
         data, trained, predicted, scored = map(refs.__getitem__, ("load_data", "fit", "predict", "score"))
-        card = build_description(recipe, lock, data, trained, predicted, scored, verdict, exports)
+        card = build_description(CardFacts(recipe, lock, data, trained, predicted, scored, verdict, exports))
         text = f"{judged[VERDICT_TAG]}: {judged[REASON_TAG]}\n\n{card}"
         _update_version(client, name, version, judged, text[:LONGEST_DESCRIPTION])
     return Version(name=name, version=version, taken=taken)

@@ -15,7 +15,7 @@ from huggingface_hub import ModelCard
 from tasks.cache.refs import Comparison, Lock, PinnedCommit, PinnedFile, PinnedRows, Ref, Verdict, Version
 from tasks.cache.stage import Work
 from tasks.registry.exports import released_exports
-from tasks.registry.model_card import build_card, build_description
+from tasks.registry.model_card import CardFacts, build_card, build_description
 from tasks.stages.publish import publish
 from tests.hub.server import Hub
 from tests.kept import group
@@ -184,7 +184,7 @@ def facts(refs: dict[str, Ref], verdict: Verdict = PROMOTE) -> tuple[Lock, Ref, 
 
 def test_the_cards_links_go_to_the_hub_that_is_used(refs: dict[str, Ref], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "https://ann:secret@mirror.test/")
-    text = build_card(recipe(), *facts(refs))
+    text = build_card(CardFacts(recipe(), *facts(refs)))
     for link in (f"[{BASE}](https://mirror.test/{BASE})", f"[{ROWS}](https://mirror.test/datasets/{ROWS})"):
         assert link in text
     assert "huggingface.co" not in text and "secret" not in text
@@ -194,7 +194,7 @@ def test_the_card_has_the_runs_warnings_of_the_model_and_none_of_its_comparison(
     of_model, of_rival = "its figures flatter the model.", "reviews/1 does not know the label new."
     comparison = Comparison.model_construct(warnings=[of_rival])
     judged = PROMOTE.model_copy(update={"comparison": comparison, "warnings": [of_model, of_rival]})
-    text = build_card(recipe(), *facts(refs, judged))
+    text = build_card(CardFacts(recipe(), *facts(refs, judged)))
     assert f"Warning: {of_model}" in text and of_rival not in text
     first, again = (
         publish.flat_inputs(recipe(), LOCK, verdict, None, *refs.values())[0]
@@ -204,7 +204,7 @@ def test_the_card_has_the_runs_warnings_of_the_model_and_none_of_its_comparison(
 
 
 def test_the_cards_metadata_is_what_the_hub_reads_with_intervals_where_there_are_any(refs: dict[str, Ref]) -> None:
-    card = ModelCard(build_card(recipe(), *facts(refs))).data
+    card = ModelCard(build_card(CardFacts(recipe(), *facts(refs)))).data
     assert (card.license, card.library_name, card.pipeline_tag) == (
         "apache-2.0",
         "transformers",
@@ -227,7 +227,7 @@ def test_the_cards_metadata_is_what_the_hub_reads_with_intervals_where_there_are
 def test_the_card_has_figures_rows_limits_and_commands(refs: dict[str, Ref], tmp_path: Path) -> None:
     slices = {"test": {"genre": [group("war", 4, accuracy=0.75), group("ho`rror", 12, accuracy=0.5)]}}
     (refs["scores"].path / "slices.json").write_text(json.dumps(slices))
-    text = build_card(recipe(), *facts(refs))
+    text = build_card(CardFacts(recipe(), *facts(refs)))
     for part in (
         "| **test** (judged) | accuracy | 0.8000 | 0.7000 to 0.9000 |",
         "| **test** (judged) | roc_auc | - | - |",
@@ -245,12 +245,15 @@ def test_the_card_has_figures_rows_limits_and_commands(refs: dict[str, Ref], tmp
     lock = {"data.revision": "d" * 40, "model.revision": "b" * 40}
     lock |= {"compute.num_processes": 2, "compute.mixed_precision": "bf16"}
     assert again == parse(recipe().model_dump(exclude_unset=True), lock)
-    assert build_description(recipe(), *facts(refs)) in text and len(build_description(recipe(), *facts(refs))) < 5000
+    assert (
+        build_description(CardFacts(recipe(), *facts(refs))) in text
+        and len(build_description(CardFacts(recipe(), *facts(refs)))) < 5000
+    )
 
 
 def test_the_card_has_the_size_the_speed_and_the_loss_of_released_exports(refs: dict[str, Ref]) -> None:
     released = released_exports({ref.stage: ref for ref in refs.values()})
-    text = build_card(recipe(), *facts(refs), released)
+    text = build_card(CardFacts(recipe(), *facts(refs), released))
     assert "Files: onnx-int8: `onnx/model_quantized.onnx`." in text
     assert "| onnx-int8 | 23.0 MB | 400 | 200 | 0.8710 | 0.8603 | 0.0040 | 0.01 |" in text
     assert ModelCard(text).data.tags == ["reviews", "onnx"]
@@ -261,7 +264,7 @@ def test_the_card_of_a_model_made_from_scratch_on_rows_of_a_function_names_neith
 ) -> None:
     data = {"source": "python", "path": "my_rows:rows", "text": ["text"], "label": "label"}
     mine = recipe(data=data, model={"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}})
-    text = build_card(mine, Lock(data_fingerprint="second edition"), *facts(refs)[1:])
+    text = build_card(CardFacts(mine, Lock(data_fingerprint="second edition"), *facts(refs)[1:]))
     metadata = yaml.safe_load(text.split("---\n")[1])
     assert not metadata.keys() & {"base_model", "datasets"}
     assert "The Python object `my_rows:rows`, fingerprint `second edition`." in text
@@ -287,7 +290,7 @@ def test_the_card_of_a_mixture_has_the_origin_and_the_share_of_every_set(refs: d
         "load_data", {"labels.json": LABELS, "log/report.json": report}, {"train_rows": 120, "test_rows": 10}
     )
     lock = LOCK.model_copy(update={"data_hub": None, "data_sets": pinned})
-    card = ModelCard(build_card(mine, lock, *facts({**refs, "data": data})[1:]))
+    card = ModelCard(build_card(CardFacts(mine, lock, *facts({**refs, "data": data})[1:])))
     assert card.data.datasets == [ROWS]
     assert f"* `rows`: [{ROWS}](" in card.text and f"at commit `{'d' * 40}`." in card.text
     assert "* `forum`: Files (csv) with SHA-256 `eeeeeeeeeeee`." in card.text
