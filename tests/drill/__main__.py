@@ -19,6 +19,7 @@ import argparse
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -41,6 +42,7 @@ for name in ("FINETUNE_HOME", "MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
 def main() -> int:
     """The command line."""
     options = _options()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts in the background
     folder = Path(tempfile.mkdtemp(prefix="finetune-drill-"))
     os.environ["PREFECT_HOME"] = str(folder / "prefect")
     print(f"seed {options.seed}, {options.kills} kills, ways: {options.ways}, in {folder}", flush=True)
