@@ -99,3 +99,9 @@ def finetune(home: Path, *arguments: str, timeout_s: float = 300, **more: str) -
 def states(out: Path) -> dict[str, str]:
     """Stage to state, of a result file."""
     return {stage["name"]: stage["state"] for stage in json.loads(out.read_text())["stages"]}
+
+
+def artifact_of(home: Path, result: dict[str, Any], stage: str) -> Path:
+    """The folder of a stage's artifact, from the result of a run."""
+    (artifact,) = (row["artifact"] for row in result["stages"] if row["name"] == stage)
+    return home / artifact

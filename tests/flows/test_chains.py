@@ -6,7 +6,6 @@ import re
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from flows.retrain import retrain
 from tasks.cache.planner import Planner
 from tasks.prefect import events
 from tests.flows.forked import finetune
-from tests.flows.small import FinishedRun, write_project
+from tests.flows.small import FinishedRun, artifact_of, write_project
 from training.recipe import Recipe, load, parse
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,12 +39,6 @@ def planned(recipe: Recipe) -> Planner:
     return planner
 
 
-def made_by(home: Path, result: dict[str, Any], stage: str) -> Path:
-    """The folder of the stage's artifact."""
-    (artifact,) = (row["artifact"] for row in result["stages"] if row["name"] == stage)
-    return home / artifact
-
-
 @pytest.mark.drill
 def test_a_new_champion_of_the_first_recipe_trains_the_second_again_which_is_reproduced_from_the_first_one(
     finished: FinishedRun,
@@ -61,8 +54,8 @@ def test_a_new_champion_of_the_first_recipe_trains_the_second_again_which_is_rep
 
     result = retrain(recipe, return_state=True).result()
     assert result["model"]["registered"] == "second/1"
-    weights = made_by(home, result, "load_model") / "model/model.safetensors"
-    assert weights.read_bytes() == (made_by(finished.home, finished.result, "fit") / weights.parent.name / weights.name
+    weights = artifact_of(home, result, "load_model") / "model/model.safetensors"
+    assert weights.read_bytes() == (artifact_of(finished.home, finished.result, "fit") / weights.parent.name / weights.name
                                     ).read_bytes()  # fmt: skip
     assert retrain(recipe, return_state=True).name == "Unchanged"
     assert main(["show", "second/1"]) == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from flows.retrain import retrain
 from tasks.cache import store
 from tasks.cache.planner import Planner
 from tasks.tracking.connection import connect
-from tests.flows.small import FinishedRun, write_project, write_rows
+from tests.flows.small import FinishedRun, artifact_of, write_project, write_rows
 from training.problems import UserError
 from training.recipe import load, parse
 
@@ -23,12 +22,6 @@ FROM_CHAMPION = {
     "training.num_train_epochs": 1,
     "release.gate.margin": -1,
 }
-
-
-def made_by(home: Path, result: dict[str, Any], stage: str) -> Path:
-    """The folder of the stage's artifact."""
-    (artifact,) = (row["artifact"] for row in result["stages"] if row["name"] == stage)
-    return home / artifact
 
 
 @pytest.mark.drill
@@ -56,8 +49,8 @@ def test_a_retrain_starts_from_the_champions_weights_and_its_own_promotion_is_no
         *("Completed", "promote"),
         "small/2",
     )
-    champions = made_by(finished.home, finished.result, "fit") / "model"
-    started = made_by(home, result, "load_model")
+    champions = artifact_of(finished.home, finished.result, "fit") / "model"
+    started = artifact_of(home, result, "load_model")
     for part, file in (("model", "model.safetensors"), ("tokenizer", "tokenizer.json")):
         assert (started / part / file).read_bytes() == (champions / file).read_bytes()
     assert "load_model: model.champion" not in "".join(result["why"])
@@ -89,7 +82,7 @@ def test_the_weights_of_a_champion_outside_the_store_are_fetched_and_a_deleted_c
     write_rows(tmp_path / "project" / "train.csv", 260, seed=1)
     recipe = parse(load(file).model_dump(exclude_unset=True), FROM_CHAMPION)
     lock = pin(recipe)
-    trained = made_by(home, finished.result, "fit")
+    trained = artifact_of(home, finished.result, "fit")
     weights = (trained / "model" / "model.safetensors").read_bytes()
     shutil.rmtree(trained)
     with store.filling("load_model", "k") as aside:
