@@ -64,9 +64,13 @@ class S3:
 
     def objects(self, prefix: str = "") -> dict[str, bytes]:
         """The content of each object below the prefix."""
-        listed = self._client.list_objects_v2(Bucket=BUCKET, Prefix=prefix)
-        keys = [entry["Key"] for entry in listed.get("Contents", [])]
-        return {key: self._client.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys}
+        return {key: self._client.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in self.names(prefix)}
+
+    def names(self, prefix: str = "") -> list[str]:
+        """The names of these objects, also while others write and remove them."""
+        return [
+            entry["Key"] for entry in self._client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])
+        ]
 
     def reached(self, monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
         """Lets s3fs find the server, with these variables more."""

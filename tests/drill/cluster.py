@@ -87,7 +87,7 @@ class ClusterFaults:
     def play(self, name: str) -> None:
         """Plays one fault to its end, and compares."""
         draw, began, home = random.Random(f"{self._seed}-{name}"), time.monotonic(), self._ground.folder / name
-        for key in self._s3.objects():
+        for key in self._s3.names():
             self._s3.remove(key)
         for host in self.hosts:
             shutil.rmtree(host.seen / "cluster", ignore_errors=True)

@@ -165,11 +165,11 @@ class Slurm:
 
     def has_checkpoint(self) -> bool:
         """Whether a checkpoint is in the bucket."""
-        return any("/checkpoints/" in name and name.endswith(".json") for name in self._s3.objects())
+        return any("/checkpoints/" in name and name.endswith(".json") for name in self._s3.names())
 
     def forget(self) -> None:
         """Empties bucket and disks."""
-        for name in self._s3.objects():
+        for name in self._s3.names():
             self._s3.remove(name)
         for host in self.hosts:
             self._empty(host)

@@ -133,7 +133,7 @@ def test_an_mlflow_that_is_well_and_refuses_its_client_is_a_problem(
 def test_a_shared_store_is_read_and_written_and_nothing_is_left_in_it(on_s3: str, s3: S3) -> None:
     (found,) = store(on_s3)
     assert (found.level, found.found) == ("ok", f"{on_s3}: may be read and written")
-    assert not any("doctor" in name for name in s3.objects())
+    assert not any("doctor" in name for name in s3.names())
     s3.fault = lambda request: 403 if request.startswith("PUT") else None
     (found,) = store(on_s3)
     assert (found.level, found.found) == ("ok", f"{on_s3}: may only be read")
@@ -152,7 +152,7 @@ def test_a_shared_store_without_conditional_writes_is_a_problem(
     monkeypatch.setattr(Bucket, "create", Bucket.write)
     (found,) = store(on_s3)
     assert found.level == "problem" and "If-None-Match" in found.found
-    assert not any("doctor" in name for name in s3.objects())
+    assert not any("doctor" in name for name in s3.names())
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/prefix", "file:///no/such/folder", "s3://no-such-bucket/prefix"])
