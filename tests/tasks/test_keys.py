@@ -31,7 +31,7 @@ from tasks.stages.predict_shard import predict_shard
 from tasks.tracking.stage_table import STAGES
 from tests.task_types import TINY
 from training.recipe import Recipe, parse
-from training.recipe.fields import MixedSet
+from training.recipe.data_fields import MixedSet
 from training.recipe.tables.exports import OUTPUTS
 from training.task_types import TASK_TYPES, class_of
 

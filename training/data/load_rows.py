@@ -30,7 +30,7 @@ from training.data.faults import Faults, level_of
 from training.data.holdout import held_out_shares, split_masks
 from training.data.hub_datasets import hub_splits
 from training.data.lists import flat_values, lists_like
-from training.data.mixtures import SetSize, mixed_counts, mixed_rows, passes
+from training.data.mixtures import SetSize, describe_sets, mixed_counts, mixed_rows, passes
 from training.data.plain_types import is_list
 from training.data.row_statistics import SplitStatistics, has_unknown, joined, text_lengths
 from training.data.slice_columns import SliceColumns
@@ -318,7 +318,8 @@ class _Reading:
             for index in sets
         ]
         schema = pa.schema([(column.name, UNCODED_TYPES[column.form]) for column in self.wanted.columns])
-        return self._counted(mixed_rows(streams, counts, schema)), self._table(sizes, counts)
+        table = describe_sets(self.data, sizes, counts, [self._evaluated_rows(index) for index in sets])
+        return self._counted(mixed_rows(streams, counts, schema)), table
 
     def _known(self, batches: Iterator[pa.RecordBatch], places: Mapping[str, int]) -> Iterator[pa.RecordBatch]:
         """Yields the rows without unknown labels."""
@@ -338,29 +339,9 @@ class _Reading:
             mixed.add(Block("the mixture", batch, np.arange(mixed.rows + 1, mixed.rows + 1 + batch.num_rows)))
             yield batch
 
-    def _table(self, sizes: Sequence[SetSize], counts: Sequence[int]) -> list[dict[str, Any]]:
-        total, spent = (
-            sum(counts),
-            [count * size.characters / size.rows for size, count in zip(sizes, counts, strict=True)],
-        )
-        evaluated = [
-            {part.split: part.rows for part_index, part in self._parts if part_index == index and part.split != "train"}
-            for index in range(len(self.sets))
-        ]
-        return [
-            {
-                "dataset": size.name,
-                "rows": size.rows,
-                "characters": size.characters,
-                "weight": entry.weight,
-                "mixed": count,
-                "passes": count / size.rows,
-                "share": count / total,
-                "character_share": spent[index] / (sum(spent) or 1),
-                **evaluated[index],
-            }
-            for index, (entry, size, count) in enumerate(zip(self.data.mix or (), sizes, counts, strict=True))
-        ]
+    def _evaluated_rows(self, index: int) -> dict[str, int]:
+        """Returns the rows of a set in the splits other than train."""
+        return {part.split: part.rows for number, part in self._parts if number == index and part.split != "train"}
 
     def problems_of_mixture(self, places: Mapping[str, int], known: Sequence[Problem]) -> list[Problem]:
         """Returns problems of the mixture's train rows that the sets do not have, such as a label that only rows have

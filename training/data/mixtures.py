@@ -9,7 +9,7 @@ Memory: some bytes a row of the mixture, and one block of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -71,6 +71,34 @@ def mixed_counts(data: Data, sizes: Sequence[SetSize]) -> list[int]:
     if problems:
         raise UserError(problems)
     return counts
+
+
+def describe_sets(
+    data: Data, sizes: Sequence[SetSize], counts: Sequence[int], evaluated: Sequence[Mapping[str, int]]
+) -> list[dict[str, Any]]:
+    """Returns the table of the sets of `data.mix`: for each its name, rows and characters, its weight, and the rows,
+    passes and shares of the mixture.
+
+    Args:
+        counts: The rows of each set in the mixture.
+        evaluated: The rows of each set in other splits than train, by split, which the table has too.
+    """
+    total = sum(counts)
+    characters = [count * size.characters / size.rows for size, count in zip(sizes, counts, strict=True)]
+    return [
+        {
+            "dataset": size.name,
+            "rows": size.rows,
+            "characters": size.characters,
+            "weight": entry.weight,
+            "mixed": count,
+            "passes": count / size.rows,
+            "share": count / total,
+            "character_share": of_set / (sum(characters) or 1),
+            **others,
+        }
+        for entry, size, count, of_set, others in zip(data.mix or (), sizes, counts, characters, evaluated, strict=True)
+    ]
 
 
 def _exact(number: float) -> Fraction:

@@ -31,7 +31,7 @@ from training.data.model_inputs import TaskType, Values, to_batch
 from training.data.parquet_files import ipc_batches, open_ipc, readable
 from training.problems import Problem, UserError, nearest
 from training.recipe.column_types import EXAMPLES, Form
-from training.recipe.fields import Data
+from training.recipe.data_fields import Data
 from training.recipe.program_settings import WantedShard
 from training.recipe.tables.checks import LEVELS
 from training.recipe.tables.formats import FORMATS

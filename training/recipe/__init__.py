@@ -1,6 +1,7 @@
 """The recipe: what the user writes, and how a file or mapping becomes one.
 
-fields.py lora.py section.py        the sections, field by field; the types that their fields share
+fields.py data_fields.py lora.py
+section.py                          the sections, field by field; the types that their fields share
 tables/                             allowed names, one table a concept: metrics, optimizers, checks, …
 validation.py rules/                all problems of a recipe in one report; contradictions
 sweep.py sweep_validation.py        the search of a sweep for the best settings, and its problems
@@ -13,10 +14,10 @@ error_messages.py                   mistakes as sentences
 from __future__ import annotations
 
 from training.recipe.batch_prediction import BatchPrediction, parse_batch_prediction
+from training.recipe.data_fields import Data
 from training.recipe.drift import Drift
 from training.recipe.fields import (
     Compute,
-    Data,
     Evaluation,
     Gate,
     Hub,

@@ -11,7 +11,7 @@ from training.recipe.column_types import Column, Form, RowSpecification
 from training.recipe.filters import parse_filter
 
 if TYPE_CHECKING:
-    from training.recipe.fields import Data
+    from training.recipe.data_fields import Data
 
 TEXTS = ("text", "text_pair")
 """The roles of the columns in data.text, in order."""

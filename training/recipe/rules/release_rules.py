@@ -17,7 +17,7 @@ from training.recipe.tables.task_types import TASK_TYPES
 from training.recipe.task_specification import specification_class
 
 if TYPE_CHECKING:
-    from training.recipe.fields import Data
+    from training.recipe.data_fields import Data
 
 _HUB_METRIC = re.compile(r"hub:[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")
 

@@ -1,0 +1,163 @@
+"""The section `data` of a recipe: one set of rows, or a mixture of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, create_model
+
+from training.problems import Problem
+from training.recipe.mixture import MIX, locate_all, section_of_set, set_names
+from training.recipe.section import (
+    CodeName,
+    ColumnType,
+    NameIn,
+    NameOrNames,
+    NamesOrFile,
+    RunsCode,
+    Section,
+    SetName,
+    Text,
+)
+from training.recipe.tables.checks import Level
+from training.recipe.tables.formats import SOURCES
+
+
+class _Rows(Section):
+    """The source of one set of rows, and the columns to use."""
+
+    source: Annotated[str, NameIn(SOURCES)]
+    """The kind of source, as `data.source`."""
+    path: CodeName
+    """The set's dataset on the Hub, files or object, as `data.path`."""
+    config: str | None = None
+    """The subset of a Hub dataset, such as `sst2` of `nyu-mll/glue`."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub dataset (null: main). It is pinned to a commit before rows are read."""
+    splits: dict[str, NameOrNames] | None = None
+    """The Hub split, or the file or files, of train and optionally of validation and test (null: found by name; without
+    such names, all files are train). Without a validation split, rows of train are held out."""
+    validation_size: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the train rows held out for validation if there is no validation split. A hash of the text chooses the
+    rows: equal texts stay together, and old rows stay in their split when rows are added."""
+    test_size: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the train rows held out for test if there is no test split, chosen as for validation."""
+    delimiter: str | None = Field(default=None, min_length=1, max_length=1)
+    """The character between the columns of a CSV file (null: the one that a first line such as `sep=;` names, else a
+    tab in .tsv files and a comma in others)."""
+    quoting: Literal["standard", "none"] = "standard"
+    """The meaning of quotation marks in a CSV file. standard: they enclose fields that hold delimiters, line breaks or
+    doubled quotation marks, and are removed. none: they are ordinary text, and each line is a row."""
+    header: list[Text] | None = Field(default=None, min_length=1)
+    """The column names of a CSV file without a header row, in order (null: the first row has the names). A row may end
+    early if only columns that the recipe does not use are missing."""
+    encoding: Text = "utf-8"
+    """The text encoding of CSV and JSON files: utf-8, utf-16, latin-1, cp1252, …"""
+    rename: dict[Text, Text] = Field(default_factory=dict)
+    """New names of columns by their old names. All other fields use the new names."""
+    cast: dict[Text, ColumnType] = Field(default_factory=dict)
+    """Types to convert columns to, by column: string, int64, float64 or bool."""
+    filter: Text | None = None
+    """The condition that rows must meet, such as `stars >= 4 and language in ("en", "de") and not text == ""`."""
+    limit: int | None = Field(default=None, ge=1, le=10**15)
+    """The largest number of rows of each split; the first ones are used. For trials."""
+    text: list[Text] | None = Field(default=None, min_length=1, max_length=2)
+    """The text column, or the two columns of a pair of texts, in the model's order (null: for task types without a text
+    column)."""
+    label: Text | None = None
+    """The column of labels: names or whole numbers; lists of them or any numbers for some task types (null: for task
+    types without labels)."""
+    columns: dict[Text, Text] = Field(default_factory=dict)
+    """The columns of task types that need more than text and label, by their role: `{source: en, target: de}`. A
+    required column that is left out is the one with the role's name."""
+    label_separator: Text | None = None
+    """The separator of several labels in one cell, such as the comma of `4,27` (null: such a cell is a JSON list)."""
+    max_file_gb: float = Field(default=20.0, gt=0)
+    """The largest unpacked size of one file in gigabytes. A small packed file may unpack to any size."""
+
+
+class _MixedSet(_Rows):
+    name: SetName | None = None
+    """The set's name in tables and slices (null: the last part of its path)."""
+    weight: float | None = Field(default=None, gt=0, le=1_000_000)
+    """The set's share of the mixture, in proportion to the weights of the other sets. Either all sets have one, or
+    none."""
+    epochs: float | None = Field(default=None, gt=0, le=1_000_000)
+    """How often the set's training rows are passed in one epoch of the mixture; 0.5 takes half of them (null: 1 in a
+    mixture without weights). With weights, one set may have it: its passes fix the size of the mixture."""
+
+
+def _of_set(name: str, field: Any) -> Any:
+    """Returns a field of `data` as a field of one set, in which null stands for the value in `data`."""
+    description = f"As `data.{name}`, for this set alone (null: the value of `data.{name}`)."
+    kind = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+    return kind | None, Field(default=None, description=description)
+
+
+if TYPE_CHECKING:
+    MixedSet = _MixedSet
+else:
+    MixedSet = create_model(
+        "MixedSet",
+        __base__=_MixedSet,
+        __doc__="One set of rows in a mixture, with its own source and columns.",
+        **{name: _of_set(name, field) for name, field in _Rows.model_fields.items() if name not in ("source", "path")},
+    )
+
+
+class Data(_Rows):
+    """The source of the rows, and the columns to use."""
+
+    source: Annotated[str, NameIn([*SOURCES, MIX])] = MIX
+    """hub: a dataset of the Hugging Face Hub. csv (also tab-separated), json (one object a line, or one array of
+    objects), parquet, arrow: files; csv and json may be packed by gzip or zstd. python: a function or object that
+    returns the rows. mix: the sets in `mix`."""
+    path: Annotated[str, RunsCode()] = ""
+    """The dataset's name on the Hub; or a file, folder, glob or URL (`s3://…`, `https://…`); or `module:name`. Relative
+    paths start from the working directory. Empty for a mixture."""
+    label_names: NamesOrFile | None = None
+    """The labels in the order of the model's outputs; or a file with one label a line, or a JSON list in a .json file
+    (null: the names in the dataset, else the labels found, sorted). Labels that are whole numbers are positions in this
+    list, from 0."""
+    checks: dict[str, Level] = Field(default_factory=dict)
+    """The level of each check of the rows by its name: error (nothing is stored), warning or ignore. Rows that cannot
+    be used are left out unless their check is an error. docs/reference/checks.md lists the checks."""
+    mix: list[MixedSet] | None = Field(default=None, min_length=1)
+    """The sets of a mixture, each with its own source; the other fields of `data` then hold for each set that does not
+    have its own: docs/how-to/data/mixtures.md (null: one set of rows)."""
+    weight_by: Literal["rows", "characters"] = "rows"
+    """The unit of the weights in `mix`. characters: long rows count more, as they do in tokens, which are unknown
+    before the mixture is made."""
+    stopping_strategy: Literal["first_exhausted", "all_exhausted"] = "first_exhausted"
+    """The size of a mixture with weights, by the terms of `datasets.interleave_datasets`. first_exhausted: as large as
+    it can be without repeating a row. all_exhausted: as small as it can be with every row at least once; the other sets
+    repeat."""
+    mix_seed: int = Field(default=0, ge=0, lt=2**32)
+    """The seed that chooses rows of sets that are not passed a whole number of times."""
+
+    @property
+    def sets(self) -> tuple[Data, ...]:
+        """The sets of a mixture, each as a whole data section; without a mixture, the section itself."""
+        if self.mix is None:
+            return (self,)
+        common = self.model_dump()
+        return tuple(Data.model_validate(section_of_set(common, entry)) for entry in self.set_entries)
+
+    @property
+    def set_entries(self) -> list[dict[str, Any]]:
+        """The fields of each set in `mix` itself."""
+        return [entry.model_dump(exclude_none=True) for entry in self.mix or ()]
+
+    @property
+    def set_names(self) -> list[str]:
+        """The name of each set in `mix`."""
+        return set_names(self.set_entries)
+
+    def locate(self, problems: Iterable[Problem], index: int) -> list[Problem]:
+        """Returns problems of one set with the names of its fields here: `data.mix[1].text` for `data.text`."""
+        if self.mix is None:
+            return list(problems)
+        fields = type(self).model_fields
+        common = {name for name in fields if getattr(self, name) != fields[name].get_default(call_default_factory=True)}
+        return list(locate_all(problems, index, self.set_entries[index], common))
