@@ -1,7 +1,7 @@
 """The first reading of the rows to predict: shards, errors, types of columns, and duplicate ids.
 
 Rows are read twice: here, before anything is predicted, and again when their shard is predicted. Nothing is copied, and
-memory does not grow with the rows, except by some 24 bytes a row if ids are checked.
+memory does not grow with the rows. If ids are checked, 20 bytes a row are in temporary files.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,9 @@ Progress = Callable[[int, int], None]
 """Called with the number of files that were read and that of all files."""
 LABELLED = tuple(suffix for suffix in READ if suffix != ".txt")
 """The suffixes of files that can have labels."""
+ID = np.dtype([("hash", "<u8"), ("file", "<i4"), ("row", "<i8")])
+PARTS = 64
+"""The number of files with the ids' hashes: 100 million ids take 32 MB of memory at once."""
 MAX_REASONS = 10
 """The largest number of reasons in a message."""
 
@@ -178,19 +182,18 @@ def require_few_errors(scan: Scan, max_error_rate: float) -> None:
 
 class UniqueIds:
     """The ids of all rows, by a hash of 8 bytes: two of a million different ids are taken for one with a chance of one
-    in 37 million."""
+    in 37 million. They are in temporary files, each with the same remainder of the hash, and compared file by file."""
 
     def __init__(self) -> None:
-        self._hashes: list[Any] = []
-        self._numbers: list[Any] = []
-        self._files: list[tuple[int, str]] = []
-        """The place of each file's first id among all ids, and its name."""
-        self._count = 0
+        self._parts = [TemporaryFile() for _ in range(PARTS)]  # noqa: SIM115 (closed by `problems`)
+        self._files: list[str] = []
         self._missing = Counter[str]()
         self._first_missing: dict[str, int] = {}
 
     def add(self, file: str, rows: Rows, ids: Column) -> None:
         """Adds the ids of some rows. A row with an error may have none."""
+        if file not in self._files[-1:]:
+            self._files.append(file)
         values = ids.to_pylist() if isinstance(ids, pa.Array) else ids
         digests, numbers = [], []
         for number, value, error in zip(rows.numbers, values, rows.errors, strict=True):
@@ -202,11 +205,12 @@ class UniqueIds:
             text = value if isinstance(value, str) else as_json(value)
             digests.append(hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).digest())
             numbers.append(number)
-        if not self._files or self._files[-1][1] != file:
-            self._files.append((self._count, file))
-        self._hashes.append(np.frombuffer(b"".join(digests), "<u8"))
-        self._numbers.append(np.array(numbers, np.int64))
-        self._count += len(numbers)
+        found = np.empty(len(numbers), ID)
+        found["hash"] = np.frombuffer(b"".join(digests), "<u8")
+        found["file"], found["row"] = len(self._files) - 1, numbers
+        parts = found["hash"] % PARTS
+        for part in np.unique(parts):
+            self._parts[part].write(found[parts == part].tobytes())
 
     def problems(self, column: str) -> list[Problem]:
         """A problem for each file with rows without an id, and one for all duplicates."""
@@ -218,17 +222,28 @@ class UniqueIds:
             )
             for file, count in self._missing.items()
         ]
-        hashes = np.concatenate(self._hashes) if self._hashes else np.zeros(0, np.uint64)
-        order = np.argsort(hashes, kind="stable")
-        repeats = np.flatnonzero(hashes[order][1:] == hashes[order][:-1]) + 1
-        if len(repeats):
-            later = repeats[np.argmin(order[repeats])]
-            earlier = np.searchsorted(hashes[order], hashes[order[later]])
-            where, first = self._place(int(order[later])), self._place(int(order[earlier]))
-            message = f"has the id of {first} in column {column!r} ({len(repeats):,} rows like this): give each row "
-            found.append(Problem(kind="data", where=where, message=f"{message}its own, or leave out the check of ids."))
+        repeats, firsts = 0, []
+        for part in self._parts:
+            part.seek(0)
+            ids = np.frombuffer(part.read(), ID)
+            part.close()
+            ids = ids[np.argsort(ids["hash"], kind="stable")]
+            again = np.flatnonzero(ids["hash"][1:] == ids["hash"][:-1]) + 1
+            repeats += len(again)
+            if len(again):
+                later = min(ids[again], key=_place)
+                firsts.append((later, ids[np.searchsorted(ids["hash"], later["hash"])]))
+        if firsts:
+            later, earlier = min(firsts, key=lambda pair: _place(pair[0]))
+            message = f"has the id of {self._name(earlier)} in column {column!r} ({repeats:,} rows like this): give "
+            message += "each row its own, or leave out the check of ids."
+            found.append(Problem(kind="data", where=self._name(later), message=message))
         return found
 
-    def _place(self, position: int) -> str:
-        file = next(name for start, name in reversed(self._files) if start <= position)
-        return f"{display_name(file)} row {int(np.concatenate(self._numbers)[position])}"
+    def _name(self, row: Any) -> str:
+        return f"{display_name(self._files[row['file']])} row {row['row']}"
+
+
+def _place(row: Any) -> tuple[int, int]:
+    """The place of a row among all rows."""
+    return int(row["file"]), int(row["row"])
