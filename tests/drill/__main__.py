@@ -16,6 +16,7 @@ was left over, or went wrong; then everything stays in a temporary folder for a 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import shutil
@@ -102,12 +103,15 @@ def _store_faults(ground: Ground, options: argparse.Namespace, watch: Watch) -> 
 
 
 def _predict_faults(ground: Ground, options: argparse.Namespace, watch: Watch) -> dict[str, str]:
-    """The result of each fault of batch predictions."""
+    """The result of each fault of batch predictions: at least so many faults, and so many kills."""
     from tests.drill.predict import PredictFaults
 
     faults = PredictFaults(ground, watch, options.seed)
-    for number in options.numbers or range(1, options.faults + 1):
+    for number in options.numbers or itertools.count(1):
         faults.play(number)
+        if not options.numbers and number >= options.faults and faults.kills >= options.kills:
+            break
+    print(f"{faults.kills} kills of batch predictions", flush=True)
     return faults.results
 
 

@@ -49,6 +49,7 @@ class PredictFaults:
 
     def __init__(self, ground: Ground, watch: Watch, seed: int) -> None:
         self.results: dict[str, str] = {}
+        self.kills = 0
         self.s3 = S3()
         self._ground, self._watch, self._seed = ground, watch, seed
         self._homes, self._inbox = itertools.count(1), ground.folder / "inbox"
@@ -103,17 +104,29 @@ class PredictFaults:
         self._watch.condemn(run)
         return run.process.returncode
 
-    def kill(self, run: Run, part: str, after_s: float) -> str | None:
-        """Kills a part of the run, or the flow if there is no such part. None if the run had ended."""
-        if not self._watch.look_until(time.monotonic() + after_s, run):
+    def kill(self, run: Run, home: Path, draw: random.Random) -> str | None:
+        """Kills a part of the run at a random instant of a whole run or, as often, after a random number of shards;
+        the flow, if there is no such part. Returns what died and when; None if the run had ended."""
+        part = draw.choice(["flow", "flow", "supervisor", "program"])
+        if draw.random() < 0.5:
+            after_s = draw.random() * self.seconds
+            when, alive = f"{after_s:.1f} s", self._watch.look_until(time.monotonic() + after_s, run)
+        else:
+            before, count = len(_stored(home)), draw.randint(1, ROWS // SHARD_ROWS)
+            when, alive = f"{count} shards", True
+            while alive and len(_stored(home)) < before + count:
+                time.sleep(0.01)
+                alive = run.process.poll() is None
+        found = victims(run.process.pid) if alive else {}
+        if not found:
             return None
-        alive = victims(run.process.pid)
-        part = part if part in alive else "flow"
+        part = part if part in found else "flow"
         try:
-            os.kill(alive[part][0], signal.SIGKILL)
+            os.kill(found[part][0], signal.SIGKILL)
         except ProcessLookupError:
             return None
-        return part
+        self.kills += 1
+        return f"{part} after {when}"
 
     def succeed(self, home: Path, run: Run, files: Callable[[], dict[str, bytes]]) -> int:
         """The run ends with the output of the undisturbed one. Returns the rows that it predicted itself."""
@@ -136,16 +149,15 @@ def killed(faults: PredictFaults, draw: random.Random) -> str:
     deaths = []
     for _ in range(draw.randint(1, MOST_KILLS)):
         run = faults.start(home, out)
-        after_s = draw.random() * faults.seconds
-        part = faults.kill(run, draw.choice(["flow", "flow", "supervisor", "program"]), after_s)
-        if part is None:
+        death = faults.kill(run, home, draw)
+        if death is None:
             break
-        deaths.append(f"{part} after {after_s:.1f} s")
-        if part == "flow":
+        deaths.append(death)
+        if death.startswith("flow"):
             faults.status(run)
             continue
         faults.succeed(home, run, lambda: _files_in(out))  # it starts its program again
-    stored = {path.name for path in (home / "artifacts" / "predict_shard").glob("[!.]*")}
+    stored = _stored(home)
     new = faults.succeed(home, faults.start(home, out), lambda: _files_in(out))
     kept = (FILES * ROWS) // SHARD_ROWS + 1 - len(stored)
     require(new <= kept * SHARD_ROWS, f"{new} rows were predicted, with {len(stored)} shards in the store")
@@ -198,6 +210,11 @@ FAULTS: dict[str, Callable[[PredictFaults, random.Random], str]] = {
     "damaged": damaged,
     "bucket fails": bucket_fails,
 }
+
+
+def _stored(home: Path) -> set[str]:
+    """The names of the shards that are stored."""
+    return {path.name for path in (home / "artifacts" / "predict_shard").glob("[!.]*")}
 
 
 def _files_in(folder: Path) -> dict[str, bytes]:
