@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from importlib.metadata import distribution, entry_points
 from pathlib import Path
 
@@ -71,3 +72,27 @@ def test_the_batch_script_of_slurm_is_one_that_bash_takes() -> None:
     assert subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True).stderr == ""
     options = [word for word in script.read_text().split() if word.startswith("compute.")]
     assert [option.partition("=")[0] for option in options] == ["compute.cluster", "compute.num_machines"]
+
+
+def test_a_job_of_slurm_ends_as_its_run_does(tmp_path: Path) -> None:
+    stand_ins = {
+        "scontrol": 'case "$*" in *hostnames*) echo host1;; *) echo NodeName=host1 NodeAddr=127.0.0.1;; esac',
+        "srun": "exit 3",
+    }
+    for name, lines in stand_ins.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{lines}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "token").write_text("t")
+    variables = {"FINETUNE_STORE": "s3://a/b", "FINETUNE_HOME": str(tmp_path), "SLURM_JOB_NODELIST": "host[1-2]"}
+    variables |= {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    env = {**os.environ, **variables, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    argv = ["bash", str(ROOT / "infra/slurm/finetune.sbatch"), "small.yaml"]
+    assert subprocess.run(argv, env=env, check=False).returncode == 3
+    (tmp_path / "srun").write_text(
+        "#!/bin/bash\ntrap 'sleep 0.2; exit 130' TERM\ntouch $0.on\nwhile :; do sleep 0.05; done\n"
+    )
+    job = subprocess.Popen(argv, env=env)
+    while not (tmp_path / "srun.on").exists():
+        time.sleep(0.01)
+    job.terminate()
+    assert job.wait() == 130

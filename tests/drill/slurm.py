@@ -92,6 +92,7 @@ def play(ground: Ground, watch: Watch) -> str:
         printed = slurm.printed(job)
         require("resuming from checkpoint-" in printed, f"it did not resume: {printed[-2000:]}")
         result = json.loads((ground.folder / "out.json").read_text())
+        require(result["state"] == "completed", f"the job is COMPLETED, and its run {result['state']}")
         require(result["model"]["sha256"] == weights, f"the weights are {result['model']['sha256']}, not {weights}")
         left = [pid for host in slurm.hosts for pid in host.job_pids()]
         require(not left, f"left on the hosts: {left}")
