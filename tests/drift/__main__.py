@@ -35,16 +35,22 @@ def main() -> int:
     parser.add_argument("--reports", type=int, default=1_000, help="without a shift")
     parser.add_argument("--trials", type=int, default=50, help="reports for each shift and number of rows")
     parser.add_argument("--estimates", type=int, default=200, help="estimated accuracies for each shift")
+    tables = ("false-alarms", "power", "coverage")
+    parser.add_argument("--only", nargs="+", choices=tables, default=tables, help="tables to compute")
+    parser.add_argument(
+        "--shifts", default="", metavar="WORD", help="of the table of power, only shifts with this word"
+    )
     options = parser.parse_args()
     began = time.monotonic()
     subject = Subject(options.data)
     print(f"{machine()}.\n")
-    for table in (
-        subject.false_alarms(options.reports),
-        subject.power(options.trials),
-        subject.coverage(options.estimates),
-    ):
-        for line in table:
+    lines = {
+        "false-alarms": subject.false_alarms(options.reports),
+        "power": subject.power(options.trials, options.shifts),
+        "coverage": subject.coverage(options.estimates),
+    }
+    for name in options.only:
+        for line in lines[name]:
             print(line, flush=True)
         print(flush=True)
     print(f"{time.monotonic() - began:.0f} s", file=sys.stderr)
@@ -93,11 +99,13 @@ class Subject:
             shares = [f"{count / reports:.1%}" for count in found.values()]
             yield f"| {rows:,} | {reports:,} | {shares[0]} | {shares[1]} | {ALPHA:.0%} |"
 
-    def power(self, trials: int) -> Iterator[str]:
-        """By shift and number of new rows, the share of reports that are drifted, and of those that are not steady."""
+    def power(self, trials: int, word: str = "") -> Iterator[str]:
+        """By shift with this word and number of new rows, the share of reports that are drifted, and of those that are not steady."""
         yield f"| drifted (drifted or watch) | {' | '.join(f'{rows:,} rows' for rows in NEW_ROWS)} |"
         yield "|---|" + "---|" * len(NEW_ROWS)
         for name, shift in self.shifts().items():
+            if word not in name:
+                continue
             cells = []
             for rows in NEW_ROWS:
                 verdicts = []
