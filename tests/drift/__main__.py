@@ -100,7 +100,10 @@ class Subject:
             yield f"| {rows:,} | {reports:,} | {shares[0]} | {shares[1]} | {ALPHA:.0%} |"
 
     def power(self, trials: int, word: str = "") -> Iterator[str]:
-        """By shift with this word and number of new rows, the share of reports that are drifted, and of those that are not steady."""
+        """By shift and number of new rows, the share of reports that are drifted, and of those that are not steady.
+
+        `word`: only of shifts whose name has it.
+        """
         yield f"| drifted (drifted or watch) | {' | '.join(f'{rows:,} rows' for rows in NEW_ROWS)} |"
         yield "|---|" + "---|" * len(NEW_ROWS)
         for name, shift in self.shifts().items():
