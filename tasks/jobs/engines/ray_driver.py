@@ -307,7 +307,9 @@ class Gang:
             _, waiting = ray.wait(list(calls.values()), num_returns=len(calls), timeout=0.2)
             if not waiting:
                 return [self._answer(call, rank) for rank, call in calls.items()]
-        raise MachineLost(f"{', '.join(self._silent) or self._name(next(iter(calls)))} does not answer.")
+        silent = self._silent or [self._name(next(iter(calls)))]
+        verb = "does" if len(silent) == 1 else "do"
+        raise MachineLost(f"{' and '.join(silent)} of the cluster {verb} not answer.")
 
     def _answer(self, call: Any, rank: int) -> Any:
         try:
@@ -317,10 +319,10 @@ class Gang:
         except (RayError, GetTimeoutError) as error:
             _require_project(str(error))
             print(error, file=sys.stderr)
-            raise MachineLost(f"{self._name(rank)} was lost.") from error
+            raise MachineLost(f"{self._name(rank)} of the cluster was lost.") from error
 
     def _name(self, rank: int) -> str:
-        return f"{self.hosts[rank]} of the cluster" if self.hosts else "A machine of the cluster"
+        return self.hosts[rank] if self.hosts else f"machine {rank}"
 
     def _beat(self) -> None:
         answered = time.monotonic()
