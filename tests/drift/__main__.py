@@ -47,7 +47,7 @@ def main() -> int:
     lines = {
         "false-alarms": subject.false_alarms(options.reports),
         "power": subject.power(options.trials, options.shifts),
-        "coverage": subject.coverage(options.estimates),
+        "coverage": subject.coverage(options.estimates, options.shifts),
     }
     for name in options.only:
         for line in lines[name]:
@@ -119,8 +119,11 @@ class Subject:
                 cells.append(f"{drifted / trials:.0%} ({(drifted + watch) / trials:.0%})")
             yield f"| {name} | {' | '.join(cells)} |"
 
-    def coverage(self, trials: int) -> Iterator[str]:
-        """How often the interval of the estimated accuracy has the true one, for rows whose labels mean the same."""
+    def coverage(self, trials: int, word: str = "") -> Iterator[str]:
+        """How often the interval of the estimated accuracy has the true one, for rows whose labels mean the same.
+
+        `word`: only for shifts whose name has it.
+        """
         yield "| new rows | trials | true accuracy | estimated | interval covers | least | mean width |"
         yield "|---|---|---|---|---|---|---|"
         lengths = np.array([len(text) for text in self.pool.texts])
@@ -135,6 +138,8 @@ class Subject:
             for name, change in (("cut texts", cut), ("typing errors", misspell))
         }
         for name, shift in shifts.items():
+            if word not in name:
+                continue
             for rows in (200, 1_000):
                 true, value, covered, width = (np.zeros(trials) for _ in range(4))
                 for trial in range(trials):
