@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +25,7 @@ from tasks.registry.versions import (
 )
 from tasks.shared_store.opening import open_remote
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, has_database, mlflow_errors
-from training.models.repository_files import part_of, read_json
+from training.models.repository_files import has_weights, part_of, read_json
 from training.problems import Problem, UserError
 from training.recipe import Data, Recipe
 from training.recipe.mixture import OF_MIXTURE
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 PARTS = ("model", "tokenizer")
 # Folder of both parts, if the model was logged with code that serves it.
 _SERVED_BY_CODE = "artifacts/model"
+_NO_MODEL = "has no whole model in safetensors with its tokenizer in MLflow (an adapter of peft alone is none)"
 # Fields of a recipe's data that do not change the rows.
 _NOT_IN_DIGEST = {"revision", "max_file_gb", "checks"}
 
@@ -80,7 +81,8 @@ def _describe(version: ModelVersion, task_type: str) -> Champion:
 
 def find_base(recipe: Recipe) -> Champion:
     """Finds the version that `model.path` names, which is the base model. Raises UserError, with the models, aliases or
-    versions that exist, if there is none, and MlflowFailed."""
+    versions that exist, if there is none; UserError if another program registered it without a whole model; and
+    MlflowFailed."""
     where, path = "model.path", str(recipe.model.path)
     name, alias, number = split_version_name(path)
     if not has_database():  # a plan creates no database
@@ -96,7 +98,18 @@ def find_base(recipe: Recipe) -> Champion:
         raise UserError(
             Problem(kind="model", where=where, message=f"{problem.message} {advice}") for problem in error.problems
         ) from None
-    return _describe(version, recipe.task)
+    champion = _describe(version, recipe.task)
+    if MODEL_TAG not in version.tags:
+        _require_whole_model(champion, where)
+    return champion
+
+
+def _require_whole_model(champion: Champion, where: str) -> None:
+    """Raises UserError for the recipe's field `where` if the version has no weights, or only those of an adapter."""
+    with mlflow_errors():
+        _, names = _list_files(champion, ["model"], where)["model"]
+    if not has_weights(names):
+        raise _build_error(champion, where, _NO_MODEL)
 
 
 def digest_rows(recipe: Recipe, lock: Lock) -> str:
@@ -174,8 +187,9 @@ def fetch_folders(work: Work, champion: Champion, where: str) -> dict[str, Path]
     work.on_events([{"kind": "note", "message": f"{champion} is fetched from MLflow"}])
     shutil.rmtree(incomplete, ignore_errors=True)
     _download(champion, {part: incomplete / part for part in PARTS}, where)
-    if not any((incomplete / "model").glob("*.safetensors")) or not any((incomplete / "tokenizer").iterdir()):
-        raise _build_error(champion, where, "has no model in safetensors with its tokenizer in MLflow")
+    weights = has_weights(file.name for file in (incomplete / "model").iterdir())
+    if not weights or not any((incomplete / "tokenizer").iterdir()):
+        raise _build_error(champion, where, _NO_MODEL)
     incomplete.rename(destination)
     return folders
 
@@ -200,18 +214,28 @@ def fetch_config(champion: Champion, where: str) -> dict[str, Any]:
 def _download(champion: Champion, folders: Mapping[str, Path], where: str, only: str | None = None) -> None:
     """Downloads the files of these parts, or only the file of a name, from MLflow into new or empty folders."""
     with mlflow_errors():
-        from mlflow.artifacts import download_artifacts, list_artifacts
+        from mlflow.artifacts import download_artifacts
 
-        uri, tracking_uri = _find_uri(champion, where), settings.tracking_uri()
-        served_by_code = bool(list_artifacts(artifact_uri=f"{uri}/{_SERVED_BY_CODE}", tracking_uri=tracking_uri))
-        for part, out in folders.items():
-            folder = _SERVED_BY_CODE if served_by_code else LOGGED_PARTS[part]
-            listed = list_artifacts(artifact_uri=f"{uri}/{folder}", tracking_uri=tracking_uri)
-            out.mkdir(parents=True, exist_ok=True)
-            for file in (Path(entry.path).name for entry in listed):
-                if part_of(file) == part and only in (None, file):
-                    source = f"{uri}/{folder}/{file}"
-                    download_artifacts(artifact_uri=source, dst_path=str(out), tracking_uri=tracking_uri)
+        for part, (folder, names) in _list_files(champion, folders.keys(), where).items():
+            folders[part].mkdir(parents=True, exist_ok=True)
+            for name in names:
+                if only in (None, name):
+                    source, out = f"{folder}/{name}", str(folders[part])
+                    download_artifacts(artifact_uri=source, dst_path=out, tracking_uri=settings.tracking_uri())
+
+
+def _list_files(champion: Champion, parts: Iterable[str], where: str) -> dict[str, tuple[str, list[str]]]:
+    """The URI of each part's folder in MLflow, and the names of its files."""
+    from mlflow.artifacts import list_artifacts
+
+    uri, tracking_uri = _find_uri(champion, where), settings.tracking_uri()
+    served_by_code = bool(list_artifacts(artifact_uri=f"{uri}/{_SERVED_BY_CODE}", tracking_uri=tracking_uri))
+    found = {}
+    for part in parts:
+        folder = f"{uri}/{_SERVED_BY_CODE if served_by_code else LOGGED_PARTS[part]}"
+        names = [Path(entry.path).name for entry in list_artifacts(artifact_uri=folder, tracking_uri=tracking_uri)]
+        found[part] = folder, [name for name in names if part_of(name) == part]
+    return found
 
 
 def _find_uri(champion: Champion, where: str) -> str:

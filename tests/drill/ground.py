@@ -64,10 +64,12 @@ class Run:
         self._table, self._notes = folder / "stdout", folder / "stderr"
 
     def stage(self) -> str:
-        """The stage that it is in, by its table: `start` before the first line, `end` after the last."""
+        """The stage that it is in, by its table, without stages that only some runs have: `start` before the first
+        line, `end` after the last."""
         words = [line.split() for line in self._table.read_text().splitlines() if line.startswith("  ")]
         ended = [row[0] for row in words if len(row) > 1 and row[0] in STAGES and row[1] in ROW_STATES]
-        return ["start", *list(STAGES)[1:], "end"][list(STAGES).index(ended[-1]) + 1 if ended else 0]
+        walked = [name for name, entry in STAGES.items() if name in ended or not entry.is_optional]
+        return ["start", *walked[1:], "end"][walked.index(ended[-1]) + 1 if ended else 0]
 
     def result(self) -> dict[str, Any]:
         """The content of the file of `--json`."""

@@ -161,7 +161,7 @@ def test_of_a_champion_in_mlflow_weights_and_tokenizer_are_fetched_and_nothing_t
     assert folders == {part: work.job / "champion" / part for part in ("model", "tokenizer")}
 
     os.remove(tmp_path / "logged/model/model.safetensors")
-    with pytest.raises(UserError, match=rf"champion small/{made.version} has no model in safetensors"):
+    with pytest.raises(UserError, match=rf"champion small/{made.version} has no whole model in safetensors"):
         fetch_folders(Work(key="other", out=tmp_path, run="run"), champion, "release.registry")
 
 

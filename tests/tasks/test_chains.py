@@ -191,6 +191,18 @@ def test_a_version_of_another_machine_is_fetched_for_checks_and_for_training_wit
     assert files == {"model/config.json", "model/model.safetensors", "tokenizer/tokenizer.json"}
 
 
+def test_a_version_of_another_program_is_refused_before_anything_runs_if_it_is_an_adapter_alone(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    folder = logged(tmp_path / "logged", {"model_type": "gpt2"})
+    register(source=folder.as_uri())
+    assert str(pin(recipe).model_version) == "first/1"
+    (folder / "model/model.safetensors").rename(folder / "model/adapter_model.safetensors")
+    message = r"^model\.path: the version first/1, .* has no whole model .* \(an adapter of peft alone is none\): name"
+    with pytest.raises(UserError, match=message):
+        pin(recipe)
+
+
 def test_a_model_of_a_type_that_the_task_cannot_use_is_refused_with_its_version(recipe: Recipe, tmp_path: Path) -> None:
     register(source=logged(tmp_path / "logged", {"model_type": "bert"}).as_uri(), **{MODEL_TAG: MODEL})
     translation = {"data.text": None, "data.label": None, "data.columns": {"source": "text", "target": "label"}}

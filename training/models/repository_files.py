@@ -43,6 +43,8 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     CHAT_TEMPLATE,
 )
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""The files of an adapter of peft, which needs its base model."""
 WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
 """Classes of transformers without a vocabulary file."""
 
@@ -81,13 +83,22 @@ def part_of(name: str) -> Literal["model", "tokenizer"] | None:
     return "tokenizer" if any(fnmatch.fnmatch(name, pattern) for pattern in TOKENIZER_FILES) else None
 
 
+def has_weights(names: Iterable[str]) -> bool:
+    """Whether files with these names hold the weights of a model, and not only those of an adapter."""
+    return any(name.endswith(".safetensors") and name != ADAPTER_WEIGHTS for name in names)
+
+
 def require_files(names: Iterable[str], where: str) -> None:
     """Raises UserError with everything that a repository with these files lacks for fine-tuning. `where` names the
     repository in messages."""
     names, missing = {name for name in names if "/" not in name}, []
+    if ADAPTER_CONFIG in names:
+        message = f"{where} has {ADAPTER_CONFIG}: it is an adapter of peft, and training would start without it. "
+        message += "Merge it into its base model with merge_and_unload(), and name the folder of save_pretrained()."
+        raise UserError([Problem(kind="model", where="model.path", message=message)])
     if "config.json" not in names:
         missing.append("no config.json, so it is not a model that transformers can load")
-    if not any(name.endswith(".safetensors") for name in names):
+    if not has_weights(names):
         missing.append(
             "no *.safetensors, and other weight formats may run code when they are read: "
             "save the model again with save_pretrained()"

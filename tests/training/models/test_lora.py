@@ -89,6 +89,26 @@ def test_the_adapter_on_the_base_model_answers_as_the_merged_model_does(world: P
     assert json.loads(config)["base_model_name_or_path"] is None and str(world) not in config
 
 
+def test_adapters_on_a_model_that_adapters_are_merged_into_give_a_complete_model_again(
+    world: Path, trained: dict[str, Path], tmp_path: Path
+) -> None:
+    first = trained["trainer"] / "output/model"
+    for part in ("model", "tokenizer"):  # load_model stores both from this one folder
+        (world / "merged").mkdir(exist_ok=True)
+        (world / "merged" / part).symlink_to(first)
+    job = tiny.fit_job(world, tmp_path / "second", base="merged", **{**ASKED, "num_train_epochs": 1})
+    assert finish(job).state == "finished"
+    second = AutoModelForSequenceClassification.from_pretrained(job / "output/model").eval()
+    start = AutoModelForSequenceClassification.from_pretrained(first)
+    before, after = start.state_dict(), second.state_dict()
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    assert before.keys() == after.keys() and len(changed) == 8 and not changed & HEAD  # the start has the head
+    adapted = PeftModel.from_pretrained(start, job / "output/adapter").eval()
+    batch = dict(input_ids=torch.tensor([[5, 6, 7]]), attention_mask=torch.ones(1, 3, dtype=torch.long))
+    with torch.inference_mode():
+        torch.testing.assert_close(second(**batch).logits, adapted(**batch).logits, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_killed_it_ends_with_the_same_bytes_and_checkpoints_hold_only_what_is_trained(
     world: Path, trained: dict[str, Path], tmp_path: Path, engine: str

@@ -19,3 +19,15 @@ def test_any_file_that_a_tokenizer_can_come_from_is_enough(tokenizer: str) -> No
 def test_a_repository_without_a_tokenizer_is_refused_with_the_next_step() -> None:
     with pytest.raises(UserError, match=r"^model\.path: it has no tokenizer\.json, .*: save its tokenizer again with"):
         require_files([*WEIGHTS, "special_tokens_map.json", "README.md"], "it")
+
+
+def test_an_adapter_of_peft_is_refused_with_the_next_step_even_if_weights_lie_beside_it() -> None:
+    for names in (["adapter_config.json", "adapter_model.safetensors"], [*WEIGHTS, "adapter_config.json"]):
+        with pytest.raises(UserError) as raised:
+            require_files([*names, "tokenizer.json"], "it")
+        (problem,) = raised.value.problems
+        assert problem.message.startswith("it has adapter_config.json: it is an adapter of peft, and training would")
+        assert "Merge it into its base model with merge_and_unload()" in problem.message
+    with pytest.raises(UserError, match=r"it has no \*\.safetensors"):
+        require_files(["config.json", "tokenizer.json", "adapter_model.safetensors"], "it")
+    require_files([*WEIGHTS, "tokenizer.json", "adapter/adapter_config.json"], "it")  # of a version that was published
