@@ -11,7 +11,7 @@ from tasks.stages.compare import compare, count_comparison, counts_comparisons, 
 from tasks.stages.exports import compare_exports, export, wants_exports
 from tasks.stages.fit import fit
 from tasks.stages.gate import gate
-from tasks.stages.load_data import load_data
+from tasks.stages.load_data import counts_tokens, load_data
 from tasks.stages.load_model import load_model, require_same_labels
 from tasks.stages.predict import answers_prompts, predict
 from tasks.stages.publish import publish
@@ -61,11 +61,13 @@ class Scored(Prepared):
 def prepare(walk: Driver, recipe: Recipe, lock: Lock | None = None) -> Prepared:
     """Walks the stages before training. With `lock`, nothing is resolved again."""
     lock = lock or walk(resolve, recipe)
-    data = walk(load_data, recipe, lock)
+    # The weights of a mixture may be in tokens, which the model's tokenizer counts.
+    first = walk(load_model, recipe, lock, None) if counts_tokens(recipe) else None
+    data = walk(load_data, recipe, lock, first)
     require_fitting(recipe, data)
     # A model from scratch has a tokenizer that is trained on the rows.
     trains_tokenizer = recipe.model.source == "scratch" and lock.started_from is None
-    model = walk(load_model, recipe, lock, data if trains_tokenizer else None)
+    model = first if first is not None else walk(load_model, recipe, lock, data if trains_tokenizer else None)
     require_same_labels(lock, data, model)
     tokens = walk(tokenize, recipe, data, model)
     require_fitting_lengths(recipe, tokens)

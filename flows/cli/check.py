@@ -22,15 +22,21 @@ from flows.reports.tables import count_line, label_lines, mixture_lines, problem
 from flows.reports.terminal import Terminal
 from tasks.cache.refs import Lock
 from tasks.hub.push import find_publishing_problems
-from tasks.stages.load_data import load_rows
+from tasks.stages.load_data import counts_tokens, load_rows
 from tasks.stages.preflight.model_check import require_model
-from tasks.stages.preflight.token_check import count_tokens, find_tokenizer, has_exact_counts, scratch_folder
+from tasks.stages.preflight.token_check import (
+    count_tokens,
+    find_tokenizer,
+    find_tokenizer_folder,
+    has_exact_counts,
+    scratch_folder,
+)
 from tasks.stages.resolve import pin_data, pin_tokenizer
 from tasks.stages.score import require_fitting, require_fitting_lengths
 from tasks.tracking.connection import MlflowFailed
 from tasks.tracking.reports import read_report
 from training.problems import NETWORK, UserError
-from training.recipe import Recipe
+from training.recipe import Recipe, parse
 
 
 @dataclass
@@ -88,7 +94,8 @@ def _check(recipe: Recipe, findings: Findings, terminal: Terminal) -> None:
             lock = pin_data(recipe, terminal.progress_of("resolve"))
             findings.notes += lock.notes
             terminal.stage_started("load_data", "")
-            load_rows(recipe, lock, folder / "rows", terminal.progress_of("load_data"))
+            readable, tokenizer = _find_counter(recipe, model, folder, findings)
+            load_rows(readable, lock, folder / "rows", terminal.progress_of("load_data"), tokenizer)
             findings.rows = read_report(folder / "rows")
             findings.problems += findings.rows["problems"]
             _require(require_fitting, recipe, folder / "rows", findings)
@@ -98,6 +105,21 @@ def _check(recipe: Recipe, findings: Findings, terminal: Terminal) -> None:
             findings.add(error)
         finally:
             terminal.clear()
+
+
+def _find_counter(recipe: Recipe, lock: Lock | None, folder: Path, findings: Findings) -> tuple[Recipe, Path | None]:
+    """The recipe whose rows can be read here, and the folder of the tokenizer that counts the weights of its mixture.
+    If the tokenizer is needed and not available now, the weights are in characters."""
+    if not counts_tokens(recipe):
+        return recipe, None
+    reason = "the model's tokenizer is not available."
+    try:
+        if lock is not None:
+            return recipe, find_tokenizer_folder(recipe, lock, folder / "rows", folder / "tokenizer")
+    except (UserError, MlflowFailed) as error:
+        reason = str(error)
+    findings.notes.append(f"The mixture was weighted by characters instead of tokens: {reason}")
+    return parse(recipe.model_dump(exclude_unset=True), {"data.weight_by": "characters"}), None
 
 
 def _require(requirement: Callable[[Recipe, Path], None], recipe: Recipe, folder: Path, findings: Findings) -> None:

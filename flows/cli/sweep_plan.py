@@ -9,6 +9,7 @@ from flows.plan import divide_gpus
 from tasks.cache import settings, store
 from tasks.cache.history import History
 from tasks.cache.refs import Ref
+from tasks.stages.load_data import counts_tokens
 from tasks.sweeps.study import Study, only_sweep, study_key
 from tasks.sweeps.trial import UNFINISHED, Trial
 from training.problems import UserError
@@ -16,7 +17,6 @@ from training.recipe import Recipe, Sweep, parse
 
 FIRST_STAGE = {"model": "load_model", "tokens": "tokenize", "options": "tokenize"}
 """The first stage that reads a section of the recipe; fields of other sections first matter to fit."""
-BEFORE_FIT = ("resolve", "load_data", "load_model", "tokenize")
 
 
 def share_gpus(recipe: Recipe, sweep: Sweep) -> Recipe:
@@ -27,8 +27,10 @@ def share_gpus(recipe: Recipe, sweep: Sweep) -> Recipe:
 def summary_lines(recipe: Recipe, sweep: Sweep, planned: Scored) -> Iterator[str]:
     """What trials share, how many trainings there are at most, and what one costs."""
     sections = {name.partition(".")[0] for name in sweep.space}
-    varied = [BEFORE_FIT.index(FIRST_STAGE.get(section, "tokenize")) for section in sections & FIRST_STAGE.keys()]
-    shared = BEFORE_FIT[: min(varied, default=len(BEFORE_FIT))]
+    loading = ("load_model", "load_data") if counts_tokens(recipe) else ("load_data", "load_model")
+    before_fit = ("resolve", *loading, "tokenize")
+    varied = [before_fit.index(FIRST_STAGE.get(section, "tokenize")) for section in sections & FIRST_STAGE.keys()]
+    shared = before_fit[: min(varied, default=len(before_fit))]
     yield f"All trials share {', '.join(shared)}; they differ in {', '.join(sweep.space)}."
     stored = _stored_trials(recipe, sweep, planned)
     left = (sweep.trials or 0) - len([trial for trial in stored if trial.state not in UNFINISHED])

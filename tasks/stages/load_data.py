@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from tasks.cache.code import figures_code
 from tasks.cache.input_files import Progress, require_unchanged
-from tasks.cache.refs import Lock, PinnedRows
+from tasks.cache.refs import Lock, PinnedRows, Ref
 from tasks.cache.stage import Inputs, Work, stage
 from tasks.hub.client import explain_read_errors
 from tasks.tracking.reports import emit_warnings, read_report
@@ -23,9 +23,12 @@ from training.recipe.tables.formats import SOURCES
 NOT_INPUTS = {"path", "config", "revision", "splits", "max_file_gb"}
 
 
-def inputs(recipe: Recipe, lock: Lock) -> Inputs:
+def inputs(recipe: Recipe, lock: Lock, model: Ref | None = None) -> Inputs:
     """The settings of reading and checking, the files' content, the commit or the object's code and fingerprint; of a
-    mixture those of each set, with names, weights and epochs."""
+    mixture those of each set, with names, weights and epochs.
+
+    `model` is only given if its tokenizer counts the tokens by which a mixture is weighted.
+    """
     data, wanted = recipe.data, source_columns(recipe)
     columns = {column.name: column.form + " or nothing" * column.may_be_empty for column in wanted.columns}
     code, named, options = code_for_rows(recipe)
@@ -45,14 +48,25 @@ def inputs(recipe: Recipe, lock: Lock) -> Inputs:
                 names[f"files.{name}/{split}" if part == "files" else f"mix.{name}.{key}"] = f"{name}: {value}"
         shared = _settings(data, {*SHARED, *OF_MIXTURE[1:]}, exclude=set())
         values = {"data": shared, "mix": sets, "sets": list(sets), "files": files}
+    outside, libraries = figures_code(recipe.task), [library for one in sources for library in one.libraries]
+    if model is None:
+        outside = [*outside, "training.tokenization.token_counts"]
+    else:
+        values["upstream"] = {"tokenizer": model.parts["tokenizer"]}
+        libraries.append("tokenizers")
     return Inputs(
         {**values, "task": task},
         code=["training.data.load_rows", *dict.fromkeys(one.reader.partition(":")[0] for one in sources), *code],
-        outside=figures_code(recipe.task),
+        outside=outside,
         named=named | {where: one.path for where, one in _objects(data)},
-        libraries=tuple(dict.fromkeys(library for one in sources for library in one.libraries)),
+        libraries=tuple(dict.fromkeys(libraries)),
         names=names,
     )
+
+
+def counts_tokens(recipe: Recipe) -> bool:
+    """Whether reading the rows needs the model's tokenizer: for a mixture that is weighted by tokens."""
+    return recipe.data.mix is not None and recipe.data.weight_by == "tokens"
 
 
 def _inputs_of_set(data: Data, pinned: PinnedRows, evaluated: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -90,24 +104,28 @@ def _objects(data: Data) -> Iterator[tuple[str, Data]]:
 
 
 @stage(inputs, may_repeat=True)
-def load_data(work: Work, recipe: Recipe, lock: Lock) -> Mapping[str, Any]:
+def load_data(work: Work, recipe: Recipe, lock: Lock, model: Ref | None = None) -> Mapping[str, Any]:
     """Reads every split into Arrow, checks it, and fixes the labels' names and order. Also keeps the columns of
     validation and test from which slices can be made. The keys of later stages have the digests of only the files that
     they read.
     """
     from training.evaluation.plots import draw_rows
 
-    figures = load_rows(recipe, lock, work.out, work.progress)
+    tokenizer = None if model is None else model.path / "tokenizer"
+    figures = load_rows(recipe, lock, work.out, work.progress, tokenizer)
     report = read_report(work.out)
     emit_warnings(work, report)
     draw_rows(report, work.out / "log")
     return figures
 
 
-def load_rows(recipe: Recipe, lock: Lock, out: Path, progress: Progress) -> Mapping[str, Any]:
+def load_rows(
+    recipe: Recipe, lock: Lock, out: Path, progress: Progress, tokenizer: Path | None = None
+) -> Mapping[str, Any]:
     """Writes the rows and their report to the folder `out`, without the store. Raises UserError with every problem.
 
-    `progress` is called with the amount read and the total.
+    `progress` is called with the amount read and the total. `tokenizer` is the folder of the model's tokenizer, if
+    `counts_tokens`.
     """
     from training.data.load_rows import load
 
@@ -124,9 +142,16 @@ def load_rows(recipe: Recipe, lock: Lock, out: Path, progress: Progress) -> Mapp
         return explain_read_errors("dataset", data.sets[index].path, hub.commit) if hub else nullcontext()
 
     if data.mix is not None:
-        figures = load(data, task_type, pinned, out, progress, evaluated, explain)
+        counter = _token_counter(tokenizer) if tokenizer is not None else None
+        figures = load(data, task_type, pinned, out, progress, evaluated, explain, counter)
     else:
         with explain(0):
             figures = load(data, task_type, pinned[0], out, progress, evaluated)
     require_unchanged(lock.all_data_files)
     return figures
+
+
+def _token_counter(folder: Path) -> Callable[[list[str]], int]:
+    from training.tokenization.token_counts import token_counter
+
+    return token_counter(folder)

@@ -207,7 +207,8 @@ def describe_rows(rows: Mapping[str, Any] | None, tokens: Mapping[str, Any] | No
 
 def tabulate_mixture(sets: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
     """One row per set of a mixture: its train rows, weight, the rows that training sees in an epoch, how often the set
-    is passed for them, their share of the mixture, and its rows in other splits."""
+    is passed for them, their share of the mixture by rows, by characters and, if they were counted, by tokens, and its
+    rows in other splits."""
     listed = list(sets)
     return [
         {
@@ -218,6 +219,7 @@ def tabulate_mixture(sets: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
             "passes": f"{one['passes']:.4g}",
             "share": f"{one['share']:.1%}",
             "of characters": f"{one['character_share']:.1%}",
+            **({"of tokens": f"{one['token_share']:.1%}"} if "token_share" in one else {}),
             **{split: f"{one.get(split, 0):,}" for split in ("validation", "test") if any(split in o for o in listed)},
         }
         for one in listed

@@ -14,7 +14,7 @@ import yaml
 
 from flows.cli.main import main
 from tests.flows.forked import finetune
-from tests.flows.small import command, environment, states, write_project, write_rows
+from tests.flows.small import FinishedRun, command, environment, states, write_project, write_rows
 from training.jobs.protocol import sha256
 from training.recipe import load, parse
 
@@ -55,6 +55,28 @@ def test_check_shows_the_mixture_that_training_will_see(
     assert lines[head + 2].split()[:6] == shown
     assert theirs["rows"] + theirs["validation"] == 40
     assert json.loads(out.read_text())["rows"]["train"] == 4 * count
+
+
+def test_check_and_plan_weight_a_mixture_by_the_tokens_of_the_model_that_training_starts_from(
+    finished: FinishedRun,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    model_unchecked: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FINETUNE_HOME", str(finished.home))
+    words = ["data.weight_by=tokens", "data.mix[1].epochs=null", "model.path=small/1", "release.registry=mixed"]
+    words += ["model.source=registry", "model.config=null", "name=mixed"]
+    file, out = mixed(tmp_path / "project"), tmp_path / "out.json"
+    changes = [word for one in words for word in ("--set", one)]
+    assert main(["check", str(file), *changes, "--json", str(out)]) == 0
+    assert "of tokens" in capsys.readouterr().out
+    ours, theirs = json.loads(out.read_text())["mixture"]
+    assert abs(ours["token_share"] - 0.75) < 0.02 and ours["tokens"] > 5 * theirs["tokens"]
+    assert main(["plan", str(file), *changes]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    first = next(number for number, line in enumerate(lines) if line[:1] == ["load_model"])
+    assert lines[first + 1][:3] == ["load_data", "will", "run"]
 
 
 def test_plan_names_the_sets_before_they_are_read(

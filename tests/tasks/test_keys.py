@@ -27,6 +27,7 @@ from tasks.hub.client import Found
 from tasks.prediction.scan import Shard
 from tasks.registry.prediction_job import ModelSpec
 from tasks.stages import resolve as resolving
+from tasks.stages.load_data import load_data
 from tasks.stages.predict_shard import predict_shard
 from tasks.tracking.stage_table import STAGES
 from tests.task_types import TINY
@@ -494,6 +495,18 @@ def test_an_option_changes_the_keys_of_the_stages_that_read_it(task: str, option
 
 def stages_of(change: Change | Nothing) -> set[str]:
     return set(change.stages.split()) if isinstance(change, Change) else set()
+
+
+def test_only_a_mixture_that_is_weighted_by_tokens_is_made_again_for_another_tokenizer() -> None:
+    weighted = spelt(base(), {**IN_FOLDER, "data": {**MIXTURE, "mix": WEIGHTED}})
+    for unit, reading in (("rows", set()), ("characters", set()), ("tokens", {"load_data"})):
+        values = spelt(weighted, {"data.weight_by": unit})
+        again = changed(keys(values), keys(values, "load_model/tokenizer"))
+        assert again - {"tokenize", "fit"} == reading, unit
+        assert changed(keys(values), keys(values, "load_model/model")) == {"fit"}, unit
+        assert [*keys(values)][:2] == (["load_model", "load_data"] if reading else ["load_data", "load_model"])
+    lock = resolving.pin(parse(weighted))
+    assert not [name for name in load_data.flat_inputs(parse(weighted), lock)[0] if "tokenizer" in name]
 
 
 # What is made otherwise, and the stages that read it.

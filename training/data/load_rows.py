@@ -32,7 +32,7 @@ from training.data.hub_datasets import hub_splits
 from training.data.lists import flat_values, lists_like
 from training.data.mixtures import SetSize, describe_sets, mixed_counts, mixed_rows, passes
 from training.data.plain_types import is_list
-from training.data.row_statistics import SplitStatistics, has_unknown, joined, text_lengths
+from training.data.row_statistics import SplitStatistics, has_unknown, joined, text_lengths, texts_of
 from training.data.slice_columns import SliceColumns
 from training.data.sources import object_splits
 from training.problems import Problem, UserError, user_code_errors
@@ -49,6 +49,7 @@ MAX_PROBLEMS = 200
 
 Progress = Callable[[int, int], None]
 Explain = Callable[[int], AbstractContextManager[None]]
+CountTokens = Callable[[list[str]], int]
 Reader = Callable[[SourceColumns, str, Mapping[str, Any], SliceColumns], Iterator[Block]]
 """Yields the rows of a split in blocks."""
 
@@ -61,6 +62,7 @@ def load(
     progress: Progress = lambda done, total: None,
     evaluated: Sequence[str] = (),
     explain: Explain = lambda index: nullcontext(),
+    count_tokens: CountTokens | None = None,
 ) -> dict[str, int]:
     """Writes the rows of every split to the folder `out`, with their labels and a report. Returns the rows of each
     split, the number of labels and of warnings.
@@ -69,7 +71,8 @@ def load(
     Hub data set (`{"commit": "<40 hex digits>"}`), or nothing for an object; for a mixture one of these for each set.
     `progress` gets the rows read and an estimate of all. `evaluated` are the splits that the recipe evaluates, which a
     Hub data set and a callable have to provide. `explain` gives the context in which a set is read, by its number: it
-    may raise UserError in place of other errors.
+    may raise UserError in place of other errors. `count_tokens` returns the tokens of texts; a mixture that is weighted
+    by tokens needs it.
 
     `out` gets `<split>.arrow` with the task type's columns, in the types of RowSpecification.columns;
     `labels.json` (names in order, none for a task type without labels); `log/report.json` (rows, labels, characters
@@ -94,7 +97,7 @@ def load(
         for split in [*reading.statistics_by_split]:
             rows = _read_batches(Path(folder, split))
             if split == "train" and data.mix is not None:
-                rows, table = reading.mix(places)
+                rows, table = reading.mix(places, count_tokens)
             removed = _place_labels(rows, out / f"{split}.arrow", reading.wanted, places)
             reading.slices.write(split, out / f"{split}.slices.arrow", removed)
         if table:
@@ -292,7 +295,9 @@ class _Reading:
                 found[index] |= part.labels.keys()
         return found
 
-    def mix(self, places: Mapping[str, int]) -> tuple[Iterator[pa.RecordBatch], list[dict[str, Any]]]:
+    def mix(
+        self, places: Mapping[str, int], count_tokens: CountTokens | None
+    ) -> tuple[Iterator[pa.RecordBatch], list[dict[str, Any]]]:
         """Returns the train rows of the mixture, labels as names, and the table of its sets: for each its name, rows,
         weight, and the rows, passes and share of the mixture. The statistics of train become those of the mixture while
         the rows are read. Raises UserError for a set without rows in it."""
@@ -307,11 +312,12 @@ class _Reading:
 
         sizes = []
         for index in sets:
-            rows = characters = 0
+            rows = characters = tokens = 0
             for batch in rows_of(index):
                 rows += batch.num_rows
                 characters += int(text_lengths(batch, self.wanted.contents).sum())
-            sizes.append(SetSize(self.names[index], rows, characters))
+                tokens += count_tokens(list(texts_of(batch, self.wanted.contents))) if count_tokens else 0
+            sizes.append(SetSize(self.names[index], rows, characters, tokens if count_tokens else None))
         counts, seed = mixed_counts(self.data, sizes), self.data.mix_seed
         streams = [
             passes(partial(rows_of, index), sizes[index].rows, counts[index], partial(hashes_of, index), seed)

@@ -39,6 +39,8 @@ class SetSize:
     rows: int
     characters: int
     """Of all texts in the rows, targets included."""
+    tokens: int | None = None
+    """Of the same texts, without special tokens; None if they were not counted."""
 
 
 def mixed_counts(data: Data, sizes: Sequence[SetSize]) -> list[int]:
@@ -77,7 +79,7 @@ def describe_sets(
     data: Data, sizes: Sequence[SetSize], counts: Sequence[int], evaluated: Sequence[Mapping[str, int]]
 ) -> list[dict[str, Any]]:
     """Returns the table of the sets of `data.mix`: for each its name, rows and characters, its weight, and the rows,
-    passes and shares of the mixture.
+    passes and shares of the mixture; if tokens were counted, also these and their share.
 
     Args:
         counts: The rows of each set in the mixture.
@@ -85,6 +87,7 @@ def describe_sets(
     """
     total = sum(counts)
     characters = [count * size.characters / size.rows for size, count in zip(sizes, counts, strict=True)]
+    tokens = [count * (size.tokens or 0) / size.rows for size, count in zip(sizes, counts, strict=True)]
     return [
         {
             "dataset": size.name,
@@ -94,11 +97,16 @@ def describe_sets(
             "mixed": count,
             "passes": count / size.rows,
             "share": count / total,
-            "character_share": of_set / (sum(characters) or 1),
+            "character_share": characters[index] / (sum(characters) or 1),
+            **_token_share(size.tokens, tokens[index], sum(tokens)),
             **others,
         }
-        for entry, size, count, of_set, others in zip(data.mix or (), sizes, counts, characters, evaluated, strict=True)
+        for index, (entry, size, count, others) in enumerate(zip(data.mix or (), sizes, counts, evaluated, strict=True))
     ]
+
+
+def _token_share(tokens: int | None, mixed: float, total: float) -> dict[str, Any]:
+    return {} if tokens is None else {"tokens": tokens, "token_share": mixed / (total or 1)}
 
 
 def _exact(number: float) -> Fraction:
@@ -108,7 +116,10 @@ def _exact(number: float) -> Fraction:
 
 def _rows_in_unit(data: Data, size: SetSize) -> Fraction:
     """Returns the rows of a set for one unit of its weight."""
-    return Fraction(1) if data.weight_by == "rows" else Fraction(size.rows, max(1, size.characters))
+    units = {"rows": size.rows, "characters": size.characters, "tokens": size.tokens}
+    length = units[data.weight_by]
+    assert length is not None, "tokens were not counted"
+    return Fraction(size.rows, max(1, length))
 
 
 def _scale(data: Data, sizes: Sequence[SetSize], rates: Sequence[Fraction]) -> Fraction:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +152,14 @@ def text_lengths(rows: pa.RecordBatch, columns: Iterable[StoredColumn]) -> np.nd
         elif column.form == "texts":
             lengths += row_sums(values, pc.utf8_length(flat_values(values)))
     return lengths
+
+
+def texts_of(rows: pa.RecordBatch, columns: Iterable[StoredColumn]) -> Iterator[str]:
+    """Yields the texts whose characters `text_lengths` counts, column by column."""
+    for column in columns:
+        if column.form in ("text", "value", "content", "texts"):
+            values = rows.column(column.name)
+            yield from (text for text in flat_values(values).to_pylist() if text is not None)
 
 
 def _row_name(block: Block, place: int) -> str:

@@ -126,9 +126,10 @@ class Data(_Rows):
     mix: list[MixedSet] | None = Field(default=None, min_length=1)
     """The sets of a mixture, each with its own source; the other fields of `data` then hold for each set that does not
     have its own: docs/how-to/data/mixtures.md (null: one set of rows)."""
-    weight_by: Literal["rows", "characters"] = "rows"
-    """The unit of the weights in `mix`. characters: long rows count more, as they do in tokens, which are unknown
-    before the mixture is made."""
+    weight_by: Literal["rows", "characters", "tokens"] = "rows"
+    """The unit of the weights in `mix`. characters, tokens: long rows count more. tokens: by the model's
+    tokenizer.json, without special tokens and before rows are cut; the rows are then loaded after the model, and again
+    for a model with another tokenizer."""
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] = "first_exhausted"
     """The size of a mixture with weights, by the terms of `datasets.interleave_datasets`. first_exhausted: as large as
     it can be without repeating a row. all_exhausted: as small as it can be with every row at least once; the other sets

@@ -157,8 +157,6 @@ def _unknown_value(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> 
     value, name = error["input"], _INDEX.sub("", where)
     if where == "training.optim" and value in REFUSED:
         return f"{value!r} is refused: {REFUSED[value]}."
-    if where == "data.weight_by" and value == "tokens":
-        return "'tokens' are unknown before the mixture is made: choose characters, which are close, or rows."
     if advice := out_of_scope(str(value)):
         return f"{value!r} {advice}"
     if name in ("data.source", "data.mix.source") and str(value).lower() in _SPREADSHEETS:

@@ -74,25 +74,29 @@ def find_tokenizer(recipe: Recipe, lock: Lock, rows: Path, out: Path) -> Path:
 
     Raises UserError if there is no tokenizer.json, or if the Hub does not answer.
     """
+    folder = find_tokenizer_folder(recipe, lock, rows, out)
+    if not (folder / "tokenizer.json").is_file():
+        named = str(lock.model_version or recipe.model.path)
+        message = f"{named} has no tokenizer.json, and only a run reads tokenizers in other formats."
+        raise UserError([Problem(kind="model", where="model.path", message=message)])
+    return folder
+
+
+def find_tokenizer_folder(recipe: Recipe, lock: Lock, rows: Path, out: Path) -> Path:
+    """As `find_tokenizer`, with or without a tokenizer.json."""
     model = recipe.model
     if model.source == "scratch":
         return _train_tokenizer(recipe, rows, out)
     if lock.model_version is not None:
-        folder = champions.find_tokenizer(lock.model_version, out, "model.path")
-    elif lock.model_hub is not None:
+        return champions.find_tokenizer(lock.model_version, out, "model.path")
+    if lock.model_hub is not None:
         from huggingface_hub import snapshot_download
 
         name, commit = str(model.path), lock.model_hub.commit
         with explain_read_errors("model", name, commit):
             patterns = [*TOKENIZER_FILES]
-            folder = Path(snapshot_download(name, revision=commit, allow_patterns=patterns, ignore_patterns="*/*"))
-    else:
-        folder = Path(str(model.path)).expanduser().absolute()
-    if not (folder / "tokenizer.json").is_file():
-        named = str(lock.model_version or model.path)
-        message = f"{named} has no tokenizer.json, and only a run reads tokenizers in other formats."
-        raise UserError([Problem(kind="model", where="model.path", message=message)])
-    return folder
+            return Path(snapshot_download(name, revision=commit, allow_patterns=patterns, ignore_patterns="*/*"))
+    return Path(str(model.path)).expanduser().absolute()
 
 
 def has_exact_counts(recipe: Recipe, tokenizer: Path) -> bool:

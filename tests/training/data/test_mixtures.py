@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from tests.task_types import TINY
 from tests.training.data.task_types import CLASSIFICATION
@@ -21,6 +22,7 @@ from training.data.mixtures import SetSize, choose_rows, mixed_counts, round_by_
 from training.problems import Problem, UserError
 from training.recipe import Data
 from training.recipe.task_specification import specification
+from training.tokenization.token_counts import token_counter
 
 Pairs = list[tuple[str, str]]
 
@@ -71,10 +73,12 @@ def splits(name: str, train: int, validation: int = 2, labels: str = "neg pos") 
     return {"train": pairs(name, train, labels), "validation": pairs(f"{name} held", validation, labels)}
 
 
-def mixture(rows: list[int], characters: list[int] | None = None, **data: Any) -> tuple[Data, list[SetSize]]:
+def mixture(
+    rows: list[int], characters: list[int] | None = None, tokens: list[int] | None = None, **data: Any
+) -> tuple[Data, list[SetSize]]:
     shares = data.pop("shares")
     entries = [{"source": "csv", "path": f"{index}.csv", **share} for index, share in enumerate(shares)]
-    sizes = zip(rows, characters or rows, strict=True)
+    sizes = zip(rows, characters or rows, tokens or rows, strict=True)
     return Data.model_validate({"mix": entries, **data}), [SetSize(f"{i}", *size) for i, size in enumerate(sizes)]
 
 
@@ -96,6 +100,13 @@ WEIGHTS = [{"weight": 0.7}, {"weight": 0.3}]
         (
             {"rows": [100, 100], "characters": [500, 5000], "shares": [{"weight": 1}] * 2, "weight_by": "characters"},
             [100, 10],
+        ),
+        (
+            {
+                **{"rows": [100, 100], "characters": [500, 500], "tokens": [200, 800]},
+                **{"shares": [{"weight": 1}] * 2, "weight_by": "tokens"},
+            },
+            [100, 25],
         ),
     ],
 )
@@ -158,6 +169,30 @@ def test_the_same_mixture_has_the_same_bytes_and_another_seed_other_rows(sets: S
         (sets.load(out, mix_seed=seed) / "train.arrow").read_bytes() for out, seed in (("a", 0), ("b", 0), ("c", 1))
     ]
     assert files[0] == files[1] != files[2]
+
+
+def test_weights_by_tokens_count_the_texts_of_each_set_by_its_tokenizer_without_special_tokens(
+    sets: Sets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.tokenization.token_counts.BATCH_TEXTS", 3)
+    made = Tokenizer(models.WordLevel({"[UNK]": 0, "[CLS]": 1}, "[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 1)])
+    made.enable_truncation(2)
+    made.save(str(tmp_path / "tokenizer.json"))
+    # Both have 6 characters a row: in 1 token, and in 3.
+    words = [(f"word{n:02}", ["neg", "pos"][n % 2]) for n in range(30)]
+    letters = [(f"a {n // 10} {n % 10:02}", ["neg", "pos"][n % 2]) for n in range(30)]
+    for name, rows in (("words", words), ("letters", letters)):
+        sets.add(name, {"train": rows, "validation": pairs(f"{name} held", 2)}, weight=1)
+    data = sets.data(weight_by="tokens")
+    load(data, CLASSIFICATION, sets.files, tmp_path / "out", count_tokens=token_counter(tmp_path))
+    table = report_of(tmp_path / "out")["mixture"]
+    assert [(one["rows"], one["characters"], one["tokens"]) for one in table] == [(30, 180, 30), (30, 180, 90)]
+    assert [(one["mixed"], one["token_share"]) for one in table] == [(30, 0.5), (10, 0.5)]
+    assert [one["mixed"] for one in report_of(sets.load("other", weight_by="characters"))["mixture"]] == [30, 30]
+    with pytest.raises(UserError, match=r"^data\.weight_by: 'tokens' are counted by tokenizer\.json, .* choose char"):
+        token_counter(tmp_path / "words")
 
 
 def test_a_mixture_of_more_rows_than_a_block_holds_has_all_of_them(sets: Sets, monkeypatch: pytest.MonkeyPatch) -> None:

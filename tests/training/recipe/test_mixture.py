@@ -101,7 +101,7 @@ def test_mistakes_in_all_sets_are_reported_together_each_by_its_place() -> None:
     values = mixed(
         {"delimiter": ";;", "cast": {"text": "int64"}, "name": "-", "weight": None},
         {"delimiter": "|", "filter": "stars >=", "label": None},
-        weight_by="tokens",
+        weight_by="token",
         source="csv",
         checks={"duplicate": "error"},
     )
@@ -117,7 +117,7 @@ def test_mistakes_in_all_sets_are_reported_together_each_by_its_place() -> None:
         "data.source",
         "data.checks.duplicate",
     }
-    assert found["data.weight_by"].startswith("'tokens' are unknown before the mixture is made: choose characters")
+    assert found["data.weight_by"].startswith("'token' is unknown: choose from rows, characters, tokens. Did you mean")
     assert found["data.mix[0].weight"] == "is missing: data.mix[1] has one. Give all sets a weight, or none."
     assert found["data.mix[1].delimiter"] == "'|' is for `source: csv` only; with hub, set it to null."
     assert found["data.mix[0].name"].startswith("'-' is not a name for it: use letters, digits")
@@ -164,6 +164,15 @@ def test_a_mixture_that_cannot_be_made_is_refused(
     entries: tuple[dict[str, Any], ...], beside: dict[str, Any], where: str, message: str
 ) -> None:
     assert message in problems(mixed(*entries, **beside))[where]
+
+
+def test_tokens_are_refused_as_weights_for_a_model_whose_tokenizer_is_trained_on_the_mixture() -> None:
+    assert parse(mixed(weight_by="tokens")).data.weight_by == "tokens"
+    scratch = {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 99}}
+    assert problems({**mixed(weight_by="tokens"), "model": scratch}) == {
+        "data.weight_by": "'tokens' need a tokenizer, and a model from scratch trains its own on the mixture: choose "
+        "characters, which are close, or rows; or start from a model that has a tokenizer."
+    }
 
 
 def test_fields_of_a_mixture_are_refused_without_one() -> None:

@@ -59,7 +59,16 @@ def _weights(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         yield "data.weight_by", f"{unit!r} has no effect without weights: give each set in data.mix a weight."
 
 
-MIX_RULES: tuple[Rule, ...] = (_needs_mixture, _sources, _names, _weights)
+def _tokens(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    """Tokens are counted before there is a mixture on which a tokenizer could be trained."""
+    if written["data.mix"] and written["data.weight_by"] == "tokens" and written["model.source"] == "scratch":
+        message = (
+            "'tokens' need a tokenizer, and a model from scratch trains its own on the mixture: choose characters, "
+        )
+        yield "data.weight_by", f"{message}which are close, or rows; or start from a model that has a tokenizer."
+
+
+MIX_RULES: tuple[Rule, ...] = (_needs_mixture, _sources, _names, _weights, _tokens)
 
 
 def unfitting_columns(sets: Sequence[WrittenRecipe], names: Sequence[str]) -> Iterator[tuple[str, str]]:
