@@ -44,7 +44,7 @@ COMMANDS, PROGRAMS, SERVERS = "commands", "programs", "servers"
 """The three levels."""
 FORKED = {
     **dict.fromkeys(("prefect", "tests.flows.forked", "tests.hub.stages"), COMMANDS),
-    **dict.fromkeys(("accelerate.commands.launch", "training.jobs.warm"), PROGRAMS),
+    **dict.fromkeys(("accelerate.commands.launch", "training.jobs.warm", "tests.flows.scarce_memory"), PROGRAMS),
     **dict.fromkeys(("tasks.prefect.prefect_server", "uvicorn"), SERVERS),
 }
 OWN = ("training.programs.", "tasks.registry.")
@@ -362,13 +362,14 @@ def _run(request: Request, files: array.array[int]) -> int:
         io.TextIOWrapper(open(number, mode, closefd=False), encoding="utf-8", line_buffering=mode == "wb")  # noqa: SIM115
         for number, mode in ((0, "rb"), (1, "wb"), (2, "wb"))
     )
-    if any(name.startswith("PREFECT_") for name in changed):
-        refresh_prefect_settings()
+    function, args = pickle.loads(request.function)
+    uses_prefect = function is not run_module or level_of(args[0]) != PROGRAMS
+    if uses_prefect and any(name.startswith("PREFECT_") for name in changed):
+        refresh_prefect_settings(logging=any(name.startswith("PREFECT_LOGGING_") for name in changed))
     if "torch" in sys.modules and "OMP_NUM_THREADS" in changed:
         import torch
 
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
-    function, args = pickle.loads(request.function)
     try:
         function(*args)
     except SystemExit as ended:
@@ -378,13 +379,20 @@ def _run(request: Request, files: array.array[int]) -> int:
     return 0
 
 
-def refresh_prefect_settings() -> None:
-    """Prefect reads the environment again, which it does only at its import."""
+def refresh_prefect_settings(logging: bool = True) -> None:
+    """Prefect reads the environment again, which it does only at its import; logging costs twice as much as the rest
+    and depends on few of the variables."""
     if context := sys.modules.get("prefect.context"):
         from prefect.logging.configuration import setup_logging
 
         context.GLOBAL_SETTINGS_CONTEXT = context.root_settings_context()
-        setup_logging(incremental=False)
+        if logging:
+            setup_logging(incremental=False)
+
+
+def level_of(module: str) -> str | None:
+    """The level of a program that is forked; None for one that a new Python runs."""
+    return FORKED.get(module, PROGRAMS if module.startswith(OWN) else None)
 
 
 def _end(code: int) -> None:
@@ -409,7 +417,7 @@ def python(*words: str) -> None:
     arguments = [word for word in words if word != "-u"]
     kind, name, *rest = [*arguments, "", ""]
     rest = arguments[2:]
-    level = FORKED.get(name, PROGRAMS if name.startswith(OWN) else None) if kind == "-m" else None
+    level = level_of(name) if kind == "-m" else None
     if (kind, name) == ("-c", WORKER):
         fork = Fork(run_code, [name], search_path=())
     elif level is not None:

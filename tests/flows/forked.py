@@ -13,7 +13,8 @@ from tasks.prefect import servers
 from tests import fork_server
 from tests.flows.small import environment
 
-CONSOLE_LEVELS = ("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "PREFECT_LOGGING_INTERNAL_LEVEL")
+QUIET = dict.fromkeys(("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "PREFECT_LOGGING_INTERNAL_LEVEL"), "CRITICAL")
+"""What a command sets before it imports Prefect, which the server of forks has imported with it."""
 
 
 def code_with_forked_programs(code: str) -> str:
@@ -27,7 +28,7 @@ def finetune(
     """Runs `finetune` as a person would. Its programs are forks too, unless it has another `python`."""
     words = [python or fork_server.forked_python(), *arguments]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull) as nothing:
-        files, env = (nothing, out, err), environment(home, **more)
+        files, env = (nothing, out, err), QUIET | environment(home, **more)
         fork = fork_server.Fork(run, words, env=env, files=files, level=fork_server.COMMANDS).start()
         code = fork.join(timeout_s)
         if code is None:
@@ -38,15 +39,16 @@ def finetune(
 
 
 def run(python: str, *arguments: str) -> None:
-    # Prefect is imported already: too late for the levels that the command sets.
-    levels = {name: os.environ.get(name, "CRITICAL") for name in CONSOLE_LEVELS}
-    os.environ |= levels
-    fork_server.refresh_prefect_settings()
+    if not os.environ.keys() >= QUIET.keys():
+        os.environ.update(QUIET | os.environ)
+        fork_server.refresh_prefect_settings()
     use_home_servers = servers.use_home_servers
 
     def use_and_refresh() -> None:
+        before = dict(os.environ)
         use_home_servers()
-        fork_server.refresh_prefect_settings()
+        if os.environ != before:
+            fork_server.refresh_prefect_settings(logging=False)
 
     servers.use_home_servers = use_and_refresh
     sys.path[:] = fork_server.new_search_path()

@@ -1,12 +1,18 @@
-"""The project's code as each command reads it for its keys, read once by the server of forks: most of a second."""
+"""What each command does first, done once by the server of forks: reads the project's code for its keys, which takes
+most of a second, and sets Prefect's logging up."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import tasks
 from tasks.cache.code import code_behind
+from tests import fork_server
+from tests.flows.forked import QUIET
 
 ROOT = Path(tasks.__path__[0]).parent
 files = [file.relative_to(ROOT) for package in ("tasks", "training") for file in (ROOT / package).rglob("*.py")]
 code_behind(".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in files)
+os.environ |= QUIET
+fork_server.refresh_prefect_settings()
