@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,6 @@ from training.evaluation.plots import draw_curves
 
 # accelerate looks for its optional packages again and again.
 imports._is_package_available = cache(imports._is_package_available)
-importlib.metadata.version = cache(importlib.metadata.version)
 # The hardware's limit from a smaller product in less time.
 throughput._SIDE["cpu"], throughput.MEASURED_S = 256, 0.005
 get_checkpoint_conversion_mapping("bert")
