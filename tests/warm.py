@@ -1,4 +1,4 @@
-"""What libraries compute again and again in all processes of the tests, which are forks of one that has imported this."""
+"""What libraries compute again and again in the processes of the tests, computed once by the server of forks."""
 
 from __future__ import annotations
 
