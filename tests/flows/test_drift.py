@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,28 +51,48 @@ def drift(home: Path, *arguments: str, **more: str) -> tuple[dict[str, Any], str
     return json.loads(out.read_text()), run.stdout
 
 
-def test_new_rows_of_the_same_kind_are_steady_and_others_drifted_and_the_version_has_both_reports(
-    own_home: Path, tmp_path: Path, server: dict[str, str]
-) -> None:
-    new = tmp_path / "new"
+@dataclass(frozen=True)
+class Looks:
+    """A home with two reports, on rows of the same kind and on rows of another language."""
+
+    home: Path
+    german: Path
+    steady: dict[str, Any]
+    drifted: dict[str, Any]
+    printed: list[str]
+
+
+@pytest.fixture(scope="module")
+def looks(finished: FinishedRun, server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Looks:
+    folder = tmp_path_factory.mktemp("looks")
+    home, new, german = folder / "home", folder / "new", folder / "german.csv"
+    shutil.copytree(finished.home, home, symlinks=True)
     new.mkdir()
     write_rows(new / "monday.csv", 150, seed=3)
     write_rows(new / "tuesday.csv", 50, seed=4)
-    result, printed = drift(own_home, "--input", str(new), **server)
-    assert result["drift"]["verdict"] == "steady" and "Verdict: steady" in printed
-    assert result["drift"]["rows"] == {"reference": 60, "new": 200} and result["drift"]["look"] == 1
-    write_german(tmp_path / "german.csv", 120)
-    result, printed = drift(own_home, "--input", str(tmp_path / "german.csv"), **server)
-    assert result["drift"]["verdict"] == "drifted" and result["drift"]["look"] == 2
-    found = {line["name"]: line["verdict"] for line in result["drift"]["comparisons"]}
-    assert found["words"] == found["empty rows"] == "drifted"
-    assert "Typical of new rows:" in printed and result["drift"]["input"] == {"rows": 120, "without_prediction": 30}
-    states = {stage["name"]: stage["state"] for stage in result["stages"]}
+    steady, first = drift(home, "--input", str(new), **server)
+    write_german(german, 120)
+    drifted, second = drift(home, "--input", str(german), **server)
+    return Looks(home, german, steady, drifted, [first, second])
+
+
+def test_new_rows_of_the_same_kind_are_steady_and_others_drifted_and_the_version_has_both_reports(
+    looks: Looks, server: dict[str, str]
+) -> None:
+    found, printed = looks.steady["drift"], looks.printed[0]
+    assert found["verdict"] == "steady" and "Verdict: steady" in printed
+    assert found["rows"] == {"reference": 60, "new": 200} and found["look"] == 1
+    found, printed = looks.drifted["drift"], looks.printed[1]
+    assert found["verdict"] == "drifted" and found["look"] == 2
+    verdicts = {line["name"]: line["verdict"] for line in found["comparisons"]}
+    assert verdicts["words"] == verdicts["empty rows"] == "drifted"
+    assert "Typical of new rows:" in printed and found["input"] == {"rows": 120, "without_prediction": 30}
+    states = {stage["name"]: stage["state"] for stage in looks.drifted["stages"]}
     assert states["profile"] == "cached"
     # The same rows again are no further look.
-    again, _ = drift(own_home, "--input", str(tmp_path / "german.csv"), **server)
-    assert again["drift"] == result["drift"] and again["stages"][3]["state"] == "cached"
-    client = MlflowClient(f"sqlite:///{own_home / 'mlflow.db'}")
+    again, _ = drift(looks.home, "--input", str(looks.german), **server)
+    assert again["drift"] == found and again["stages"][3]["state"] == "cached"
+    client = MlflowClient(f"sqlite:///{looks.home / 'mlflow.db'}")
     version = client.get_model_version("small", "1")
     assert json.loads(version.tags["finetune.drift"])["verdict"] == "drifted"
     assert [metric.step for metric in client.get_metric_history(version.run_id, "drift/words")][:2] == [1, 2]
@@ -80,23 +101,19 @@ def test_new_rows_of_the_same_kind_are_steady_and_others_drifted_and_the_version
     assert str(client.get_model_version_by_alias("small", "champion").version) == "1"
 
 
-def test_the_event_and_the_table_of_a_report_are_on_the_server(
-    own_home: Path, tmp_path: Path, server: dict[str, str]
-) -> None:
+def test_the_event_and_the_table_of_a_report_are_on_the_server(looks: Looks, prefect_server: None) -> None:
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 
-    write_german(tmp_path / "german.csv", 100)
-    result, _ = drift(own_home, "--input", str(tmp_path / "german.csv"), **server)
-    of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[result["flow_run_id"]]))
+    run = looks.drifted["flow_run_id"]
+    of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
     with get_client(sync_client=True) as client:
         (table,) = [one for one in client.read_artifacts(artifact_filter=of_run) if one.key == "finetune-drift"]
         assert "drifted in" in str(table.description)
 
         def stored() -> list[dict[str, Any]]:
             answer = client._client.post("/events/filter", json={"filter": {"event": {"name": ["finetune.drift"]}}})
-            found = answer.json()["events"]
-            return [one for one in found if one["payload"]["flow_run_id"] == result["flow_run_id"]]
+            return [one for one in answer.json()["events"] if one["payload"]["flow_run_id"] == run]
 
         wait_until(lambda: bool(stored()), 30)
         (event,) = stored()

@@ -20,6 +20,7 @@ SPACE = {
     "training.learning_rate": {"log": [1e-3, 2e-2]},
     "training.per_device_train_batch_size": {"choice": [16, 32]},
 }
+SHORT = {"num_train_epochs": 2}
 GRID = {"training.learning_rate": {"choice": [2e-3, 5e-3, 1e30]}}
 
 
@@ -74,12 +75,12 @@ def test_trials_share_what_no_setting_changes_and_the_best_one_is_released(swept
 
 
 def test_the_best_model_equals_that_of_an_ordinary_run_with_its_settings(
-    swept: dict[str, Any], server: dict[str, str], tmp_path: Path
+    swept: dict[str, Any], finished: FinishedRun, server: dict[str, str], tmp_path: Path
 ) -> None:
     """A trial that paused and was resumed is among those that completed."""
     overrides = [f"--set={name}={value}" for name, value in swept["best"]["settings"].items()]
-    out = tmp_path / "out.json"
-    alone = finetune(tmp_path / "home", "run", str(swept["file"]), *overrides, "--json", str(out), **server)
+    home, out = shutil.copytree(finished.home, tmp_path / "home", symlinks=True), tmp_path / "out.json"
+    alone = finetune(home, "run", str(swept["file"]), *overrides, "--json", str(out), **server)
     assert alone.returncode == 0, alone.stderr
     assert json.loads(out.read_text())["model"]["sha256"] == swept["run"]["model"]["sha256"]
 
@@ -168,7 +169,7 @@ def tried(finished: FinishedRun, server: dict[str, str], tmp_path_factory: pytes
     """A grid of three trials, one after the other: one fails."""
     folder = tmp_path_factory.mktemp("grid")
     shutil.copytree(finished.home, folder / "home", symlinks=True)
-    file = write_sweep(finished, folder / "sweep.yaml", {"space": GRID, "sampler": "grid"})
+    file = write_sweep(finished, folder / "sweep.yaml", {"space": GRID, "sampler": "grid"}, training=SHORT)
     return {"home": folder / "home", **run_sweep(folder / "home", file, server)}
 
 
@@ -182,7 +183,8 @@ def test_too_many_failed_trials_end_the_sweep(finished: FinishedRun, server: dic
     home = tmp_path / "home"
     shutil.copytree(finished.home, home, symlinks=True)
     sweep = {"space": {"training.learning_rate": {"choice": [1e30]}}, "sampler": "grid", "max_failures": 0}
-    strict = finetune(home, "sweep", str(write_sweep(finished, tmp_path / "strict.yaml", sweep)), **server)
+    file = write_sweep(finished, tmp_path / "strict.yaml", sweep, training=SHORT)
+    strict = finetune(home, "sweep", str(file), **server)
     assert strict.returncode == 2 and "1 trials failed, and 0 may" in strict.stderr
 
 
@@ -192,7 +194,7 @@ def test_two_trials_at_once_are_the_same_set_of_trials_with_the_same_figures(
     home = tmp_path / "home"
     shutil.copytree(finished.home, home, symlinks=True)
     sweep = {"space": GRID, "sampler": "grid", "parallel": 2}
-    at_once = run_sweep(home, write_sweep(finished, tmp_path / "sweep.yaml", sweep), server)
+    at_once = run_sweep(home, write_sweep(finished, tmp_path / "sweep.yaml", sweep, training=SHORT), server)
     figures = [
         sorted((trial["settings"]["training.learning_rate"], trial["value"] or 0.0) for trial in result["trials"])
         for result in (tried, at_once)
@@ -207,9 +209,8 @@ def test_settings_that_do_not_reach_training_are_tried_with_one_training(
     shutil.copytree(finished.home, home, symlinks=True)
     before = {*home.glob("artifacts/fit/*")}
     space = {"training.logging_steps": {"choice": [10, 20, 30]}}
-    result = run_sweep(
-        home, write_sweep(finished, tmp_path / "sweep.yaml", {"space": space, "sampler": "grid"}), server
-    )
+    sweep = {"space": space, "sampler": "grid"}
+    result = run_sweep(home, write_sweep(finished, tmp_path / "sweep.yaml", sweep, training=SHORT), server)
     assert [trial["state"] for trial in result["trials"]] == ["completed"] * 3
     assert len({*home.glob("artifacts/fit/*")} - before) == 1
     assert result["best"]["similar"] == [2, 3] and "cannot be told apart" in result["printed"]
