@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.shared import INTERRUPTED, exit_code
+from flows.cli.shared import INTERRUPTED, exit_code, name_options
 from flows.reports.result import build_result
 from flows.reports.tables import problem_line
 from flows.reports.terminal import Quiet, Terminal, can_redraw
@@ -52,7 +52,8 @@ def call_flow(
 
 
 def call_model_flow(name: str, **parameters: Any) -> dict[str, Any]:
-    """Runs the flow of this name, which looks at a registered model, as `call_flow` does. Returns its result."""
+    """Runs the flow of this name, which looks at a registered model, as `call_flow` does. Returns its result, whose
+    problems have the names of the command's options."""
 
     def call() -> Any:
         from flows import drift, evaluate
@@ -60,7 +61,8 @@ def call_model_flow(name: str, **parameters: Any) -> dict[str, Any]:
         flows: dict[str, Flow[Any, Any]] = {"drift": drift.drift, "evaluate": evaluate.evaluate}
         return flows[name](**parameters, return_state=True)
 
-    return call_in_this_process(call, Terminal())
+    result = call_in_this_process(call, Terminal())
+    return result | {"problems": name_options(result["problems"], {"inputs": "--input", "thresholds.": "--set "})}
 
 
 def call_in_this_process(

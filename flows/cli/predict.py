@@ -12,7 +12,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from flows.cli.local_flow import call_in_this_process, exit_without_server, print_failure
-from flows.cli.shared import COMPLETED, INTERRUPTED, add_json_argument, add_version_arguments, write_json
+from flows.cli.shared import (
+    COMPLETED,
+    INTERRUPTED,
+    add_json_argument,
+    add_version_arguments,
+    name_options,
+    named_by_options,
+    write_json,
+)
 from flows.reports.terminal import Terminal
 from tasks.tracking.reports import format_count
 from training.problems import Problem, UserError
@@ -98,8 +106,9 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UserError(problems)
     if not arguments.input:
         return _predict_texts(arguments)
-    prediction = _parse(arguments)
-    return _plan(prediction, arguments) if arguments.plan else _predict_files(prediction, arguments)
+    with named_by_options(OPTIONS):
+        prediction = _parse(arguments)
+        return _plan(prediction, arguments) if arguments.plan else _predict_files(prediction, arguments)
 
 
 def _predict_texts(arguments: argparse.Namespace) -> int:
@@ -113,16 +122,10 @@ def _predict_texts(arguments: argparse.Namespace) -> int:
 
 
 def _parse(arguments: argparse.Namespace) -> BatchPrediction:
-    """The parameters of the flow. Raises UserError with the names of the options."""
+    """The parameters of the flow. Raises UserError."""
     values = {name: getattr(arguments, name) for name in OPTIONS}
     values["task"] = values["task"] or None
-    try:
-        return parse_batch_prediction({name: value for name, value in values.items() if value is not None})
-    except UserError as error:
-        raise UserError(
-            problem.model_copy(update={"where": OPTIONS.get(problem.where, problem.where)})
-            for problem in error.problems
-        ) from None
+    return parse_batch_prediction({name: value for name, value in values.items() if value is not None})
 
 
 def _plan(prediction: BatchPrediction, arguments: argparse.Namespace) -> int:
@@ -176,6 +179,7 @@ def _predict_files(prediction: BatchPrediction, arguments: argparse.Namespace) -
         return build_result(None, None, began_s, error)
 
     result = call_in_this_process(run, terminal, build_failure=fail)
+    result["problems"] = name_options(result["problems"], OPTIONS)
     write_json(arguments.json, result)
     if result["state"] == "completed":
         print(*describe(result), sep="\n")

@@ -141,7 +141,7 @@ def labelled_data(recipe: Recipe, rows: Ref, files: Sequence[PinnedFile]) -> Dat
     formats = {next(name for name, form in FORMATS.items() if pin.path.endswith(form.suffixes)) for pin in files}
     if len(formats) > 1:
         message = f"the files have several formats ({', '.join(sorted(formats))}): evaluate one format at a time."
-        raise UserError([Problem(kind="option", where="--input", message=message)])
+        raise UserError([Problem(kind="option", where="inputs", message=message)])
     (source,) = formats
     kept = {"text", "label", "columns", "label_separator", "rename", "cast", "filter", "max_file_gb"}
     kept |= set(FORMATS[source].fields)

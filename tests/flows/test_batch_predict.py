@@ -136,7 +136,7 @@ def test_too_many_unusable_rows_end_the_run_with_their_counts_and_nothing_is_wri
         home, "predict", "small", "--input", str(inbox), "--output", str(out), "--max-error-rate", "0.01", **server
     )
     assert run.returncode == 2 and not out.exists()
-    assert "2 of 124 rows cannot be used, which is more than 0.01 of them" in run.stderr
+    assert "--max-error-rate: 2 of 124 rows cannot be used, which is more than 0.01 of them" in run.stderr
     assert "has nothing in column 'text': 1 row (such as" in run.stderr and "tuesday.jsonl row 2" in run.stderr
 
 

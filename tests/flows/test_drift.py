@@ -145,11 +145,11 @@ def test_too_few_rows_are_undecided_and_no_look(own_home: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--input", "{tmp}/nothing.csv", "{tmp}/no.csv"], "inputs[1]: '{tmp}/no.csv' does not exist"),
-        (["--input", "{tmp}/*.csv"], "inputs[0]: {tmp}/*.csv has no file of rows"),
-        (["--input", "{tmp}"], "inputs[0]: {tmp} has no file of rows: give files with one of the suffixes .txt"),
-        (["--input", "{tmp}", "--set", "auk=0.6"], "thresholds.auk: is unknown: choose from cohens_w"),
-        (["--input", "{tmp}", "--set", "auc=0.2"], "thresholds.auc: Input should be greater than or equal to 0.5"),
+        (["--input", "{tmp}/nothing.csv", "{tmp}/no.csv"], "--input: '{tmp}/no.csv' does not exist"),
+        (["--input", "{tmp}/*.csv"], "--input: {tmp}/*.csv has no file of rows"),
+        (["--input", "{tmp}"], "--input: {tmp} has no file of rows: give files with one of the suffixes .txt"),
+        (["--input", "{tmp}", "--set", "auk=0.6"], "--set auk: is unknown: choose from cohens_w"),
+        (["--input", "{tmp}", "--set", "auc=0.2"], "--set auc: Input should be greater than or equal to 0.5"),
         (["--input", "{tmp}", "--set", "auc=high"], "--set: 'auc=high' is not FIELD=NUMBER"),
     ],
 )

@@ -121,4 +121,5 @@ def test_rows_that_cannot_be_evaluated_are_one_message(
 def test_texts_alone_have_no_labels_to_evaluate(own_home: Path, tmp_path: Path, server: dict[str, str]) -> None:
     (tmp_path / "rows.txt").write_text("good film\n")
     run = finetune(own_home, "evaluate", "small", "--input", str(tmp_path / "rows.txt"), **server)
-    assert run.returncode == 2 and "has an unknown format: choose from .csv" in run.stderr
+    assert run.returncode == 2 and run.stderr.startswith(f"--input: {tmp_path / 'rows.txt'} has an unknown format")
+    assert "choose from .csv" in run.stderr
