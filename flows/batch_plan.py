@@ -57,7 +57,7 @@ def prepare(prediction: BatchPrediction, remote: Remote, listener: Listener) -> 
         compared = history_of(prediction).last_compared()
         monitoring = find_monitoring(model, prediction.task or "", compared, artifacts.has)
     on_shard = [monitoring.new_rows.add] if isinstance(monitoring, Monitoring) else []
-    scan = scan_rows(listed, rows.reader, rows.shard_rows, prediction.id, _report_files(listener), *on_shard)
+    scan = scan_rows(listed, rows.reader, rows.shard_rows, rows.id, _report_files(listener), *on_shard)
     keys = {shard.digest: artifacts.key(shard) for shard in scan.shards}
     stored = frozenset(shard.digest for shard in scan.shards if artifacts.has(shard))
     return Prepared(prediction, model, rows, scan, keys, stored, monitoring)

@@ -26,8 +26,11 @@ class RowFiles:
         if prediction.format == "openai":
             _require_assistant(prediction, model, task_type.record_types([]))
             kept = [ID]
-        self.kept = list(dict.fromkeys([*([prediction.id] if prediction.id else []), *kept]))
+        self.id = ID if prediction.format == "openai" else prediction.id
+        """The column that must have another value in each row; None without one."""
+        self.kept = list(dict.fromkeys([*([self.id] if self.id else []), *kept]))
         """The columns that travel along."""
+        self._version, self._options = f"{model.name} version {model.version}", task_type.options
         self.reader = RowReader(task_type, model.columns, self.kept)
         auto = SHARD_TEXTS if task_type.generates_text else SHARD_ROWS
         self.shard_rows = auto if prediction.shard_rows == "auto" else int(prediction.shard_rows)
@@ -35,6 +38,14 @@ class RowFiles:
         if names := [name for name in self.kept if name in taken]:
             message = f"{', '.join(names)} would be twice in the output: rename it in the input, or leave it out."
             raise UserError([Problem(kind="option", where="keep", message=message)])
+
+    def warnings(self) -> list[str]:
+        """A warning about fields of requests that are not used, if the rows read so far have any."""
+        if not self.reader.ignored_fields:
+            return []
+        names, most = ", ".join(sorted(self.reader.ignored_fields)), getattr(self._options, "max_new_tokens", 0)
+        warning = f"{names} of the requests: not used. {self._version} answers by the options of its recipe: the "
+        return [f"{warning}likeliest text, of at most {most} tokens."]
 
     def read(
         self, shards: Sequence[Shard], wanted: Callable[[Shard], bool]

@@ -17,7 +17,7 @@ import pytest
 from flows.cli.main import main
 from tasks.registry.versions import COLUMNS_TAG, TASK_TAG
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect
-from tests.flows.forked import code_with_forked_programs
+from tests.flows.forked import code_with_forked_programs, finetune
 from tests.flows.small import environment
 from tests.fork_server import NEW_PYTHON
 from tests.made import KEY, artifact
@@ -120,6 +120,51 @@ def test_lines_of_a_pipe_are_answered_one_by_one_without_torch_in_the_command(ho
     assert (talk.returncode, talk.stderr) == (0, b"[]\n")
     # At most three tokens, as the recipe has it; the system's message counts, and stays after /reset.
     assert talk.stdout.splitlines() == [b"six seven eight", b"five six seven", b"three four five"]
+
+
+def test_conversations_and_requests_in_files_are_answered_as_in_a_chat_and_once(
+    home: Path, server: dict[str, str], tmp_path: Path
+) -> None:
+    register(write_assistant(tmp_path / "model"), max_new_tokens=3)
+    talks = [[{"role": "user", "content": text}] for text in ("six", "count", "eight", "on")]
+    talks[1].insert(0, {"role": "system", "content": "Count."})
+    requests: list[dict[str, Any]] = [
+        {"custom_id": f"request {number}", "url": "/v1/chat/completions", "body": {"messages": talk, "max_tokens": 9}}
+        for number, talk in enumerate([*talks, []])
+    ]
+    files = {"requests": [*requests, {"custom_id": "n", "body": {"messages": talks[0], "n": 2}}]}
+    files["talks"] = [{"id": number, "talk": talk} for number, talk in enumerate(talks)]
+    for name, lines in files.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def predict(name: str, *more: str) -> tuple[list[dict[str, Any]], str]:
+        run = finetune(
+            home, "predict", "counter", "--input", str(tmp_path / f"{name}.jsonl"), "--output", str(tmp_path / name),
+            "--max-error-rate", "0.5", "--no-drift", *more, **server,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+        (part,) = (tmp_path / name).glob("part-*.jsonl")
+        return [json.loads(line) for line in part.read_text().splitlines()], run.stdout + run.stderr
+
+    answers, printed = predict("requests", "--format", "openai")
+    assert "6 rows" in printed and "4 of them now" in printed and "max_tokens of the requests: not used" in printed
+    assert [line["custom_id"] for line in answers] == [line["custom_id"] for line in files["requests"]]
+    choices = [line["response"]["body"]["choices"][0] for line in answers[:4]]
+    spoken = [choice["message"]["content"] for choice in choices]
+    assert spoken == [
+        "seven eight nine",
+        "three four five",
+        "nine",
+        "on on on",
+    ]  # as the weights have it, in a chat too
+    assert [choice["finish_reason"] for choice in choices] == ["length", "length", "stop", "length"]
+    usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}  # with the token that ends the answer
+    assert answers[2]["response"]["body"]["usage"] == usage and answers[2]["error"] is None
+    assert "row 5 has no conversation" in answers[4]["error"]["message"] and "`n`: 2" in answers[5]["error"]["message"]
+
+    answers, printed = predict("talks", "--format", "jsonl", "--keep", "id")
+    assert "4 rows" in printed and " 0 of them now" in printed  # the same conversations, whatever holds them
+    assert [(line["id"], line["generated_text"]) for line in answers] == [*enumerate(spoken)]
 
 
 @pytest.mark.parametrize(

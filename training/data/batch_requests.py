@@ -3,38 +3,139 @@
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": […]}}
     {"custom_id": "a", "messages": […]}
 
+A response has the same form for a request without an answer, with the status 400 and an error, as in the output of
+vLLM's `run-batch`.
+
 Source: https://platform.openai.com/docs/guides/batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from training.data.faults import Fault, shorten
+
 ID = "custom_id"
+_PLAIN: Mapping[str, Sequence[Any]] = {
+    "n": (1,),
+    "tools": ([],),
+    "functions": ([],),
+    "response_format": ({"type": "text"},),
+    "stop": ([],),
+    "logprobs": (False,),
+    "stream": (False,),
+}
+"""Fields of a request that would change the form of its answer, with the values, besides null, that do not."""
+_OF_SAMPLING = (
+    *("max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
+)
+"""Fields of generation: the options of the model decide."""
+
+
+@dataclass(frozen=True)
+class RefusedRequest(Fault):
+    """A request that cannot be answered."""
+
+    kept: Mapping[str, Any] = field(default_factory=dict)
+    """Its `custom_id`."""
 
 
 def is_request(row: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is a request with messages."""
-    body = row.get("body", row)
-    return ID in row and isinstance(body, Mapping) and "messages" in body
+    """Whether a JSON object is a request."""
+    return ID in row and (isinstance(row.get("body"), Mapping) or "messages" in row)
 
 
-def as_row(request: Mapping[str, Any], column: str) -> dict[str, Any]:
-    """The request as a row with its `custom_id` and its messages in this column."""
-    body = request.get("body", request)
-    return {ID: request[ID], column: body["messages"]}
+def as_row(number: int, request: Mapping[str, Any], column: str) -> dict[str, Any] | RefusedRequest:
+    """The request as a row with its `custom_id` and its messages in this column; or its fault, as row `number`.
+
+    Contents of several parts become one text, a line a part, and messages by the developer are those by the system.
+    """
+    kept, body = {ID: request[ID]}, _body(request)
+    for name, plain in _PLAIN.items():
+        value = body.get(name)
+        if value is not None and value not in plain:
+            words = f"wants another answer than one whole text, by `{name}`"
+            return RefusedRequest(number, "malformed", words, f": {shorten(value)}", kept)
+    if "messages" not in body:
+        return RefusedRequest(number, "malformed", "has no messages in its request", kept=kept)
+    messages = body["messages"]
+    return {**kept, column: [*map(_plain_message, messages)] if isinstance(messages, list) else messages}
 
 
-def response(custom_id: Any, answer: str | None, error: str | None, *, model: str, created_s: int) -> dict[str, Any]:
+def ignored_fields(request: Mapping[str, Any]) -> set[str]:
+    """The fields of the request that would change its answer elsewhere, and do not here."""
+    body = _body(request)
+    ignored = {name for name in _OF_SAMPLING if body.get(name) is not None}
+    return ignored - {"temperature"} if body.get("temperature") == 0 else ignored  # the likeliest text, as here
+
+
+def _body(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    body: Mapping[str, Any] = request["body"] if isinstance(request.get("body"), Mapping) else request
+    return body
+
+
+def _plain_message(message: Any) -> Any:
+    if not isinstance(message, Mapping):
+        return message
+    role, content = message.get("role"), message.get("content")
+    if isinstance(content, list) and content and all(_is_text_part(part) for part in content):
+        content = "\n".join(part["text"] for part in content)
+    changed = {"role": "system" if role == "developer" else role, "content": content}
+    return {name: changed.get(name, value) for name, value in message.items()}
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a request."""
+
+    text: str
+    prompt_tokens: int
+    tokens: int
+    """Of the text, with the one that ends it."""
+    finish_reason: str
+    """`stop`, or `length` for a text that was cut."""
+
+
+def response(
+    custom_id: Any, answer: Answer | None, error: str | None, *, place: str, model: str, created_s: int
+) -> dict[str, Any]:
     """The line of the output file for a request: the answer, or the error of a row that has none.
 
-    `model` is `NAME/VERSION`, `created_s` a Unix time.
+    Args:
+        custom_id: that of the request; None for a line that is no request.
+        answer: None if there is an error.
+        error: the reason.
+        place: of the request among all requests of the model: its ids are made of it.
+        model: `NAME/VERSION`.
+        created_s: Unix time.
     """
-    if error is not None or answer is None:
+    number = hashlib.blake2b(place.encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
+    line = {"id": f"batch_req_{number}", ID: custom_id}
+    if answer is None:
         failure = {"code": "invalid_request", "message": error or "the model generates no answer"}
-        return {ID: custom_id, "response": None, "error": failure}
-    message = {"role": "assistant", "content": answer}
-    choice = {"index": 0, "message": message, "finish_reason": "stop"}
-    body = {"object": "chat.completion", "created": created_s, "model": model, "choices": [choice]}
-    return {ID: custom_id, "response": {"status_code": 200, "body": body}, "error": None}
+        body: dict[str, Any] = {
+            "error": {"message": failure["message"], "type": "invalid_request_error", "param": None, "code": None}
+        }
+        return {**line, "response": {"status_code": 400, "request_id": number, "body": body}, "error": failure}
+    message = {"role": "assistant", "content": answer.text}
+    body = {
+        "id": f"chatcmpl-{number}",
+        "object": "chat.completion",
+        "created": created_s,
+        "model": model,
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}],
+        "usage": {
+            "prompt_tokens": answer.prompt_tokens,
+            "completion_tokens": answer.tokens,
+            "total_tokens": answer.prompt_tokens + answer.tokens,
+        },
+    }
+    return {**line, "response": {"status_code": 200, "request_id": number, "body": body}, "error": None}

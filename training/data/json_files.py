@@ -58,7 +58,8 @@ def _parse_line(number: int, line: bytes) -> Any:
     except UnicodeDecodeError as error:
         return Fault(number, "encoding", "is not UTF-8 text", f" (byte 0x{line[error.start]:02x})")
     except json.JSONDecodeError as error:
-        return Fault(number, "malformed", "is not JSON", f" ({error.msg}, column {error.colno})")
+        column = min(error.pos, len(error.doc.rstrip())) + 1  # not beyond the line's end, which starts another line
+        return Fault(number, "malformed", "is not JSON", f" ({error.msg}, column {column})")
     except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets in brackets
         return Fault(number, "malformed", "is not JSON that can be read", f" ({str(error).partition(';')[0]})")
 

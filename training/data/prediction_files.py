@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from training.data.batch_requests import ID, response
+from training.data.batch_requests import ID, Answer, response
 from training.data.lists import as_json
 from training.data.plain_types import decoded
 from training.data.prediction_rows import Column, Rows
@@ -133,11 +133,19 @@ class Writer:
         self._write_json(_lines(rows, self._kept, predictions, stamp))
 
     def _responses(self, rows: Rows, predictions: pa.Table, stamp: Stamp) -> None:
-        ids, answers = _as_list(rows.kept[ID]), predictions[GENERATED].to_pylist()
-        model = f"{stamp.model}/{stamp.version}"
+        columns = (GENERATED, "prompt_tokens", "generated_tokens", "finish_reason")
+        values = zip(*(predictions[name].to_pylist() for name in columns), strict=True)
+        ids, places = _as_list(rows.kept[ID]), zip(rows.numbers, rows.errors, strict=True)
         self._write_json(
-            response(id_, answer, str(error) if error else None, model=model, created_s=stamp.predicted_at_s)
-            for id_, answer, error in zip(ids, answers, rows.errors, strict=True)
+            response(
+                id_,
+                None if error else Answer(*value),
+                f"row {number} {error}" if error else None,
+                place=f"{stamp.model_digest} {stamp.input_file} {number}",
+                model=f"{stamp.model}/{stamp.version}",
+                created_s=stamp.predicted_at_s,
+            )
+            for id_, value, (number, error) in zip(ids, values, places, strict=True)
         )
 
     def _write_json(self, values: Iterable[Mapping[str, Any]]) -> None:

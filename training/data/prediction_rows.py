@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from training.data.batch_requests import as_row, is_request
+from training.data.batch_requests import RefusedRequest, as_row, ignored_fields, is_request
 from training.data.casting import decode_texts
 from training.data.csv_files import CsvParser, empty_rows
 from training.data.decoding import open_seekable, open_text
@@ -89,6 +89,8 @@ class RowReader:
         self._blank = {column for name, column in columns.items() if task_type.columns[name].may_be_empty}
         optional = {column for name, column in columns.items() if task_type.columns[name].optional} & self._blank
         self._needed = [column for column in self._forms if column not in optional]
+        self.ignored_fields: set[str] = set()
+        """The fields of requests that would change their answers elsewhere, among the rows read so far."""
         self._messages = next((column for name, column in columns.items() if name == "messages"), None)
 
     def read(self, file: str) -> Iterator[Rows]:
@@ -161,7 +163,8 @@ class RowReader:
                 elif not isinstance(row, dict):
                     yield number, Fault(number, "malformed", "is no object", f": {shorten(row)}")
                 elif self._messages and self._messages not in row and is_request(row):
-                    yield number, as_row(row, self._messages)
+                    self.ignored_fields |= ignored_fields(row)
+                    yield number, as_row(number, row, self._messages)
                 else:
                     yield number, row
 
@@ -187,7 +190,7 @@ class RowReader:
             for place, row in enumerate(rows):
                 if isinstance(row, Fault):
                     errors[place] = RowError(row.description, row.value)
-            mappings = [{} if isinstance(row, Fault) else row for row in rows]
+            mappings = [_mapping(row) for row in rows]
             kept = {name: [row.get(name) for row in mappings] for name in self._kept}
             by_column = [[row.get(name) for row in mappings] for name in self._forms]
         inputs: list[Values | None] = []
@@ -290,6 +293,12 @@ def _is_text(value: Any) -> bool:
         return isinstance(value, str) and (value.isascii() or value.encode() is not None)
     except UnicodeEncodeError:  # half a surrogate pair, which JSON can hold
         return False
+
+
+def _mapping(row: Mapping[str, Any] | Fault) -> Mapping[str, Any]:
+    if isinstance(row, Fault):
+        return row.kept if isinstance(row, RefusedRequest) else {}
+    return row
 
 
 def _is_typed(source: str) -> bool:

@@ -19,9 +19,9 @@ B rows of a batch, T tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -167,16 +167,20 @@ class CausalLM(LanguageModeling):
         tokenizer: PreTrainedTokenizerBase,
         encoder: Encoder,
     ) -> pa.Table:
-        """Adds the continuation of each row."""
+        """Adds the columns of `generated_types`, for the continuation of each row."""
         if not self.options.max_new_tokens:
             return predictions
         import pyarrow as pa
 
-        from training.task_types.generation import generate_texts
+        from training.task_types.generation import generate_answers
 
         settings = self.options.settings_for(model)
-        texts = generate_texts(model, tokenizer, self.prompts(encoder, rows, settings), settings, encoder.max_length)
-        return predictions.append_column(self.generated_column, pa.array(texts, pa.string()))
+        prompts = self.prompts(encoder, rows, settings)
+        answers = generate_answers(model, tokenizer, prompts, settings, encoder.max_length)
+        values = zip(*((one.text, one.prompt_tokens, one.tokens, one.finish_reason) for one in answers), strict=True)
+        for (name, kind), column in zip(self.generated_types().items(), values, strict=True):
+            predictions = predictions.append_column(name, pa.array(column, kind))
+        return predictions
 
     def prompts(
         self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig
@@ -192,6 +196,19 @@ class CausalLM(LanguageModeling):
     @property
     def generated_column(self) -> str:
         return "generated_text" if self.options.max_new_tokens else ""
+
+    def generated_types(self) -> Mapping[str, pa.DataType]:
+        """The text; the tokens of the prompt that the model read, and of the text; and why the text ends: `stop` if the
+        model ended it, `length` if it has max_new_tokens."""
+        import pyarrow as pa
+
+        counts = {"prompt_tokens": pa.int64(), "generated_tokens": pa.int64(), "finish_reason": pa.string()}
+        return {self.generated_column: pa.string(), **counts} if self.generated_column else {}
+
+    def lines(self, record: Mapping[str, Any]) -> list[str]:
+        """Without the counts of tokens."""
+        hidden = self.generated_types().keys() - {self.generated_column}
+        return super().lines({name: value for name, value in record.items() if name not in hidden})
 
     def published_files(self, folder: Path) -> dict[str, str]:
         return self.options.published_files(folder) if self.options.max_new_tokens else {}

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -122,15 +122,22 @@ def drop_end_tokens(text: Ids, settings: GenerationConfig) -> Ids:
     return text
 
 
-def generate_texts(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Ids],
-    settings: GenerationConfig,
-    max_length: int,
-) -> list[str]:
-    """The text that a causal model generates after each prompt, without special tokens: see `generate_answers`."""
-    return [text for text, _ in generate_answers(model, tokenizer, prompts, settings, max_length)]
+class Answer(NamedTuple):
+    """The text that a model generates after a prompt."""
+
+    text: str
+    """Without special tokens."""
+    tokens: int
+    """Of the text, with the one that ends it."""
+    prompt_tokens: int
+    """Of the prompt that the model reads."""
+    ended: bool
+    """Whether the model ended the text. If not, it has as many tokens as it may have."""
+
+    @property
+    def finish_reason(self) -> str:
+        """`stop` or `length`, as OpenAI's API has them."""
+        return "stop" if self.ended else "length"
 
 
 def generate_answers(
@@ -139,9 +146,8 @@ def generate_answers(
     prompts: Sequence[Ids],
     settings: GenerationConfig,
     max_length: int,
-) -> list[tuple[str, int]]:
-    """The text that a causal model generates after each prompt, without special tokens, and the number of its tokens,
-    with the one that ends it.
+) -> list[Answer]:
+    """The text that a causal model generates after each prompt.
 
     A prompt is cut to its last `max_length` tokens, or fewer if the model lacks positions for the continuation. An
     empty prompt becomes the bos token, or else an eos token.
@@ -152,7 +158,7 @@ def generate_answers(
     edges = (settings.bos_token_id, *_listed(settings.eos_token_id))
     begin = next((token for token in edges if token is not None), 0)
     max_length = limit_to_positions(model, settings, max_length)
-    answers: list[tuple[str, int]] = []
+    answers: list[Answer] = []
     for start in range(0, len(prompts), BATCH_PROMPTS):
         batch = prompts[start : start + BATCH_PROMPTS]
         rows = [prompt[-max_length:] if len(prompt) else np.array([begin], np.int32) for prompt in batch]
@@ -169,8 +175,9 @@ def generate_answers(
         new = generated[:, width:]
         texts = tokenizer.batch_decode(new, skip_special_tokens=True)
         is_end = np.isin(new.cpu().numpy(), _listed(settings.eos_token_id))  # (N, S)
-        tokens = np.where(is_end.any(axis=1), is_end.argmax(axis=1) + 1, new.shape[1])
-        answers += zip(texts, tokens.tolist(), strict=True)
+        ended = is_end.any(axis=1)
+        tokens = np.where(ended, is_end.argmax(axis=1) + 1, new.shape[1])
+        answers += map(Answer, texts, tokens.tolist(), map(len, rows), ended.tolist())
     return answers
 
 

@@ -215,19 +215,17 @@ class Kto(PreferenceTuning):
 
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """`logp`, the log-probability of the completion, null without one; `targets`, the number of its tokens; and the
-        generated answer."""
+        columns of the generated answer."""
         import pyarrow as pa
 
         types = {"logp": pa.float64(), "targets": pa.int64()}
-        return types | ({self.generated_column: pa.string()} if self.generated_column else {})
+        return {**types, **self.generated_types()}
 
     def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
         records = []
-        generates = self.generated_column in predictions.column_names
-        for row in predictions.to_pylist():
+        for row, generated in zip(predictions.to_pylist(), self.generated_values(predictions), strict=True):
             targets = row["completion_tokens"]
-            text = {self.generated_column: row[self.generated_column]} if generates else {}
-            records.append({"logp": row["logp"] if targets else None, "targets": targets, **text})
+            records.append({"logp": row["logp"] if targets else None, "targets": targets, **generated})
         return records
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:

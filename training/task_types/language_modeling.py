@@ -44,6 +44,18 @@ class LanguageModeling(TaskType):
     def generated_column(self) -> str:
         """The column of generated text in `predictions_on_request`; empty if nothing is generated."""
 
+    def generated_types(self) -> Mapping[str, pa.DataType]:
+        """The columns that `predictions_on_request` adds, with their types."""
+        import pyarrow as pa
+
+        return {self.generated_column: pa.string()} if self.generated_column else {}
+
+    def generated_values(self, predictions: pa.Table) -> list[dict[str, Any]]:
+        """The values of these columns, by row; none in the predictions of an evaluation, which generates no text."""
+        there = [name for name in self.generated_types() if name in predictions.column_names]
+        rows: list[dict[str, Any]] = predictions.select(there).to_pylist() if there else [{}] * predictions.num_rows
+        return rows
+
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
         """Cross entropy outside of the model: the loss inside is NaN for a batch without targets. None if Liger fuses
         it with the output layer."""
@@ -110,8 +122,7 @@ class LanguageModeling(TaskType):
         targets; and the generated text."""
         import pyarrow as pa
 
-        types = {"loss": pa.float64(), "targets": pa.int64(), "perplexity": pa.float64()}
-        return types | ({self.generated_column: pa.string()} if self.generated_column else {})
+        return {"loss": pa.float64(), "targets": pa.int64(), "perplexity": pa.float64(), **self.generated_types()}
 
     def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
         records = []
@@ -119,9 +130,8 @@ class LanguageModeling(TaskType):
             mean = row["loss"] / row["targets"] if row["targets"] else None
             perplexity = None if mean is None else math.exp(min(mean, 700.0))  # exp of more overflows
             records.append({"loss": mean, "targets": row["targets"], "perplexity": perplexity})
-        if self.generated_column in predictions.column_names:  # an evaluation generates no text
-            for record, text in zip(records, predictions[self.generated_column].to_pylist(), strict=True):
-                record[self.generated_column] = text
+        for record, generated in zip(records, self.generated_values(predictions), strict=True):
+            record |= generated
         return records
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:

@@ -167,20 +167,18 @@ class Preference(AnswerPairs, PreferenceTuning):
 
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """`chosen_logp` and `rejected_logp`, the log-probabilities of the answers, null without answers; `targets`, the
-        number of tokens of both; and the generated answer."""
+        number of tokens of both; and the columns of the generated answer."""
         import pyarrow as pa
 
         types = {"chosen_logp": pa.float64(), "rejected_logp": pa.float64(), "targets": pa.int64()}
-        return types | ({self.generated_column: pa.string()} if self.generated_column else {})
+        return {**types, **self.generated_types()}
 
     def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
         records = []
-        texts = predictions.column_names.count(self.generated_column)
-        for row in predictions.to_pylist():
+        for row, generated in zip(predictions.to_pylist(), self.generated_values(predictions), strict=True):
             targets = row["chosen_tokens"] + row["rejected_tokens"]
             logps = {name: row[name] if targets else None for name in ("chosen_logp", "rejected_logp")}
-            text = {self.generated_column: row[self.generated_column]} if texts else {}
-            records.append({**logps, "targets": targets, **text})
+            records.append({**logps, "targets": targets, **generated})
         return records
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:

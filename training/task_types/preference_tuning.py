@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from training.recipe.tables.metrics import ANSWER_METRICS
+from training.task_types.causal_lm import CausalLM
 from training.task_types.generation import Generation
 from training.task_types.sft import SupervisedFineTuning
 
@@ -86,7 +87,8 @@ class PreferenceTuning(SupervisedFineTuning):
         from training.task_types.generation import generate_answers
 
         longest = max(map(len, prompts), default=0)
-        return generate_answers(model, tokenizer, prompts, self.options.settings_for(model), longest)
+        answers = generate_answers(model, tokenizer, prompts, self.options.settings_for(model), longest)
+        return [(answer.text, answer.tokens) for answer in answers]
 
     # Training
 
@@ -111,5 +113,5 @@ class PreferenceTuning(SupervisedFineTuning):
     def lines(self, record: Mapping[str, Any]) -> list[str]:
         """The log-probabilities of the row's answers; if it has none, the generated answer."""
         if record["targets"]:
-            return [f"{name}: {value}" for name, value in record.items()]
+            return CausalLM.lines(self, record)
         return super().lines(record)

@@ -94,12 +94,19 @@ def test_texts_that_no_encoding_holds_are_written_as_their_escapes(tmp_path: Pat
 
 def test_answers_to_requests_have_the_form_of_openais_output(tmp_path: Path) -> None:
     rows = some_rows(3, custom_id=["a", "b", "c"])
-    answers = pa.table({"generated_text": ["4", "5"]})
+    counts = {"prompt_tokens": [7, 8], "generated_tokens": [2, 3], "finish_reason": ["stop", "length"]}
+    answers = pa.table({"generated_text": ["4", "5"], **counts})
     with Writer(tmp_path / "out", "openai", KeptColumns().seen(rows)) as writer:
         writer.write(rows, answers, STAMP)
     first, second, third = map(json.loads, (tmp_path / "out").read_text().splitlines())
     assert first["custom_id"] == "a" and first["error"] is None and first["response"]["status_code"] == 200
     body = first["response"]["body"]
     assert body["choices"][0]["message"] == {"role": "assistant", "content": "4"} and body["model"] == "reviews/3"
-    assert second["response"] is None and second["error"]["message"] == "is bad: x"
-    assert third["response"]["body"]["choices"][0]["message"]["content"] == "5"
+    assert body["usage"] == {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
+    assert body["choices"][0]["finish_reason"] == "stop"
+    assert second["response"]["status_code"] == 400 and "choices" not in second["response"]["body"]
+    assert second["error"]["message"] == "row 3 is bad: x"
+    (choice,) = third["response"]["body"]["choices"]
+    assert choice["message"]["content"] == "5" and choice["finish_reason"] == "length"
+    lines = (first, second, third)
+    assert len({line["id"] for line in lines} | {line["response"]["request_id"] for line in lines}) == 6

@@ -179,6 +179,31 @@ def test_requests_of_batch_files_are_rows_with_their_custom_id(tmp_path: Path) -
     assert rows.kept["custom_id"] == ["a", "b"] and [json.loads(row[0]) for row in rows.usable()] == [talk, talk]
 
 
+def test_a_request_that_wants_another_answer_has_an_error_and_its_custom_id(tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "2 + 2?"}]
+    parts = [
+        {"role": "developer", "content": "Add."},
+        {"role": "user", "content": [{"type": "text", "text": "2 + 2?"}]},
+    ]
+    plain = {"n": 1, "tools": [], "stop": None, "stream": False, "response_format": {"type": "text"}, "temperature": 0}
+    bodies: list[dict[str, Any]] = [{"messages": talk, **plain}, {"messages": parts}, {"prompt": "2 + 2?"}]
+    bodies += [{"messages": talk, name: value} for name, value in (("n", 2), ("tools", [{}]), ("stop", "\n"))]
+    requests = [{"custom_id": number, "body": body} for number, body in enumerate(bodies)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in requests))
+    own = reader(task="sft", columns={"messages": "spoken"}, kept=["custom_id"])
+    (rows,) = own.shards(str(tmp_path / "in.jsonl"), 10)
+    first, second = (json.loads(row[0]) for row in rows.usable())
+    assert first == talk and second == [{"role": "system", "content": "Add."}, *talk]
+    assert rows.kept["custom_id"] == [*range(6)] and own.ignored_fields == set()
+    found = errors(rows)
+    assert found[3] == "has no messages in its request"
+    assert found[4] == "wants another answer than one whole text, by `n`: 2" and "`stop`: " in found[6]
+    sampled = {"custom_id": "a", "body": {"messages": talk, "max_tokens": 9, "temperature": 1}}
+    (tmp_path / "in.jsonl").write_text(json.dumps(sampled))
+    assert len([*own.shards(str(tmp_path / "in.jsonl"), 10)]) == 1
+    assert own.ignored_fields == {"max_tokens", "temperature"}
+
+
 def test_shards_of_a_file_stay_the_same_when_rows_are_appended(tmp_path: Path) -> None:
     file = tmp_path / "in.csv"
     texts = [f"{number},text {number}" if number % 7 else f"{number}" for number in range(3 * BATCH_ROWS + 100)]
