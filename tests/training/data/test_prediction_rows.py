@@ -181,10 +181,8 @@ def test_requests_of_batch_files_are_rows_with_their_custom_id(tmp_path: Path) -
 
 def test_a_request_that_wants_another_answer_has_an_error_and_its_custom_id(tmp_path: Path) -> None:
     talk = [{"role": "user", "content": "2 + 2?"}]
-    parts = [
-        {"role": "developer", "content": "Add."},
-        {"role": "user", "content": [{"type": "text", "text": "2 + 2?"}]},
-    ]
+    text = {"type": "text", "text": "2 + 2?"}
+    parts = [{"role": "developer", "content": "Add."}, {"role": "user", "content": [text]}]
     plain = {"n": 1, "tools": [], "stop": None, "stream": False, "response_format": {"type": "text"}, "temperature": 0}
     bodies: list[dict[str, Any]] = [{"messages": talk, **plain}, {"messages": parts}, {"prompt": "2 + 2?"}]
     bodies += [{"messages": talk, name: value} for name, value in (("n", 2), ("tools", [{}]), ("stop", "\n"))]
