@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from flows.cli.local_flow import call_model_flow, exit_without_server, print_failure
-from flows.cli.shared import COMPLETED, add_json_argument, add_version_arguments, option_error, write_json
+from flows.cli.shared import COMPLETED, add_json_argument, add_version_arguments, option_error, output_file, write_json
 from flows.reports.tables import align, terminal_width, wrap
+from tasks.cache import settings
 from tasks.tracking.drift_reports import describe_accuracy, describe_words, summarize_drift, tabulate_drift
 
 
@@ -24,6 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="override a field of the recipe's release.drift, such as auc=0.6; repeatable",
+    )
+    parser.add_argument(
+        "--evidently",
+        metavar="FILE",
+        type=output_file,
+        help="also write the comparison that Evidently makes of the same samples: .html or .json (its snapshot)",
     )
     add_json_argument(parser, "the result with the whole report")
 
@@ -39,6 +47,10 @@ def add_model_arguments(parser: argparse.ArgumentParser, rows: str) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Prints the report; returns 0 for every verdict. Raises UserError for mistakes in the options."""
     thresholds = parse_thresholds(arguments.set)
+    if arguments.evidently:
+        from tasks.tracking.evidently_export import require_evidently
+
+        require_evidently(arguments.evidently)
     result = call_model_flow(
         "drift", model=arguments.model, inputs=arguments.input, thresholds=thresholds, task=arguments.task
     )
@@ -47,8 +59,21 @@ def execute(arguments: argparse.Namespace) -> int:
         return print_failure(result)
     for line in report_lines(result["drift"], result["version"], terminal_width()):
         print(line)
+    if arguments.evidently:
+        _export_evidently(result, arguments.evidently)
     exit_without_server(result, COMPLETED)
     return COMPLETED
+
+
+def _export_evidently(result: Mapping[str, Any], out: Path) -> None:
+    from tasks.tracking.evidently_export import export_report
+
+    home, artifacts = settings.home(), {stage["name"]: stage["artifact"] for stage in result["stages"]}
+    metadata = {"version": result["version"], "verdict": result["drift"]["verdict"]}
+    profile, observed = (home / artifacts[name] for name in ("profile", "observe"))
+    for line in export_report(profile, observed, f"finetune drift {result['version']}", metadata, out):
+        print(line)
+    print(f"Evidently's report: {out}")
 
 
 def parse_thresholds(words: Sequence[str]) -> dict[str, int | float]:

@@ -175,9 +175,10 @@ def generate_answers(
         new = generated[:, width:]
         texts = tokenizer.batch_decode(new, skip_special_tokens=True)
         is_end = np.isin(new.cpu().numpy(), _listed(settings.eos_token_id))  # (N, S)
-        ended = is_end.any(axis=1)
+        ended: Any = is_end.any(axis=1)  # (N,)
         tokens = np.where(ended, is_end.argmax(axis=1) + 1, new.shape[1])
-        answers += map(Answer, texts, tokens.tolist(), map(len, rows), ended.tolist())
+        found = zip(texts, tokens.tolist(), map(len, rows), ended.tolist(), strict=True)
+        answers += [Answer(*one) for one in found]
     return answers
 
 
