@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.tracking.reports import format_count
-from training.data import batch_requests
+from training.data.batch_requests import ID as OPENAI_ID
 from training.data.file_systems import display_name, is_url
 from training.data.listing import Listing, SourceFile
 from training.data.lists import as_json
@@ -237,11 +237,7 @@ class UniqueIds:
         if firsts:
             later, earlier = min(firsts, key=lambda pair: _place(pair[0]))
             message = f"has the id of {self._name(earlier)} in column {column!r} ({repeats:,} rows like this): give "
-            message += (
-                "each row its own."
-                if column == batch_requests.ID
-                else "each row its own, or leave out the check of ids."
-            )
+            message += "each row its own" + ("." if column == OPENAI_ID else ", or leave out the check of ids.")
             found.append(Problem(kind="data", where=self._name(later), message=message))
         return found
 
