@@ -3,9 +3,10 @@
 inputs     model, tokenizer (folders, which may be one); rows (SPLIT.arrow of load_data), or sample (a file with a line
            for each row: JSON, the values of the columns that the model reads, or null for a row that it cannot predict)
 settings   training.recipe.monitoring_settings.ObserveSettings
-output     observations.parquet, a row for each observed row in a random order: `text` (all texts of its inputs), and,
-           for rows with a prediction, the columns of training.engine.observation.Observer and `label`, the name of the
-           row's label, if load_data stored the rows with one
+output     observations.parquet, a row for each observed row in a random order: `text` (all texts of its inputs, without
+           the answer of a conversation), and, for rows with a prediction, the columns of
+           training.engine.observation.Observer and `label`, the name of the row's label, if load_data stored the rows
+           with one
 figures    rows (read), observed, without_prediction (of these)
 """
 
@@ -40,6 +41,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     from training.data.model_inputs import to_batch
     from training.engine.observation import Observer
     from training.evaluation.drift.sampling import Reservoir
+    from training.evaluation.drift.text_statistics import join_texts
     from training.models import loading
 
     settings = ObserveSettings.model_validate(job.settings)
@@ -54,22 +56,24 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     total, rows = reservoir.total, reservoir.draw()
     complete = _without_faulty(task_type, settings.columns, rows)
     places = [place for place, (_, inputs, _) in enumerate(complete) if inputs is not None]
-    table = pa.table({"text": [text for text, _, _ in rows]})
+    texts = [text for text, _, _ in rows]
     loading.make_deterministic()
     model, tokenizer = (Path(job.inputs[name]) for name in ("model", "tokenizer"))
     batch_rows = -(-settings.batch_size // settings.micro_batch_divisor)
     observer = Observer(task_type, model, tokenizer, settings.max_length, batch_rows)
+    taken: Any = pa.table({})
     if places:
         inputs = [values for _, values, _ in complete if values is not None]
-        batch = to_batch(task_type, settings.columns, inputs)
+        batch = task_type.without_answers(to_batch(task_type, settings.columns, inputs))
+        for place, row in zip(places, batch.to_pylist(), strict=True):
+            texts[place] = join_texts([*row.values()])
         observed = observer.observe(batch, lambda done: events.progress(done=done, total=len(places)))
         if all(rows[place][2] is not None for place in places):
             observed = observed.append_column("label", pa.array([rows[place][2] for place in places], pa.string()))
         indices = np.full(len(rows), -1)
         indices[places] = np.arange(len(places))
         taken = observed.take(pa.array([None if index < 0 else index for index in indices.tolist()], pa.int64()))
-        for name in taken.column_names:
-            table = table.append_column(name, taken[name])
+    table = pa.table({"text": texts, **{name: taken[name] for name in taken.column_names}})
     (job_dir / OUTPUT).mkdir(parents=True, exist_ok=True)
     pq.write_table(table, job_dir / OUTPUT / "observations.parquet", compression="zstd")
     return {"rows": total, "observed": len(rows), "without_prediction": len(rows) - len(places)}

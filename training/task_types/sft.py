@@ -95,6 +95,21 @@ class SupervisedFineTuning(CausalLM):
         for mask, reason in _find_faults(rows, answered=False):
             yield "messages", f"has no conversation ({reason})", mask, ""
 
+    def without_answers(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns the rows without target columns, and without answers at the end of conversations."""
+        import pyarrow as pa
+
+        from training.data.lists import as_json
+
+        rows = rows.select([name for name in rows.schema.names if not self.columns[name].target])
+        if "messages" not in rows.schema.names:
+            return rows
+        conversations = [json.loads(text) for text in rows.column("messages").to_pylist()]
+        for messages in conversations:
+            while len(messages) > 1 and messages[-1]["role"] == "assistant":
+                messages.pop()
+        return pa.RecordBatch.from_pydict({"messages": pa.array(map(as_json, conversations), pa.string())})
+
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """input_ids; `of_answer`, 1 for each target (list<int8>); length; and `targets`, their number.
 
@@ -121,7 +136,7 @@ class SupervisedFineTuning(CausalLM):
     def prompts(self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig) -> list[Ids]:
         """Returns the tokens of each row before its last answer, with end tokens: templates may end questions with
         them."""
-        return [ids for ids, _ in self._encode_rows(encoder, self._drop_answers(rows))]
+        return [ids for ids, _ in self._encode_rows(encoder, self.without_answers(rows))]
 
     def _encode_rows(self, encoder: Encoder, rows: pa.RecordBatch) -> list[tuple[Ids, Mask]]:
         """Returns all tokens of each row, without truncation, and the mask of the targets."""
@@ -166,21 +181,6 @@ class SupervisedFineTuning(CausalLM):
     def join_labels(self, predictions: pa.Table, rows: TokenRows) -> pa.Table:
         """Returns the predictions unchanged: each row has one feature row."""
         return predictions
-
-    def _drop_answers(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the rows without target columns, and without answers at the end of conversations."""
-        import pyarrow as pa
-
-        from training.data.lists import as_json
-
-        rows = rows.select([name for name in rows.schema.names if not self.columns[name].target])
-        if "messages" not in rows.schema.names:
-            return rows
-        conversations = [json.loads(text) for text in rows.column("messages").to_pylist()]
-        for messages in conversations:
-            while len(messages) > 1 and messages[-1]["role"] == "assistant":
-                messages.pop()
-        return pa.RecordBatch.from_pydict({"messages": pa.array(map(as_json, conversations), pa.string())})
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
         """Compares the mean loss; for rows without an answer, the generated texts if they are stored."""

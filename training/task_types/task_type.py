@@ -260,6 +260,10 @@ class OptionalHooks:
         """
         return iter(())
 
+    def without_answers(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows without answers that rows to predict may lack, so that drift reports compare like with like."""
+        return rows
+
     def predictions_on_request(
         self,
         predictions: pa.Table,

@@ -12,6 +12,7 @@ import pytest
 
 from tasks.prediction.sample import Sample
 from tests.task_types import TINY, make_world, recipe_of
+from tests.training.counting import write_assistant
 from training import task_types
 from training.data.prediction_rows import RowReader
 from training.evaluation.drift.observations import read_observations
@@ -71,6 +72,23 @@ def test_the_rows_of_a_split_and_of_a_file_are_observed_alike(task: str, tmp_pat
     assert report["verdict"] == "steady"
     assert {line["value"] for line in report["comparisons"] if line["unit"] != "auc"} <= {0.0}
     assert (reference.correct is not None) == (task == "sequence-classification")
+
+
+def test_a_conversation_is_observed_alike_with_and_without_its_answer(tmp_path: Path) -> None:
+    """Otherwise every new conversation differs from the validation rows, whose conversations are answered."""
+    assistant = write_assistant(tmp_path / "assistant")
+    columns = {"messages": "talk"}
+    settings: dict[str, Any] = {"task": "sft", "columns": columns, "max_length": 64, "max_rows": 9, "batch_size": 4}
+    observed = []
+    for answer in ([{"role": "assistant", "content": "six seven"}], []):
+        talks = [[{"role": "user", "content": word}, *answer] for word in ("five", "count", "on on")]
+        rows = tmp_path / f"{len(answer)}.jsonl"
+        rows.write_text("".join(json.dumps({"talk": talk}) + "\n" for talk in talks))
+        sample = write_sample(rows, RowReader(task_types.load("sft"), columns))
+        _, out = run(tmp_path / f"job-{len(answer)}", settings, model=assistant, tokenizer=assistant, sample=sample)
+        observed.append(pq.read_table(out / "observations.parquet"))
+    assert observed[0].equals(observed[1]) and observed[0].num_rows == 3
+    assert not any("seven" in text for text in observed[0]["text"].to_pylist())
 
 
 def test_a_row_without_a_text_is_observed_without_a_prediction(tmp_path: Path) -> None:
