@@ -97,9 +97,6 @@ def test_a_person_talks_stops_an_answer_begins_anew_and_leaves(person: Person, h
     person.reads("on on on on ")
     person.types("\x03")
     assert person.reads().count("on") < 2900
-    time.sleep(0.5)  # Python's `input` notices a signal that comes before it waits for keys only at the next key
-    person.types("half a line\x03")
-    person.reads()
     person.types("/reset\n")
     assert person.reads() == "/reset"
     person.types("count\n")
@@ -109,6 +106,18 @@ def test_a_person_talks_stops_an_answer_begins_anew_and_leaves(person: Person, h
     person.types("\x04")
     assert person.command.wait(DEADLINE_S) == 0
     assert [*(home / "jobs").iterdir()] == []
+
+
+@pytest.mark.drill
+def test_ctrl_c_discards_a_line(person: Person) -> None:
+    person.reads()
+    time.sleep(0.5)  # Python's `input` notices a signal that comes before it waits for keys only at the next key
+    person.types("half a line\x03")
+    person.reads()
+    person.types("six\n")
+    assert person.reads() == "six seven eight nine"
+    person.types("\x04")
+    assert person.command.wait(DEADLINE_S) == 0
 
 
 def test_lines_of_a_pipe_are_answered_one_by_one_without_torch_in_the_command(home: Path, tmp_path: Path) -> None:
