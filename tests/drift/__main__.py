@@ -100,9 +100,9 @@ class Subject:
             yield f"| {rows:,} | {reports:,} | {shares[0]} | {shares[1]} | {ALPHA:.0%} |"
 
     def power(self, trials: int, word: str = "") -> Iterator[str]:
-        """By shift and number of new rows, the share of reports that are drifted, and of those that are not steady.
+        """Yields a row of the table for each shift: the share of `drifted` reports, and of `drifted` or `watch`.
 
-        `word`: only of shifts whose name has it.
+        `word`: only shifts whose name contains it.
         """
         yield f"| drifted (drifted or watch) | {' | '.join(f'{rows:,} rows' for rows in NEW_ROWS)} |"
         yield "|---|" + "---|" * len(NEW_ROWS)
@@ -122,7 +122,7 @@ class Subject:
     def coverage(self, trials: int, word: str = "") -> Iterator[str]:
         """How often the interval of the estimated accuracy has the true one, for rows whose labels mean the same.
 
-        `word`: only for shifts whose name has it.
+        `word`: only shifts whose name contains it.
         """
         yield "| new rows | trials | true accuracy | estimated | interval covers | least | mean width |"
         yield "|---|---|---|---|---|---|---|"

@@ -399,5 +399,5 @@ class Recipe(Section):
 
     @property
     def less_is_better(self) -> list[str]:
-        """The figures of user code of which lower values are better: those with a maximum."""
+        """Figures computed by user code for which lower is better: those with a maximum in the gate."""
         return [] if self.compared_by in (*METRICS, WIN_RATE) else sorted(self.release.gate.maximum)
