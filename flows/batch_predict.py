@@ -21,7 +21,7 @@ from tasks.cache.remote import Remote
 from tasks.cache.stage import Listener
 from tasks.jobs.engines.ray_engine import shared_cluster
 from tasks.jobs.launch import JobFailed
-from tasks.prediction.on_cluster import named_by_parameters, ray_engine, require_cluster
+from tasks.prediction.on_cluster import FIELDS, ray_engine, require_cluster
 from tasks.prediction.output import Output, open_output
 from tasks.prediction.scan import Shard, require_few_errors
 from tasks.prediction.shard_job import PREDICTIONS, ShardPredictor, remember_rate
@@ -30,7 +30,7 @@ from tasks.prefect.progress import PrefectProgress
 from tasks.shared_store.opening import open_remote
 from tasks.stages.predict_shard import predict_shard
 from tasks.tracking.connection import MlflowFailed
-from training.problems import UserError, full_disk
+from training.problems import UserError, full_disk, renamed
 from training.recipe import BatchPrediction, parse_batch_prediction
 
 # Further listeners of a flow that is called in this process: the terminal of `finetune predict`.
@@ -94,7 +94,7 @@ def _predict(prepared: Prepared, run: str, remote: Remote, shards: Shards) -> No
     prediction, model, scan = prepared.prediction, prepared.model, prepared.scan
     executor = Executor(history_name(prediction), run, (shards,), remote=remote)
     with (
-        named_by_parameters(),
+        renamed(FIELDS),
         shared_cluster(prediction.cluster, prediction.cluster_address, needed=prediction.processes != 1),
         open_output(prediction, model, scan, prepared.keys) as output,
         ShardPredictor(

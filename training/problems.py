@@ -6,10 +6,11 @@ import contextlib
 import difflib
 import errno
 import os
+import re
 import shutil
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -61,6 +62,31 @@ class UserError(Exception):
     def __reduce__(self) -> tuple[type[UserError], tuple[tuple[Problem, ...]]]:
         # Exception's default pickling would pass the joined text to __init__.
         return type(self), (self.problems,)
+
+
+def rename(where: str, names: Mapping[str, str]) -> str:
+    """Returns the name under which the user knows a field.
+
+    Args:
+        where: The `where` of a problem.
+        names: The user's name by field: of `inputs`, for its items too (`inputs[1]`). A field that ends with a dot has
+            named values: `{"thresholds.": "--set "}` makes `thresholds.auc` `--set auc`.
+    """
+    field, _, value = where.partition(".")
+    if f"{field}." in names:
+        return f"{names[f'{field}.']}{value}"
+    return names.get(re.sub(r"\[\d+\]$", "", where), where)
+
+
+@contextlib.contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Inside, the problems of a UserError have the names that `rename` returns."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(
+            problem.model_copy(update={"where": rename(problem.where, names)}) for problem in error.problems
+        ) from error
 
 
 def full_disk(folder: Path, error: BaseException | None = None) -> UserError | None:

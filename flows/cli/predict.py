@@ -18,12 +18,11 @@ from flows.cli.shared import (
     add_json_argument,
     add_version_arguments,
     name_options,
-    named_by_options,
     write_json,
 )
 from flows.reports.terminal import Terminal
 from tasks.tracking.reports import format_count
-from training.problems import Problem, UserError
+from training.problems import Problem, UserError, renamed
 from training.recipe import BatchPrediction, parse_batch_prediction, split_version_name
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UserError(problems)
     if not arguments.input:
         return _predict_texts(arguments)
-    with named_by_options(OPTIONS):
+    with renamed(OPTIONS):
         prediction = _parse(arguments)
         return _plan(prediction, arguments) if arguments.plan else _predict_files(prediction, arguments)
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from training.jobs.protocol import write_atomically
-from training.problems import DISK, NETWORK, Problem, UserError
+from training.problems import DISK, NETWORK, Problem, UserError, rename
 from training.recipe import Recipe, load, parse_set
 
 COMPLETED, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
@@ -32,33 +30,9 @@ def option_error(option: str, message: str) -> UserError:
 
 
 def name_options(problems: Iterable[Mapping[str, Any]], options: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns a flow's problems with the options of the command in place of the flow's parameters.
-
-    Args:
-        problems: Those of the flow's result.
-        options: The option by parameter: of `inputs`, for its items too (`inputs[1]`). A parameter that ends with a dot
-            is one of named values: `{"thresholds.": "--set "}` makes `thresholds.auc` `--set auc`.
-    """
-
-    return [{**problem, "where": _name_option(problem["where"], options)} for problem in problems]
-
-
-@contextlib.contextmanager
-def named_by_options(options: Mapping[str, str]) -> Iterator[None]:
-    """Inside, the problems of a UserError have the names of these options, as those of `name_options`."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(
-            problem.model_copy(update={"where": _name_option(problem.where, options)}) for problem in error.problems
-        ) from error
-
-
-def _name_option(where: str, options: Mapping[str, str]) -> str:
-    parameter, _, value = where.partition(".")
-    if f"{parameter}." in options:
-        return f"{options[f'{parameter}.']}{value}"
-    return options.get(re.sub(r"\[\d+\]$", "", where), where)
+    """Returns the problems of a flow's result with the options of the command in place of the flow's parameters, as
+    `training.problems.rename` does."""
+    return [{**problem, "where": rename(problem["where"], options)} for problem in problems]
 
 
 def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:

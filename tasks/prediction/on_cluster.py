@@ -1,9 +1,8 @@
-"""Batch predictions on a Ray cluster: the engine of each program, and problems by the names of the parameters."""
+"""Batch predictions on a Ray cluster: the engine of each program, and its problems by the names of the parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from tasks.prediction.shard_job import PROGRAM, MakeEngine
 from tasks.registry.prediction_job import ModelSpec
 from training import task_types
 from training.jobs.protocol import Imports
-from training.problems import Problem, UserError
+from training.problems import Problem, UserError, renamed
 from training.recipe import BatchPrediction, ResolvedCompute
 
 FIELDS = {
@@ -34,20 +33,8 @@ def require_cluster(prediction: BatchPrediction) -> None:
     problems = find_package_problems(prediction.cluster)
     problems = problems or find_cluster_problems(prediction.cluster, prediction.cluster_address)
     if problems:
-        raise UserError(map(_rename, problems))
-
-
-@contextmanager
-def named_by_parameters() -> Iterator[None]:
-    """Inside, problems of the cluster have the names of the parameters."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(map(_rename, error.problems)) from error
-
-
-def _rename(problem: Problem) -> Problem:
-    return problem.model_copy(update={"where": FIELDS.get(problem.where, problem.where)})
+        with renamed(FIELDS):
+            raise UserError(problems)
 
 
 def ray_engine(model: ModelSpec, prediction: BatchPrediction) -> MakeEngine:

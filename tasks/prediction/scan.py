@@ -23,7 +23,7 @@ from training.data.file_systems import display_name, is_url
 from training.data.listing import Listing, SourceFile
 from training.data.lists import as_json
 from training.data.prediction_files import KeptColumns
-from training.data.prediction_rows import READ, Column, RowReader, Rows, digest_all, digest_inputs
+from training.data.prediction_rows import READ, RowReader, Rows, digest_all, digest_inputs
 from training.problems import Problem, UserError
 
 Progress = Callable[[int, int], None]
@@ -136,18 +136,18 @@ def scan_rows(
 
     Raises UserError with the problems of all files, if there are no rows, and for duplicate ids.
     """
-    scan, ids, problems = Scan(), UniqueIds(), list[Problem]()
+    scan, problems, ids = Scan(), list[Problem](), None if id_column is None else UniqueIds(id_column)
     for done, file in enumerate(files, 1):
         try:
             for number, rows in enumerate(reader.shards(file.file, shard_rows)):
                 _add(scan, file.file, number, rows)
                 on_shard(scan.shards[-1], rows)
-                if id_column is not None:
-                    ids.add(file.file, rows, rows.kept[id_column])
+                if ids is not None:
+                    ids.add(file.file, rows)
         except UserError as error:
             problems += error.problems
         progress(done, len(files))
-    problems += ids.problems(id_column or "")
+    problems += [] if ids is None else ids.problems()
     if not problems and not scan.shards:
         problems.append(Problem(kind="data", where="input", message="holds no rows: give files that have some."))
     if problems:
@@ -185,16 +185,18 @@ class UniqueIds:
     """The ids of all rows, by a hash of 8 bytes: two of a million different ids are taken for one with a chance of one
     in 37 million. They are in temporary files, each with the same remainder of the hash, and compared file by file."""
 
-    def __init__(self) -> None:
+    def __init__(self, column: str) -> None:
+        self._column = column
         self._parts = [TemporaryFile() for _ in range(PARTS)]  # noqa: SIM115 (closed by `problems`)
         self._files: list[str] = []
         self._missing = Counter[str]()
         self._first_missing: dict[str, int] = {}
 
-    def add(self, file: str, rows: Rows, ids: Column) -> None:
+    def add(self, file: str, rows: Rows) -> None:
         """Adds the ids of some rows. A row with an error may have none."""
         if file not in self._files[-1:]:
             self._files.append(file)
+        ids = rows.kept[self._column]
         values = ids.to_pylist() if isinstance(ids, pa.Array) else ids
         digests, numbers = [], []
         for number, value, error in zip(rows.numbers, values, rows.errors, strict=True):
@@ -213,13 +215,13 @@ class UniqueIds:
         for part in np.unique(parts):
             self._parts[part].write(found[parts == part].tobytes())
 
-    def problems(self, column: str) -> list[Problem]:
+    def problems(self) -> list[Problem]:
         """A problem for each file with rows without an id, and one for all duplicates."""
         found = [
             Problem(
                 kind="data",
                 where=f"{display_name(file)} row {self._first_missing[file]}",
-                message=f"has no value in column {column!r} ({count:,} rows like this): give each row an id.",
+                message=f"has no value in column {self._column!r} ({count:,} rows like this): give each row an id.",
             )
             for file, count in self._missing.items()
         ]
@@ -236,8 +238,10 @@ class UniqueIds:
                 firsts.append((later, ids[np.searchsorted(ids["hash"], later["hash"])]))
         if firsts:
             later, earlier = min(firsts, key=lambda pair: _place(pair[0]))
-            message = f"has the id of {self._name(earlier)} in column {column!r} ({repeats:,} rows like this): give "
-            message += "each row its own" + ("." if column == OPENAI_ID else ", or leave out the check of ids.")
+            message = (
+                f"has the id of {self._name(earlier)} in column {self._column!r} ({repeats:,} rows like this): give "
+            )
+            message += "each row its own" + ("." if self._column == OPENAI_ID else ", or leave out the check of ids.")
             found.append(Problem(kind="data", where=self._name(later), message=message))
         return found
 

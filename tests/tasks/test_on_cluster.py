@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tasks.jobs.engines.ray_messages import AUTH_MODE, TOKEN_PATH, own_login
-from tasks.prediction.on_cluster import named_by_parameters, require_cluster
+from tasks.prediction.on_cluster import FIELDS, require_cluster
 from tasks.prediction.shard_job import share_of
-from training.problems import Problem, UserError
+from training.problems import Problem, UserError, renamed
 from training.recipe import BatchPrediction, parse_batch_prediction
 
 Installed = Callable[[bool], None]
@@ -62,7 +62,7 @@ def test_an_address_at_which_nothing_listens_is_reported_by_the_name_of_its_para
 
 def test_problems_of_a_cluster_at_work_have_the_names_of_parameters_too() -> None:
     places = ("compute.num_machines", "compute.cluster_address", "data.path")
-    with pytest.raises(UserError) as raised, named_by_parameters():
+    with pytest.raises(UserError) as raised, renamed(FIELDS):
         raise UserError(Problem(kind="compute", where=where, message="is wrong") for where in places)
     assert [problem.where for problem in raised.value.problems] == ["processes", "cluster_address", "data.path"]
 
