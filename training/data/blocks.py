@@ -8,7 +8,7 @@ cannot read are left out, each with a Fault. It also reads the columns that
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from training.recipe.source_columns import SourceColumns
 
 SPLITS = ("train", "validation", "test")
+MAX_NAMES_SHOWN = 50
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -50,6 +51,9 @@ class Block:
     """Whether lists and objects are JSON texts rather than Arrow values."""
     remarks: tuple[Fault, ...] = ()
     """Suspicious rows that are kept."""
+    column_problems: tuple[Problem, ...] = ()
+    """Problems of the file's columns as far as it was read. A later row may have a column that is missing so far, so
+    only those of the last block that is read count."""
 
     def filter(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Block:
         """The rows where the mask is true, without faults and remarks."""
@@ -59,18 +63,32 @@ class Block:
         return replace(self, rows=self.rows.filter(rows), numbers=numbers, faults=(), remarks=(), slices=slices)
 
 
+class MissingColumns(UserError):
+    """Columns that no row of some files has: other problems of these rows are consequences."""
+
+    def __init__(self, problems: Iterable[Problem], files: Collection[str] = ()) -> None:
+        super().__init__(problems)
+        self.files = files
+
+
 def match_columns(wanted: SourceColumns, there: Sequence[str], where: str) -> dict[str, str]:
     """Returns the source's name of each wanted column, by the recipe's name.
 
     Raises UserError for columns that the recipe names and the source lacks, or has twice.
     """
+    if problems := find_column_problems(wanted, there, where):
+        raise UserError(problems)
+    return wanted.source_names
+
+
+def find_column_problems(wanted: SourceColumns, there: Sequence[str], where: str) -> list[Problem]:
+    """Returns a problem for each column that the recipe names and the source lacks, or has twice."""
     data = wanted.data
     renamed = [data.rename.get(name, name) for name in there]
-    found = dict(zip(renamed, there, strict=True))
     problems = []
     for old in data.rename:
         if old not in there:
-            message = f"{where} has no column {old!r}: it has {', '.join(there)}.{nearest(old, there)}"
+            message = f"{where} has no column {old!r}: it has {_list(there)}.{nearest(old, there)}"
             problems.append(Problem(kind="data", where="data.rename", message=message))
     new = {name for old, name in data.rename.items() if old not in there}
     for name in wanted.names:
@@ -78,17 +96,20 @@ def match_columns(wanted: SourceColumns, there: Sequence[str], where: str) -> di
         if renamed.count(name) > 1:
             message = f"{where} has {renamed.count(name)} columns called {name!r}: rename all but one."
             problems.append(Problem(kind="data", where=field, message=message))
-        elif name not in found and name not in new:
-            message = f"{where} has no column {name!r}: it has {', '.join(renamed)}.{nearest(name, renamed)}"
+        elif name not in renamed and name not in new:
+            message = f"{where} has no column {name!r}: it has {_list(renamed)}.{nearest(name, renamed)}"
             problems.append(Problem(kind="data", where=field, message=f"{message}{_other_way(wanted, renamed)}"))
     for name in wanted.unnamed(renamed):
         message = f"{where} has a column {name!r}, which the recipe does not name: set this to "
         message += f"{name} or, if it is something else, data.rename to {{{name}: another_name}}."
         problems.append(Problem(kind="data", where=f"data.columns.{name}", message=message))
     problems += _cast_to_nothing(data, renamed, where)
-    if problems:
-        raise UserError(problems)
-    return {name: found[name] for name in wanted.names}
+    return problems
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES_SHOWN:,} more" if len(names) > MAX_NAMES_SHOWN else ""
+    return ", ".join(names[:MAX_NAMES_SHOWN]) + more
 
 
 def _other_way(wanted: SourceColumns, there: Collection[str]) -> str:
@@ -109,7 +130,7 @@ def _cast_to_nothing(data: Data, there: Sequence[str], where: str) -> list[Probl
         Problem(
             kind="data",
             where=f"data.cast.{name}",
-            message=f"{where} has no column {name!r}: it has {', '.join(there)}.{nearest(name, there)}",
+            message=f"{where} has no column {name!r}: it has {_list(there)}.{nearest(name, there)}",
         )
         for name in data.cast
         if name not in there

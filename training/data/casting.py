@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from training.data.blocks import Block
+from training.data.blocks import Block, MissingColumns
 from training.data.faults import Fault, shorten
 from training.data.lists import NESTED, Wrong, from_arrow, from_json, half_character_fault, split_at, texts_as_json
 from training.data.mappings import BOOLEANS, WHOLE_NUMBER
@@ -52,18 +52,22 @@ def cast_blocks(blocks: Iterable[Block], wanted: SourceColumns) -> Iterator[Cast
     """Casts, filters and limits blocks as the recipe defines.
 
     Raises UserError for columns of a type that the task type does not take, and for an invalid comparison in the
-    filter.
+    filter; after the last block, MissingColumns for columns that a file of mappings lacks.
     """
     data = wanted.data
     row_filter = parse_filter(data.filter) if data.filter else None
     remaining = data.limit
+    column_problems: dict[str, tuple[Problem, ...]] = {}
     for block in blocks:
+        column_problems[block.where] = block.column_problems
         cast = _cast_block(block, wanted, row_filter, remaining)
         if remaining is not None:
             remaining -= cast.block.rows.num_rows
         yield cast
         if remaining == 0:
-            return
+            break
+    if files := [where for where, problems in column_problems.items() if problems]:
+        raise MissingColumns([problem for where in files for problem in column_problems[where]], files)
 
 
 def _cast_block(block: Block, wanted: SourceColumns, row_filter: Filter | None, remaining: int | None) -> CastBlock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -88,6 +88,12 @@ class Faults:
             named += rows[: ROWS_NAMED - len(named)]
             self._counts[sort] += len(rows)
             self._value.setdefault(sort, value)
+
+    def forget(self, files: Collection[str], checks: Collection[str]) -> None:
+        """Removes the faults that these checks found in these files."""
+        self._counts = Counter(
+            {sort: count for sort, count in self._counts.items() if not (sort.where in files and sort.check in checks)}
+        )
 
     def summaries(self) -> Iterator[tuple[_Sort, str, str, str]]:
         """Yields each kind of fault, its first row, the description with the count, and "it" or "them" for the rows."""

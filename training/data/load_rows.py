@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from training.data.arrow_files import in_blocks, ipc_reader, ipc_writer
-from training.data.blocks import SPLITS, Block, Numbers
+from training.data.blocks import SPLITS, Block, MissingColumns, Numbers
 from training.data.casting import UNCODED_TYPES, CastBlock, cast_blocks
-from training.data.checks import SET_CHECKS, SPLIT_CHECKS, Finding, without_faulty
+from training.data.checks import ROW_CHECKS, SET_CHECKS, SPLIT_CHECKS, Finding, without_faulty
 from training.data.duplicates import DuplicateTexts, Hashes, hash_rows
 from training.data.faults import Faults, level_of
 from training.data.holdout import held_out_shares, split_masks
@@ -205,6 +205,8 @@ class _Reading:
                 self._report_progress(cast, share)
             self._parts += [(index, statistics) for statistics in statistics_of.values()]
         except UserError as error:
+            if isinstance(error, MissingColumns):
+                self.faults[index].forget(error.files, ROW_CHECKS)
             self.source_problems += self.data.locate(error.problems, index)
         self._share_read += share
 

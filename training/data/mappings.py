@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from training.data.arrow_files import BLOCK_ROWS
-from training.data.blocks import Block, match_columns, source_error
+from training.data.blocks import Block, find_column_problems, source_error
 from training.data.faults import Fault, shorten
 from training.data.lists import NESTED, as_json
 from training.data.slice_columns import MAX_BYTES, MIXED, SliceColumns, UnsuitableColumn, require_grouping_type
+from training.problems import Problem
 
 if TYPE_CHECKING:
     from training.recipe.source_columns import SourceColumns
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 VALUE_TYPES: dict[str, tuple[type, ...]] = {"truth": (bool,), "number": (int, float), "text": (str,)}
 WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 MAX_INTEGER = 2**63
+MAX_KEYS = 1000
 BOOLEANS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
 """The spellings of a boolean."""
 CASTS = {"string": str, "int64": int, "float64": float, "bool": bool}
@@ -36,18 +38,18 @@ def from_mappings(
     slices: SliceColumns,
     total: int | None = None,
 ) -> Iterator[Block]:
-    """Yields numbered mappings as blocks. The columns are the keys of the first block; a missing key is a missing
-    value."""
+    """Yields numbered mappings as blocks. The columns are the keys of all rows; a missing key is a missing value."""
     rows = iter(rows)
-    sources: dict[str, str] = {}
+    names, keys = wanted.source_names, _Keys(wanted)
     slice_sources: dict[str, str] = {}
+    column_problems: tuple[Problem, ...] = ()
     types_by_column: dict[str, str] = {}
     done = 0
     while chunk := list(islice(rows, BLOCK_ROWS)):
-        if not sources and (keys := list(dict.fromkeys(str(key) for _, row in chunk for key in _keys(row)))):
-            sources = match_columns(wanted, keys, where)
-            slice_sources = slices.of_file(keys)
-        names = sources or {name: name for name in wanted.names}
+        is_first = not keys.seen
+        if keys.add(row for _, row in chunk):
+            column_problems = tuple(find_column_problems(wanted, [*keys.seen], where))
+            slice_sources = slices.of_file([*keys.seen]) if is_first else slices.of_more_rows([*keys.seen])
         read_rows = [_read_values(number, row, wanted, names, types_by_column) for number, row in chunk]
         faults = tuple(values for values in read_rows if isinstance(values, Fault))
         valid = [place for place, values in enumerate(read_rows) if not isinstance(values, Fault)]
@@ -62,11 +64,36 @@ def from_mappings(
                 slices.leave_out(name, str(error))
         numbers = np.array([chunk[place][0] for place in valid], np.int64)
         share = done / total if total else 0.0
-        yield Block(where, pa.RecordBatch.from_pydict(arrays), numbers, (), faults, share, slice_values, spelt=True)
+        yield Block(
+            where,
+            pa.RecordBatch.from_pydict(arrays),
+            numbers,
+            faults=faults,
+            share=share,
+            slices=slice_values,
+            spelt=True,
+            column_problems=column_problems,
+        )
 
 
-def _keys(row: Any) -> Iterable[Any]:
-    return row if isinstance(row, Mapping) else ()
+class _Keys:
+    """The keys of the rows read so far: those that a recipe or its task type can name, and the first MAX_KEYS others,
+    since objects may have names of their own in every row."""
+
+    def __init__(self, wanted: SourceColumns) -> None:
+        data = wanted.data
+        self._nameable = {*wanted.names, *data.rename, *data.rename.values(), *data.cast, *wanted.task_type.columns}
+        self.seen: dict[str, None] = {}
+
+    def add(self, rows: Iterable[Any]) -> bool:
+        """Adds the keys of rows. Returns whether there are new ones."""
+        before = len(self.seen)
+        for row in rows:
+            if isinstance(row, Mapping) and not row.keys() <= self.seen.keys():
+                for key in map(str, row):
+                    if len(self.seen) < MAX_KEYS or key in self._nameable:
+                        self.seen[key] = None
+        return len(self.seen) > before
 
 
 def from_columns(table: Mapping[str, Any], wanted: SourceColumns, where: str, slices: SliceColumns) -> Iterator[Block]:

@@ -62,6 +62,8 @@ class SliceColumns:
         self._source, self._dataset = "", ""
         self._splits: tuple[str, ...] = ()
         self._file_columns: dict[str, str] | None = None
+        self._earlier: dict[str, str] | None = None
+        """The columns of the split's files before this one."""
         self._seen: dict[str, None] = {}
         self._reasons: dict[str, str] = {}
         self._columns: dict[str, dict[str, _Column]] = {}
@@ -74,7 +76,8 @@ class SliceColumns:
         `wanted` are the columns of its set, and `dataset` is the set's name in a mixture: its rows get this value in
         the column DATASET. A column that only some sets have is missing in the rows of the others.
         """
-        self._source, self._splits, self._file_columns = source, tuple(splits), None
+        self._end_file()
+        self._source, self._splits, self._file_columns, self._earlier = source, tuple(splits), None, None
         self._wanted, self._dataset = wanted or self._wanted, dataset
         for split in self._splits:
             self._columns.setdefault(split, {})
@@ -89,8 +92,15 @@ class SliceColumns:
     def of_file(self, names: Sequence[str], column_types: Sequence[pa.DataType] = ()) -> dict[str, str]:
         """Returns the columns of a file to read for slices, by the recipe's names.
 
-        Called once for each file, with all its columns and, if the format has types, their types.
+        Called once for each file, with all its columns and, if the format has types, their types; `of_more_rows` adds
+        columns of a format whose rows may have columns of their own.
         """
+        self._end_file()
+        return self.of_more_rows(names, column_types)
+
+    def of_more_rows(self, names: Sequence[str], column_types: Sequence[pa.DataType] = ()) -> dict[str, str]:
+        """Returns the same for the columns of all rows of this file that were read so far. Rows before have no value in
+        new columns."""
         renamed = [self._wanted.data.rename.get(name, name) for name in names]
         stored = self._wanted.by_source
         others = {name: source for name, source in zip(renamed, names, strict=True) if name not in stored}
@@ -108,12 +118,18 @@ class SliceColumns:
                 self.leave_out(name, "occurs more than once")
             elif not _is_name(name):
                 self.leave_out(name, "has no name that is text")
-        for name in others.keys() ^ (others if self._file_columns is None else self._file_columns).keys():
-            self.leave_out(name, f"is in some files of {self._source} only")
         for name in list(filter(self.reads, others))[MAX_COLUMNS:]:
             self.leave_out(name, f"comes after {MAX_COLUMNS} other columns")
         self._file_columns = others
         return {name: source for name, source in others.items() if self.reads(name)} if self.reading else {}
+
+    def _end_file(self) -> None:
+        """Leaves out the columns that only some of the split's files have."""
+        if self._file_columns is not None:
+            earlier = self._file_columns if self._earlier is None else self._earlier
+            for name in self._file_columns.keys() ^ earlier.keys():
+                self.leave_out(name, f"is in some files of {self._source} only")
+            self._earlier = self._file_columns
 
     def reads(self, name: str) -> bool:
         """Whether the column's values are read: no reason against it is known yet."""
@@ -138,12 +154,12 @@ class SliceColumns:
         given = {name: block.slices[name] for name in filter(self.reads, self._file_columns or ())}
         if self._dataset:
             given[DATASET] = pa.array([self._dataset] * rows, pa.string())
-            given |= {name: pa.nulls(rows) for name in columns if name not in given}
+        given |= {name: pa.nulls(rows) for name in columns if name not in given}
         for name, values in given.items():
             column = columns.get(name)
             if column is None:
                 column = _Column(self._folder / f"slice-{next(self._files)}")
-                column.append(np.full(self._rows[split], -1, np.int32))  # rows of sets without this column
+                column.append(np.full(self._rows[split], -1, np.int32))  # rows before, without this column
             try:
                 places = column.encode(values)
             except UnsuitableColumn as error:
@@ -175,6 +191,7 @@ class SliceColumns:
 
     def summary(self) -> dict[str, Any]:
         """Returns the names of the columns `kept`, and of those `left_out` with the reason."""
+        self._end_file()
         reasons = dict(self._reasons)
         for name in self._seen:
             parts = [columns[name] for columns in self._columns.values() if name in columns]

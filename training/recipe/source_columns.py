@@ -94,6 +94,12 @@ class SourceColumns:
         return list(dict.fromkeys([*self.by_source, *filtered]))
 
     @cached_property
+    def source_names(self) -> dict[str, str]:
+        """The source's own names of the columns to read, by their names after data.rename."""
+        old_names = {new: old for old, new in self.data.rename.items()}
+        return {name: old_names.get(name, name) for name in self.names}
+
+    @cached_property
     def casts(self) -> dict[str, str]:
         """The types to cast columns to, by their names in the source."""
         by_form = {name: CAST_FORMS.get(column.form) for name, column in self.by_source.items()}

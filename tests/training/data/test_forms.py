@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -253,6 +255,66 @@ def test_the_recipes_columns_choose_among_the_kinds_sets_and_blank_ones_may_be_e
         UserError, match=r"data\.columns\.input: .* has a column 'input', which the recipe does not name"
     ):
         run(Chat(), str(tmp_path / "c.jsonl"), tmp_path, columns={"instruction": "q"})
+
+
+INSTRUCTIONS: list[Row] = [{"q": f"Add {n}", "output": str(n)} for n in range(10)]
+
+
+@pytest.mark.parametrize("source", ["lines", "array", "python", "generator"])
+def test_a_key_that_only_the_last_rows_have_is_a_column(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.data.mappings.BLOCK_ROWS", 3)  # rows are read in blocks of 10,000
+
+    def read(**data: Any) -> dict[str, Any]:
+        rows = [*INSTRUCTIONS, {"q": "Add up", "output": "3", "input": "1 2", "level": 3}]
+        if source in ("python", "generator"):
+            module = ModuleType("late_rows")
+            given: Any = (lambda split: iter(rows)) if source == "generator" else {"train": rows, "validation": rows}
+            module.rows = given  # type: ignore[attr-defined]
+            monkeypatch.setitem(sys.modules, "late_rows", module)
+            return run(Chat(), "late_rows:rows", tmp_path, "python", **data)
+        file = tmp_path / "rows.json"
+        file.write_text(json.dumps(rows) if source == "array" else "".join(json.dumps(row) + "\n" for row in rows))
+        return run(Chat(), str(file), tmp_path, **data)
+
+    instruction = {"instruction": "q"}
+    with pytest.raises(UserError, match="has a column 'input', which the recipe does not name"):
+        read(columns=instruction)
+    for names, rename in (({"input": "input"}, {}), ({"input": "more"}, {"input": "more"})):
+        read(columns=instruction | names, rename=rename)
+        assert stored(tmp_path)["input"].to_pylist() == [""] * 10 + ["1 2"]
+        assert json.loads((tmp_path / "slices.json").read_text())["kept"] == ["level"]
+        levels = pa.ipc.open_file(tmp_path / "validation.slices.arrow").read_all()["level"].to_pylist()
+        assert levels == [None] * 10 + ["3"]
+    read(columns=instruction | {"input": "input"}, filter="level is None or level != 3")
+    assert stored(tmp_path)["input"].to_pylist() == [""] * 10
+
+
+def test_a_column_that_no_row_has_is_the_only_problem_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.data.mappings.BLOCK_ROWS", 3)
+    rows = [*INSTRUCTIONS, {"q": 3, "output": "3"}]
+    for limit in (None, 4):
+        with pytest.raises(UserError) as raised:
+            names = {"instruction": "q", "output": "outputs"}
+            run(Chat(), json_lines(tmp_path / "r.jsonl", rows), tmp_path, columns=names, limit=limit)
+        found = [str(problem.message) for problem in raised.value.problems if "validation" not in problem.message]
+        missing = "has no column 'outputs': it has q, output. Did you mean 'output'?"
+        assert [message.partition(" ")[2] for message in found if "no column" in message] == [missing]
+        assert len([problem for problem in raised.value.problems if problem.check == "type"]) == (0 if limit else 2)
+        assert not [problem for problem in raised.value.problems if problem.check not in (None, "type")]
+
+
+def test_of_objects_with_keys_of_their_own_the_named_ones_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.data.mappings.BLOCK_ROWS", 3)
+    monkeypatch.setattr("training.data.mappings.MAX_KEYS", 5)
+    rows = [row | {f"key {n}": n} for n, row in enumerate(INSTRUCTIONS)] + [{"q": "x", "output": "y", "input": "z"}]
+    run(Chat(), json_lines(tmp_path / "r.jsonl", rows), tmp_path, columns={"instruction": "q", "input": "input"})
+    assert stored(tmp_path)["input"].to_pylist() == [""] * 10 + ["z"]
 
 
 def test_columns_of_another_layout_are_reported_with_the_fields_that_select_them(tmp_path: Path) -> None:
