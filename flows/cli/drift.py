@@ -40,7 +40,12 @@ def add_model_arguments(parser: argparse.ArgumentParser, rows: str) -> None:
     """Adds NAME, --input and --task."""
     add_version_arguments(parser)
     parser.add_argument(
-        "--input", metavar="PATH", nargs="+", required=True, help=f"files, folders, globs or URLs of the {rows}"
+        "--input",
+        metavar="PATH",
+        nargs="+",
+        action="extend",
+        required=True,
+        help=f"files, folders, globs or URLs of the {rows}; repeatable",
     )
 
 

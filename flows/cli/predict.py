@@ -50,7 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "texts", metavar="TEXT", nargs="*", help="the input; one argument for each column that the model reads"
     )
     files = "files, folders, globs or URLs of rows with the columns that the model reads, in the formats of training "
-    parser.add_argument("--input", metavar="PATH", nargs="+", help=f"{files}data, or .txt (a text a line)")
+    parser.add_argument(
+        "--input",
+        metavar="PATH",
+        nargs="+",
+        action="extend",
+        help=f"{files}data, or .txt (a text a line); repeatable",
+    )
     parser.add_argument(
         "--output",
         metavar="PATH",
@@ -64,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep",
         metavar="COLUMNS",
+        action="extend",
         type=lambda text: [name for name in text.split(",") if name],
         help="columns of the input that travel along, such as id,text (default: those that the model reads)",
     )

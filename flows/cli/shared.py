@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from training.jobs.protocol import write_atomically
+from training.jobs.protocol import without_nan, write_atomically
 from training.problems import DISK, NETWORK, Problem, UserError, rename
 from training.recipe import Recipe, load, parse_set
 
@@ -106,7 +106,7 @@ def output_file(text: str) -> Path:
 
 
 def write_json(out: Path | None, value: Any) -> None:
-    """Writes the value to the file of --json, if there is one."""
+    """Writes the value to the file of --json, if there is one; a number that is undefined is null."""
     if out is not None:
-        text = json.dumps(value, indent=2, ensure_ascii=False)
+        text = json.dumps(without_nan(value), indent=2, ensure_ascii=False)
         write_atomically(out, f"{text}\n".encode(errors="backslashreplace"))  # half a character becomes its escape

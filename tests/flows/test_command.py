@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +14,7 @@ import pytest
 import yaml
 
 from flows.cli.main import main
+from flows.cli.shared import write_json
 from flows.reports.terminal import Quiet
 from tests.flows.small import command, environment, write_project
 
@@ -105,3 +109,21 @@ main.start()
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (3, "done cleaned up\n", "")
+
+
+@pytest.mark.parametrize("name", ["predict", "drift", "evaluate"])
+def test_inputs_that_are_given_one_by_one_add_up(name: str) -> None:
+    """`--input a --input b` predicted b alone."""
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"flows.cli.{name}").add_arguments(parser)
+    given = parser.parse_args(["small", "--input", "a", "b", "--input", "c"])
+    assert given.input == ["a", "b", "c"]
+    if name == "predict":
+        assert parser.parse_args(["small", "--keep", "id,text", "--keep", "day"]).keep == ["id", "text", "day"]
+
+
+def test_the_json_of_a_result_has_null_for_an_undefined_number(tmp_path: Path) -> None:
+    write_json(tmp_path / "out.json", {"metrics": [{"roc_auc": float("nan"), "loss": 0.5}]})
+    assert json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail) == {
+        "metrics": [{"roc_auc": None, "loss": 0.5}]
+    }

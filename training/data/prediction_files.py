@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from training.data.batch_requests import ID, Answer, response
 from training.data.lists import as_json
 from training.data.plain_types import decoded
 from training.data.prediction_rows import Column, Rows
+from training.jobs.protocol import without_nan
 from training.recipe.tables.formats import FORMATS
 
 SUFFIXES = {"parquet": ".parquet", "csv": ".csv", "jsonl": ".jsonl", "openai": ".jsonl"}
@@ -63,12 +66,24 @@ class Stamp:
 class KeptColumns:
     """The types of the columns that travel along, found by reading all rows."""
 
-    types: Mapping[str, pa.DataType] = field(default_factory=dict)
+    merged: Mapping[str, pa.DataType] = field(default_factory=dict)
+    largest: Mapping[str, int] = field(default_factory=dict)
+    """The largest absolute value of the whole numbers in a column."""
 
     def seen(self, rows: Rows) -> KeptColumns:
         """The types that hold these rows too."""
-        found = {name: _merge(self.types.get(name, pa.null()), _type_of(column)) for name, column in rows.kept.items()}
-        return KeptColumns({**self.types, **found})
+        found = {name: _merge(self.merged.get(name, pa.null()), _type_of(column)) for name, column in rows.kept.items()}
+        largest = {name: max(self.largest.get(name, 0), _largest(column)) for name, column in rows.kept.items()}
+        return KeptColumns({**self.merged, **found}, {**self.largest, **largest})
+
+    @property
+    def types(self) -> dict[str, pa.DataType]:
+        """The type of each column: one that holds the values of all files exactly."""
+        most = {pa.float64(): 2**53, pa.int64(): 2**63 - 1}
+        return {
+            name: pa.string() if self.largest.get(name, 0) > most.get(kind, math.inf) else kind
+            for name, kind in self.merged.items()
+        }
 
     def described(self) -> dict[str, str]:
         """The types as texts."""
@@ -150,7 +165,7 @@ class Writer:
 
     def _write_json(self, values: Iterable[Mapping[str, Any]]) -> None:
         self._out = self._out or self._open_text()
-        self._out.writelines(json.dumps(value, ensure_ascii=False, default=str) + "\n" for value in values)
+        self._out.writelines(json.dumps(without_nan(value), ensure_ascii=False, default=str) + "\n" for value in values)
 
     def _open_text(self) -> Any:
         # Half a surrogate pair is written as JSON escapes it.
@@ -186,7 +201,9 @@ def _lines(rows: Rows, kept: KeptColumns, predictions: pa.Table, stamp: Stamp) -
 
 
 def _cell(value: Any) -> Any:
-    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(without_nan(value), ensure_ascii=False, default=str)
 
 
 # Types of columns that travel along
@@ -213,7 +230,20 @@ def _merge(one: pa.DataType, other: pa.DataType) -> pa.DataType:
         return one
     if pa.types.is_null(one):
         return other
-    return pa.float64() if {one, other} == {pa.int64(), pa.float64()} else pa.string()
+    if all(map(pa.types.is_integer, (one, other))):
+        return pa.int64()
+    is_number = all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in (one, other))
+    return pa.float64() if is_number else pa.string()
+
+
+def _largest(column: Column) -> int:
+    """The largest absolute value of whole numbers; 0 without any."""
+    if not isinstance(column, pa.Array):
+        return max((abs(value) for value in column if type(value) is int), default=0)
+    if not pa.types.is_integer(column.type):
+        return 0
+    ends = pc.min_max(column).as_py().values()
+    return max((abs(value) for value in ends if value is not None), default=0)
 
 
 def _as_list(column: Column) -> Sequence[Any]:

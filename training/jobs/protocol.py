@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import secrets
 import time
@@ -134,6 +135,15 @@ def write_atomically(path: Path, content: bytes) -> None:
         aside.unlink(missing_ok=True)
         raise
     fsync(path.parent)
+
+
+def without_nan(value: Any) -> Any:
+    """Returns JSON values with null for numbers that JSON cannot hold: NaN and the infinities."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: without_nan(inside) for name, inside in value.items()}
+    return [without_nan(inside) for inside in value] if isinstance(value, list | tuple) else value
 
 
 def fsync(path: Path) -> None:

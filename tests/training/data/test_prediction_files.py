@@ -47,6 +47,10 @@ def write(file: Path, form: str, parts: Sequence[Rows], delimiter: str = ",") ->
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+def values_of(column: Any) -> list[Any]:
+    return list(column.to_pylist() if isinstance(column, pa.Array) else column)
+
+
 @pytest.mark.parametrize("form", ["parquet", "csv", "jsonl"])
 def test_each_row_has_its_prediction_or_its_error_and_the_model_behind_it(tmp_path: Path, form: str) -> None:
     found = write(tmp_path / "out", form, [some_rows(3, id=["a", "b", "c"])])
@@ -79,10 +83,43 @@ def test_columns_have_one_type_in_all_parts_whatever_their_files_hold(tmp_path: 
     assert lines[0]["nested"] == {"a": [1]} and lines[0]["mixed"] == 1
 
 
+@pytest.mark.parametrize("form", ["parquet", "csv", "jsonl"])
+@pytest.mark.parametrize(
+    ("first", "second", "kind"),
+    [
+        (pa.array([2**53 + 1, 7]), pa.array([0.5, None]), "string"),
+        (pa.array([3, 7]), pa.array([0.5, None]), "double"),
+        (pa.array([3, 7], pa.int32()), pa.array([2**40, None]), "int64"),
+        (pa.array([2**63 + 1, 7], pa.uint64()), pa.array([5, None]), "string"),
+        (pa.array([0.25, 7], pa.float32()), [2**60, None], "string"),
+    ],
+)
+def test_numbers_of_two_files_keep_their_values_in_one_type_that_is_known_before_anything_is_written(
+    tmp_path: Path, form: str, first: Any, second: Any, kind: str
+) -> None:
+    one, other = some_rows(2, id=first), some_rows(2, id=second)
+    for parts in ([one, other], [other, one]):
+        kept = KeptColumns()
+        for rows in parts:
+            kept = kept.seen(rows)
+        assert kept.described() == {"id": kind}
+        given = [value for rows in parts for value in values_of(rows.kept["id"])]
+        found = [row["id"] for row in write(tmp_path / "out", form, parts)]
+        assert [float(value) if value else None for value in found] == [
+            None if value is None else float(value) for value in given
+        ]
+        assert kind != "string" or str(max(filter(None, given))) in map(str, found)
+
+
 def test_a_file_without_any_usable_row_has_all_columns(tmp_path: Path) -> None:
     rows = Rows([2], [None], [RowError("is bad")], {"id": [None]})
     write(tmp_path / "out", "parquet", [rows])
     assert pq.read_schema(tmp_path / "out").names == ["id", *ADDED.names, *STAMPS]
+
+
+def test_json_lines_hold_null_for_a_number_that_json_cannot_hold(tmp_path: Path) -> None:
+    (first, second) = write(tmp_path / "out", "jsonl", [some_rows(2, n=pa.array([float("nan"), 0.5]))])
+    assert first["n"] is None and second["n"] == 0.5
 
 
 def test_texts_that_no_encoding_holds_are_written_as_their_escapes(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ import numpy.typing as npt
 
 from training.evaluation.drift.effects import Effect, Floats, compare_scores
 
+FEWEST_ROWS = 4
+"""Of a sample: each half has two, so that the variance of its scores is defined."""
 MAX_WORDS = 20_000
 TELLING_WORDS = 10
 WORD = r"(?u)\b\w+\b"

@@ -118,11 +118,11 @@ def compare(reference: Observations, new: Observations, thresholds: Thresholds, 
         add("unknown tokens", "distance", compare_numbers, reference.unknown, new.unknown)
     found += _compare_texts(reference.texts, new.texts, thresholds)
     filled = [[text for text in sample.texts if text.strip()] for sample in (reference, new)]
-    if min(map(len, filled)) > 1:
+    if min(map(len, filled)) >= held_out.FEWEST_ROWS:
         words = held_out.compare_words(filled[0], filled[1], thresholds.auc, seed=seed)
         found.append(Comparison("words", "auc", thresholds.auc, words.effect, words.details))
     first, second = reference.embeddings, new.embeddings
-    if first is not None and second is not None and min(len(first), len(second)) > 3:
+    if first is not None and second is not None and min(len(first), len(second)) >= held_out.FEWEST_ROWS:
         rows = held_out.compare_embeddings(first, second, thresholds.auc, seed=seed)
         found.append(Comparison("embeddings", "auc", thresholds.auc, rows.effect, rows.details))
     return found

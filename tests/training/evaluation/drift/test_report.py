@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -53,6 +55,17 @@ def test_without_a_shift_one_report_in_twenty_is_not_steady_at_most() -> None:
 
 def test_a_third_of_rows_of_another_kind_is_drift_in_nearly_every_report() -> None:
     assert [verdict(rows(seed, 300, new_words=0.35)) for seed in range(1, 11)].count("drifted") >= 9
+
+
+@pytest.mark.parametrize("with_text", [1, 2, 3, 4])
+def test_few_rows_with_a_text_leave_all_figures_defined(with_text: int) -> None:
+    """An undefined p-value would also hide every other difference of the report."""
+    new = rows(1, 300, new_words=0.5)
+    few = replace(new, texts=[text if place < with_text else "" for place, text in enumerate(new.texts)])
+    report = build_report(rows(0, 400), few, Thresholds(), alpha=0.05, min_rows=100)
+    json.dumps(report, allow_nan=False)
+    assert report["verdict"] == "drifted"
+    assert ("words" in [line["name"] for line in report["comparisons"]]) == (with_text == 4)
 
 
 def test_the_most_telling_words_are_those_of_the_new_rows() -> None:
