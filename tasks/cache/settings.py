@@ -40,13 +40,7 @@ ENVIRONMENT = {
 ACCESS_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 """The variables in which the Hub's clients look for an access token first."""
 
-MLFLOW_LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 SWEEPS = "FINETUNE_SWEEPS"
-PASSWORDS = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_KEY", SWEEPS, *MLFLOW_LOGIN)
-"""The variables with credentials of Prefect's and MLflow's servers and of the database of sweeps."""
-
-STORAGE_LOGIN = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_ACCOUNT_KEY")
-"""The variables with credentials of buckets: rows, the shared store, MLflow's artifacts."""
 
 # The bars of the Hub's clients are for a person who waits, not for a log.
 WITHOUT_TERMINAL = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}

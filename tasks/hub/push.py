@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.cache.settings import ACCESS_TOKENS
 from tasks.hub.client import find_cause
+from tasks.jobs.child_environment import HUB, passed
 from training.jobs.protocol import Settings, sha256
 from training.problems import NETWORK, Problem, UserError, server_fault
 from training.recipe import Recipe
@@ -65,10 +66,9 @@ class Pushed:
 
 def build_environment() -> dict[str, str]:
     """The variables of a child program that writes to the Hub; no other program gets the access token."""
-    tokens = {name: os.environ[name] for name in ACCESS_TOKENS if name in os.environ}
     offline = os.environ.get("HF_HUB_OFFLINE", "0")
     # The clients' warnings may contain URLs with signatures.
-    return {**tokens, "HF_HUB_OFFLINE": offline, "HF_HUB_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    return {**passed(HUB), "HF_HUB_OFFLINE": offline, "HF_HUB_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
 def find_publishing_problems(recipe: Recipe) -> Iterator[Problem]:

@@ -1,24 +1,103 @@
-"""The environment variables of a job's processes."""
+"""The environment variables of programs and servers: a process gets those that it needs, and no others.
+
+| process | gets |
+|---|---|
+| a program of a job | BASE, the names in FINETUNE_PASS_ENV, and what its stage adds: HUB, BUCKETS, MLFLOW, TRACKERS |
+| a server | BASE, and its own settings: PREFECT_SERVER, or BASE alone for MLflow's |
+| a worker, and the runs that it starts | the whole environment, as a command |
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 
-from tasks.cache.settings import ACCESS_TOKENS, PASSWORDS, STORAGE_LOGIN
+from tasks.cache.settings import ACCESS_TOKENS, ENVIRONMENT, WITHOUT_TERMINAL
 from training.jobs.search_path import VARIABLE, python_path, search_path
+
+PASS_ENV = "FINETUNE_PASS_ENV"
+"""The variable in which the user names further ones for the programs of jobs: `NAME,OTHER_*`."""
+
+BASE = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "HOSTNAME", "LANG", "LANGUAGE", "LC_*", "TZ", "TZDIR", "XDG_*"),
+    *("TMPDIR", "TMP", "TEMP", "TERM", "COLUMNS", "NO_COLOR", "LD_*", "GLIBC_TUNABLES", "MALLOC_*"),
+    # Python and its libraries.
+    *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "COVERAGE_*", "MPL*", "TQDM_*", "ARROW_*", "RAYON_*", "RUST_*"),
+    *("FINETUNE_*", *ENVIRONMENT, *WITHOUT_TERMINAL, "DISABLE_TELEMETRY", "TENSORBOARD_*", "TF_CPP_*", "NLTK_DATA"),
+    *("HF_*", "HUGGINGFACE_*", "TRANSFORMERS_*", "TOKENIZERS_*", "SAFETENSORS_*", "USE_*", "MLFLOW_*", "ORT_*"),
+    # Arithmetic, GPUs, and processes that talk to each other.
+    *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "BLIS_*", "NUMEXPR_*", "VECLIB_*", "ONEDNN_*", "DNNL_*"),
+    *("TORCH*", "PYTORCH_*", "ATEN_*", "TRITON_*", "FLASH_ATTENTION_*", "XFORMERS_*", "BNB_*", "DS_*", "DEEPSPEED_*"),
+    *("CUDA_*", "CUBLAS_*", "CUDNN_*", "NVIDIA_*", "NVTE_*", "NCCL_*", "GLOO_*", "UCX_*", "FI_*", "TP_*"),
+    *("SLURM_JOB_*", "SLURM_NODELIST", "SLURMD_NODENAME", "SLURM_TMPDIR"),
+    # Compilers, for torch and DeepSpeed.
+    *("CC", "CXX", "CPATH", "LIBRARY_PATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "MAX_JOBS", "NINJA_*"),
+    # The network.
+    *("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+)
+"""For each process, as names and their beginnings. Of the names that a beginning fits, those of a credential, and
+values with a login in a URL, are left out."""
+LEFT_OVER = ("TORCHELASTIC_*", "FINETUNE_SWEEPS")
+"""Of BASE, but of another launcher, or of the flow alone."""
+_CREDENTIAL = re.compile(
+    r"(?:^|_)(?:TOKENS?|SECRETS?|PASS(?:WORDS?|WD)?|KEYS?|AUTH|JWT|OIDC|CREDENTIALS?|USERNAME|DSN)(?:_|$)"
+)
+_LOGIN = re.compile(r"://[^/@\s]*@|://[^/:@\s]*:(?!\d+(?:/|$))[^@\s]+@")
+
+HUB = (*ACCESS_TOKENS, "HF_*", "ACTIONS_ID_TOKEN_REQUEST_*", "GITHUB_ACTIONS")
+"""For a program that writes to the Hugging Face Hub; a CI job may exchange its identity for a token."""
+BUCKETS = ("AWS_*", "AZURE_*", "GOOGLE_*", "GCLOUD_*", "CLOUDSDK_*", "FSSPEC_*")
+"""For a program that reads rows from a bucket or a web server, or writes files to a bucket."""
+MLFLOW = ("MLFLOW_TRACKING_*", "MLFLOW_REGISTRY_URI", "DATABRICKS_*")
+"""For a client of MLflow's server."""
+DATABASE = ("PG*", "MYSQL_*")
+"""For a process that opens a database of the user's, whose URL need not contain the password."""
+PREFECT_SERVER = ("PREFECT_*", *DATABASE)
+"""For a Prefect server, whose database may be the user's."""
+NOT_OF_SERVER = ("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", PASS_ENV)
+TRACKERS = {"wandb": ("WANDB_*",)}
+"""For a training, by the tracker that `training.report_to` names."""
+RAY_CLUSTER = ("RAY_*", *BUCKETS, *TRACKERS["wandb"])
+"""For the process that uses Ray: the machines of a cluster that it starts here have its environment."""
+
+
+def passed(patterns: Iterable[str]) -> dict[str, str]:
+    """The variables of this process whose names fit the patterns."""
+    patterns = tuple(patterns)
+    return {name: value for name, value in os.environ.items() if _fits(name, patterns)}
 
 
 def environment(added: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment without the variables of other launchers and without secrets, plus
-    `added_environment`."""
-    # Rank numbers and launcher settings may be left over from a shell, a notebook or a scheduler. Access tokens and
-    # passwords are passed only to the programs that need them.
-    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    foreign = (*ranks, *ACCESS_TOKENS, *PASSWORDS, *STORAGE_LOGIN)
-    prefixes = ("ACCELERATE_", "TORCHELASTIC_", "FSDP_", "FSSPEC_")
-    env = {k: v for k, v in os.environ.items() if k not in foreign and not k.startswith(prefixes)}
-    return env | added_environment(added)
+    """The environment of a job's program on this machine; `added` is what its stage adds."""
+    return base_environment() | added_environment(added)
+
+
+def base_environment(*patterns: str) -> dict[str, str]:
+    """The variables of BASE, those that the user names, and those that fit the patterns."""
+    named = [name.strip() for name in os.environ.get(PASS_ENV, "").split(",")]
+    return _base() | passed([*named, *patterns])
+
+
+def server_environment(own: Iterable[str] = ()) -> dict[str, str]:
+    """The environment of a server, with the variables that fit the patterns `own`."""
+    return {name: value for name, value in (_base() | passed(own)).items() if name not in NOT_OF_SERVER}
+
+
+def _base() -> dict[str, str]:
+    """The variables of BASE. Rank numbers and launcher settings, which may be left over from a shell, a notebook or a
+    scheduler, are not among them."""
+    return {name: value for name, value in passed(BASE).items() if name in BASE or not _is_private(name, value)}
+
+
+def _is_private(name: str, value: str) -> bool:
+    return bool(_CREDENTIAL.search(name) or _LOGIN.search(value)) or _fits(name, LEFT_OVER)
+
+
+def _fits(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def added_environment(added: Mapping[str, str]) -> dict[str, str]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.cache import settings
-from tasks.cache.settings import STORAGE_LOGIN
 from tasks.jobs.child import DEFAULT_STALL_TIMEOUT_S
+from tasks.jobs.child_environment import BUCKETS
 from tasks.jobs.engines import Engine
 from tasks.jobs.engines.ray_engine import RayEngine, find_cluster_problems, find_package_problems
 from tasks.jobs.engines.ray_messages import Cluster, Program
@@ -44,7 +44,7 @@ def ray_engine(model: ModelSpec, prediction: BatchPrediction) -> MakeEngine:
     cluster = Cluster(prediction.cluster_address, 1, 1, bool(visible_gpus()), DEFAULT_STALL_TIMEOUT_S)
     modules = ["training.engine.serving", *task_types.code_modules(model.task["task"])]
     env = {"TOKENIZERS_PARALLELISM": "true"}
-    program = Program(PROGRAM, compute, env, Imports(modules=modules), STORAGE_LOGIN)
+    program = Program(PROGRAM, compute, env, Imports(modules=modules), BUCKETS)
 
     def make(folders: Mapping[str, Path], on_events: Callable[[list[dict[str, Any]]], None]) -> Engine[Any]:
         artifacts = settings.home() / "artifacts"

@@ -15,11 +15,11 @@ from typing import Any, Literal, NamedTuple
 
 from tasks.cache import settings
 from tasks.cache.digests import digest_of
-from tasks.cache.settings import STORAGE_LOGIN
 from tasks.cache.stage import Listener, Work
 from tasks.cache.store import link_or_copy
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import DEFAULT_STALL_TIMEOUT_S, TRIES, prepare_next_try
+from tasks.jobs.child_environment import BUCKETS, passed
 from tasks.jobs.commands import python_argv
 from tasks.jobs.engines import Engine, local
 from tasks.jobs.hardware import assigned_gpus, device, visible_gpus
@@ -283,7 +283,7 @@ class _Program:
     def _environment(self) -> dict[str, str]:
         """The credentials of buckets with rows, threads for the tokenizer, and its own GPUs."""
         return {
-            **{name: os.environ[name] for name in STORAGE_LOGIN if name in os.environ},
+            **passed(BUCKETS),
             **({"CUDA_VISIBLE_DEVICES": ",".join(self._options.gpus)} if self._options.gpus else {}),
             "TOKENIZERS_PARALLELISM": "true",
         }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tasks.cache import settings
+from tasks.jobs.child_environment import PREFECT_SERVER, server_environment
 from tasks.prefect import servers
 from training.jobs.processes import die_with_parent
 from training.jobs.search_path import python_path
@@ -89,7 +89,7 @@ def _start_server(port: int, descriptor: int) -> subprocess.Popen[bytes]:
     path = {"PYTHONSAFEPATH": "1", "PYTHONPATH": python_path()}
     return subprocess.Popen(
         [sys.executable, "-m", "tasks.prefect.prefect_server", str(port), f"--fd={descriptor}", "--for-one-run"],
-        env={**os.environ, "FINETUNE_HOME": str(settings.home()), **path},
+        env={**server_environment(PREFECT_SERVER), "FINETUNE_HOME": str(settings.home()), **path},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 
 from tasks.cache import settings
+from tasks.jobs.child_environment import PREFECT_SERVER, server_environment
 from tasks.prefect.servers import (
     LOCK,
     MLFLOW,
@@ -75,7 +76,7 @@ class Service:
     name: str
     argv: list[str]
     environment: Callable[[], dict[str, str]]
-    """Builds the variables for a start."""
+    """Builds the whole environment for a start."""
     ready: Callable[[], bool]
     sockets: tuple[socket.socket, ...] = ()
     """Passed to the program at each start, with the same descriptors."""
@@ -90,7 +91,7 @@ class Service:
         supervise = [sys.executable, "-m", "training.jobs.supervise", "--grace-s", str(SERVER_STOP_S), str(job), "--"]
         self.supervisor = subprocess.Popen(
             [*supervise, sys.executable, "-m", *self.argv],
-            env=os.environ | self.environment(),
+            env=self.environment(),
             stdin=subprocess.PIPE,  # the end of this program closes the pipe, which ends the service
             pass_fds=[listening.fileno() for listening in self.sockets],
             start_new_session=True,
@@ -194,7 +195,7 @@ def _build_services(ports: dict[str, int]) -> list[Service]:
         Service(
             PREFECT,
             ["tasks.prefect.prefect_server", str(prefect), *(f"--fd={listening.fileno()}" for listening in sockets)],
-            dict,
+            partial(server_environment, PREFECT_SERVER),
             partial(is_healthy, f"http://127.0.0.1:{prefect}/api"),
             tuple(sockets),
         ),
@@ -207,14 +208,14 @@ def _build_services(ports: dict[str, int]) -> list[Service]:
         Service(
             WORKER,
             ["prefect", "--no-prompt", "worker", "start", *worker_options],
-            lambda: {"PREFECT_WORKER_QUERY_SECONDS": "2"},
+            lambda: os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "2"},
             partial(worker_is_online, datetime.now(UTC)),
         ),
     ]
 
 
 def _prepare_mlflow(port: int) -> dict[str, str]:
-    """Prepares the files of MLflow's server for a start, and returns its variables: it requires the password, and
+    """Prepares the files of MLflow's server for a start, and returns its environment: it requires the password, and
     refuses other host names and origins."""
     connection.update_artifact_paths()
     folder = services_folder() / MLFLOW
@@ -226,7 +227,7 @@ def _prepare_mlflow(port: int) -> dict[str, str]:
     configuration = folder / "auth.ini"
     configuration.write_text(MLFLOW_AUTH.format(database=folder / "users.db"))
     hosts = ("127.0.0.1", "localhost")
-    return {
+    return server_environment() | {
         "MLFLOW_AUTH_CONFIG_PATH": str(configuration),
         "MLFLOW_AUTH_ADMIN_USERNAME": USER,
         "MLFLOW_AUTH_ADMIN_PASSWORD": ensure_password(),

@@ -18,6 +18,7 @@ from tasks.hub.checkpoint_uploads import upload_checkpoints
 from tasks.jobs import early_launch
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import run_child
+from tasks.jobs.child_environment import TRACKERS, passed
 from tasks.jobs.commands import Launch, accelerate_argv, accelerate_environment
 from tasks.jobs.engines import Engine, local
 from tasks.jobs.engines.ray_engine import start_early, take_early
@@ -188,7 +189,7 @@ def launch_early(recipe: Recipe, lock: Lock) -> None:
         start_early(*_on_cluster(recipe, lock))
         return
     launched = launch(recipe, lock, key="")
-    early_launch.start(launched.argv, _environment(launched), _imports(recipe))
+    early_launch.start(launched.argv, _environment(recipe, launched), _imports(recipe))
 
 
 def _imports(recipe: Recipe) -> Imports:
@@ -206,8 +207,13 @@ def _imports(recipe: Recipe) -> Imports:
     )
 
 
-def _environment(launched: Launch) -> dict[str, str]:
-    return {**launched.env, checkpoints.SEAL_KEY: str(seal_key())}
+def _environment(recipe: Recipe, launched: Launch) -> dict[str, str]:
+    return {**launched.env, **passed(_logins(recipe)), checkpoints.SEAL_KEY: str(seal_key())}
+
+
+def _logins(recipe: Recipe) -> tuple[str, ...]:
+    """Patterns of the variables of the trackers that training reports to."""
+    return tuple(pattern for tracker in recipe.training.report_to for pattern in TRACKERS.get(tracker, ()))
 
 
 def _user_code(recipe: Recipe) -> dict[str, str]:
@@ -297,7 +303,7 @@ def fit(work: Work, recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: R
             work,
             "training.programs.fit",
             launched.argv,
-            env=_environment(launched),
+            env=_environment(recipe, launched),
             settings=job.settings,
             inputs=job.folders,
             batches=job.batches,
@@ -323,4 +329,6 @@ def _on_cluster(recipe: Recipe, lock: Lock) -> tuple[Cluster, Program]:
     )
     threads = launch(recipe, lock, key="").env.get("OMP_NUM_THREADS")  # as on one machine: it changes how sums round
     env = {"OMP_NUM_THREADS": threads} if threads else {}
-    return cluster, Program("training.programs.fit", _resolved_compute(recipe, lock), env, _imports(recipe))
+    return cluster, Program(
+        "training.programs.fit", _resolved_compute(recipe, lock), env, _imports(recipe), _logins(recipe)
+    )

@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 from tasks.cache import settings
 from tasks.cache.database_templates import create_database
 from tasks.cache.locks import named_lock
+from tasks.jobs.child_environment import BUCKETS, DATABASE, MLFLOW, passed
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -145,10 +146,10 @@ def mlflow_errors() -> Iterator[None]:
 
 def build_environment() -> dict[str, str]:
     """The variables of a child program that uses MLflow: server, logins, and time to store a large model."""
-    # Without a server between them, MLflow's client writes to the bucket of the models itself.
-    logins = (*settings.MLFLOW_LOGIN, *settings.STORAGE_LOGIN)
+    # Without a server between them, MLflow's client opens the database, and writes to the bucket of the models, itself.
+    is_server = settings.tracking_uri().startswith(("http://", "https://"))
     return {
-        **{name: os.environ[name] for name in logins if name in os.environ},
+        **passed((*MLFLOW, *BUCKETS, *(() if is_server else DATABASE))),
         "MLFLOW_TRACKING_URI": settings.tracking_uri(),
         "MLFLOW_REGISTRY_URI": settings.tracking_uri(),
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5",

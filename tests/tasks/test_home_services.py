@@ -200,7 +200,7 @@ def test_the_socket_of_a_service_reaches_its_program_and_keeps_the_port_while_th
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         service = process_manager.Service(
-            "greeter", ["greeter", str(listening.fileno())], dict, lambda: True, (listening,)
+            "greeter", ["greeter", str(listening.fileno())], lambda: {**os.environ}, lambda: True, (listening,)
         )
         service.start()
         pids = [greeting(port)]

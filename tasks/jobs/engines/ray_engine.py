@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tasks.cache import settings
 from tasks.jobs import early_launch
+from tasks.jobs.child_environment import RAY_CLUSTER, base_environment
 from tasks.jobs.engines import local
 from tasks.jobs.engines.ray_messages import Cluster, Input, MachineLost, Program, knock, no_cluster, own_login
 from tasks.jobs.supervisors import Handle
@@ -185,6 +186,7 @@ class Driver:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tasks.jobs.engines.ray_driver", str(theirs.fileno())],
+                env=base_environment(*RAY_CLUSTER),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,

@@ -32,6 +32,7 @@ from tasks.cache.digests import digest_of
 from tasks.cache.secret_files import seal_key
 from tasks.cache.stage import Listener, Work
 from tasks.jobs import early_launch
+from tasks.jobs.child_environment import passed
 from tasks.jobs.commands import Machines, accelerate_argv, accelerate_environment
 from tasks.jobs.engines import local
 from tasks.jobs.engines.ray_messages import Facts, Input, Program, State
@@ -118,7 +119,7 @@ class Machine:
         of_cluster = interface(ray.util.get_node_ip_address())
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             self._env[name] = os.environ.get(name, of_cluster)
-        self._env |= {name: os.environ[name] for name in program.logins if name in os.environ}
+        self._env |= passed(program.logins)
         self._env |= {checkpoints.SEAL_KEY: str(seal_key()), **program.env}
         early_launch.start(self._argv, self._env, program.imports)
 

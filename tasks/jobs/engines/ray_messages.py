@@ -43,7 +43,7 @@ class Program(NamedTuple):
     imports: Imports
     """What the processes import meanwhile."""
     logins: tuple[str, ...] = ()
-    """Names of variables with credentials that the processes get from their machine."""
+    """Patterns of the variables with credentials that the processes get from their machine."""
 
 
 class Facts(NamedTuple):

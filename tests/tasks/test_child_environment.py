@@ -1,0 +1,121 @@
+"""The environment variables of programs and servers: what each gets, and what none gets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.hub import push
+from tasks.jobs.child_environment import BUCKETS, PREFECT_SERVER, environment, passed, server_environment
+from tasks.jobs.commands import python_argv
+from tasks.prefect import ephemeral_server
+from tasks.services import process_manager
+from tasks.stages import fit
+from tasks.tracking import connection
+from tests.fork_server import NEW_PYTHON
+from tests.tasks.test_launch import run
+from tests.tasks.test_release import recipe
+
+SECRETS = {
+    "HF_TOKEN": "hf_x",
+    "AWS_SECRET_ACCESS_KEY": "x",
+    "AZURE_CLIENT_SECRET": "x",
+    "GOOGLE_APPLICATION_CREDENTIALS": "/keys.json",
+    "FSSPEC_HTTP": "x",
+    "PGPASSWORD": "x",
+    "DATABASE_URL": "postgresql://me:x@db/rows",
+    "MLFLOW_AUTH_ADMIN_PASSWORD": "x",
+    "MLFLOW_TRACKING_PASSWORD": "x",
+    "MLFLOW_TRACKING_URI": "http://me:x@mlflow.example",
+    "MLFLOW_FLASK_SERVER_SECRET_KEY": "x",
+    "PREFECT_API_AUTH_STRING": "me:x",
+    "PREFECT_API_KEY": "x",
+    "FINETUNE_SWEEPS": "postgresql://me:x@db/sweeps",
+    "WANDB_API_KEY": "x",
+    "OPENAI_API_KEY": "x",
+    "SLURM_JWT": "x",
+    "MY_OWN": "x",
+}
+HARMLESS = {
+    "HF_HOME": "/hub",
+    "NCCL_DEBUG": "INFO",
+    "https_proxy": "http://me:x@proxy:3128",
+    "SSL_CERT_FILE": "/etc/ssl/cert.pem",
+    "LC_ALL": "C.UTF-8",
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
+}
+
+
+@pytest.fixture(autouse=True)
+def full_of_secrets(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    for name, value in (SECRETS | HARMLESS).items():
+        monkeypatch.setenv(name, value)
+
+
+def secrets_in(env: dict[str, str]) -> set[str]:
+    return SECRETS.keys() & env.keys()
+
+
+def test_a_program_gets_what_the_list_names_and_no_credential(tmp_path: Path) -> None:
+    outcome, _ = run(tmp_path, "return dict(os.environ)")
+    found = dict(outcome.figures)
+    assert secrets_in(found) == set()
+    assert found.items() >= HARMLESS.items() and found["PATH"] == os.environ["PATH"]
+
+
+def test_a_program_gets_the_variables_that_the_user_names_and_a_server_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FINETUNE_PASS_ENV", "MY_OWN, OPENAI_*")
+    outcome, _ = run(tmp_path, "return dict(os.environ)")
+    assert secrets_in(dict(outcome.figures)) == {"MY_OWN", "OPENAI_API_KEY"}
+    assert secrets_in(server_environment(PREFECT_SERVER)) == {"PGPASSWORD"}
+
+
+@pytest.mark.parametrize(("report_to", "given"), [([], set()), (["wandb"], {"WANDB_API_KEY"})])
+def test_a_training_gets_the_login_of_the_trackers_that_it_reports_to(report_to: list[str], given: set[str]) -> None:
+    plain = recipe()
+    training = plain.training.model_copy(update={"report_to": report_to})
+    env = fit._environment(plain.model_copy(update={"training": training}), fit.Launch(python_argv("p"), {}, {}))
+    assert secrets_in(environment(env)) == given
+
+
+def test_each_program_gets_the_login_of_its_own_service_alone() -> None:
+    assert secrets_in(environment(push.build_environment())) == {"HF_TOKEN"}
+    buckets = {"AWS_SECRET_ACCESS_KEY", "AZURE_CLIENT_SECRET", "GOOGLE_APPLICATION_CREDENTIALS", "FSSPEC_HTTP"}
+    assert secrets_in(environment(passed(BUCKETS))) == buckets
+    mlflow = {"MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_URI"}
+    assert secrets_in(environment(connection.build_environment())) == buckets | mlflow
+
+
+def test_a_client_that_opens_the_tracking_database_itself_gets_the_databases_password(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me@db/mlflow")
+    assert "PGPASSWORD" in connection.build_environment()
+
+
+def test_the_server_of_a_run_gets_no_login_of_another_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", NEW_PYTHON)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = ephemeral_server._start_server(listening.getsockname()[1], listening.fileno())
+        content = Path(f"/proc/{server.pid}/environ").read_text()
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+    given = dict(entry.split("=", 1) for entry in content.split("\0") if entry)
+    assert secrets_in(given) == {"PGPASSWORD"} and given["HF_HOME"] == "/hub"
+
+
+def test_each_server_of_up_gets_no_login_of_another_service() -> None:
+    prefect, mlflow, worker = (
+        service.environment() for service in process_manager._build_services({"prefect": 0, "mlflow": 0})
+    )
+    assert secrets_in(prefect) == {"PGPASSWORD"}
+    assert secrets_in(mlflow) == {"MLFLOW_AUTH_ADMIN_PASSWORD", "MLFLOW_FLASK_SERVER_SECRET_KEY"}
+    assert mlflow["MLFLOW_AUTH_ADMIN_PASSWORD"] != "x"
+    assert secrets_in(worker) == SECRETS.keys()  # its runs are commands: they need the logins of all stages
