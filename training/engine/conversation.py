@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList, TextStreamer
 
 from training.models import loading
-from training.task_types.generation import Generation, limit_to_positions
-from training.tokenization.answers import encode_answers
+from training.task_types.generation import Generation, drop_spaces, limit_to_positions
+from training.tokenization.answers import AnswerTokens, encode_answers
 from training.tokenization.chat_templates import ChatTemplate
 from training.tokenization.transformers_encoder import load_encoder
 
@@ -78,9 +77,9 @@ class Assistant:
         each token the answer ends if `stop_requested` returns True. Raises UserError if the chat template fails.
         """
         prompt, dropped = self._encode(messages)
-        reader = _Reader(self._tokenizer, on_text)
+        reader = _Reader(self._tokenizer, prompt.spaces, on_text)
         check = _StopRequested(stop_requested)
-        ids = torch.from_numpy(prompt[None].astype(np.int64)).to(self._network.device)  # (1, T)
+        ids = torch.from_numpy(prompt.ids[None].astype(np.int64)).to(self._network.device)  # (1, T)
         kind, dtype, enabled = self._autocast
         with torch.inference_mode(), torch.autocast(kind, dtype, enabled=enabled):
             generated = self._network.generate(
@@ -92,21 +91,21 @@ class Assistant:
                 **({"streamer": reader} if self._settings.num_beams == 1 else {}),
             )  # (1, T + S)
         answer = generated[0, ids.shape[1] :]
-        text = str(self._tokenizer.decode(answer, skip_special_tokens=True))
+        text = drop_spaces(str(self._tokenizer.decode(answer, skip_special_tokens=True)), prompt.spaces)
         if self._settings.num_beams != 1:
             on_text(text)
         return Answer(text, len(answer), dropped, check.stopped)
 
-    def _encode(self, messages: Messages) -> tuple[npt.NDArray[np.int32], int]:
-        """The tokens of the prompt, (T,), and the number of messages that were dropped: the oldest, except a first
+    def _encode(self, messages: Messages) -> tuple[AnswerTokens, int]:
+        """The tokens of the prompt, and the number of messages that were dropped: the oldest, except a first
         one by the system. A single message that is too long loses its beginning."""
         dropped = 0
         while True:
             text = self._template.render_prompt(messages)
-            ((ids, _),) = encode_answers(self._encoder, [text], [[]], is_text=False, append_eos=False)
+            (prompt,) = encode_answers(self._encoder, [text], [[]], is_text=False, append_eos=False)
             first = int(messages[0]["role"] == "system")
-            if len(ids) <= self._max_length or len(messages) <= first + 1:
-                return ids[-self._max_length :], dropped
+            if len(prompt.ids) <= self._max_length or len(messages) <= first + 1:
+                return prompt._replace(ids=prompt.ids[-self._max_length :]), dropped
             # The next question begins the conversation: templates want user and assistant in turns.
             count = next(
                 (n for n, message in enumerate(messages[first + 1 :], 1) if message["role"] == "user"),
@@ -117,15 +116,17 @@ class Assistant:
 
 
 class _Reader(TextStreamer):
-    """Passes on the text of an answer."""
+    """Passes on the text of an answer, without the spaces at the end of its prompt."""
 
-    def __init__(self, tokenizer: Any, on_text: Callable[[str], None]) -> None:
+    def __init__(self, tokenizer: Any, spaces: str, on_text: Callable[[str], None]) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self._on_text = on_text
+        self._spaces, self._on_text = spaces, on_text
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        if text:
-            self._on_text(text)
+        rest = drop_spaces(text, self._spaces)
+        self._spaces = "" if rest else self._spaces[len(text) :]
+        if rest:
+            self._on_text(rest)
 
 
 class _StopRequested(StoppingCriteria):

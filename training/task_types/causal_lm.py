@@ -19,7 +19,7 @@ B rows of a batch, T tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from training.batching.batches import TokenRows
     from training.batching.causal_batches import PadDocuments
+    from training.tokenization.answers import AnswerTokens
     from training.tokenization.encoder import Encoder
     from training.tokenization.features import Features
 
@@ -172,26 +173,37 @@ class CausalLM(LanguageModeling):
             return predictions
         import pyarrow as pa
 
-        from training.task_types.generation import generate_answers
+        from training.task_types.generation import drop_spaces, generate_answers
 
         settings = self.options.settings_for(model)
         prompts = self.prompts(encoder, rows, settings)
-        answers = generate_answers(model, tokenizer, prompts, settings, encoder.max_length)
-        values = zip(*((one.text, one.prompt_tokens, one.tokens, one.finish_reason) for one in answers), strict=True)
+        answers = generate_answers(model, tokenizer, [one.ids for one in prompts], settings, encoder.max_length)
+        texts = (drop_spaces(one.text, prompt.spaces) for one, prompt in zip(answers, prompts, strict=True))
+        facts = ((one.prompt_tokens, one.tokens, one.finish_reason) for one in answers)
+        values = (list(texts), *zip(*facts, strict=True))
         for (name, kind), column in zip(self.generated_types().items(), values, strict=True):
             predictions = predictions.append_column(name, pa.array(column, kind))
         return predictions
 
-    def prompts(
-        self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig
-    ) -> Sequence[npt.NDArray[np.int32]]:
-        """The tokens of each row that the model continues."""
+    def prompts(self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig) -> list[AnswerTokens]:
+        """The tokens of each row that the model continues, without those at its end that the continuation may
+        change."""
         import numpy as np
 
         from training.task_types.generation import drop_end_tokens
+        from training.tokenization.answers import AnswerTokens, encode_answers
+        from training.tokenization.encoder import FastEncoder
 
-        encoded = encoder.encode_whole(rows.column("text").to_pylist())
-        return [drop_end_tokens(text, settings) for text in np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])]
+        texts = rows.column("text").to_pylist()
+        if isinstance(encoder, FastEncoder):
+            found = encode_answers(encoder, texts, [[]] * len(texts), is_text=True, append_eos=False)
+        else:
+            encoded = encoder.encode_whole(texts)
+            found = [
+                AnswerTokens(ids, np.zeros(len(ids), np.bool_))
+                for ids in np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
+            ]
+        return [one._replace(ids=drop_end_tokens(one.ids, settings)) for one in found]
 
     @property
     def generated_column(self) -> str:

@@ -122,6 +122,13 @@ def drop_end_tokens(text: Ids, settings: GenerationConfig) -> Ids:
     return text
 
 
+def drop_spaces(text: str, spaces: str) -> str:
+    """An answer's text without the spaces that its prompt ends with."""
+    while spaces and text[:1] == spaces[0]:
+        text, spaces = text[1:], spaces[1:]
+    return text
+
+
 class Answer(NamedTuple):
     """The text that a model generates after a prompt."""
 

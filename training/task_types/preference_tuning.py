@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from training.recipe.column_types import Mask
+    from training.tokenization.answers import AnswerTokens
     from training.tokenization.encoder import Encoder
 
     Ids = npt.NDArray[np.int32]
@@ -68,12 +69,11 @@ class PreferenceTuning(SupervisedFineTuning):
         for mask, reason in masks_by_reason([find_row_fault(values, names) for values in parse_rows(rows)]):
             yield "prompt", f"has no prompt to answer ({reason})", mask, ""
 
-    def prompts(self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig) -> list[Ids]:
+    def prompts(self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig) -> list[AnswerTokens]:
         """The tokens of each row's prompt."""
         from training.tokenization.preference_rows import encode_rows
 
-        alone = encode_rows(encoder, rows.select(["prompt"]), append_eos=False)
-        return [ids for ((ids, _),) in alone]
+        return [alone for (alone,) in encode_rows(encoder, rows.select(["prompt"]), append_eos=False)]
 
     def prompt_of(self, row: Mapping[str, Any]) -> Ids:
         """The tokens of the prompt of a token row."""

@@ -16,10 +16,10 @@ Rows have one of three forms:
   instruction, input, output    as messages: the instruction, optionally followed by the input, and the answer
 
 If a template marks answers (`{% generation %}`), these are the targets, with the end of each answer. Otherwise an
-answer is the text that it adds to its prompt: training/tokenization/chat_templates.py. A token is a target if its first
-character is part of an answer. Rows longer than tokens.max_length are truncated on the right; rows without targets left
-are not trained on and count in no metric. Packed rows hold whole conversations, which do not attend to each other:
-training/tokenization/packing.py.
+answer is the text that it adds to its prompt: training/tokenization/chat_templates.py. A token is a target if it holds
+a part of an answer or of the spaces before it: training/tokenization/answers.py. Rows longer than tokens.max_length are
+truncated on the right; rows without targets left are not trained on and count in no metric. Packed rows hold whole
+conversations, which do not attend to each other: training/tokenization/packing.py.
 
 B rows of a batch, T tokens, V vocabulary.
 """
@@ -38,18 +38,15 @@ from training.task_types.causal_lm import CausalLM
 from training.task_types.task_type import Column
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pyarrow as pa
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from training.batching.batches import TokenRows
     from training.recipe.column_types import Mask
+    from training.tokenization.answers import AnswerTokens
     from training.tokenization.chat_templates import Spans
     from training.tokenization.encoder import Encoder
     from training.tokenization.features import Features
-
-    Ids = npt.NDArray[np.int32]
 
 
 class SupervisedFineTuning(CausalLM):
@@ -123,22 +120,23 @@ class SupervisedFineTuning(CausalLM):
         from training.tokenization.packing import OF_ANSWER
 
         tokens, limit = self._encode_rows(encoder, rows), encoder.max_length
-        untruncated = np.array([len(ids) for ids, _ in tokens])
+        untruncated = np.array([len(one.ids) for one in tokens])
         lengths = np.minimum(untruncated, limit).astype(np.int32)
         columns = {
-            "input_ids": list_column(np.concatenate([ids[:limit] for ids, _ in tokens]), lengths),
-            OF_ANSWER: list_column(np.concatenate([mask[:limit] for _, mask in tokens]).astype(np.int8), lengths),
+            "input_ids": list_column(np.concatenate([one.ids[:limit] for one in tokens]), lengths),
+            OF_ANSWER: list_column(np.concatenate([one.of_answer[:limit] for one in tokens]).astype(np.int8), lengths),
             "length": lengths,
-            "targets": np.array([mask[:limit].sum() for _, mask in tokens], np.int32),
+            "targets": np.array([one.of_answer[:limit].sum() for one in tokens], np.int32),
         }
-        return Features(pa.RecordBatch.from_pydict(columns), untruncated - lengths)
+        joined = sum(one.joined for one in tokens)
+        return Features(pa.RecordBatch.from_pydict(columns), untruncated - lengths, joined=joined)
 
-    def prompts(self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig) -> list[Ids]:
+    def prompts(self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig) -> list[AnswerTokens]:
         """Returns the tokens of each row before its last answer, with end tokens: templates may end questions with
         them."""
-        return [ids for ids, _ in self._encode_rows(encoder, self.without_answers(rows))]
+        return self._encode_rows(encoder, self.without_answers(rows))
 
-    def _encode_rows(self, encoder: Encoder, rows: pa.RecordBatch) -> list[tuple[Ids, Mask]]:
+    def _encode_rows(self, encoder: Encoder, rows: pa.RecordBatch) -> list[AnswerTokens]:
         """Returns all tokens of each row, without truncation, and the mask of the targets."""
         from training.tokenization.answers import encode_answers
 

@@ -1,13 +1,23 @@
 """Tokens of texts with answers, and the mask of the tokens that belong to answers.
 
-A token belongs to an answer if its first character does. The first token of a text never does, because it has no
-context. T tokens of a text.
+The spaces before an answer belong to it, because most tokenizers join a space with the word that follows it. A token
+belongs to an answer if it holds a part of it. The first token of a text never does, because it has no context.
+
+    prompt "Answer: ", completion "Paris"     Answer   :   ␣Paris   </s>
+    is part of the answer                     0        0   1        1
+    the prompt alone, to be answered          Answer   :
+
+A prompt alone has the tokens that it has before an answer: one that ends in white space is encoded with a letter behind
+it, and loses the tokens of this letter and of the spaces before it. A row whose answer begins within a token of the
+prompt, such as "Ans" and "wer", is `joined`: its prompt alone has other tokens.
+
+T tokens of a text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +29,24 @@ if TYPE_CHECKING:
 
 Ids = npt.NDArray[np.int32]
 
+_LETTER = "a"
+
+
+class AnswerTokens(NamedTuple):
+    """The tokens of a text, without truncation."""
+
+    ids: Ids  # (T,)
+    of_answer: Mask  # (T,)
+    joined: bool = False
+    """Whether a token holds the end of a prompt and the beginning of its answer."""
+    spaces: str = ""
+    """The spaces at the end of a prompt alone, which are not among its tokens: an answer begins with them."""
+
 
 def encode_answers(
     encoder: Encoder, texts: Sequence[str], spans: Sequence[Spans], *, is_text: bool, append_eos: bool
-) -> list[tuple[Ids, Mask]]:
-    """The tokens of each text, (T,), without truncation, and the mask of its answers, (T,).
+) -> list[AnswerTokens]:
+    """The tokens of each text with the mask of its answers.
 
     Args:
         texts: conversations by a chat template, or prompts with their completions.
@@ -32,27 +55,46 @@ def encode_answers(
             completion if they follow it; those behind a prompt alone are left out.
         append_eos: whether a completion ends with the tokenizer's eos token, if it has one.
     """
-    encoded = encoder.encode_located(list(texts), special=is_text)
-    assert encoded.starts is not None
+    given = [
+        text if answers or not text[-1:].isspace() else text + _LETTER
+        for text, answers in zip(texts, spans, strict=True)
+    ]
+    encoded = encoder.encode_located(given, special=is_text)
+    assert encoded.starts is not None and encoded.stops is not None
     ends = np.cumsum(encoded.lengths)[:-1]
+    columns = (np.split(column, ends) for column in (encoded.ids, encoded.starts, encoded.stops))
     tokens = []
-    for ids, starts, answers in zip(np.split(encoded.ids, ends), np.split(encoded.starts, ends), spans, strict=True):
-        of_answer = np.searchsorted(np.ravel(answers), starts, side="right") % 2 == 1
+    for text, answers, ids, starts, stops in zip(texts, spans, *columns, strict=True):
+        if not answers:
+            edge = _before_spaces(text, len(text))
+            behind = stops > edge  # the letter, and the spaces before it
+            kept = int(behind.argmax()) if behind.any() else _end(starts) if is_text else len(ids)
+            tokens.append(AnswerTokens(ids[:kept], np.zeros(kept, np.bool_), spaces=text[edge:]))
+            continue
+        edges = np.array([(_before_spaces(text, start), stop) for start, stop in answers])  # (A, 2)
+        answer = np.searchsorted(edges[:, 0], stops, side="left") - 1  # (T,) the last that begins before the token ends
+        first, last = edges[answer].T
+        of_answer = (answer >= 0) & (starts < last)
+        joined = bool((of_answer & (starts < first)).any())
         if is_text:
-            eos = encoder.eos if append_eos else None
-            ids, of_answer = _add_end(eos, ids, starts, of_answer, has_completion=bool(answers))
+            end = _end(starts)
+            of_answer[end:] = True
+            if append_eos and encoder.eos is not None and encoder.eos not in ids[-1:]:
+                ids, of_answer = np.append(ids, np.int32(encoder.eos)), np.append(of_answer, True)
         of_answer[:1] = False
-        tokens.append((ids, of_answer))
+        tokens.append(AnswerTokens(ids, of_answer, joined))
     return tokens
 
 
-def _add_end(eos: int | None, ids: Ids, starts: Ids, of_answer: Mask, *, has_completion: bool) -> tuple[Ids, Mask]:
-    """The tokens of a prompt without special tokens behind it; or of a prompt and its completion with special tokens
-    and eos behind them, as targets. `starts` are the tokens' first characters, -1 for special tokens."""
-    end = int(np.flatnonzero(starts >= 0).max(initial=-1)) + 1  # of the text
-    if not has_completion:
-        return ids[:end], of_answer[:end]
-    of_answer[end:] = True
-    if eos is not None and eos not in ids[-1:]:
-        return np.append(ids, np.int32(eos)), np.append(of_answer, True)
-    return ids, of_answer
+def _before_spaces(text: str, place: int) -> int:
+    """The place before the white space that ends at `place`, line breaks excepted: no tokenizer joins them with the
+    word that follows."""
+    while place and text[place - 1].isspace() and text[place - 1] not in "\r\n":
+        place -= 1
+    return place
+
+
+def _end(starts: Ids) -> int:
+    """The number of tokens without special tokens behind the text. `starts` are the tokens' first characters, -1 for
+    special tokens."""
+    return int(np.flatnonzero(starts >= 0).max(initial=-1)) + 1

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from training.tokenization.answers import Ids
+from training.tokenization.answers import AnswerTokens, Ids
 from training.tokenization.features import Features, list_column
 from training.tokenization.packing import OF_ANSWER, flatten
 
@@ -36,15 +36,16 @@ Text = tuple[Ids, "Mask"]
 """The tokens of a prompt with a completion, and the mask of the completion's."""
 
 
-def completion_features(texts: Sequence[Text], labels: pa.Array | None, max_length: int) -> Features:
+def completion_features(texts: Sequence[AnswerTokens], labels: pa.Array | None, max_length: int) -> Features:
     """The token features of N texts, truncated on the right, without mismatched ones; of prompts alone without
     labels."""
-    cut = [(ids[:max_length], mask[:max_length]) for ids, mask in texts]
-    untruncated = np.array([len(ids) for ids, _ in texts], np.int64)
+    cut = [(text.ids[:max_length], text.of_answer[:max_length]) for text in texts]
+    untruncated = np.array([len(text.ids) for text in texts], np.int64)
     rows = _to_rows(cut, [(ids[:0], mask[:0]) for ids, mask in cut])
     if labels is not None:
         rows = rows.append_column(LABEL, labels.cast(pa.int64()))
-    return Features(rows, untruncated - rows.column("length").to_numpy())
+    joined = sum(text.joined for text in texts)
+    return Features(rows, untruncated - rows.column("length").to_numpy(), joined=joined)
 
 
 def add_mismatched(blocks: Iterator[pa.RecordBatch], max_length: int) -> Iterator[pa.RecordBatch]:

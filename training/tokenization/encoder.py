@@ -33,7 +33,9 @@ class Encoded:
     types: npt.NDArray[np.int8] | None  # (T,) token_type_ids; None for single texts
     lost: npt.NDArray[np.int64]  # (N,) truncated tokens of each row
     words: npt.NDArray[np.int32] | None = None  # (T,) the word of its row, -1 for none; only of `encode_words`
-    starts: npt.NDArray[np.int32] | None = None  # (T,) the first character, -1 for none; only of `encode_located`
+    # Only of `encode_located`: (T,) the first character, and the one after the last; -1 for none
+    starts: npt.NDArray[np.int32] | None = None
+    stops: npt.NDArray[np.int32] | None = None
 
 
 class Encoder(ABC):
@@ -72,7 +74,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def encode_located(self, texts: list[str], *, special: bool) -> Encoded:
-        """All tokens of these texts with `starts`, and with special tokens if `special`."""
+        """All tokens of these texts with `starts` and `stops`, and with special tokens if `special`."""
 
     @abstractmethod
     def words_of(self, texts: list[str]) -> npt.NDArray[np.int32]:
@@ -177,13 +179,14 @@ class FastEncoder(Encoder):
             encodings = self.tokenizer.encode_batch(texts, add_special_tokens=special)
         lengths, ids = _concatenate_ids(encodings)
         # If the tokenizer trims spaces from offsets, a token of one space has an empty span after the space.
-        starts = (
-            -1 if added else max(0, start - (start == end))
+        places = (
+            place
             for encoding in encodings
-            for (start, end), added in zip(encoding.offsets, encoding.special_tokens_mask, strict=True)
+            for (start, stop), added in zip(encoding.offsets, encoding.special_tokens_mask, strict=True)
+            for place in ((-1, -1) if added else (max(0, start - (start == stop)), stop))
         )
-        lost = np.zeros(len(texts), np.int64)
-        return Encoded(lengths, ids, None, lost, starts=np.fromiter(starts, np.int32, len(ids)))
+        starts, stops = np.fromiter(places, np.int32, 2 * len(ids)).reshape(-1, 2).T
+        return Encoded(lengths, ids, None, np.zeros(len(texts), np.int64), starts=starts, stops=stops)
 
     def words_of(self, texts: list[str]) -> npt.NDArray[np.int32]:
         return _word_ids(self.tokenizer.encode_batch(texts))

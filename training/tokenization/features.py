@@ -27,6 +27,8 @@ class Features:
     """(N,) the truncated tokens of each target text; the column `targets` counts those that are kept."""
     longest: npt.NDArray[np.int64] | None = None
     """(N,) the tokens of each row's longest text before truncation, if a row has several texts of up to max_length."""
+    joined: int = 0
+    """The rows with a token that holds the end of a prompt and the beginning of its answer."""
 
     def numbered(self, before: int) -> pa.RecordBatch:
         """`rows` with the column `row` raised by `before`, the number of rows of the data in earlier blocks."""

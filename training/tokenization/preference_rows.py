@@ -18,13 +18,12 @@ import numpy as np
 import pyarrow as pa
 
 from training.problems import Problem, UserError
-from training.tokenization.answers import Ids, encode_answers
+from training.tokenization.answers import AnswerTokens, encode_answers
 from training.tokenization.chat_templates import FIELD, ChatTemplate, find_fault
 from training.tokenization.features import Features, list_column
 from training.tokenization.packing import OF_ANSWER
 
 if TYPE_CHECKING:
-    from training.recipe.column_types import Mask
     from training.tokenization.chat_templates import Spans
     from training.tokenization.encoder import Encoder
 
@@ -93,7 +92,7 @@ def as_messages(prompt: Content) -> list[dict[str, Any]]:
 
 def encode_rows(
     encoder: Encoder, rows: pa.RecordBatch, *, append_eos: bool, answered: bool = False
-) -> list[list[tuple[Ids, Mask]]]:
+) -> list[list[AnswerTokens]]:
     """The tokens of each row's texts, without truncation, with the mask of their answers: the prompt with each of its
     answers, or the prompt alone if rows have no answers. With `answered`, a prompt alone ends with its answer.
 
@@ -120,14 +119,14 @@ def encode_rows(
     return [encoded[start : start + per_row] for start in range(0, len(encoded), per_row)]
 
 
-def pair_features(tokens: Sequence[Sequence[tuple[Ids, Mask]]], max_length: int) -> Features:
+def pair_features(tokens: Sequence[Sequence[AnswerTokens]], max_length: int) -> Features:
     """The token features of N rows of `encode_rows`, each text truncated on the right: see
     training.batching.preference_pairs. Prompts alone become chosen texts without answers."""
-    nothing = (np.empty(0, np.int32), np.empty(0, np.bool_))
+    nothing = AnswerTokens(np.empty(0, np.int32), np.empty(0, np.bool_))
     texts = [text for row in tokens for text in (*row, *[nothing] * (2 - len(row)))]
-    untruncated = np.array([len(ids) for ids, _ in texts], np.int64).reshape(-1, 2)  # (N, 2)
+    untruncated = np.array([len(text.ids) for text in texts], np.int64).reshape(-1, 2)  # (N, 2)
     lengths = np.minimum(untruncated, max_length).astype(np.int32)
-    cut = [(ids[:max_length], mask[:max_length]) for ids, mask in texts]
+    cut = [(text.ids[:max_length], text.of_answer[:max_length]) for text in texts]
     answers = np.array([mask.sum() for _, mask in cut], np.int32).reshape(-1, 2)
     total = lengths.sum(axis=1, dtype=np.int32)
     columns = {
@@ -139,7 +138,8 @@ def pair_features(tokens: Sequence[Sequence[tuple[Ids, Mask]]], max_length: int)
         "targets": (answers > 0).all(axis=1).astype(np.int32),
     }
     lost = (untruncated - lengths).sum(axis=1)
-    return Features(pa.RecordBatch.from_pydict(columns), lost, longest=untruncated.max(axis=1))
+    joined = sum(any(text.joined for text in row) for row in tokens)
+    return Features(pa.RecordBatch.from_pydict(columns), lost, longest=untruncated.max(axis=1), joined=joined)
 
 
 def _join(prompt: str, answers: Sequence[str], *, answered: bool) -> list[tuple[str, Spans]]:

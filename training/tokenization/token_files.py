@@ -89,7 +89,8 @@ def write_tokens(
                     progress(done + statistics.rows, total)
         done += statistics.rows
     problems = [] if level == "ignore" else list(truncation_problems(by_split, encoder.max_length, level))
-    if level == "error" and problems:
+    problems += joined_problems(by_split)
+    if any(problem.level == "error" for problem in problems):
         raise UserError(problems)
     write_report(out / "log" / "report.json", by_split, problems)
     names = ("rows", "tokens", "truncated", "lost")
@@ -140,9 +141,12 @@ class TokenStatistics:
     """The statistics of target texts, if rows have such."""
     emptied: int = 0
     """Truncated rows without targets left."""
+    joined: int = 0
+    """Rows with a token that holds the end of a prompt and the beginning of its answer."""
 
     def add(self, features: Features, rows: int) -> None:
         self._count(features.rows.column("length").to_numpy(), features.lost, rows, features.longest)
+        self.joined += features.joined
         if "targets" in features.rows.schema.names:
             targets = features.rows.column("targets").to_numpy()
             self.emptied += int(np.count_nonzero((targets == 0) & (features.lost > 0)))
@@ -193,6 +197,18 @@ def truncation_problems(
                 f"{max_length} cuts off all targets in {found.emptied:,} of {found.rows:,} rows "
                 f"of {split}: they train nothing and count in no metric. Raise it, or remove these rows.",
             )
+
+
+def joined_problems(by_split: Mapping[str, TokenStatistics]) -> Iterator[Problem]:
+    """A problem for each split with prompts that have other tokens when they are alone."""
+    for split, found in by_split.items():
+        if found.joined:
+            message = (
+                f"in {found.joined:,} of {found.rows:,} rows, one token holds the end of the prompt and the start of "
+                "the answer. It is trained on, but a prompt that is predicted has other tokens. End prompts (or those "
+                "of the chat template) at the end of a word or line, and begin answers with the space: ' Paris'."
+            )
+            yield Problem(kind="tokens", where=split, message=message, level="warning")
 
 
 def _targets(by_split: Mapping[str, TokenStatistics]) -> dict[str, TokenStatistics]:

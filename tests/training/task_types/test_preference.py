@@ -127,7 +127,7 @@ def test_a_conversation_is_tuned_by_its_last_answer_alone_also_if_earlier_ones_a
         (found,) = KIND.features(encoder, record([row])).rows.to_pylist()
         assert (found["chosen_tokens"], found["rejected_tokens"]) == (3, 2)
         (prompt,) = KIND.prompts(encoder, record([row]), KIND.options.settings_for(preference_model.model(0.0)))
-        assert prompt.tolist() == found["input_ids"][: found["chosen_length"] - 3]
+        assert prompt.ids.tolist() == found["input_ids"][: found["chosen_length"] - 3]
     with pytest.raises(UserError, match=r"changes message 4 of the conversation 'b c'"):
         KIND.features(load_encoder(words(tmp_path / "rewrites", REWRITES), 64), record([row]))
 
