@@ -1,16 +1,17 @@
 """Blocks of rows, as readers yield them.
 
 A reader is a function `(wanted, split, pinned, slices) -> Iterator[Block]`; training/recipe/tables/formats.py has all.
-It raises UserError if the source as a whole is unreadable (no such column, not a Parquet file). Single rows that it
-cannot read are left out, each with a Fault. It also reads the columns that
-`slices` requests; a value that cannot group rows leaves out its column, never a row.
+It raises UserError if the source as a whole is unreadable (no such column, not a Parquet file). Each row that it cannot
+read has a Fault. Such a row stays in the block if a part of it was read, with null for the rest: load_data leaves it
+out, and a prediction keeps its place. A reader also reads the columns that `slices`, a ExtraColumns, requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ import pyarrow as pa
 from training.data.faults import Fault
 from training.problems import Problem, UserError, nearest
 from training.recipe.source_columns import ROLE_FIELDS
+from training.recipe.tables.formats import SOURCES
 
 if TYPE_CHECKING:
     from training.recipe import Data
@@ -42,11 +44,11 @@ class Block:
     label_names: tuple[str, ...] = ()
     """All labels in order, if the source defines them (ClassLabel)."""
     faults: tuple[Fault, ...] = ()
-    """Rows that were left out."""
+    """Rows that cannot be used, whether or not they are in `rows`."""
     share: float = 0.0
     """The share of the file that has been read with this block, 0 to 1."""
-    slices: Mapping[str, pa.Array] = field(default_factory=dict)
-    """The values of the columns for slices, under the recipe's names."""
+    slices: Mapping[str, Any] = field(default_factory=dict)
+    """The values of the columns that are read beside the others, as ExtraColumns returns them."""
     spelt: bool = False
     """Whether lists and objects are JSON texts rather than Arrow values."""
     remarks: tuple[Fault, ...] = ()
@@ -61,6 +63,40 @@ class Block:
         slices = {name: values.filter(rows) for name, values in self.slices.items()}
         numbers = self.numbers[mask]
         return replace(self, rows=self.rows.filter(rows), numbers=numbers, faults=(), remarks=(), slices=slices)
+
+
+class ExtraColumns(Protocol):
+    """Columns that a reader reads beside those of `wanted`: for slices of training data, or to travel along with
+    predictions."""
+
+    def of_file(self, names: Sequence[str], column_types: Sequence[pa.DataType] = ()) -> dict[str, str]:
+        """Returns the source's names of these columns in a file, by their own names. Called once for each file."""
+
+    def of_more_rows(self, names: Sequence[str]) -> dict[str, str]:
+        """Returns the same for the columns of all rows of this file that were read so far."""
+
+    def reads(self, name: str) -> bool:
+        """Whether the column's values are still read."""
+
+    def of_values(self, name: str, values: list[Any]) -> Any:
+        """Returns Python values as a block holds them; None if the column cannot hold them."""
+
+    def of_array(self, column: pa.Array, label_names: Sequence[str]) -> Any:
+        """Returns an Arrow column as a block holds it."""
+
+    def of_rows(self, rows: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        """Returns numbered mappings as they are read."""
+
+
+Reader = Callable[["SourceColumns", str, Mapping[str, Any], ExtraColumns], Iterator[Block]]
+"""Yields the rows of a split in blocks."""
+
+
+def load_reader(source: str) -> Reader:
+    """Returns the reader of a source by its name in SOURCES."""
+    module, _, name = SOURCES[source].reader.partition(":")
+    reader: Reader = getattr(import_module(module), name)
+    return reader
 
 
 class MissingColumns(UserError):
@@ -78,11 +114,12 @@ def match_columns(wanted: SourceColumns, there: Sequence[str], where: str) -> di
     """
     if problems := find_column_problems(wanted, there, where):
         raise UserError(problems)
-    return wanted.source_names
+    return wanted.in_file(there).source_names
 
 
 def find_column_problems(wanted: SourceColumns, there: Sequence[str], where: str) -> list[Problem]:
     """Returns a problem for each column that the recipe names and the source lacks, or has twice."""
+    wanted = wanted.in_file(there)
     data = wanted.data
     renamed = [data.rename.get(name, name) for name in there]
     problems = []
@@ -104,7 +141,7 @@ def find_column_problems(wanted: SourceColumns, there: Sequence[str], where: str
         message += f"{name} or, if it is something else, data.rename to {{{name}: another_name}}."
         problems.append(Problem(kind="data", where=f"data.columns.{name}", message=message))
     problems += _cast_to_nothing(data, renamed, where)
-    return problems
+    return problems + wanted.other_problems(there, where)
 
 
 def _list(names: Sequence[str]) -> str:

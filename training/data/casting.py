@@ -70,22 +70,36 @@ def cast_blocks(blocks: Iterable[Block], wanted: SourceColumns) -> Iterator[Cast
         raise MissingColumns([problem for where in files for problem in column_problems[where]], files)
 
 
-def _cast_block(block: Block, wanted: SourceColumns, row_filter: Filter | None, remaining: int | None) -> CastBlock:
+def convert_block(block: Block, wanted: SourceColumns) -> tuple[pa.RecordBatch, list[Fault]]:
+    """Returns all rows of a block, converted as the recipe defines, with null for values that do not convert; and the
+    first fault of each row that has one.
+
+    Raises UserError for columns of a type that the task type does not take.
+    """
     plain_columns = [plain(column) for column in block.rows.columns]
     rows = pa.RecordBatch.from_arrays(plain_columns, names=block.rows.schema.names)
-    numbers, faults, remarks = block.numbers, list(block.faults), block.remarks
+    faults: dict[int, Fault] = {}
+    for fault in block.faults:
+        faults.setdefault(fault.row, fault)
     _need_casts(rows.schema, wanted, block.where)
     for name in rows.schema.names:
         for convert in (_decode, _cast, _parse_nested):
             column, faults_by_place = convert(name, rows.column(name), wanted, block)
-            faults += [Fault(int(numbers[place]), *description) for place, description in faults_by_place.items()]
+            for place, description in faults_by_place.items():
+                number = int(block.numbers[place])
+                faults.setdefault(number, Fault(number, *description))
             rows = rows.set_column(rows.schema.names.index(name), name, column)
-            if faults_by_place:
-                is_valid = np.ones(rows.num_rows, bool)
-                is_valid[list(faults_by_place)] = False
-                rows, numbers = rows.filter(pa.array(is_valid)), numbers[is_valid]
     _need_types(rows.schema, wanted, block.where)
-    mask = np.ones(rows.num_rows, bool) if row_filter is None else _mask_of(row_filter, rows, block.where)
+    return rows, list(faults.values())
+
+
+def _cast_block(block: Block, wanted: SourceColumns, row_filter: Filter | None, remaining: int | None) -> CastBlock:
+    rows, faults = convert_block(block, wanted)
+    numbers, remarks = block.numbers, block.remarks
+    if faults:
+        is_valid = np.isin(numbers, [fault.row for fault in faults], invert=True)
+        rows, numbers = rows.filter(pa.array(is_valid)), numbers[is_valid]
+    mask = np.ones(rows.num_rows, bool) if row_filter is None else mask_of(row_filter, rows, block.where)
     places = np.flatnonzero(mask)
     if remaining is not None and len(places) >= remaining:
         # Rows behind the last kept row are not read, so their faults do not count.
@@ -96,7 +110,7 @@ def _cast_block(block: Block, wanted: SourceColumns, row_filter: Filter | None, 
         rows, numbers = rows.take(pa.array(places)), numbers[places]
     # A cast value is a label, not the index of one.
     names = () if wanted.labels is None or wanted.labels.source_name in wanted.data.cast else block.label_names
-    arrays = {column.name: _to_stored_type(rows.column(column.source_name), column, names) for column in wanted.columns}
+    arrays = {column.name: to_stored_type(rows.column(column.source_name), column, names) for column in wanted.columns}
     slices = block.slices
     if slices and len(numbers) < len(block.numbers):
         is_kept = pa.array(np.isin(block.numbers, numbers, assume_unique=True))
@@ -108,7 +122,8 @@ def _cast_block(block: Block, wanted: SourceColumns, row_filter: Filter | None, 
     return CastBlock(block, len(mask) - len(places))
 
 
-def _mask_of(row_filter: Filter, rows: pa.RecordBatch, where: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def mask_of(row_filter: Filter, rows: pa.RecordBatch, where: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Returns the rows that meet the filter. Raises UserError for a comparison that a column's type does not allow."""
     try:
         mask: np.ndarray[Any, np.dtype[np.bool_]] = row_filter.mask(rows).to_numpy(zero_copy_only=False)
     except ValueError as error:
@@ -244,7 +259,7 @@ def _need_casts(schema: pa.Schema, wanted: SourceColumns, where: str) -> None:
         raise UserError(problems)
 
 
-def _to_stored_type(values: pa.Array, column: StoredColumn, names: tuple[str, ...]) -> pa.Array:
+def to_stored_type(values: pa.Array, column: StoredColumn, names: tuple[str, ...]) -> pa.Array:
     """Returns a column as it is stored; whole-number labels become the source's names for them."""
     if column.form == "label":
         values = with_label_names(values, names)
@@ -258,6 +273,8 @@ def _need_types(schema: pa.Schema, wanted: SourceColumns, where: str) -> None:
     """Raises UserError for columns of a type that the task type does not take."""
     problems = []
     for column in wanted.columns:
+        if column.source_name not in schema.names:  # an optional one, in a file to predict
+            continue
         column_type = schema.field(column.source_name).type
         if not _fits(column_type, column.form):
             name = column.source_name

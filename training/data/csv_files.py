@@ -27,7 +27,7 @@ from training.data.sources import delimiter_of
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
-    from training.data.slice_columns import SliceColumns
+    from training.data.blocks import ExtraColumns
     from training.recipe import Data
     from training.recipe.column_types import Mask
     from training.recipe.source_columns import SourceColumns
@@ -40,7 +40,7 @@ _YEAR = re.compile(r"(19|20)\d\d")
 DELIMITERS = {";": "';'", "\t": '"\\t"', "|": "'|'", ",": "','"}
 
 
-def read_csv(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: SliceColumns) -> Iterator[Block]:
+def read_csv(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: ExtraColumns) -> Iterator[Block]:
     """CSV. Every value stays a text: `NA`, `1.0`, quoted line breaks. Empty rows are skipped."""
     for file in pinned[split]:
         yield from _CsvFile(file, wanted, slices).blocks()
@@ -108,7 +108,7 @@ class CsvPart(NamedTuple):
 class _CsvFile:
     """The columns of one CSV file that a recipe reads."""
 
-    def __init__(self, file: str, wanted: SourceColumns, slices: SliceColumns) -> None:
+    def __init__(self, file: str, wanted: SourceColumns, slices: ExtraColumns) -> None:
         self._parser = CsvParser(file, wanted.data)
         self._where, self._wanted, self._slices = self._parser.where, wanted, slices
         self._head = self._parser.head

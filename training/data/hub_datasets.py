@@ -12,14 +12,13 @@ import pyarrow as pa
 
 from training.data.arrow_files import BLOCK_ROWS
 from training.data.blocks import Block, match_columns, source_error
-from training.data.plain_types import plain, with_label_names
 from training.data.sources import split_names
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetBuilder
 
-    from training.data.slice_columns import SliceColumns
+    from training.data.blocks import ExtraColumns
     from training.recipe import Data
     from training.recipe.source_columns import SourceColumns
 
@@ -32,7 +31,7 @@ def hub_splits(wanted: SourceColumns, pinned: Mapping[str, Any]) -> dict[str, st
     return names if wanted.data.splits is not None else {split: split for split in names if split in there}
 
 
-def read_hub(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: SliceColumns) -> Iterator[Block]:
+def read_hub(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: ExtraColumns) -> Iterator[Block]:
     """A split of a data set of the Hub, at the pinned commit."""
     data = wanted.data
     name, commit = split_names(data, wanted.evaluated)[split], pinned["commit"]
@@ -99,7 +98,7 @@ def _stored_builder(path: str, config: str | None, commit: str) -> DatasetBuilde
     return Cache(repo_id=path, dataset_name=name, config_name=config, version=version, hash=commit)
 
 
-def from_dataset(dataset: Dataset, wanted: SourceColumns, where: str, slices: SliceColumns) -> Iterator[Block]:
+def from_dataset(dataset: Dataset, wanted: SourceColumns, where: str, slices: ExtraColumns) -> Iterator[Block]:
     """The rows of a `datasets.Dataset`, from its Arrow tables."""
     schema = dataset.features.arrow_schema
     table_of = dataset.with_format("arrow")
@@ -116,7 +115,7 @@ def from_dataset(dataset: Dataset, wanted: SourceColumns, where: str, slices: Sl
     yield from _blocks(read, names, kinds, label_names, wanted, where, slices, dataset.num_rows)
 
 
-def from_table(table: pa.Table, wanted: SourceColumns, where: str, slices: SliceColumns) -> Iterator[Block]:
+def from_table(table: pa.Table, wanted: SourceColumns, where: str, slices: ExtraColumns) -> Iterator[Block]:
     """The rows of an Arrow table."""
 
     def read(columns: list[str]) -> Iterator[pa.Table]:
@@ -133,7 +132,7 @@ def _blocks(
     label_names: Callable[[str], tuple[str, ...]],
     wanted: SourceColumns,
     where: str,
-    slices: SliceColumns,
+    slices: ExtraColumns,
     total: int,
 ) -> Iterator[Block]:
     named = match_columns(wanted, names, where)
@@ -143,7 +142,7 @@ def _blocks(
     for table in read(list(dict.fromkeys([*named.values(), *others.values()]))):
         arrays = {ours: table.column(theirs).combine_chunks() for ours, theirs in named.items()}
         values = {
-            ours: with_label_names(plain(table.column(theirs).combine_chunks()), label_names(theirs))
+            ours: slices.of_array(table.column(theirs).combine_chunks(), label_names(theirs))
             for ours, theirs in others.items()
             if slices.reads(ours)
         }

@@ -18,11 +18,11 @@ from training.data.file_systems import display_name
 from training.data.mappings import from_mappings
 
 if TYPE_CHECKING:
-    from training.data.slice_columns import SliceColumns
+    from training.data.blocks import ExtraColumns
     from training.recipe.source_columns import SourceColumns
 
 
-def read_json(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: SliceColumns) -> Iterator[Block]:
+def read_json(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: ExtraColumns) -> Iterator[Block]:
     """JSON lines, one object a line, blank lines skipped; or one array of objects."""
     for file in pinned[split]:
         where = display_name(file)

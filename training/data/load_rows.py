@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from training.data.arrow_files import in_blocks, ipc_reader, ipc_writer
-from training.data.blocks import SPLITS, Block, MissingColumns, Numbers
+from training.data.blocks import SPLITS, Block, MissingColumns, Numbers, load_reader
 from training.data.casting import UNCODED_TYPES, CastBlock, cast_blocks
 from training.data.checks import ROW_CHECKS, SET_CHECKS, SPLIT_CHECKS, Finding, without_faulty
 from training.data.duplicates import DuplicateTexts, Hashes, hash_rows
@@ -38,7 +37,6 @@ from training.data.sources import object_splits
 from training.problems import Problem, UserError, user_code_errors
 from training.recipe.mixture import SHARED
 from training.recipe.source_columns import SourceColumns
-from training.recipe.tables.formats import SOURCES
 
 if TYPE_CHECKING:
     from training.recipe import Data
@@ -50,8 +48,6 @@ MAX_PROBLEMS = 200
 Progress = Callable[[int, int], None]
 Explain = Callable[[int], AbstractContextManager[None]]
 CountTokens = Callable[[list[str]], int]
-Reader = Callable[[SourceColumns, str, Mapping[str, Any], SliceColumns], Iterator[Block]]
-"""Yields the rows of a split in blocks."""
 
 
 def load(
@@ -133,12 +129,6 @@ def _split_shares(wanted: SourceColumns, sources: Mapping[str, Any]) -> dict[str
     return {split: size / (sum(sizes.values()) or 1) for split, size in sizes.items()}
 
 
-def _load_reader(source: str) -> Reader:
-    module, _, name = SOURCES[source].reader.partition(":")
-    reader: Reader = getattr(import_module(module), name)
-    return reader
-
-
 def _size_of(file: str) -> int:
     path = Path(file)
     return path.stat().st_size if path.is_file() else 1
@@ -194,7 +184,7 @@ class _Reading:
         statistics_of = {split: SplitStatistics(split, wanted)}
         statistics_of |= {other: SplitStatistics(other, wanted, size) for other, size in held_out.items()}
         self.slices.begin(split, [name for name in statistics_of if name != "train"], wanted, self.names[index])
-        blocks = _load_reader(wanted.data.source)(wanted, split, self.sources[index], self.slices)
+        blocks = load_reader(wanted.data.source)(wanted, split, self.sources[index], self.slices)
         try:
             for name in statistics_of:
                 self._open(name)

@@ -12,13 +12,14 @@ import numpy as np
 import pyarrow as pa
 
 from training.data.arrow_files import BLOCK_ROWS
+from training.data.batch_requests import RefusedRequest
 from training.data.blocks import Block, find_column_problems, source_error
 from training.data.faults import Fault, shorten
 from training.data.lists import NESTED, as_json
-from training.data.slice_columns import MAX_BYTES, MIXED, SliceColumns, UnsuitableColumn, require_grouping_type
 from training.problems import Problem
 
 if TYPE_CHECKING:
+    from training.data.blocks import ExtraColumns
     from training.recipe.source_columns import SourceColumns
 
 # Value types by their names in messages. The first value of a column decides the column's type.
@@ -35,11 +36,11 @@ def from_mappings(
     rows: Iterable[tuple[int, Any]],
     wanted: SourceColumns,
     where: str,
-    slices: SliceColumns,
+    slices: ExtraColumns,
     total: int | None = None,
 ) -> Iterator[Block]:
     """Yields numbered mappings as blocks. The columns are the keys of all rows; a missing key is a missing value."""
-    rows = iter(rows)
+    rows = slices.of_rows(rows)
     names, keys = wanted.source_names, _Keys(wanted)
     slice_sources: dict[str, str] = {}
     column_problems: tuple[Problem, ...] = ()
@@ -50,25 +51,31 @@ def from_mappings(
         if keys.add(row for _, row in chunk):
             column_problems = tuple(find_column_problems(wanted, [*keys.seen], where))
             slice_sources = slices.of_file([*keys.seen]) if is_first else slices.of_more_rows([*keys.seen])
-        read_rows = [_read_values(number, row, wanted, names, types_by_column) for number, row in chunk]
-        faults = tuple(values for values in read_rows if isinstance(values, Fault))
-        valid = [place for place, values in enumerate(read_rows) if not isinstance(values, Fault)]
+        faults, mappings, by_row = list[Fault](), list[tuple[int, Mapping[str, Any]]](), list[list[Any]]()
+        for number, row in chunk:
+            values, fault = _read_values(number, row, wanted, names, types_by_column)
+            if fault is not None:
+                faults.append(fault)
+            if isinstance(row, RefusedRequest):
+                row = row.kept
+            if isinstance(row, Mapping):
+                mappings.append((number, row))
+                by_row.append(values)
         done += len(chunk)
-        by_column = list(zip(*(read_rows[place] for place in valid), strict=True)) or [()] * len(names)
+        by_column = list(zip(*by_row, strict=True)) or [()] * len(names)
         arrays = {name: _array(column, name, wanted) for name, column in zip(names, by_column, strict=True)}
-        slice_values: dict[str, pa.Array] = {}
+        slice_values = {}
         for name in filter(slices.reads, slice_sources):
-            try:
-                slice_values[name] = _slice_values([chunk[place][1].get(slice_sources[name]) for place in valid])
-            except UnsuitableColumn as error:
-                slices.leave_out(name, str(error))
-        numbers = np.array([chunk[place][0] for place in valid], np.int64)
+            given = slices.of_values(name, [row.get(slice_sources[name]) for _, row in mappings])
+            if given is not None:
+                slice_values[name] = given
+        numbers = np.array([number for number, _ in mappings], np.int64)
         share = done / total if total else 0.0
         yield Block(
             where,
             pa.RecordBatch.from_pydict(arrays),
             numbers,
-            faults=faults,
+            faults=tuple(faults),
             share=share,
             slices=slice_values,
             spelt=True,
@@ -96,7 +103,7 @@ class _Keys:
         return len(self.seen) > before
 
 
-def from_columns(table: Mapping[str, Any], wanted: SourceColumns, where: str, slices: SliceColumns) -> Iterator[Block]:
+def from_columns(table: Mapping[str, Any], wanted: SourceColumns, where: str, slices: ExtraColumns) -> Iterator[Block]:
     """Yields a mapping of columns, which have equal lengths, as blocks."""
     lengths = {name: len(column) if isinstance(column, Sized) else None for name, column in table.items()}
     if len(set(lengths.values())) > 1 or None in lengths.values():
@@ -108,32 +115,19 @@ def from_columns(table: Mapping[str, Any], wanted: SourceColumns, where: str, sl
     yield from from_mappings(enumerate(rows, 1), wanted, where, slices, next(iter(lengths.values()), 0))
 
 
-def _slice_values(values: list[Any]) -> pa.Array:
-    """Returns the values of a column for slices. Raises UnsuitableColumn for other types."""
-    try:
-        # A prefix is enough to see that a text is too long.
-        array = pa.array([value[: MAX_BYTES + 1] if isinstance(value, str) else value for value in values])
-    except UnicodeEncodeError as error:
-        raise UnsuitableColumn("holds text that is not UTF-8") from error
-    except (OverflowError, pa.ArrowException) as error:
-        raise UnsuitableColumn(MIXED) from error
-    require_grouping_type(array.type)
-    return array
-
-
 def _read_values(
     number: int, row: Any, wanted: SourceColumns, sources: Mapping[str, str], types_by_column: dict[str, str]
-) -> list[Any] | Fault:
-    """Returns the values of one row in the order of `sources`, or its fault. Records the types of new columns."""
+) -> tuple[list[Any], Fault | None]:
+    """Returns the values of one row in the order of `sources`, None for those that cannot be used, and its first fault.
+    Records the types of new columns."""
+    values: list[Any] = [None] * len(sources)
     if isinstance(row, Fault):
-        return row
+        return values, row
     if not isinstance(row, Mapping):
-        type_name = type(row).__name__
-        return Fault(
-            number, "malformed", f"is no mapping of columns to values but of type {type_name}", f": {shorten(row)}"
-        )
-    values: list[Any] = []
-    for name, source in sources.items():
+        description = f"is no mapping of columns to values but of type {type(row).__name__}"
+        return values, Fault(number, "malformed", description, f": {shorten(row)}")
+    first = None
+    for place, (name, source) in enumerate(sources.items()):
         value = row.get(source)
         if value is not None:
             if wanted.form_of(name) in NESTED:
@@ -142,10 +136,11 @@ def _read_values(
                 value = _cast(number, name, _to_python(value), wanted)
             else:
                 value = _check_type(number, name, _to_python(value), wanted, types_by_column)
-            if isinstance(value, Fault):
-                return value
-        values.append(value)
-    return values
+        if isinstance(value, Fault):
+            first = first or value
+        else:
+            values[place] = value
+    return values, first
 
 
 def _to_python(value: Any) -> Any:

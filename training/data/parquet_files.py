@@ -20,11 +20,11 @@ from training.data.arrow_files import BLOCK_ROWS
 from training.data.blocks import Block, match_columns, source_error
 from training.data.decoding import open_seekable
 from training.data.file_systems import PIECE_BYTES, display_name
-from training.data.plain_types import as_bytes, decoded, plain, with_label_names
+from training.data.plain_types import as_bytes, decoded, plain
 from training.problems import UserError
 
 if TYPE_CHECKING:
-    from training.data.slice_columns import SliceColumns
+    from training.data.blocks import ExtraColumns
     from training.recipe.source_columns import SourceColumns
 
 BLOCK_BYTES = 32 * 2**20
@@ -33,7 +33,7 @@ _FILE_MARK = b"ARROW1"  # an Arrow file begins with it, a stream does not
 _DAMAGE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError)
 
 
-def read_parquet(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: SliceColumns) -> Iterator[Block]:
+def read_parquet(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: ExtraColumns) -> Iterator[Block]:
     """Parquet. Label names in the metadata of `datasets` are kept, in their order."""
     for name in pinned[split]:
         where = display_name(name)
@@ -56,7 +56,7 @@ def read_parquet(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], s
             yield from _blocks(read, schema, wanted, slices, where, "Parquet", file.metadata.num_rows)
 
 
-def read_arrow(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: SliceColumns) -> Iterator[Block]:
+def read_arrow(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: ExtraColumns) -> Iterator[Block]:
     """Arrow IPC files and streams, also those saved by `datasets`. Label names in their metadata are kept."""
     for name in pinned[split]:
         where = display_name(name)
@@ -92,7 +92,7 @@ def _blocks(
     read: Callable[[Callable[[], list[str]]], Iterator[pa.RecordBatch]],
     schema: pa.Schema,
     wanted: SourceColumns,
-    slices: SliceColumns,
+    slices: ExtraColumns,
     where: str,
     form: str,
     total: int | None,
@@ -118,7 +118,7 @@ def _blocks(
                 break
             rows = pa.RecordBatch.from_pydict({ours: _validate(part.column(theirs)) for ours, theirs in named.items()})
             values = {
-                ours: with_label_names(_validate(part.column(theirs)), _label_names(schema.metadata, theirs))
+                ours: slices.of_array(_checked(part.column(theirs)), _label_names(schema.metadata, theirs))
                 for ours, theirs in others.items()
                 if slices.reads(ours)
             }
@@ -135,9 +135,13 @@ def _blocks(
 
 
 def _validate(column: pa.Array) -> pa.Array:
-    column = as_bytes(column)
-    column.validate(full=True)
-    return decoded(column)
+    return decoded(as_bytes(_checked(column)))
+
+
+def _checked(column: pa.Array) -> pa.Array:
+    """Returns the column. Raises pyarrow's error if it is damaged; its texts may be invalid UTF-8."""
+    as_bytes(column).validate(full=True)
+    return column
 
 
 def _label_names(metadata: Mapping[bytes, bytes] | None, column: str) -> tuple[str, ...]:

@@ -18,13 +18,13 @@ from training.data.sources import is_rows, is_splits, load_object, object_splits
 from training.problems import UserError
 
 if TYPE_CHECKING:
-    from training.data.slice_columns import SliceColumns
+    from training.data.blocks import ExtraColumns
     from training.recipe.source_columns import SourceColumns
 
 _END = object()
 
 
-def read_object(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: SliceColumns) -> Iterator[Block]:
+def read_object(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: ExtraColumns) -> Iterator[Block]:
     """The rows of the object `data.path` for a split; a function is called once for each split."""
     data = wanted.data
     found: Any = load_object(data.path)
@@ -44,7 +44,7 @@ def read_object(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], sl
     yield from _blocks(rows, wanted, where, slices)
 
 
-def _blocks(rows: Any, wanted: SourceColumns, where: str, slices: SliceColumns) -> Iterator[Block]:
+def _blocks(rows: Any, wanted: SourceColumns, where: str, slices: ExtraColumns) -> Iterator[Block]:
     library = type(rows).__module__.partition(".")[0]
     if library == "pandas" and hasattr(rows, "columns"):
         with _user_code(where):

@@ -22,7 +22,7 @@ from pyarrow import types
 
 from training.data.arrow_files import BLOCK_ROWS, in_blocks, ipc_writer
 from training.data.blocks import Block, Numbers
-from training.data.plain_types import plain
+from training.data.plain_types import plain, with_label_names
 from training.recipe.mixture import DATASET
 
 if TYPE_CHECKING:
@@ -134,6 +134,30 @@ class SliceColumns:
     def reads(self, name: str) -> bool:
         """Whether the column's values are read: no reason against it is known yet."""
         return name not in self._reasons
+
+    def of_values(self, name: str, values: list[Any]) -> pa.Array | None:
+        """Returns Python values as an array. Leaves out a column of other types."""
+        try:
+            # A prefix is enough to see that a text is too long.
+            array = pa.array([value[: MAX_BYTES + 1] if isinstance(value, str) else value for value in values])
+            require_grouping_type(array.type)
+        except UnsuitableColumn as error:
+            self.leave_out(name, str(error))
+        except UnicodeEncodeError:
+            self.leave_out(name, "holds text that is not UTF-8")
+        except (OverflowError, pa.ArrowException):
+            self.leave_out(name, MIXED)
+        else:
+            return array
+        return None
+
+    def of_array(self, column: pa.Array, label_names: Sequence[str]) -> pa.Array:
+        """Returns an Arrow column, with the names of labels in place of their indices."""
+        return with_label_names(plain(column), label_names)
+
+    def of_rows(self, rows: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        """Returns the rows as they are."""
+        return iter(rows)
 
     def leave_out(self, name: str, reason: str) -> None:
         """Leaves a column out of all splits."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from training.recipe.column_types import Column, Form, RowSpecification
 from training.recipe.filters import parse_filter
 
 if TYPE_CHECKING:
+    from training.problems import Problem
     from training.recipe.data_fields import Data
 
 TEXTS = ("text", "text_pair")
@@ -56,6 +57,17 @@ class SourceColumns:
     task_type: RowSpecification
     evaluated: tuple[str, ...] = ()
     """The splits that the recipe evaluates."""
+
+    keeps_rows: ClassVar[bool] = False
+    """Whether each row of a file keeps its place, although all columns that are read are empty."""
+
+    def in_file(self, there: Sequence[str]) -> SourceColumns:
+        """Returns the columns to read from a file that has the columns `there`."""
+        return self
+
+    def other_problems(self, there: Sequence[str], where: str) -> list[Problem]:
+        """Returns the problems of a file's columns beside those that are read."""
+        return []
 
     @cached_property
     def columns(self) -> tuple[StoredColumn, ...]:
