@@ -43,6 +43,10 @@ from training.recipe import Recipe, parse
 listeners: contextvars.ContextVar[tuple[Listener, ...]] = contextvars.ContextVar("listeners", default=())
 
 
+in_command: contextvars.ContextVar[bool] = contextvars.ContextVar("in_command", default=False)
+"""Whether a command calls the flow in its own process, for a person who waits; a worker's flows have none."""
+
+
 class FromSweep(NamedTuple):
     """The sweep that a run releases a model for."""
 
@@ -70,8 +74,10 @@ def finetune(
     """
     with events.emit_heartbeats(str(flow_run.get_id())), early_launches():
         complete, forced = parse(recipe.model_dump(exclude_unset=True), overrides), frozenset(force or ())
-        # `finetune run` has done it. A retry would ask the Hub again for what the run has pinned.
-        if not listeners.get() and not lock_file(str(flow_run.get_id())).is_file():
+        # `finetune run` has done it, and a sweep has trained. A retry would ask the Hub again for what the run has
+        # pinned.
+        launched = in_command.get() or from_sweep.get() is not None
+        if not launched and not lock_file(str(flow_run.get_id())).is_file():
             _launch_training_early(complete, forced)
         return fine_tune(complete, forced)
 
@@ -114,8 +120,8 @@ def fine_tune(
         state = "completed" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
         record_lineage(tracker, recipe, run, state, executor.rows, finished)
         warnings = executor.end_uploads(wait=state != "interrupted")
-        # On a terminal, a run ends without a server that is down. Elsewhere, Prefect tries for minutes to reach it.
-        server_down = bool(listeners.get()) and not pending_states.server_answers()
+        # A command ends without a server that is down. On a worker, Prefect tries for minutes to reach it.
+        server_down = in_command.get() and not pending_states.server_answers()
         if not server_down:
             progress.end()
         result = build_result(state, executor.rows, flow_run_id=run, finished=finished, error=error) | dict(extra)
@@ -179,5 +185,5 @@ def report_removal() -> None:
     """Says why a run does not begin."""
     text = "This run waits until `finetune store --remove` has set folders of this home aside."
     get_run_logger().info(text)
-    if listeners.get():  # a terminal does not show Prefect's log
+    if in_command.get():  # a terminal does not show Prefect's log
         print(text, file=sys.stderr)

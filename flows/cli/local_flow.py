@@ -95,6 +95,7 @@ def call_in_this_process(
 
         pending_states.deliver()
         finetune.listeners.set((terminal, *listeners))
+        finetune.in_command.set(True)
         with events.without_prefect_heartbeats():
             state = call()
         if terminal.result is None:

@@ -178,7 +178,9 @@ class Executor:
                 persist_result=False,
                 on_rollback=[_make_rollback(work)],
             )
-        locks = FlockManager(settings.home() / "locks", on_wait=lambda _: self._listeners.stage_waits(stage.name))
+        locks = FlockManager(
+            settings.home() / "locks", on_wait=lambda _: self._listeners.stage_waits(stage.name), cancellable=True
+        )
         policy = GivenKey(given=f"{stage.name}/{work.key}/{store.RECORD}")
         forced = stage.name in self._force
         return Task(

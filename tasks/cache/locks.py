@@ -12,12 +12,22 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 from tasks.cache import settings
 
 WAIT_S = 0.05
 NOTE_AFTER_S = 5.0
+
+cancelled: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
+"""Set to interrupt the jobs and the waits of this thread: only the main thread receives signals."""
+
+
+def raise_if_cancelled() -> None:
+    """Raises KeyboardInterrupt if this thread is cancelled. Each wait for another process, machine or job calls it."""
+    if (stop := cancelled.get()) is not None and stop.is_set():
+        raise KeyboardInterrupt
 
 
 def is_held(file: Path) -> bool:
@@ -89,11 +99,15 @@ class FlockManager:
     Args:
         folder: of the lock files.
         on_wait: called once with the key if another process holds the lock.
+        cancellable: whether the wait for a lock ends when this thread is cancelled.
     """
 
-    def __init__(self, folder: Path, on_wait: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, folder: Path, on_wait: Callable[[str], None] | None = None, *, cancellable: bool = False
+    ) -> None:
         self._folder = folder
         self._on_wait = on_wait
+        self._cancellable = cancellable
         self._held: dict[str, tuple[str, int]] = {}  # key -> holder, file descriptor
 
     def acquire_lock(
@@ -164,6 +178,8 @@ class FlockManager:
             if not waits and self._on_wait:
                 self._on_wait(key)
             waits = True
+            if self._cancellable:
+                raise_if_cancelled()
             time.sleep(WAIT_S)
 
     def _file(self, key: str) -> Path:

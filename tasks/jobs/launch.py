@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from tasks.cache.locks import raise_if_cancelled
 from tasks.jobs.engines import Engine, local
 from tasks.jobs.hardware import killed_for_memory
 from tasks.jobs.supervisors import STOP_GRACE_S
@@ -28,10 +27,6 @@ from training.problems import UserError, full_disk
 STALLED_GRACE_S = 5.0
 LOG_LINES = 20
 """The end of the log that a failure's message shows."""
-
-
-cancelled: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
-"""Set to interrupt the jobs of this thread: only the main thread receives signals."""
 
 
 class JobFailed(Exception):
@@ -116,13 +111,13 @@ def follow_job(
     events.read()
     if (earlier := finished_output(job)) is not None:
         return earlier
+    raise_if_cancelled()
     starts_before, killed_before = events.starts, killed_for_memory()
     handle, stalled, last_event = engine.start(job, argv, env or {}), False, time.monotonic()
     try:
         while engine.poll(handle) and not stalled:
             engine.wait(handle, poll_s)
-            if (stop := cancelled.get()) is not None and stop.is_set():
-                raise KeyboardInterrupt
+            raise_if_cancelled()
             if events.read():
                 last_event = time.monotonic()
             yield

@@ -9,11 +9,17 @@ from __future__ import annotations
 import contextvars
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from tasks.cache.locks import cancelled
 from tasks.jobs.hardware import assigned_gpus, visible_gpus
-from tasks.jobs.launch import cancelled
+from tasks.jobs.supervisors import STOP_GRACE_S
+
+STOP_WITHIN_S = STOP_GRACE_S + 10.0
+"""For the jobs to save and for their runs to be reported. A thread that hangs longer ends with this process, and its
+jobs with it."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -75,10 +81,12 @@ class Slots(Generic[Item, Result]):
             timeout_s = 0
 
     def stop(self) -> None:
-        """Interrupts all items, whose jobs may save a checkpoint first, and waits for their ends."""
+        """Interrupts all items, whose jobs may save a checkpoint first, and waits for their ends, at most
+        `STOP_WITHIN_S`."""
         self._stop.set()
+        deadline = time.monotonic() + STOP_WITHIN_S
         for thread in self._running:
-            thread.join()
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self, thread: threading.Thread, share: list[str] | None, item: Item) -> None:
         assigned_gpus.set(share)

@@ -22,6 +22,7 @@ import uuid
 from collections.abc import Callable
 
 from tasks.cache import settings
+from tasks.cache.locks import raise_if_cancelled
 from tasks.shared_store.bucket import AlreadyExists, Bucket, BucketError, NotFound
 from training.problems import UserError
 
@@ -98,6 +99,7 @@ class Leases:
                 on_wait(owner)
             if is_made():
                 return False
+            raise_if_cancelled()
             time.sleep(self._poll_s)
 
     def is_held(self, stage: str, key: str) -> bool:
@@ -113,6 +115,7 @@ class Leases:
                 seen, since = content, time.monotonic()
             elif time.monotonic() - since >= self._stale_s:
                 return
+            raise_if_cancelled()
             time.sleep(self._poll_s)
 
     def release(self, stage: str, key: str) -> None:

@@ -25,6 +25,7 @@ from flows import finetune as flow
 from flows.cli.local_flow import call_flow
 from flows.cli.main import main
 from tasks.cache import settings
+from tasks.cache.stage import Listener
 from tasks.prefect import pending_states
 from tasks.tracking import mlflow_run
 from tasks.tracking.connection import MlflowFailed
@@ -35,6 +36,7 @@ from tests.fork_server import NEW_PYTHON, PAUSE
 from tests.servers import closed_port
 from training.jobs.processes import find_readers
 from training.jobs.protocol import sha256
+from training.problems import UserError
 from training.recipe import parse
 
 STAGES = [
@@ -429,6 +431,29 @@ def test_records_that_the_prefect_server_missed_are_promised_to_the_next_run_tha
     result = run_flow()
     assert result["state"] == "completed" and pending_states.is_pending(result["flow_run_id"])
     assert "The next run that executes a stage sends it" in result["warnings"][-1]
+
+
+def test_the_release_run_of_a_sweep_on_a_worker_waits_for_a_server_that_is_away(
+    home: Path, prefect_server: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sweep follows it, which is no sign of a person who waits."""
+    ended: list[dict[str, Any]] = []
+
+    class Keeper(Listener):
+        def run_ended(self, result: dict[str, Any]) -> None:
+            ended.append(result)
+
+    def release() -> None:
+        flow.listeners.set((Keeper(),))
+        state = flow.finetune(recipe=parse(file["deployments"][0]["parameters"]["recipe"]), return_state=True)
+        assert not state.is_crashed()
+
+    file = yaml.safe_load(write_project(tmp_path / "project").read_text())
+    monkeypatch.setattr(flow, "pipeline", fail_with(UserError([])))
+    monkeypatch.setattr(flow, "_launch_training_early", lambda *_: None)
+    monkeypatch.setattr(pending_states, "server_answers", lambda: False)
+    contextvars.copy_context().run(release)
+    assert ended and not pending_states.is_pending(ended[0]["flow_run_id"])
 
 
 def test_a_registered_model_answers_with_labels_and_probabilities(finished: FinishedRun) -> None:

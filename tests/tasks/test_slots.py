@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tasks.cache.locks import FlockManager, cancelled
 from tasks.jobs import slots
 from tasks.jobs.commands import python_argv
 from tasks.jobs.hardware import assigned_gpus
-from tasks.jobs.launch import cancelled, run_job
+from tasks.jobs.launch import run_job
 from tasks.jobs.slots import Slots
 from training.jobs.protocol import EVENTS, Job, read_events
 
@@ -72,3 +73,31 @@ def test_jobs_of_all_items_are_stopped_together(home: Path, tmp_path: Path) -> N
     with pytest.raises(KeyboardInterrupt):
         list(at_once.wait())
     assert cancelled.get() is None
+
+
+def test_an_item_that_waits_for_the_lock_of_another_run_is_stopped_with_the_others(tmp_path: Path) -> None:
+    other = FlockManager(tmp_path)
+    other.acquire_lock("fit/k", "another run")
+
+    def call(number: int) -> None:
+        FlockManager(tmp_path, cancellable=True).acquire_lock("fit/k", str(number))
+
+    at_once: Slots[int, None] = Slots(2, call)
+    at_once.start(1)
+    began = time.monotonic()
+    at_once.stop()
+    assert time.monotonic() - began < 10
+    with pytest.raises(KeyboardInterrupt):
+        list(at_once.wait())
+
+
+def test_an_item_that_hangs_does_not_keep_the_others_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "STOP_WITHIN_S", 0.2)
+    released = threading.Event()
+    at_once: Slots[int, bool] = Slots(2, lambda item: released.wait(60))
+    at_once.start(1)
+    at_once.start(2)
+    began = time.monotonic()
+    at_once.stop()
+    assert time.monotonic() - began < 10
+    released.set()

@@ -23,6 +23,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from tasks.cache import settings
+from tasks.cache.locks import raise_if_cancelled
 from tasks.jobs import early_launch
 from tasks.jobs.child_environment import RAY_CLUSTER, base_environment
 from tasks.jobs.engines import local
@@ -102,9 +103,9 @@ class RayEngine:
             self._has_job = True
             driver = self._driver or self._prepare()
         try:
-            driver.result(self._prepared, self._on_events)
+            driver.result(self._prepared, self._on_events, look=raise_if_cancelled)
             self._was_there = True
-            driver.call("start", job, self._inputs, on_events=self._on_events)
+            driver.call("start", job, self._inputs, on_events=self._on_events, look=raise_if_cancelled)
         except MachineLost as lost:
             self._end(job, lost)
         except BaseException:
@@ -194,9 +195,9 @@ class Driver:
                 start_new_session=True,
             )
 
-    def call(self, method: str, *arguments: Any, on_events: OnEvents) -> Any:
+    def call(self, method: str, *arguments: Any, on_events: OnEvents, look: Callable[[], None] = lambda: None) -> Any:
         """Calls a method of ray_driver.ClusterJob. Raises what it raises, and MachineLost if the driver has ended."""
-        return self.result(self.post(method, *arguments), on_events)
+        return self.result(self.post(method, *arguments), on_events, look)
 
     def post(self, method: str, *arguments: Any) -> int:
         """Begins such a call. Returns its number."""
@@ -205,13 +206,13 @@ class Driver:
             self._connection.send((self._number, method, arguments))
         return self._number
 
-    def result(self, number: int, on_events: OnEvents) -> Any:
-        """Waits for the result of the call with this number. Answers to earlier ones are left over from calls that were
-        interrupted."""
+    def result(self, number: int, on_events: OnEvents, look: Callable[[], None] = lambda: None) -> Any:
+        """Waits for the result of the call with this number, and calls `look`, which may raise, every LOOK_S. Earlier
+        answers are left over from calls that were interrupted."""
         try:
             while True:
                 while not self._connection.poll(LOOK_S):
-                    pass
+                    look()
                 answered, kind, value = self._connection.recv()
                 if kind == "events":
                     on_events(value)
