@@ -97,22 +97,24 @@ def code_behind(roots: Iterable[str], outside: Sequence[str] = ()) -> Code:
     """
     _forget_folders()
     found: dict[str, Source] = {}
-    waiting, libraries = list(roots), set[str]()
-    seen: set[str] = set()
-    if missing := [root for root in waiting if _module(root) is None]:
+    # Each name with whether the working directory is searched for it: libraries find no modules there.
+    waiting, libraries = [(root, True) for root in roots], set[str]()
+    seen: set[tuple[str, bool]] = set()
+    if missing := [root for root, here in waiting if _module(root, here=here) is None]:
         raise ModuleNotFoundError(f"no source file of {', '.join(missing)}")
     while waiting:
-        name = waiting.pop()
-        module = None if name in seen else _module(name)
-        seen.add(name)
+        name, here = waiting.pop()
+        module = None if (name, here) in seen else _module(name, here=here)
+        seen.add((name, here))
         if module is None or _is_outside(name, outside) or module.name in found:
             continue
         digest, imports = _read(module, _state(module.file))
         if digest != _EMPTY:
             found[module.name] = Source(module.file, digest)
-        waiting.extend(imports)
+        from_here = module.file == Path(search_path()[-1], module.name)
+        waiting.extend((imported, from_here) for imported in imports)
         # Importing a.b.c runs a/__init__ and a/b/__init__ first.
-        waiting.extend(name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1))
+        waiting.extend((name.rsplit(".", n)[0], here) for n in range(1, name.count(".") + 1))
         if not _is_own(name):
             libraries.update(top for top in {name.partition(".")[0] for name in imports} if _is_library(top))
     return Code(dict(sorted(found.items())), sorted({one for top in libraries for one in _distributions(top)}))
@@ -199,14 +201,15 @@ class _Module(NamedTuple):
     """Reads the source of a module in an archive; None for other modules."""
 
 
-def _module(dotted: str) -> _Module | None:
-    """The module; None for a library, a namespace package or a missing module."""
+def _module(dotted: str, *, here: bool = True) -> _Module | None:
+    """The module, searched for in the working directory if `here`; None for a library, a namespace package or a missing
+    module."""
     if _is_own(dotted):  # an installed wheel of the project lies in the folder of libraries
         stem = PROJECT.joinpath(*dotted.split("."))
         files = (stem.with_name(stem.name + ".py"), stem / "__init__.py")
         file = next((file for file in files if file.is_file()), None)
         return None if file is None else _Module(dotted, file.relative_to(PROJECT).as_posix(), file, None)
-    spec = find_module(dotted) if _is_users(dotted.partition(".")[0]) else None
+    spec = find_module(dotted, here=here) if _is_users(dotted.partition(".")[0], here) else None
     if spec is None or not spec.has_location or spec.origin is None or _in_libraries(spec):
         return None
     name = dotted.replace(".", "/") + ("/__init__" if spec.submodule_search_locations is not None else "")
@@ -220,9 +223,9 @@ def _is_own(dotted: str) -> bool:
 
 
 @cache
-def _is_users(top: str) -> bool:
+def _is_users(top: str, here: bool) -> bool:
     """Whether a top-level module exists outside the folders of libraries."""
-    spec = find_module(top)
+    spec = find_module(top, here=here)
     return spec is not None and not _in_libraries(spec)
 
 

@@ -143,6 +143,47 @@ def test_a_module_in_an_archive_counts_by_its_source(ground: Ground) -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
+TRAP = "from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\n"
+TRIES = """
+import importlib.util
+try:
+    import optional
+except ImportError:
+    assert importlib.util.find_spec("optional") is None
+def again():
+    try:
+        import optional
+    except ImportError:
+        return "absent"
+"""
+
+
+def test_a_file_of_the_working_directory_is_imported_only_by_modules_there(ground: Ground) -> None:
+    (ground.libraries / "tries.py").write_text(TRIES)
+    write(ground.work).write_text(
+        "import helper, tries\n"
+        "def load():\n"
+        "    import later\n"
+        "    return later.tries.again()\n"
+        "assert load() == 'absent'\n"
+    )
+    (ground.work / "helper.py").write_text("X = 1\n")
+    (ground.work / "later.py").write_text("import tries\n")
+    for name in ("optional", "sitecustomize", "usercustomize"):
+        (ground.work / f"{name}.py").write_text(TRAP)
+    seen = ground.look("look.py")
+    assert seen["program"] == seen["here"] == str(ground.work / "mine" / "rows.py")
+    assert set(seen["key"]) == {"mine/rows.py", "helper.py", "later.py"}
+    assert not [*ground.work.glob("*.ran")]
+
+
+def test_a_module_of_the_working_directory_that_imports_an_optional_package_finds_it_there(ground: Ground) -> None:
+    write(ground.work).write_text("import optional\ndef load():\n    return optional\n")
+    (ground.work / "optional.py").write_text(TRAP)
+    assert "optional.py" in ground.look("look.py")["key"]
+    assert (ground.work / "optional.ran").exists()
+
+
 @pytest.mark.parametrize("started", [("-m", "look"), ("look.py",)])
 def test_a_package_installed_and_checked_out_is_the_installed_one(ground: Ground, started: tuple[str, ...]) -> None:
     installed = write(ground.libraries)

@@ -2,17 +2,22 @@
 
 Python's default order depends on how a process was started: `python -m` puts the working directory first, a console
 script the folder of scripts, Prefect the folder of the flow. The programs of jobs use the order of the flow's process.
+
+The working directory is searched, last, for the modules that a recipe names and for those that they import. It is not
+in `sys.path`: libraries try to import packages that are not installed, and a file there could have such a name.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import FrameType, ModuleType
 
 PROJECT = Path(__file__).resolve().parents[2]
 OWN_PACKAGES = ("flows", "tasks", "training")
@@ -21,13 +26,13 @@ LIBRARIES = frozenset({"site-packages", "dist-packages"})
 VARIABLE = "FINETUNE_SEARCH_PATH"
 """Environment variable that passes the search path to the programs of jobs."""
 
-_added_directories: set[str] = set()  # working directories, by this process
 _STARTED = time.time()
 _missed: set[str] = set()  # packages that were hidden while libraries were imported
 
 
 def search_path() -> list[str]:
-    """A checkout of this project, then the folders of `sys.path`, then the working directory.
+    """The folders of modules that a recipe names: a checkout of this project, those of `sys.path`, and the working
+    directory.
 
     An installed project keeps its place in `sys.path`: in front, its folder would shadow PYTHONPATH and Python itself.
     The working directory is last, so that a file next to the recipe shadows no library, unless PYTHONPATH contains it.
@@ -35,7 +40,7 @@ def search_path() -> list[str]:
     if inherited := os.environ.get(VARIABLE):
         return inherited.split(os.pathsep)
     named = {os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
-    excluded = {os.getcwd(), *_added_directories} - named
+    excluded = {os.getcwd()} - named
     excluded |= {str(PROJECT / package) for package in OWN_PACKAGES}
     if is_installed():
         first, excluded = [], excluded - {str(PROJECT)}
@@ -57,14 +62,64 @@ def python_path() -> str:
 
 
 def use_search_path() -> None:
-    """Makes this process import from `search_path`."""
-    sys.path[:] = search_path()
-    _added_directories.add(os.getcwd())
+    """Makes this process import from `search_path`: from its last folder only for modules of the user's."""
+    *sys.path[:], folder = search_path()
+    if not any(isinstance(finder, _UserModules) and finder.folder == folder for finder in sys.meta_path):
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _UserModules)]
+        place = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
+        sys.meta_path.insert(place, _UserModules(folder))
 
 
-def find_module(name: str) -> ModuleSpec | None:
-    """The spec of a dotted module name, found without running any code; None if there is no such module."""
-    spec, parent, places = None, "", search_path()
+def import_named(name: str) -> ModuleType:
+    """Imports a module that a recipe names, which may lie in the working directory."""
+    use_search_path()
+    (finder,) = (finder for finder in sys.meta_path if isinstance(finder, _UserModules))
+    before, finder.named = finder.named, name
+    try:
+        return importlib.import_module(name)
+    finally:
+        finder.named = before
+
+
+class _UserModules:
+    """Finds modules in the working directory: the named one, and those that modules from there import."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.named = folder, ""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+        """Called for each import, before the finder of `sys.path`, whose result this includes."""
+        if path is not None or not (f"{self.named}.".startswith(f"{name}.") or self._is_asked_from_here()):
+            return None
+        spec = PathFinder.find_spec(name, [*sys.path, self.folder])
+        if spec is not None and spec.loader is None and spec.submodule_search_locations is not None:
+            # Python would list the parts of a namespace package again, in `sys.path` alone.
+            spec.submodule_search_locations = list(spec.submodule_search_locations)
+        return spec
+
+    def _is_asked_from_here(self) -> bool:
+        """Whether the module with the import statement lies in the folder, or is a script or session started there."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and str(frame.f_globals.get("__name__")).startswith("importlib"):
+            if frame.f_code.co_name in ("create_module", "exec_module"):  # an extension module imports: it has no frame
+                return False
+            frame = frame.f_back
+        top = str(frame.f_globals.get("__name__")).partition(".")[0] if frame else ""
+        if top in OWN_PACKAGES or (module := sys.modules.get(top)) is None:
+            return False
+        file = getattr(module, "__file__", None)
+        if top == "__main__" and file is None:
+            return True
+        places = [*getattr(module, "__path__", ()), *filter(None, [file])]
+        return any(os.path.dirname(os.path.abspath(place)) == self.folder for place in places)
+
+
+def find_module(name: str, *, here: bool = True) -> ModuleSpec | None:
+    """The spec of a dotted module name, found without running any code; None if there is no such module.
+
+    The working directory is searched if `here`: a recipe or a module in the working directory names the module.
+    """
+    spec, parent, places = None, "", search_path() if here else search_path()[:-1]
     for part in name.split("."):
         parent = f"{parent}.{part}" if parent else part
         spec = _find_in(places, parent)
@@ -78,12 +133,14 @@ def _find_in(places: list[str], name: str) -> ModuleSpec | None:
     """The module in these places, or as the import hook of an editable install finds it."""
     for finder in sys.meta_path:
         # With the last part alone: for a dotted name, Python wants the parent package to be imported.
+        if isinstance(finder, _UserModules):
+            continue
         if finder is PathFinder:
             spec = PathFinder.find_spec(name.rpartition(".")[2], places)
-        elif (find_spec := getattr(finder, "find_spec", None)) is None:
-            continue
-        else:
+        elif find_spec := getattr(finder, "find_spec", None):
             spec = find_spec(name, places if "." in name else None)
+        else:
+            continue
         if spec is not None:
             return spec
     return None

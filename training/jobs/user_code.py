@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.jobs.search_path import use_search_path
+from training.jobs.search_path import import_named
 from training.problems import Problem, UserError, nearest
 
 
@@ -50,9 +49,8 @@ class CodeField:
         return found
 
     def _import(self, module_name: str, name: str) -> Any:
-        use_search_path()
         try:
-            return importlib.import_module(module_name)
+            return import_named(module_name)
         except ModuleNotFoundError as error:
             missing = error.name or ""
             if not f"{module_name}.".startswith(f"{missing}."):

@@ -316,11 +316,6 @@ def test_a_callable_without_a_fingerprint_has_none() -> None:
     assert fingerprint(len) is None
 
 
-def test_the_working_directory_shadows_no_library(my_rows: Path) -> None:
-    load_object(f"{my_rows.stem}:rows")
-    assert sys.path.index(str(my_rows.parent)) == len(sys.path) - 1
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
