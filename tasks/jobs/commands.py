@@ -13,6 +13,7 @@ from tasks.cache.refs import Lock
 from tasks.jobs.child_environment import added_environment, cores
 from tasks.jobs.hardware import visible_gpus
 from training.jobs.protocol import write_atomically
+from training.jobs.warm import LAUNCHER
 from training.recipe.tables.strategies import STRATEGIES
 
 GROUP_OF_ONE = {
@@ -21,6 +22,8 @@ GROUP_OF_ONE = {
 }
 """The variables of a single process that joins a process group, which FSDP and DeepSpeed need. Port 0 is any free
 port."""
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""The interface on which the processes of one machine exchange tensors. By default, that of the host's name."""
 LAUNCH = "launch.json"
 """In a job's folder: how its program was started."""
 
@@ -61,7 +64,7 @@ def accelerate_argv(
 ) -> list[str]:
     """The command, without the job's folder, that runs a module under `accelerate launch` with this number of processes
     on all machines together."""
-    argv = [sys.executable, "-m", "accelerate.commands.launch"]
+    argv = [sys.executable, "-m", LAUNCHER]
     # A file of ours: otherwise accelerate reads the one of `accelerate config`, even if all values are given here.
     argv += ["--config_file", str(Path(__file__).with_name("accelerate.yaml"))]
     argv += ["--num_processes", str(num_processes), "--num_machines", str(machines.count)]
@@ -85,14 +88,15 @@ def accelerate_environment(
     here = num_processes // machines.count
     # A single process that sees several GPUs would use all of them, by torch's old DataParallel.
     env = {} if use_cpu else {"CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[:here])}
+    env |= {"NCCL_RAS_ENABLE": "0"}  # else each process answers questions about its state on a port
+    if machines.count == 1:
+        env |= ON_LOOPBACK
     if num_processes == 1:
         return env if STRATEGIES[strategy].replicates else env | GROUP_OF_ONE
     env |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores() // here))}
     if use_cpu:
         # On CPUs accelerate supports only DDP; for the other strategies, training builds accelerate's state itself.
         env |= {"ACCELERATE_USE_CPU": "true"} if strategy == "ddp" else {}
-        if machines.count == 1:
-            env |= {"GLOO_SOCKET_IFNAME": "lo"}  # by default, the interface that the host's name resolves to
     return env
 
 

@@ -185,7 +185,7 @@ def victims(flow: int) -> dict[str, list[int]]:
             found["waiting launcher"] = [supervisor, *below]
             continue
         found["supervisor"] = [supervisor]
-        launched = [pid for pid, words in below.items() if "accelerate.commands.launch" in words]
+        launched = [pid for pid, words in below.items() if "training.programs.launch" in words]
         programs = [pid for pid, words in below.items() if "-m" in words and pid not in launched]
         parts = {"launcher": launched, "rank" if launched else "program": programs}
         found |= {part: pids for part, pids in parts.items() if pids}

@@ -20,8 +20,10 @@ from tasks.jobs.commands import Machines, accelerate_argv, accelerate_environmen
 from tasks.jobs.engines.local import Handle, logs, poll, start, stop
 from tasks.jobs.launch import JobFailed, require_finished, run_job
 from tests.drill.full_disk import SmallDisk, why_not
+from tests.fork_server import NEW_PYTHON
+from tests.listening import listening
 from tests.waiting import wait_until
-from training.jobs.processes import start_ticks
+from training.jobs.processes import descendants, start_ticks
 from training.jobs.protocol import Failure, Job, Outcome, finished_output, read_events, read_outcome
 from training.problems import UserError
 
@@ -319,6 +321,32 @@ def test_under_accelerate_one_process_runs_whatever_the_users_own_configuration(
     env = {"HF_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join([ROOT, str(tmp_path)])}
     outcome = run_job(job, argv, env=env, on_events=lambda events: None, stall_timeout_s=60)
     assert require_finished(outcome).figures == dict(zip(shown, (None, "no", None, None), strict=True))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_processes_that_train_on_one_machine_listen_on_loopback_alone(tmp_path: Path, processes: int) -> None:
+    main = """
+ranks.host_store_of_one()
+torch.distributed.init_process_group("gloo")
+time.sleep(3600)
+"""
+    before = "import torch\nfrom training.distributed import ranks"
+    job, argv = write_job(tmp_path, main, before=before)
+    if processes > 1:
+        argv = accelerate_argv("program", num_processes=processes, mixed_precision="no", use_cpu=True)
+    # A single process of FSDP or ZeRO is a group too.
+    env = accelerate_environment(num_processes=processes, use_cpu=True, strategy="fsdp")
+    handle = start(job, [NEW_PYTHON, *argv[1:]], env | {"PYTHONPATH": os.pathsep.join([ROOT, str(tmp_path)])})
+
+    def addresses() -> dict[int, set[Any]]:
+        return listening(descendants(handle.pid))
+
+    try:
+        # The launcher has torch's store; each rank exchanges tensors.
+        wait_until(lambda: len(addresses()) == (1 if processes == 1 else 1 + processes))
+        assert {str(address) for found in addresses().values() for address in found} == {"127.0.0.1"}
+    finally:
+        stop(handle, 0)
 
 
 class PlainProcess:

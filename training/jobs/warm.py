@@ -11,7 +11,7 @@ the length of a JSON object in DIGITS digits, with two open files, and then the 
 The answer is the pid of the job's supervisor in DIGITS digits, or 0 if the file of an imported module has changed: then
 only a new process runs the code that the artifact's key names. The supervisor is a fork with the two files as its
 standard input and output. It waits there for BEGIN: if the answer is lost, its starter starts another one. The program
-is a fork of the supervisor. If that is accelerate's launcher of a single process, this process is a fork as well. A job
+is a fork of the supervisor. If that is the launcher of a single process, this process is a fork as well. A job
 outlives this process, which ends when the other end of its socket is closed.
 
 Nothing here starts a thread of Python's, uses a GPU or draws random numbers. OpenBLAS and jemalloc start threads when
@@ -45,7 +45,7 @@ DIGITS = 10
 BEGIN = b"\n"
 """What a supervisor reads from its standard input before it begins."""
 _new_process = subprocess.Popen
-LAUNCHER = "accelerate.commands.launch"
+LAUNCHER = "training.programs.launch"
 HIDDEN = ("deepspeed", "peft")
 """Packages that few programs need: see `restart_with`. Libraries import them where they are installed, which takes
 seconds."""

@@ -51,6 +51,7 @@ def _train(job_dir: Path, job: Job, settings: FitSettings, events: Events) -> di
     from training.models import loading
 
     loading.make_deterministic()
+    ranks.host_store_of_one()
     task = make_task(settings, job.inputs, job_dir, events)
     train = training_task.load(task.training.engine)
     restore_garbage_collection()

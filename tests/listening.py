@@ -1,0 +1,32 @@
+"""The addresses on which processes listen, as Linux shows them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+
+LISTEN = "0A"
+
+
+def listening(pids: Iterable[int]) -> dict[int, set[IPv4Address | IPv6Address]]:
+    """By process, the addresses of its listening TCP sockets; only processes that have one."""
+    addresses = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == LISTEN:
+                words = bytes.fromhex(local.partition(":")[0])  # of 32 bits, in the order of this machine
+                packed = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
+                addresses[f"socket:[{inode}]"] = ip_address(packed)
+    found: dict[int, set[IPv4Address | IPv6Address]] = {}
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError):  # it has ended
+            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(FileNotFoundError):
+                    target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+                    if target in addresses:
+                        found.setdefault(pid, set()).add(addresses[target])
+    return found
