@@ -152,7 +152,8 @@ def _cast(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> t
         values = pc.if_else(pc.equal(pc.utf8_trim_whitespace(column), ""), None, column)
         if to == pa.int64():  # as for JSON: Arrow itself reads 0x1F as a number, and not +5
             is_number = pc.match_substring_regex(values, f"^{WHOLE_NUMBER.pattern}$")
-            values = pc.if_else(is_number, pc.utf8_ltrim(values, "+"), "no number")
+            digits = pc.replace_substring_regex(pc.utf8_ltrim(values, "+"), r"\..*", "")
+            values = pc.if_else(is_number, digits, "no number")
     cast, invalid = _convert(values, to, _cast_fails(to))
     if pa.types.is_temporal(values.type) and to == pa.string():  # Arrow does not raise here but writes a text about it
         failed = pc.starts_with(cast, "<value out of range").fill_null(False)

@@ -5,6 +5,7 @@ training/recipe/tables/checks.py has the level of each: error, warning or ignore
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,13 +18,15 @@ from training.data.blocks import Block
 from training.data.duplicates import DuplicateTexts
 from training.data.faults import Faults
 from training.data.lists import flat_values, row_sums, rows_with_any
-from training.data.row_statistics import MISSING_WORDS, SplitStatistics
+from training.data.row_statistics import MISSING_WORDS, SplitStatistics, whole_number
 from training.recipe.source_columns import SourceColumns, StoredColumn
 
 if TYPE_CHECKING:
     from training.recipe.column_types import Mask
 
 MAX_LABELS_NAMED = 5
+MIN_ROWS_OF_LABELS = 20  # with fewer rows, each may have a label of its own
+MAX_LABELS_PER_ROW = 0.5
 LONGEST_TEXT_BYTES = 1_000_000  # several novels in one row; tokenizers take hours for one word of this length
 
 
@@ -126,10 +129,13 @@ def unknown_label(statistics: SplitStatistics, places: Places, texts: DuplicateT
     for label in unknown[:MAX_LABELS_NAMED]:
         if count := statistics.labels[label]:
             rows = "1 row" if count == 1 else f"{count:,} rows"
-            choices = ", ".join(list(places)[:20]) + (", …" if len(places) > 20 else "")
+            names = list(_names(places).values())
+            choices = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
             hint = (
                 " On the Hub, -1 marks rows whose labels are withheld: leave this split out." if label == "-1" else ""
             )
+            if alike := next((name for name in names if _appearance(name) == _appearance(label)), None):
+                hint = f" Write it as {_show_label(alike)}, not as {_show_label(label)}."
             message = f"label {label!r} ({rows} of {statistics.split}) is unknown: choose from {choices}.{hint}"
             yield Finding(statistics.first[label], message)
     if (unnamed := len(unknown) - MAX_LABELS_NAMED) > 0:
@@ -144,10 +150,32 @@ def single_label(statistics: SplitStatistics, places: Places, texts: DuplicateTe
             message = f"the train split has only the number {value:g}: it needs rows of at least two different numbers."
             yield Finding(column.field, message)
     labels = [label for label in statistics.labels if label in places]
-    if statistics.wanted.labels and statistics.split == "train" and statistics.rows and len(labels) < 2:
+    has_one = len({places[label] for label in labels}) < 2
+    if statistics.wanted.labels and statistics.split == "train" and statistics.rows and has_one:
         has = f"only the label {labels[0]!r}" if labels else "no known label"
         message = f"the train split has {has}: it needs rows of at least two labels."
         yield Finding(statistics.wanted.labels.field, message)
+
+
+def label_per_row(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
+    """Labels that nearly every row has for itself, such as an id, or the text itself. A trial of a few rows, by
+    data.limit, may have many labels."""
+    column, entries = statistics.wanted.labels, statistics.labels.total()
+    if column is None or statistics.split != "train" or entries < MIN_ROWS_OF_LABELS:
+        return
+    if statistics.wanted.data.limit is None and len(statistics.labels) > MAX_LABELS_PER_ROW * entries:
+        unit = "rows" if column.form == "label" else "entries"
+        has = f"{len(statistics.labels):,} different values in {entries:,} {unit}"
+    elif statistics.repeats_text > MAX_LABELS_PER_ROW * statistics.rows:
+        has = f"the text itself in {statistics.repeats_text:,} of {statistics.rows:,} rows"
+    else:
+        return
+    message = (
+        f"column {column.source_name!r} has {has}, so it holds no labels that a model can learn: set {column.field} to "
+        "the column of labels; for numbers to predict, set task: regression. If these are the labels, set "
+        "data.checks.label_per_row: warning."
+    )
+    yield Finding(column.field, message)
 
 
 def absent_label(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
@@ -163,7 +191,7 @@ def absent_label(statistics: SplitStatistics, places: Places, texts: DuplicateTe
 
 def mixed_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
     """Labels that are whole numbers in some rows and words in others, as in two files that were joined."""
-    numbers = [label for label in statistics.labels if label.lstrip("-").isdecimal()]
+    numbers = [label for label in statistics.labels if whole_number(label) or label.lstrip("-").isdecimal()]
     words = [label for label in statistics.labels if label not in numbers]
     if numbers and words and statistics.split == "train" and not statistics.named:
         word, number = min(words, key=statistics.labels.__getitem__), min(numbers, key=statistics.labels.__getitem__)
@@ -175,21 +203,66 @@ def mixed_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTe
         yield Finding(statistics.first[rarer], message)
 
 
+def float_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
+    """Labels that are whole numbers written otherwise, such as `1.0`, as programs write them next to missing values."""
+    others = [label for label in statistics.labels if (whole_number(label) or label) != label]
+    others = [label for label in others if label in places and places.get(str(whole_number(label))) == places[label]]
+    if others:
+        rows = _rows(sum(statistics.labels[label] for label in others))
+        examples = " and ".join(f"{label!r} as {whole_number(label)!r}" for label in others[:2])
+        message = (
+            f"{rows} of {statistics.split} with a label that has a decimal point or a sign: since all labels are whole "
+            f"numbers, it counts without them ({examples})."
+        )
+        yield Finding(statistics.first[others[0]], message)
+
+
 def similar_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
-    """Labels that differ only by case or spaces, such as `pos` and `Pos `: the model learns each as its own label."""
+    """Labels that differ only by case or spaces, such as `pos` and `Pos `, or by characters that look alike, such as
+    `é` as one character and as two: the model learns each as its own label."""
     if statistics.split != "train":
         return
-    groups: dict[str, list[str]] = {}
+    groups: dict[str, dict[int, str]] = {}
     for label in filter(places.__contains__, statistics.labels):
-        groups.setdefault("".join(label.split()).casefold(), []).append(label)
-    for labels in groups.values():
+        groups.setdefault(_appearance(label), {}).setdefault(places[label], label)
+    for labels in (list(group.values()) for group in groups.values()):
         if len(labels) > 1:
             rarest = min(labels, key=statistics.labels.__getitem__)
-            spellings = ", ".join(f"{label!r} ({_rows(statistics.labels[label])})" for label in labels)
-            message = (
-                f"labels of train differ only by case or spaces: {spellings}; if they mean the same, write them alike."
+            by_case = len({"".join(label.split()).casefold() for label in labels}) == 1
+            differ = "differ only by case or spaces" if by_case else "look alike"
+            spellings = ", ".join(
+                f"{repr(label) if by_case else _show_label(label)} ({_rows(statistics.labels[label])})"
+                for label in labels
             )
+            message = f"labels of train {differ}: {spellings}; if they mean the same, write them alike."
             yield Finding(statistics.first[rarest], message)
+
+
+# Cyrillic and Greek letters that look like Latin ones, and the minus sign.
+_LATIN = str.maketrans("аеорсухіјѕАВЕКМНОРСТХІЈЅοΑΒΕΖΗΙΚΜΝΟΡΤΥΧ−", "aeopcyxijsABEKMHOPCTXIJSoABEZHIKMNOPTYX-")  # noqa: RUF001
+
+
+def _appearance(label: str) -> str:
+    """Returns the same text for labels that look alike: without case, spaces and invisible characters, in Unicode's
+    form NFKC (UAX #15), with one sort of dash, and numbers by their value."""
+    visible = "".join(filter(_is_visible, unicodedata.normalize("NFKC", label)))
+    text = unicodedata.normalize("NFKC", visible.translate(_LATIN).casefold())
+    text = "".join("-" if unicodedata.category(character) == "Pd" else character for character in text)
+    try:
+        return repr(float(text.replace(",", ".")))
+    except ValueError:
+        return text
+
+
+def _is_visible(character: str) -> bool:
+    is_variant = "\ufe00" <= character <= "\ufe0f"
+    return not (character.isspace() or is_variant or unicodedata.category(character) in ("Cf", "Cc"))
+
+
+def _show_label(label: str) -> str:
+    """Returns a label with the code points of its characters beyond ASCII."""
+    points = " ".join(f"U+{ord(character):04X}" for character in label if not character.isascii())
+    return f"{label!r} with {points}" if points else repr(label)
 
 
 def missing_word(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
@@ -275,8 +348,12 @@ def different_labels(labels: Sequence[set[str]], names: Sequence[str]) -> Iterat
 def _absent_labels(statistics: SplitStatistics, places: Mapping[str, int]) -> list[str]:
     """Returns the model's labels without a row in the split, as rows spell them."""
     present = {places[label] for label in statistics.labels if label in places}
-    names = {place: label for label, place in places.items() if place not in present}
-    return [names[place] for place in sorted(names)]
+    return [name for place, name in _names(places).items() if place not in present]
+
+
+def _names(places: Places) -> dict[int, str]:
+    """Returns the first spelling of each label, by its index and in the order of these."""
+    return dict(sorted({place: label for label, place in reversed([*places.items()])}.items()))
 
 
 def _join(labels: list[str]) -> str:
@@ -301,8 +378,10 @@ SPLIT_CHECKS: dict[str, SplitCheck] = {
     "no_rows": no_rows,
     "unknown_label": unknown_label,
     "single_label": single_label,
+    "label_per_row": label_per_row,
     "absent_label": absent_label,
     "mixed_labels": mixed_labels,
+    "float_labels": float_labels,
     "similar_labels": similar_labels,
     "missing_word": missing_word,
     "duplicates": duplicates,

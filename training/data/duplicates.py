@@ -19,6 +19,7 @@ from training.data.arrow_files import ipc_reader
 from training.data.blocks import Block, Numbers
 from training.data.faults import shorten
 from training.data.lists import as_json
+from training.data.row_statistics import whole_number
 from training.recipe.source_columns import SourceColumns, StoredColumn
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
@@ -174,7 +175,8 @@ def _hash_labels(labels: pa.Array) -> np.ndarray[Any, np.dtype[np.int32]]:
         labels = pa.array(_spell(labels), pa.string())
     coded = labels.dictionary_encode()
     digests = b"".join(
-        hashlib.blake2b(label.encode(), digest_size=4).digest() for label in coded.dictionary.to_pylist()
+        hashlib.blake2b((whole_number(label) or label).encode(), digest_size=4).digest()
+        for label in coded.dictionary.to_pylist()
     )
     return np.frombuffer(digests, "<i4").astype(np.int32)[coded.indices.to_numpy()]
 

@@ -8,7 +8,7 @@ of rows, the distinct labels and text lengths, and some bytes a row to find equa
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,7 +31,7 @@ from training.data.hub_datasets import hub_splits
 from training.data.lists import flat_values, lists_like
 from training.data.mixtures import SetSize, describe_sets, mixed_counts, mixed_rows, passes
 from training.data.plain_types import is_list
-from training.data.row_statistics import SplitStatistics, has_unknown, joined, text_lengths, texts_of
+from training.data.row_statistics import SplitStatistics, has_unknown, joined, text_lengths, texts_of, whole_number
 from training.data.slice_columns import SliceColumns
 from training.data.sources import object_splits
 from training.problems import Problem, UserError, user_code_errors
@@ -252,8 +252,9 @@ class _Reading:
         trained = [part for part in parts if part.split == "train" or part.held_out is not None]
         seen = in_order({label for statistics in trained for label in statistics.labels})
         stored = train.named or self.wanted.task_type.label_order(seen) or ()
+        others = {label for statistics in parts for label in statistics.labels}
         try:
-            names, places = label_places(self.data.label_names, stored, seen)
+            names, places = label_places(self.data.label_names, stored, seen, others)
         except UserError as error:
             return [], {}, _limit_problems([*problems, *error.problems])
         if (column := self.wanted.labels) and (misfit := self.wanted.task_type.incompatible_label(names)):
@@ -363,30 +364,47 @@ def _limit_problems(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def label_places(
-    chosen: Sequence[str] | None, stored: Sequence[str], seen: Iterable[str]
+    chosen: Sequence[str] | None, stored: Sequence[str], seen: Collection[str], others: Iterable[str] = ()
 ) -> tuple[list[str], dict[str, int]]:
     """Returns the label names in order, and the index of each label as rows spell it.
 
     The order is the source's own if it defines its labels, else `in_order` of the labels in the training rows. The
     recipe's label names replace it. Rows may then spell these names, or count them by whole numbers from 0, or have as
     many other whole numbers, which are matched in increasing order. Raises UserError for any other numbers.
+
+    If all labels are whole numbers, `1.0` and `+1` are other spellings of `1`, in the training rows and in `others`,
+    those of other splits.
     """
-    natural = list(stored) or in_order(seen)
+    numbers = {label: number for label in seen if (number := whole_number(label))}
+    are_numbers = not stored and len(numbers) == len(seen)
+    natural = list(stored) or in_order(dict.fromkeys(numbers.values() if are_numbers else seen))
     if chosen is None:
-        return natural, {label: place for place, label in enumerate(natural)}
-    names = list(chosen)
-    if natural and all(map(_is_number, natural)) and not set(natural) <= set(names):
-        numbers = sorted(natural, key=int)
-        if "0" in numbers and all(0 <= int(label) < len(names) for label in numbers):
-            return names, {str(place): place for place in range(len(names))}
-        if len(numbers) == len(names):
-            return names, {label: place for place, label in enumerate(numbers)}
-        message = (
-            f"{len(names)} names do not match the labels of train, {', '.join(numbers[:20])}: numbers count "
-            "the names from 0, or there are as many of them. Write the names into the rows, or give more rows."
-        )
-        raise UserError([Problem(kind="data", where="data.label_names", message=message)])
-    return names, {name: place for place, name in enumerate(names)}
+        names, places = natural, {label: place for place, label in enumerate(natural)}
+    else:
+        names = list(chosen)
+        places = {name: place for place, name in enumerate(names)}
+    if natural and all(map(_is_number, natural)):
+        by_number = {whole_number(name) or name: place for place, name in enumerate(names)}
+        if not set(stored or seen) <= set(names) and not set(natural) <= by_number.keys():
+            places = by_number = _places_by_number(names, natural)
+        spellings = {label: whole_number(label) for label in (*seen, *others)} if are_numbers else {}
+        known = {label: by_number[number] for label, number in spellings.items() if number in by_number}
+        places = known | places
+    return names, places
+
+
+def _places_by_number(names: Sequence[str], labels: Iterable[str]) -> dict[str, int]:
+    """Returns the index of each whole number among the names."""
+    numbers = sorted(labels, key=int)
+    if "0" in numbers and all(0 <= int(label) < len(names) for label in numbers):
+        return {str(place): place for place in range(len(names))}
+    if len(numbers) == len(names):
+        return {label: place for place, label in enumerate(numbers)}
+    message = (
+        f"{len(names)} names do not match the labels of train, {', '.join(numbers[:20])}: numbers count "
+        "the names from 0, or there are as many of them. Write the names into the rows, or give more rows."
+    )
+    raise UserError([Problem(kind="data", where="data.label_names", message=message)])
 
 
 def in_order(labels: Iterable[str]) -> list[str]:
@@ -396,9 +414,8 @@ def in_order(labels: Iterable[str]) -> list[str]:
 
 
 def _is_number(label: str) -> bool:
-    """Whether it is the spelling of a whole number: `-1`, but not `01` or `1.0`."""
-    digits = label.removeprefix("-")
-    return label.isascii() and digits.isdecimal() and len(digits) < 20 and str(int(label)) == label
+    """Whether it is the usual spelling of a whole number: `-1`, but not `01` or `1.0`."""
+    return whole_number(label) == label
 
 
 def _read_batches(file: Path, numbers: Iterable[int] | None = None) -> Iterator[pa.RecordBatch]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Value types by their names in messages. The first value of a column decides the column's type.
 VALUE_TYPES: dict[str, tuple[type, ...]] = {"truth": (bool,), "number": (int, float), "text": (str,)}
-WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
+WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,19}(\.0*)?")
 MAX_INTEGER = 2**63
 MAX_KEYS = 1000
 BOOLEANS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
@@ -168,6 +168,7 @@ def _cast(number: int, name: str, value: Any, wanted: SourceColumns) -> Any:
         if not value.strip():
             return None
         is_valid = WHOLE_NUMBER.fullmatch(value) if to == "int64" else "_" not in value
+        value = value.partition(".")[0] if to == "int64" and is_valid else value
     else:
         is_valid = isinstance(value, bool | str | int | float)
         is_valid = is_valid and (to != "int64" or not isinstance(value, float) or value.is_integer())
@@ -193,6 +194,8 @@ def _check_type(number: int, name: str, value: Any, wanted: SourceColumns, types
     if form == "text":
         is_valid, expected = value_type == "text", "where a text belongs"
     elif form == "label":
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # in JSON, 1.0 and 1 are one number
         column_type = types_by_column.setdefault(name, value_type)
         is_label = (
             value_type in VALUE_TYPES

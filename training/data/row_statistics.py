@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 # Words that programs write for a missing value. In a file they are ordinary texts.
 MISSING_WORDS = ("na", "n/a", "nan", "null", "none", "<na>")
+_WHOLE_NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]{0,18})(\.0*)?")
 
 
 @dataclass
@@ -45,6 +47,8 @@ class SplitStatistics:
     only_number: dict[StoredColumn, float | None] = field(default_factory=dict)
     """For each column of numbers to predict: the number that all rows have; None if they differ."""
     characters: Spread = field(default_factory=Spread)
+    repeats_text: int = 0
+    """Rows whose label is one of their texts."""
     missing_words: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
     """By column and word: the number of texts that are this word, and the first such row, as messages name it."""
 
@@ -63,6 +67,9 @@ class SplitStatistics:
         for column in self.wanted.contents:
             if column.form == "text":
                 self._count_missing_words(block, column)
+                if self.wanted.labels and self.wanted.labels.form == "label":
+                    label = block.rows.column(self.wanted.labels.name)
+                    self.repeats_text += pc.sum(pc.equal(block.rows.column(column.name), label)).as_py() or 0
 
     def _count_labels(self, block: Block, column: pa.Array) -> None:
         labels = flat_values(column)
@@ -118,6 +125,7 @@ def joined(parts: Sequence[SplitStatistics], wanted: SourceColumns) -> SplitStat
         found.rows += part.rows
         found.filtered += part.filtered
         found.left_out += part.left_out
+        found.repeats_text += part.repeats_text
         found.labels.update(part.labels)
         found.labels_left_out.update(part.labels_left_out)
         found.corrected |= part.corrected
@@ -134,6 +142,11 @@ def joined(parts: Sequence[SplitStatistics], wanted: SourceColumns) -> SplitStat
     if all(part.named for part in parts):
         found.named = tuple(dict.fromkeys(name for part in parts for name in part.named))
     return found
+
+
+def whole_number(label: str) -> str | None:
+    """Returns `1` for a label such as `1`, `1.0` or `+1`; None for one that is no whole number, such as `01` or `x`."""
+    return str(int(label.partition(".")[0])) if _WHOLE_NUMBER.fullmatch(label) else None
 
 
 def has_unknown(labels: pa.Array, names: pa.Array) -> Mask:

@@ -173,7 +173,7 @@ def test_columns_are_renamed_and_cast(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"column 'stars' of .* is of type double"):
         load(data, CLASSIFICATION, files, tmp_path / "out")
     numbers = data.model_copy(update={"cast": {"stars": "int64"}})
-    with pytest.raises(UserError, match=r"holds no int64 in column 'stars': '1\.0' \(3 rows like this: 2, 3, 4\)"):
+    with pytest.raises(UserError, match=r"holds no int64 in column 'stars': '3\.5': "):
         load(numbers, CLASSIFICATION, files, tmp_path / "out")
 
 
@@ -201,3 +201,77 @@ def test_labels_that_differ_only_by_case_or_spaces_are_reported_with_their_count
         "'pos' (10 rows), 'Pos' (1 row), 'pos ' (1 row), ' p os' (1 row);" in problem.message
     )
     assert "similar_labels" not in warnings(tmp_path, {"train": rows, "validation": rows[:2]})
+
+
+@pytest.mark.parametrize(
+    ("other", "shown"),
+    [
+        ("cafe\N{COMBINING ACUTE ACCENT}", "with U+0301"),
+        ("ca\N{ZERO WIDTH SPACE}f\N{LATIN SMALL LETTER E WITH ACUTE}", "with U+200B U+00E9"),
+        ("ca\N{SOFT HYPHEN}f\N{LATIN SMALL LETTER E WITH ACUTE}", "with U+00AD U+00E9"),
+        ("\N{ZERO WIDTH NO-BREAK SPACE}caf\N{LATIN SMALL LETTER E WITH ACUTE}", "with U+FEFF U+00E9"),
+        ("\N{FULLWIDTH LATIN SMALL LETTER C}af\N{LATIN SMALL LETTER E WITH ACUTE}", "with U+FF43 U+00E9"),
+        ("c\N{CYRILLIC SMALL LETTER A}f\N{LATIN SMALL LETTER E WITH ACUTE}", "with U+0430 U+00E9"),
+    ],
+)
+def test_labels_that_look_alike_are_reported_with_their_code_points(tmp_path: Path, other: str, shown: str) -> None:
+    label = "caf\N{LATIN SMALL LETTER E WITH ACUTE}"
+    rows = [("one", label), ("two", "b"), ("three", label), ("four", other)]
+    problem = warnings(tmp_path, {"train": rows, "validation": rows}, checks={"shared_rows": "ignore"})[
+        "similar_labels"
+    ]
+    assert problem.where == "train.jsonl row 4"
+    assert f"{label!r} with U+00E9 (2 rows)" in problem.message and f"{other!r} {shown} (1 row)" in problem.message
+    with pytest.raises(UserError, match=rf"Write it as {label!r} with U\+00E9, not as "):
+        run(tmp_path, {"train": rows[:3], "validation": [("five", "b"), ("six", other)]})
+
+
+@pytest.mark.parametrize(("one", "other"), [("a-b", "a\N{EN DASH}b"), ("a b", "a\N{NO-BREAK SPACE}b"), ("01", "1")])
+def test_labels_with_other_dashes_spaces_or_spellings_of_a_number_are_reported(
+    tmp_path: Path, one: str, other: str
+) -> None:
+    rows = {"train": [("x", one), ("y", other), ("z", "c")], "validation": [("p", one), ("q", "c")]}
+    assert "similar_labels" in warnings(tmp_path, rows)
+
+
+def test_whole_numbers_with_a_decimal_point_are_the_labels_without_one(tmp_path: Path) -> None:
+    rows = {"train": [("a", "1"), ("b", "2.0"), ("c", "1.0"), ("a", "1.0")], "validation": [("d", "2.0"), ("e", "+1")]}
+    found = warnings(tmp_path, rows)
+    assert json.loads((tmp_path / "out" / "labels.json").read_text()) == ["1", "2"]
+    assert pa.ipc.open_file(tmp_path / "out" / "train.arrow").read_all()["label"].to_pylist() == [0, 1, 0, 0]
+    assert pa.ipc.open_file(tmp_path / "out" / "validation.arrow").read_all()["label"].to_pylist() == [1, 0]
+    assert found.keys() == {"float_labels", "duplicates"}
+    run(
+        tmp_path,
+        {"train": [("a", "0.0"), ("b", "1.0")], "validation": [("c", "1"), ("d", "0.0")]},
+        label_names=["n", "p"],
+    )
+    assert json.loads((tmp_path / "out" / "labels.json").read_text()) == ["n", "p"]
+    assert pa.ipc.open_file(tmp_path / "out" / "validation.arrow").read_all()["label"].to_pylist() == [1, 0]
+    run(tmp_path, {"train": [("a", 1), ("b", 2.0)], "validation": [("c", 2), ("d", 1.0)]})
+    assert json.loads((tmp_path / "out" / "labels.json").read_text()) == ["1", "2"]
+
+
+def test_numbers_with_a_point_stay_labels_of_their_own_where_not_all_are_whole(tmp_path: Path) -> None:
+    rows = {"train": [("a", "1.0"), ("b", "1.1"), ("c", "2.0")], "validation": [("d", "2.0"), ("e", "1.1")]}
+    assert "float_labels" not in warnings(tmp_path, rows, checks={"absent_label": "ignore"})
+    assert json.loads((tmp_path / "out" / "labels.json").read_text()) == ["1.0", "1.1", "2.0"]
+    run(
+        tmp_path,
+        {"train": [("a", "1.0"), ("b", "2.0")], "validation": [("d", "2.0"), ("e", "1.0")]},
+        label_names=["2.0", "1.0"],
+    )
+    assert pa.ipc.open_file(tmp_path / "out" / "train.arrow").read_all()["label"].to_pylist() == [1, 0]
+
+
+def test_a_label_of_its_own_in_every_row_is_no_label(tmp_path: Path) -> None:
+    ids = [(f"text {n}", f"id {n % 30}") for n in range(40)]
+    checks = {"absent_label": "ignore"}
+    with pytest.raises(UserError, match=r"column 'y' has 30 different values in 40 rows, so it holds no labels"):
+        run(tmp_path, {"train": ids, "validation": ids[:2]}, checks=checks | {"shared_rows": "ignore"})
+    copies = [(word := "spam" if n % 2 else "ham", word) for n in range(40)]
+    with pytest.raises(UserError, match=r"column 'y' has the text itself in 40 of 40 rows"):
+        run(tmp_path, {"train": copies, "validation": GOOD}, checks=checks | {"unknown_label": "warning"})
+    few = {"train": [(f"text {n}", f"id {n % 15}") for n in range(40)], "validation": ids[:2]}
+    assert "label_per_row" not in warnings(tmp_path, few, checks=checks | {"shared_rows": "ignore"})
+    assert "label_per_row" not in warnings(tmp_path, {"train": ids, "validation": ids[:2]}, limit=30, checks=checks)

@@ -222,8 +222,8 @@ def test_texts_become_whole_numbers_as_those_of_json_do(tmp_path: Path) -> None:
     spelt = ["7", "+5", "-05", "", "0x1F", "1_000", "٣", "5.0", "99999999999999999999"]
     content = stream(pa.table({"text": ["t"] * 9, "label": spelt}))
     made = read(tmp_path, "numbers.arrow", content, cast={"label": "int64"})
-    assert column(made, "label") == ["7", "5", "-5", None]
-    assert [row for row, _, _ in faults(made)] == [5, 6, 7, 8, 9]
+    assert column(made, "label") == ["7", "5", "-5", None, "5"]
+    assert [row for row, _, _ in faults(made)] == [5, 6, 7, 9]
     assert faults(made)[0][2] == "holds no int64 in column 'label': '0x1F'"
 
 
