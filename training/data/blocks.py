@@ -140,6 +140,13 @@ def find_column_problems(wanted: SourceColumns, there: Sequence[str], where: str
         message = f"{where} has a column {name!r}, which the recipe does not name: set this to "
         message += f"{name} or, if it is something else, data.rename to {{{name}: another_name}}."
         problems.append(Problem(kind="data", where=f"data.columns.{name}", message=message))
+    for name, instead in wanted.task_type.unread_columns.items():
+        if name in renamed and name not in wanted.by_source:
+            message = (
+                f"{where} has a column {name!r}, which would have no effect: {instead}; or, if it is something else, "
+            )
+            message += f"set data.rename to {{{name}: another_name}}."
+            problems.append(Problem(kind="data", where="data.columns", message=message))
     problems += _cast_to_nothing(data, renamed, where)
     return problems + wanted.other_problems(there, where)
 

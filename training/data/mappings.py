@@ -89,7 +89,8 @@ class _Keys:
 
     def __init__(self, wanted: SourceColumns) -> None:
         data = wanted.data
-        self._nameable = {*wanted.names, *data.rename, *data.rename.values(), *data.cast, *wanted.task_type.columns}
+        self._nameable = {*wanted.names, *data.rename, *data.rename.values(), *data.cast}
+        self._nameable |= {*wanted.task_type.columns, *wanted.task_type.unread_columns}
         self.seen: dict[str, None] = {}
 
     def add(self, rows: Iterable[Any]) -> bool:

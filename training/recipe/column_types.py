@@ -23,6 +23,13 @@ _MESSAGES = '[{"role": "user", "content": "Hi"}]'
 EXAMPLES = {"texts": '["EU", "rejects"]', "labels": '["B-ORG", "O"]', "value": _MESSAGES, "content": _MESSAGES}
 """Values of the nested forms, as a person writes them in JSON."""
 
+BESIDE_CONVERSATIONS = {
+    **dict.fromkeys(("system", "system_prompt"), "write its text as the first message, by 'system', or in the prompt"),
+    "history": "write its turns as messages before the question, or in the prompt",
+    **dict.fromkeys(("tools", "functions"), "describe the tools in a message by 'system', or in the prompt"),
+}
+"""Columns that belong to conversations in other tools: `unread_columns` of the task types that learn from them."""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -57,6 +64,9 @@ class RowSpecification:
 
     checks: ClassVar[Mapping[str, Level]] = {}
     """The task type's own checks of single rows, which `faults` makes, with their default levels in `data.checks`."""
+    unread_columns: ClassVar[Mapping[str, str]] = {}
+    """Columns that rows of this kind have in other tools and that the task type does not read, each with the way to
+    write its content. A source with such a column is refused unless the recipe renames it."""
     generates_text: ClassVar[bool] = False
     """Whether its models generate text. A tokenizer that is made from scratch then keeps case and accents."""
 

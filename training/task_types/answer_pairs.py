@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from training.recipe.column_types import BESIDE_CONVERSATIONS
 from training.recipe.tables.metrics import PAIRS, metrics_for
 from training.task_types.task_type import Column, TaskType
 
@@ -32,6 +33,7 @@ class AnswerPairs(TaskType):
         "rejected": Column("content", target=True),
     }
     checks: ClassVar = {"pairs": "error", "equal_answers": "warning"}
+    unread_columns: ClassVar = BESIDE_CONVERSATIONS
     prediction_type: ClassVar = PAIRS
     metrics: ClassVar[Sequence[str]] = metrics_for(PAIRS)
 

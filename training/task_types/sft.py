@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from training.problems import Problem, UserError
+from training.recipe.column_types import BESIDE_CONVERSATIONS
 from training.task_types.causal_lm import CausalLM
 from training.task_types.task_type import Column
 
@@ -77,6 +78,7 @@ class SupervisedFineTuning(CausalLM):
         "output": Column("text", target=True),
     }
     checks: ClassVar = {"messages": "error"}
+    unread_columns: ClassVar = BESIDE_CONVERSATIONS
 
     def column_sets(self) -> Sequence[Mapping[str, Column]]:
         sets = (("messages",), ("prompt", "completion"), ("instruction", "input", "output"))

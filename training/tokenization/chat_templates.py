@@ -16,6 +16,8 @@ from typing import Any
 from training.problems import Problem, UserError
 
 ROLES = ("system", "user", "assistant")
+CALLS = ("tool_calls", "function_call")
+"""Names under which a message has calls of functions, beside its content or instead of it."""
 FIELD = "model.chat_template"
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -38,7 +40,9 @@ class ChatTemplate:
 
     def render_prompt(self, messages: Messages) -> str:
         """The messages, followed by the start of an answer."""
-        return self._render(messages, add_generation_prompt=True)[0]
+        text, _ = self._render(messages, add_generation_prompt=True)
+        self._require_all(messages, text, add_generation_prompt=True)
+        return text
 
     def render_answers(self, messages: Messages) -> tuple[str, Spans]:
         """The messages, and the spans of the assistant's answers: those that `{% generation %}` marks, or else the text
@@ -58,6 +62,7 @@ class ChatTemplate:
         if not "".join(text[start:stop] for start, stop in spans).strip():
             marks = " between {% generation %} and {% endgeneration %}" if is_marked else ""
             raise _error(f"writes no answer{marks} in {_first_words(messages)}: change it.")
+        self._require_all(messages, text)
         return text, spans
 
     def render_last_answer(self, messages: Messages) -> tuple[str, tuple[int, int]]:
@@ -70,10 +75,27 @@ class ChatTemplate:
             span = spans[-1] if spans else (0, 0)
         if not text[slice(*span)].strip():
             raise _error(f"writes no answer in {_first_words(messages)}: change it.")
+        self._require_all(messages, text)
         return text, span
 
+    def _require_all(self, messages: Messages, text: str, **options: bool) -> None:
+        """Raises UserError if the text of the messages is the same without one of their contents or calls: a template
+        may ignore a role, or know no calls. Contents that it writes in another way are no such case."""
+        for place, message in enumerate(messages):
+            others = {}
+            content = message["content"].strip()
+            if content and content not in text:
+                others["content"] = {**message, "content": f"{message['content']} ."}
+            others |= {name: {**message, name: None} for name in CALLS if message.get(name)}
+            for name, other in others.items():
+                if self._render([*messages[:place], other, *messages[place + 1 :]], **options)[0] == text:
+                    raise _error(
+                        f"does not write the {name} of message {place + 1}, by {message['role']!r}, of "
+                        f"{_first_words(messages)}: it would have no effect. Change the template, or the rows."
+                    )
+
     def _find_answer(self, messages: Messages, place: int, text: str) -> tuple[int, int]:
-        before = self.render_prompt(messages[:place])
+        before = self._render(messages[:place], add_generation_prompt=True)[0]
         after = self._render(messages[: place + 1])[0]
         if not (after.startswith(before) and text.startswith(after)):
             raise _error(

@@ -21,9 +21,13 @@ from training.evaluation.plots import draw_rows
 from training.problems import Problem, UserError
 from training.recipe import Data
 from training.recipe.column_types import RowSpecification
+from training.task_types.kto import Kto
 from training.task_types.multi_label_classification import MultiLabelClassification
+from training.task_types.preference import Preference
 from training.task_types.regression import Regression
+from training.task_types.reward_modeling import RewardModeling
 from training.task_types.seq2seq import Seq2Seq
+from training.task_types.sft import SupervisedFineTuning
 
 Row = dict[str, Any]
 TAGS: list[Row] = [
@@ -255,6 +259,26 @@ def test_the_recipes_columns_choose_among_the_kinds_sets_and_blank_ones_may_be_e
         UserError, match=r"data\.columns\.input: .* has a column 'input', which the recipe does not name"
     ):
         run(Chat(), str(tmp_path / "c.jsonl"), tmp_path, columns={"instruction": "q"})
+
+
+def test_a_column_that_has_an_effect_elsewhere_and_none_here_is_refused_unless_it_is_renamed(tmp_path: Path) -> None:
+    message = "data.columns: .* has a column 'system', which would have no effect: write its text as the first message"
+    rows = [{"system": "Be brief.", "q": "Add", "output": "3"}, {"system": "", "q": "Hi", "output": "Hello"}]
+    asked = [{"system": "", "prompt": [{"role": "user", "content": q}], "chosen": "a", "rejected": "b"} for q in "cd"]
+    for task, given, columns in (
+        (SupervisedFineTuning(), rows, {"instruction": "q"}),
+        (Preference(), asked, {}),
+        (RewardModeling(), asked, {}),
+        (Kto(), [{**row, "completion": "a", "label": True} for row in asked], {}),
+    ):
+        label = {"label": "label"} if "label" in task.columns else {}
+        with pytest.raises(UserError, match=message):
+            run(task, json_lines(tmp_path / "c.jsonl", given), tmp_path, columns=columns, **label)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "c.parquet")
+    with pytest.raises(UserError, match=message):
+        run(SupervisedFineTuning(), str(tmp_path / "c.parquet"), tmp_path, "parquet", columns={"instruction": "q"})
+    file = json_lines(tmp_path / "c.jsonl", rows)
+    run(SupervisedFineTuning(), file, tmp_path, rename={"system": "source"}, columns={"instruction": "q"})
 
 
 INSTRUCTIONS: list[Row] = [{"q": f"Add {n}", "output": str(n)} for n in range(10)]

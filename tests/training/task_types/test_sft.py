@@ -177,7 +177,36 @@ def test_an_error_of_a_template_is_reported_with_the_conversation(template: str,
 
 def test_a_template_that_uses_the_date_gets_a_fixed_one(tmp_path: Path) -> None:
     dated = "{% if strftime_now is defined %}{{ strftime_now('%d') }}{% else %}26 Jul 2024{% endif %}"
-    assert ChatTemplate(dated, {}).render_prompt([USER]) == "26 Jul 2024"
+    assert ChatTemplate(dated + ": {{ messages[0].content }}", {}).render_prompt([USER]) == "26 Jul 2024: b c"
+
+
+IGNORES = CHATML.replace("{% for m in messages %}", "{% for m in messages if m.role != 'system' %}")
+SYSTEM = {"role": "system", "content": "h"}
+CALL = {"tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]}
+
+
+@pytest.mark.parametrize("template", [IGNORES, MARKED.replace("messages %}", "messages if m.role != 'system' %}")])
+def test_a_template_that_does_not_write_a_message_or_its_calls_is_refused(template: str) -> None:
+    chat_template = ChatTemplate(template, {})
+    for render in (chat_template.render_answers, chat_template.render_last_answer, chat_template.render_prompt):
+        with pytest.raises(
+            UserError, match="does not write the content of message 1, by 'system', of the conversation"
+        ):
+            render([SYSTEM, USER, BOT])
+        with pytest.raises(UserError, match="does not write the tool_calls of message 2, by 'assistant'"):
+            render([USER, BOT | CALL])
+        render([SYSTEM | {"content": " "}, USER, BOT | {"tool_calls": []}])
+
+
+@pytest.mark.parametrize(
+    "content", ["m.content | upper", "m.content | tojson", "m.content.split('</think>')[-1]", "m.content | trim"]
+)
+def test_a_template_may_write_contents_in_another_way_or_only_a_part_of_them(content: str) -> None:
+    said = {"role": "assistant", "content": "<think>\nno</think>yes é "}
+    chat_template = ChatTemplate(CHATML.replace("{{ m.content }}", f"{{{{ {content} }}}}"), {})
+    chat_template.render_answers([SYSTEM, USER, said])
+    with_calls = CHATML.replace("{{ m.content }}", "{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls }}{% endif %}")
+    assert "'name': 'f'" in ChatTemplate(with_calls, {}).render_answers([USER, said | CALL])[0]
 
 
 def test_a_conversation_is_written_without_torch() -> None:
