@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
@@ -164,6 +164,21 @@ class SupervisedFineTuning(CausalLM):
         if split == "train" and not targets:
             message = f"{max_length} cuts off all answers of train: raise it."
             raise UserError([Problem(kind="tokens", where="tokens.max_length", message=message)])
+
+    def tokenizer_problems(self, encoder: Encoder, columns: Collection[str]) -> Iterator[Problem]:
+        """A chat template that ends answers with a text at which generation does not stop."""
+        from training.tokenization.chat_templates import FIELD, ChatTemplate
+
+        if encoder.chat is None or "prompt" in columns:
+            return
+        end = ChatTemplate(*encoder.chat).find_end()
+        ids = encoder.encode_located([end], special=False).ids.tolist() if end else []
+        if encoder.eos not in ids and encoder.added_tokens.isdisjoint(ids[:1]):
+            ends = f"with {end!r}, which is no special token of the tokenizer" if end else "without an end token"
+            eos = "{{ eos_token }}" if encoder.eos is not None else "a special token of the tokenizer"
+            message = f"ends answers {ends}: the model will write on after its answers, up to options.max_new_tokens. "
+            message += f"End answers with {eos}, or take a base model whose tokenizer has the template's tokens."
+            yield Problem(kind="model", where=FIELD, message=message, level="warning")
 
     def set_end_tokens(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Also adds the chat template's end token of answers, which may differ from the tokenizer's eos."""

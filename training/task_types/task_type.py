@@ -14,7 +14,7 @@ checked against them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from training.recipe.column_types import Column
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from training.batching.batches import Batch, PadToLongest, TokenRows
     from training.evaluation.constant_predictions import Baseline
     from training.evaluation.predictions import Predictions
+    from training.problems import Problem
     from training.recipe import Training
     from training.recipe.column_types import Mask
     from training.tokenization.encoder import Encoder
@@ -167,6 +168,10 @@ class OptionalHooks:
         row holds several rows (packing): such a split can only be trained on.
         """
         return features
+
+    def tokenizer_problems(self, encoder: Encoder, columns: Collection[str]) -> Iterable[Problem]:
+        """Problems of a tokenizer, or of its chat template, for rows with these columns. Warnings are reported."""
+        return ()
 
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Prepares a loaded model for training, such as config fields that depend on the tokenizer. Raises UserError if

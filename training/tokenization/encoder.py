@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,6 +46,11 @@ class Encoder(ABC):
     """The tokenizer's eos token, if it has one."""
     chat: Chat | None
     """The chat template, if the tokenizer has one."""
+
+    @property
+    @abstractmethod
+    def added_tokens(self) -> Set[int]:
+        """The tokens that are found in a text before it is split, such as special tokens."""
 
     @abstractmethod
     def special_tokens(self, pairs: bool) -> int:
@@ -116,6 +121,10 @@ class FastEncoder(Encoder):
             yield
         finally:
             self._truncate()
+
+    @property
+    def added_tokens(self) -> Set[int]:
+        return self.tokenizer.get_added_tokens_decoder().keys()
 
     def special_tokens(self, pairs: bool) -> int:
         return self.tokenizer.num_special_tokens_to_add(pairs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
@@ -39,6 +39,8 @@ class Featurizer(Protocol):
         self, split: str, max_length: int, features: Iterator[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]: ...
 
+    def tokenizer_problems(self, encoder: Encoder, columns: Collection[str]) -> Iterable[Problem]: ...
+
 
 def tokenize(
     task_type: Featurizer,
@@ -73,11 +75,13 @@ def write_tokens(
     out.mkdir(parents=True, exist_ok=True)
     files = [path for split in splits if (path := data / f"{split}.arrow").is_file()]
     total, done = sum(map(_count_rows, files)), 0
+    columns: dict[str, None] = {}
     by_split: dict[str, TokenStatistics] = {}
     for path in files:
         statistics = by_split[path.stem] = TokenStatistics()
         # Not mapped: mapped pages count as memory of this process and grow with the rows.
         with user_code_errors(task_type), ipc_reader(path, mapped=False) as reader:
+            columns |= dict.fromkeys(reader.schema.names)
             _require_room(encoder, "text_pair" in reader.schema.names)
             batches = map(reader.get_batch, range(reader.num_record_batches))
             features = (_tokens(task_type, encoder, batch, statistics) for batch in batches)
@@ -92,6 +96,7 @@ def write_tokens(
     problems += joined_problems(by_split)
     if any(problem.level == "error" for problem in problems):
         raise UserError(problems)
+    problems += task_type.tokenizer_problems(encoder, columns)
     write_report(out / "log" / "report.json", by_split, problems)
     names = ("rows", "tokens", "truncated", "lost")
     return {name: sum(getattr(statistics, name) for statistics in by_split.values()) for name in names}

@@ -3,6 +3,7 @@ tokenizer than tokenizer.json holds."""
 
 from __future__ import annotations
 
+from collections.abc import Set
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,6 +81,10 @@ class PythonEncoder(Encoder):
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         self.max_length, self.eos, self.chat = max_length, tokenizer.eos_token_id, chat_of(tokenizer)
         self._tokenizer = tokenizer
+
+    @property
+    def added_tokens(self) -> Set[int]:
+        return self._tokenizer.added_tokens_decoder.keys()
 
     def special_tokens(self, pairs: bool) -> int:
         return int(self._tokenizer.num_special_tokens_to_add(pair=pairs))

@@ -24,6 +24,7 @@ from tests.training.data.test_forms import problems_of
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
 from tests.training.vocabularies import CHAT, ROBERTA, chat, roberta, save_repository
 from training.batching.batches import IGNORED, TokenRows
+from training.data.arrow_files import ipc_writer
 from training.data.prediction_rows import RowReader, digest_inputs
 from training.engine.serving import Predictor
 from training.jobs.protocol import Events, Job
@@ -196,6 +197,32 @@ def test_a_template_that_does_not_write_a_message_or_its_calls_is_refused(templa
         with pytest.raises(UserError, match="does not write the tool_calls of message 2, by 'assistant'"):
             render([USER, BOT | CALL])
         render([SYSTEM | {"content": " "}, USER, BOT | {"tool_calls": []}])
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("<|im_end|>", None),
+        ("\n{{ eos_token }}", None),
+        ("<|eot|>\n", "ends answers with '<|eot|>\\n', which is no special token of the tokenizer"),
+        ("", "ends answers without an end token"),
+    ],
+)
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_template_whose_answers_end_with_no_token_that_ends_them_is_reported(
+    end: str, words: str | None, marked: bool, tmp_path: Path
+) -> None:
+    template = (MARKED if marked else CHATML).replace("<|im_end|>", end)
+    tokenizer = save_repository(tmp_path / "it", "llama", chat(), {**CHAT, "chat_template": template})
+    spoken = {"messages": [json.dumps([USER, BOT])]}
+    for name, rows in {"talks": spoken, "texts": {"prompt": ["b"], "completion": ["c"]}}.items():
+        (tmp_path / name).mkdir()
+        with ipc_writer(tmp_path / name / "train.arrow", pa.record_batch(rows).schema) as writer:
+            writer.write(pa.record_batch(rows))
+        token_files.tokenize(KIND, tmp_path / name, tokenizer, tmp_path / name / "tokens", 64)
+        problems = json.loads((tmp_path / name / "tokens/log/report.json").read_text())["problems"]
+        found = [problem["message"] for problem in problems if problem["where"] == "model.chat_template"]
+        assert len(found) == (words is not None and name == "talks") and all(words in message for message in found)
 
 
 @pytest.mark.parametrize(
