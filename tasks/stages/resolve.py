@@ -29,7 +29,7 @@ from training.evaluation.hub_metrics import PREFIX, fetch
 from training.jobs.protocol import write_atomically
 from training.models.repository_files import CHAT_TEMPLATE, part_of, require_files, require_model_folder
 from training.problems import Problem, UserError
-from training.recipe import Compute, Recipe
+from training.recipe import Compute, Data, Recipe
 from training.recipe.lora import Lora, packages_of
 from training.recipe.rules.release_rules import absent_splits
 from training.recipe.tables.exports import INSTALL, missing_packages
@@ -255,7 +255,8 @@ def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict
             elif one.source == "python":
                 pinned[index] = PinnedRows(fingerprint=fingerprint(load_object(one.path)))
             else:
-                files[index] = find_split_files(one)
+                files[index], unread = find_split_files(one)
+                found["notes"] += _name_unread(one, unread)
         except UserError as error:
             problems += data.locate(error.problems, index)
     if problems:
@@ -272,6 +273,13 @@ def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict
         return {"data_sets": {name: pinned[index] for index, name in enumerate(data.set_names)}}
     (only,) = pinned.values()
     return {"data_hub": only.hub, "data_files": only.files, "data_fingerprint": only.fingerprint}
+
+
+def _name_unread(data: Data, unread: Sequence[SourceFile]) -> Iterator[str]:
+    if unread:
+        some = ", ".join(file.name for file in unread[:3]) + (", …" if len(unread) > 3 else "")
+        count = "1 file is" if len(unread) == 1 else f"{len(unread):,} files are"
+        yield f"{data.path}: {count} in no split and not read ({some}): name files of other names in data.splits"
 
 
 def _size(file: SourceFile) -> int | None:

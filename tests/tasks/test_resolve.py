@@ -104,6 +104,17 @@ def test_files_are_pinned_by_their_content(home: Path, rows: dict[str, Any]) -> 
     assert lock.mixed_precision in ("no", "bf16", "fp16") and lock.num_processes == 1
 
 
+def test_files_of_a_folder_that_are_in_no_split_are_named(home: Path, rows: dict[str, Any]) -> None:
+    for name in ("may.csv", "june.csv"):
+        Path(rows["path"], name).write_text("text,label\nd,x\n")
+    found = f"{rows['path']}: 2 files are in no split and not read (june.csv, may.csv): name files of other names in "
+    assert run(recipe_of(rows))[1] == [f"{found}data.splits"]
+    assert run(recipe_of({**rows, "splits": {"train": "may"}}), "flow-2")[1] == []
+    Path(rows["path"], "train.csv").unlink()
+    Path(rows["path"], "dev.csv").unlink()
+    assert run(recipe_of(rows), "flow-3")[1] == []
+
+
 def load_key(recipe: Recipe, lock: Lock) -> str:
     return load_data.key(load_data.flat_inputs(recipe, lock)[0])
 

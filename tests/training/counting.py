@@ -1,8 +1,8 @@
 """An assistant that counts: a GPT-2 whose weights say which word follows which, so that every answer is known.
 
 The last word of the prompt decides: after `three` comes `four five … nine`, after `on` comes `on` for ever. The chat
-template writes the messages one after another, and behind them a word of its own: the system's message again, or after
-the question `count` the number of messages.
+template writes the questions and answers one after another, behind them the system's message, and after the question
+`count` the number of messages.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ FOLLOWS = dict(zip(NUMBERS, [*NUMBERS[1:], "<end>"], strict=True)) | {"on": "on"
 POSITIONS = 4096
 TEMPLATE = """\
 {%- set numbers = "one two three four five six seven eight nine".split() -%}
-{%- for message in messages -%}{{ message.content }} {% endfor -%}
-{%- if messages[-1].content == "count" -%}{{ numbers[messages | length - 1] }}
-{%- elif messages[0].role == "system" -%}{{ messages[0].content }}
-{%- endif -%}"""
+{%- for message in messages if message.role != "system" -%}{{ message.content }} {% endfor -%}
+{%- if messages[0].role == "system" -%}{{ messages[0].content }} {% endif -%}
+{%- if messages[-1].content == "count" -%}{{ numbers[messages | length - 1] }}{%- endif -%}"""
 
 
 def write_assistant(folder: Path, template: str | None = TEMPLATE) -> Path:

@@ -42,8 +42,9 @@ def split_names(data: Data, evaluated: Collection[str] = ()) -> dict[str, str]:
     return {split: name for split, name in data.splits.items() if isinstance(name, str)}
 
 
-def find_split_files(data: Data) -> dict[str, list[SourceFile]]:
-    """Returns the files of each split, sorted by name; validation and test only if there are files for them.
+def find_split_files(data: Data) -> tuple[dict[str, list[SourceFile]], list[SourceFile]]:
+    """Returns the files of each split, sorted by name, validation and test only if there are files for them; and the
+    files of a folder or glob that are in no split, unless `data.splits` names those that are.
 
     `data.path` is a folder, a file or a glob, here or at a URL. `data.splits` names each split's files: names with or
     without suffix, or globs, relative to that folder, or other paths and URLs. Without it, a single file is train, and
@@ -62,7 +63,8 @@ def find_split_files(data: Data) -> dict[str, list[SourceFile]]:
         found = {"train": search.there} if search.is_one_file(data.path) else search.by_name()
     if search.problems:
         raise UserError(search.problems)
-    return found
+    taken = {file for files in found.values() for file in files}
+    return found, [file for file in search.there if data.splits is None and file not in taken]
 
 
 class _Search:

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -86,7 +87,8 @@ def load_for_training(
 ) -> PreTrainedModel:
     """The folder's model with a head for these labels, in float32 on the CPU.
 
-    Weights that the folder lacks, or has for another number of labels, are initialized with `seed`. With `lora` the
+    Weights that the folder lacks, or has for another number of labels, are initialized with `seed`. A head for the same
+    labels in another order is put into the order of `labels`. With `lora` the
     model has adapters; with 4 bits it is on a GPU and computes in `precision`. The task type prepares the model within
     `preparing`.
     """
@@ -95,6 +97,7 @@ def load_for_training(
     model, new_weights = load()
     if lora and lora.quantization:
         model = adapters.quantize(model, new_weights, load, lora, DTYPES[precision])
+    _reorder_head(model, task_type, folder, labels)
     # The model may have settings of an earlier training with other labels.
     model.config.update(task_type.calibrate(task_type.empty_predictions(labels)))
     if model.config.pad_token_id is None:
@@ -105,6 +108,25 @@ def load_for_training(
     if lora:
         adapters.add(model, lora, new_weights, task_type.auto_class, seed)
     return model
+
+
+def _reorder_head(model: PreTrainedModel, task_type: TaskModel, folder: Path, labels: Sequence[str]) -> None:
+    """Moves the outputs of a folder's model that has the same labels in another order, as models of MNLI have."""
+    named = AutoConfig.from_pretrained(folder, **_SAFE).id2label or {}
+    places = {name.casefold(): place for place, name in sorted(named.items())}
+    wanted = [label.casefold() for label in labels]
+    if [*places] == wanted or len(places) != len(named) or sorted(places) != sorted(wanted):
+        return
+    # The weights whose size depends on the number of labels are those of the outputs.
+    config = deepcopy(model.config)
+    config.update(task_type.config_fields([*labels, ""]))
+    with torch.device("meta"):
+        larger = dict(type(model)(config).named_parameters())
+    order = [places[label] for label in wanted]
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.shape[0] != larger[name].shape[0]:
+                weight.copy_(weight[order].clone())
 
 
 def load_trained(task_type: TaskModel, folder: Path) -> PreTrainedModel:

@@ -106,13 +106,14 @@ class TokenClassification(TaskType):
         and `targets`, the number of words with a token."""
         import pyarrow as pa
 
-        from training.data.lists import lists_like
+        from training.data.lists import flat_values, lists_like
         from training.tokenization.features import Features, list_column
 
         words = rows.column("text").to_pylist()
         encoded = encoder.encode_words(words)
         counts = np.fromiter(map(len, words), np.int64, len(words))
         first, rows_of_words = _first_tokens(encoded, counts), np.repeat(np.arange(len(words)), counts)
+        wordless = (first < 0) & (encoded.lost[rows_of_words] == 0)
         columns = {
             "input_ids": list_column(encoded.ids, encoded.lengths),
             "length": encoded.lengths,
@@ -121,7 +122,9 @@ class TokenClassification(TaskType):
         }
         if "label" in rows.schema.names:
             columns["label"] = rows.column("label")
-        return Features(pa.RecordBatch.from_pydict(columns), encoded.lost)
+        flat = flat_values(rows.column("text"))
+        dropped = flat.take(pa.array(np.flatnonzero(wordless))).to_pylist()
+        return Features(pa.RecordBatch.from_pydict(columns), encoded.lost, wordless=dropped)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadTags:
         from training.batching.batches import PadTags

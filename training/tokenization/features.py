@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,9 @@ class Features:
     """(N,) the tokens of each row's longest text before truncation, if a row has several texts of up to max_length."""
     joined: int = 0
     """The rows with a token that holds the end of a prompt and the beginning of its answer."""
+
+    wordless: Sequence[str] = ()
+    """The words without a token in rows that are not truncated."""
 
     def numbered(self, before: int) -> pa.RecordBatch:
         """`rows` with the column `row` raised by `before`, the number of rows of the data in earlier blocks."""

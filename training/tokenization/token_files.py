@@ -93,7 +93,7 @@ def write_tokens(
                     progress(done + statistics.rows, total)
         done += statistics.rows
     problems = [] if level == "ignore" else list(truncation_problems(by_split, encoder.max_length, level))
-    problems += joined_problems(by_split)
+    problems += [*joined_problems(by_split), *wordless_problems(by_split)]
     if any(problem.level == "error" for problem in problems):
         raise UserError(problems)
     problems += task_type.tokenizer_problems(encoder, columns)
@@ -149,7 +149,13 @@ class TokenStatistics:
     joined: int = 0
     """Rows with a token that holds the end of a prompt and the beginning of its answer."""
 
+    wordless: int = 0
+    """Words without a token that are not truncated."""
+    first_wordless: str = ""
+
     def add(self, features: Features, rows: int) -> None:
+        self.wordless += len(features.wordless)
+        self.first_wordless = self.first_wordless or next(iter(features.wordless), "")
         self._count(features.rows.column("length").to_numpy(), features.lost, rows, features.longest)
         self.joined += features.joined
         if "targets" in features.rows.schema.names:
@@ -212,6 +218,18 @@ def joined_problems(by_split: Mapping[str, TokenStatistics]) -> Iterator[Problem
                 f"in {found.joined:,} of {found.rows:,} rows, one token holds the end of the prompt and the start of "
                 "the answer. It is trained on, but a prompt that is predicted has other tokens. End prompts (or those "
                 "of the chat template) at the end of a word or line, and begin answers with the space: ' Paris'."
+            )
+            yield Problem(kind="tokens", where=split, message=message, level="warning")
+
+
+def wordless_problems(by_split: Mapping[str, TokenStatistics]) -> Iterator[Problem]:
+    """A problem for each split with words that the tokenizer drops, such as invisible characters."""
+    for split, found in by_split.items():
+        if found.wordless:
+            words = "1 word has" if found.wordless == 1 else f"{found.wordless:,} words have"
+            message = (
+                f"{words} no token, such as {found.first_wordless!a}: their tags are not learned, and they count as "
+                "O in metrics. Remove such words, and begin spans at the word after them."
             )
             yield Problem(kind="tokens", where=split, message=message, level="warning")
 

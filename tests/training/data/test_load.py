@@ -35,7 +35,7 @@ ROWS: dict[str, list[tuple[str, str]]] = {
 
 def find_files(data: Data) -> dict[str, list[str]]:
     """The files of each split."""
-    return {split: [found.file for found in files] for split, files in find_split_files(data).items()}
+    return {split: [found.file for found in files] for split, files in find_split_files(data)[0].items()}
 
 
 def write_csv(folder: Path, rows: dict[str, list[tuple[str, str]]] = ROWS) -> Path:

@@ -19,7 +19,7 @@ from training.recipe import Data
 
 def find_files(data: Data) -> dict[str, list[str]]:
     """The files of each split."""
-    return {split: [found.file for found in files] for split, files in find_split_files(data).items()}
+    return {split: [found.file for found in files] for split, files in find_split_files(data)[0].items()}
 
 
 def data(path: Path | str, source: str = "csv", splits: dict[str, Any] | None = None) -> Data:
@@ -45,6 +45,8 @@ def test_the_files_of_a_folder_are_known_by_their_names(tmp_path: Path, name: st
         "validation": [f"{name}.csv"],
         "test": ["test.csv"],
     }
+    assert [file.name for file in find_split_files(data(tmp_path))[1]] == ["readme.csv"]
+    assert find_split_files(data(tmp_path, splits={"train": "train"}))[1] == []
 
 
 def test_validation_and_test_may_be_missing(tmp_path: Path) -> None:

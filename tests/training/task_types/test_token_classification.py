@@ -143,6 +143,18 @@ def test_words_that_are_cut_have_no_token_and_what_is_cut_is_counted(tmp_path: P
     assert report["truncated"] == {"train": 1} and report["lost"] == {"train": 3}
 
 
+def test_words_that_the_tokenizer_drops_are_reported_by_split_and_those_that_are_cut_are_not(
+    tmp_path: Path, pieces: Path
+) -> None:
+    for most, dropped in ((64, "2 words have"), (4, "1 word has")):
+        out = tmp_path / f"out-{most}"
+        tokenized(save_rows(tmp_path / "data"), pieces, out, most)
+        problems = json.loads((out / "log/report.json").read_text())["problems"]
+        (found,) = [problem for problem in problems if problem["check"] != "truncated"]
+        assert found["where"] == "train" and found["level"] == "warning"
+        assert found["message"].startswith(f"{dropped} no token, such as '\\u200b': their tags are not learned")
+
+
 SENTENCES = [["The", "quick", "café", "naïve", "U.N.", "[SEP]", "日本"], ["dogs"], [" fox", "a b", "x" * 30, "\u200b"]]
 
 
