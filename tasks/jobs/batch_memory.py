@@ -32,23 +32,29 @@ class BatchDivision:
         config = sha256(model / "config.json")
         self._work = {"rows": rows, "config": config, "hardware": memory(), **other}
         self.file = settings.home() / "memory" / f"{digest_of(self._work)[:40]}.json"
-        self.divisor = 1
+        self.divisor = self.lasting = 1
+        """The division now, and the one that the next work of this kind begins with."""
         with contextlib.suppress(OSError, ValueError, KeyError):  # the first work of this kind, or a damaged file
-            self.divisor = int(json.loads(self.file.read_bytes())["division"])
+            self.divisor = self.lasting = int(json.loads(self.file.read_bytes())["division"])
 
     @property
     def rows(self) -> int:
         """Rows of the largest batch after the division."""
         return -(-self._rows // self.divisor)
 
-    def halve(self) -> bool:
-        """Halves the batches; returns False if they are single rows already."""
+    def halve(self, lasting: bool = True) -> bool:
+        """Halves the batches, and if `lasting` also those of the next work of this kind. Returns False if they are
+        single rows already."""
         if self.rows == 1:
             return False
         self.divisor *= 2
+        if lasting:
+            self.lasting = self.divisor
         return True
 
     def save(self) -> None:
-        """Makes the next work of this kind begin with this division."""
+        """Makes the next work of this kind begin with the lasting division."""
+        if self.lasting == 1:
+            return
         self.file.parent.mkdir(mode=0o700, exist_ok=True)
-        write_atomically(self.file, json.dumps({**self._work, "division": self.divisor}, indent=1).encode())
+        write_atomically(self.file, json.dumps({**self._work, "division": self.lasting}, indent=1).encode())

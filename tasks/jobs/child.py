@@ -60,7 +60,8 @@ def run_child(
             # A resumed job keeps its division, whatever other work of this kind has found since.
             batches.divisor = int(Job.read(job).settings["micro_batch_divisor"])
         if batches.divisor > 1:
-            note = f"{batches.rows} rows at a time: more did not fit into memory before (to try: rm {batches.file})"
+            note = f"{batches.rows} rows at a time: more did not fit into memory before"
+            note += f" (to try: rm {batches.file})" if batches.lasting > 1 else ""
             work.on_events([{"kind": "note", "message": note}])
     values = settings.model_dump(mode="json") if isinstance(settings, Settings) else dict(settings)
     places = {name: str(path) for name, path in inputs.items()}
@@ -77,7 +78,7 @@ def run_child(
         tries -= failure.kind in RETRIED
         work.on_events([prepare_next_try(outcome, failure, tries, batches)])
         work.state = "resumed"
-    if batches and batches.divisor > 1:
+    if batches:
         batches.save()
     _link_output(job, work.out)
     return dict(outcome.figures)
@@ -89,7 +90,7 @@ def prepare_next_try(outcome: Outcome, failure: Failure, tries: int, batches: Ba
     `tries` is how often the program may still be started again. Raises UserError or launch.JobFailed if another try
     would not help.
     """
-    if failure.kind == "out_of_memory" and batches is not None and batches.halve():
+    if failure.kind == "out_of_memory" and batches is not None and batches.halve(lasting=failure.proven):
         next_step = f"Continuing with at most {batches.rows} rows at a time."
     elif failure.kind in RETRIED and tries > 0:
         next_step = "Trying again."

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from tasks.cache.settings import ACCESS_TOKENS, ENVIRONMENT, WITHOUT_TERMINAL
+from training.jobs.resources import cores
 from training.jobs.search_path import VARIABLE, python_path, search_path
 
 PASS_ENV = "FINETUNE_PASS_ENV"
@@ -121,8 +122,3 @@ def added_environment(added: Mapping[str, str]) -> dict[str, str]:
     env |= {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
     env |= {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
     return {**env, **added}
-
-
-def cores() -> int:
-    """The number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.cache.refs import Lock
-from tasks.jobs.child_environment import added_environment, cores
+from tasks.jobs.child_environment import added_environment
 from tasks.jobs.hardware import visible_gpus
 from training.jobs.protocol import write_atomically
+from training.jobs.resources import cores
 from training.jobs.warm import LAUNCHER
 from training.recipe.tables.strategies import STRATEGIES
 

@@ -105,17 +105,6 @@ def _handle(nvml: Any, name: str) -> Any:
     return nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
 
 
-def killed_for_memory() -> int:
-    """The number of processes that Linux has killed because memory ran out, in this process's control group (such as a
-    container), or else on the whole machine; 0 if unknown."""
-    with contextlib.suppress(OSError):
-        group = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2]
-        own = Path(f"/sys/fs/cgroup{group}/memory.events")
-        counters = (own if own.is_file() else Path("/proc/vmstat")).read_text()
-        return next((int(line.split()[1]) for line in counters.splitlines() if line.startswith("oom_kill ")), 0)
-    return 0
-
-
 def cpu_flags() -> set[str]:
     """The processor's feature flags; empty if /proc/cpuinfo has none."""
     with contextlib.suppress(OSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 
 from tasks.cache.locks import raise_if_cancelled
 from tasks.jobs.engines import Engine, local
-from tasks.jobs.hardware import killed_for_memory
 from tasks.jobs.supervisors import STOP_GRACE_S
 from training.jobs.protocol import (
     EVENTS,
@@ -22,9 +22,12 @@ from training.jobs.protocol import (
     read_events,
     read_outcome,
 )
+from training.jobs.resources import Kills, killed_for_memory
 from training.problems import UserError, full_disk
 
 STALLED_GRACE_S = 5.0
+KILLED_WITHIN_S = 60.0
+"""A process that Linux killed for want of memory longer before the end of a job is not the cause of this end."""
 LOG_LINES = 20
 """The end of the log that a failure's message shows."""
 
@@ -112,7 +115,7 @@ def follow_job(
     if (earlier := finished_output(job)) is not None:
         return earlier
     raise_if_cancelled()
-    starts_before, killed_before = events.starts, killed_for_memory()
+    starts_before, kills, killed_at = events.starts, _count_kills(engine), -math.inf
     handle, stalled, last_event = engine.start(job, argv, env or {}), False, time.monotonic()
     try:
         while engine.poll(handle) and not stalled:
@@ -120,6 +123,8 @@ def follow_job(
             raise_if_cancelled()
             if events.read():
                 last_event = time.monotonic()
+            if (now := _count_kills(engine)) != kills:
+                kills, killed_at = now, time.monotonic()
             yield
             stalled = time.monotonic() - last_event > stall_timeout_s
     except BaseException:
@@ -130,7 +135,7 @@ def follow_job(
     events.read()
     reported = read_outcome(job)
     kind = reported.failure.kind if reported and reported.failure else None
-    killed_by_system = killed_for_memory() > killed_before
+    killed_by_system = _count_kills(engine) != kills or time.monotonic() - killed_at < KILLED_WITHIN_S
     # These failures are consequences: a process that lost another one, or that this function or the launcher stopped.
     consequences = {"lost_rank", *(["interrupted"] if stalled or killed_by_system else [])}
     if reported is not None and kind not in consequences:
@@ -138,12 +143,18 @@ def follow_job(
     if stalled:
         message = f"No sign of life for {stall_timeout_s:g} s (compute.stall_timeout_s), so the job was stopped."
         return _build_failure("stalled", message, engine.logs(handle))
-    return _explain_end(
-        job, engine.logs(handle), began=events.starts > starts_before, killed_by_system=killed_by_system
-    )
+    ended = _explain_end(job, engine.logs(handle), events.starts > starts_before, killed_by_system)
+    if ended.failure and ended.failure.kind == "out_of_memory" and not kills.own:
+        return ended.model_copy(update={"failure": ended.failure.model_copy(update={"proven": False})})
+    return ended
 
 
-def _explain_end(job: Path, log: Path, *, began: bool, killed_by_system: bool) -> Outcome:
+def _count_kills(engine: Engine[Any]) -> Kills:
+    """The processes that this machine has killed for want of memory; none for a job on other machines."""
+    return killed_for_memory() if engine is local else Kills(0, own=True)
+
+
+def _explain_end(job: Path, log: Path, began: bool, killed_by_system: bool) -> Outcome:
     """The failure of a job without an outcome. Its exit code does not help: accelerate's is always 1."""
     if full := full_disk(job):  # no outcome could be written
         failure = Failure(kind="user_error", message=str(full), problems=full.problems)

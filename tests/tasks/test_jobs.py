@@ -12,10 +12,10 @@ import pytest
 from tasks.cache.stage import Work
 from tasks.jobs import launch
 from tasks.jobs.batch_memory import BatchDivision
-from tasks.jobs.child import TRIES, run_child
+from tasks.jobs.child import TRIES, prepare_next_try, run_child
 from tasks.jobs.launch import JobFailed
 from tests.tasks.watching import Heard
-from training.jobs.protocol import read_events
+from training.jobs.protocol import Failure, Outcome, read_events
 from training.problems import UserError
 
 
@@ -182,6 +182,18 @@ def test_out_of_memory_halves_the_batch_until_it_fits_and_the_next_work_of_this_
     assert kinds(again) == ["note", "started"]
     assert BatchDivision(6, tmp_path, program="other").rows == BatchDivision(8, tmp_path, program="p").rows - 2 == 6
     (tmp_path / "config.json").write_text('{"hidden_size": 1}')
+    assert BatchDivision(6, tmp_path, program="p").rows == 6
+
+
+def test_smaller_batches_after_a_kill_that_another_program_may_have_caused_are_for_this_work_alone(
+    tmp_path: Path, home: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    batches = BatchDivision(6, tmp_path, program="p")
+    failure = Failure(kind="out_of_memory", message="killed.", proven=False)
+    prepare_next_try(Outcome(state="failed", failure=failure), failure, 0, batches)
+    assert batches.rows == 3
+    batches.save()
     assert BatchDivision(6, tmp_path, program="p").rows == 6
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.listening import listening
 from tests.waiting import wait_until
 from training.jobs.processes import descendants, start_ticks
 from training.jobs.protocol import Failure, Job, Outcome, finished_output, read_events, read_outcome
+from training.jobs.resources import Kills, cores
 from training.problems import UserError
 
 ROOT = str(Path(training.__path__[0]).parent)
@@ -270,10 +272,29 @@ def test_stop_kills_what_does_not_listen(tmp_path: Path) -> None:
 def test_a_process_that_is_stopped_because_another_was_killed_for_want_of_memory_is_not_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed = iter((0, 1))
+    killed = chain([Kills(0, own=True)], repeat(Kills(1, own=True)))
     monkeypatch.setattr("tasks.jobs.launch.killed_for_memory", lambda: next(killed))
     outcome, _ = run(tmp_path, "os.kill(os.getpid(), 15)\ntime.sleep(60)")
-    assert failure(outcome).kind == "out_of_memory"
+    assert (failure(outcome).kind, failure(outcome).proven) == ("out_of_memory", True)
+
+
+def test_a_kill_for_want_of_memory_that_may_have_met_another_program_is_not_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = chain([Kills(0, own=False)], repeat(Kills(1, own=False)))
+    monkeypatch.setattr("tasks.jobs.launch.killed_for_memory", lambda: next(killed))
+    outcome, _ = run(tmp_path, "os.kill(os.getpid(), 9)")
+    assert (failure(outcome).kind, failure(outcome).proven) == ("out_of_memory", False)
+
+
+def test_a_kill_for_want_of_memory_long_before_the_end_of_a_job_is_not_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.jobs.launch.KILLED_WITHIN_S", 0.1)
+    killed = chain([Kills(0, own=True)], repeat(Kills(1, own=True)))
+    monkeypatch.setattr("tasks.jobs.launch.killed_for_memory", lambda: next(killed))
+    outcome, _ = run(tmp_path, "time.sleep(1)\nos.kill(os.getpid(), 9)")
+    assert failure(outcome).kind == "interrupted"
 
 
 def test_the_users_own_modules_can_be_imported_and_shadow_nothing(
@@ -414,4 +435,4 @@ def test_a_machine_predicts_with_its_own_processes_each_with_the_threads_of_one_
     assert alone == {sys.executable: "-m", "-m": "p", "p": "job"}
     assert (launched["--num_processes"], launched["--num_machines"]) == ("2", "1")
     one, several = (of["environment"]["OMP_NUM_THREADS"] for of in described)
-    assert one == several == str(len(os.sched_getaffinity(0)))
+    assert one == several == str(cores())

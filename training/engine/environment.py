@@ -9,13 +9,13 @@ impossible.
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.jobs.resources import cores
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def machine() -> dict[str, Any]:
     return {
         "device": _device(),
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "gpus": gpus,
         "system": f"{platform.system()} {platform.machine()}",
         THREADS: torch.get_num_threads(),

@@ -104,6 +104,8 @@ class Failure(BaseModel):
     """The process that failed, from 0."""
     problems: tuple[Problem, ...] = ()
     """All mistakes of the user, for user_error."""
+    proven: bool = True
+    """For out_of_memory: False if Linux killed a process on this machine, which may have been another program's."""
 
 
 class Outcome(BaseModel):

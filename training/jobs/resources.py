@@ -1,13 +1,16 @@
-"""Free memory and disk of this machine, determined without torch."""
+"""Cores, free memory and disk of this process, by the machine and its control groups, without torch."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
+import os
 import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from training.problems import DISK, Problem, UserError
 
@@ -18,6 +21,50 @@ _GROUP_FILES = (
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 _LIMITS = ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData"))
+
+
+def cores() -> int:
+    """The number of CPU cores that this process may use: those that it may run on, or fewer if a control group, such
+    as a container, has a quota of CPU time."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([allowed, *(max(1, math.ceil(quota)) for quota in _cpu_quotas())])
+
+
+def _cpu_quotas() -> Iterator[float]:
+    """The CPU time that each control group of this process may use at once, in cores."""
+    for group in _control_groups("cpu"):
+        with contextlib.suppress(OSError, ValueError):  # the other version, or "max": no limit
+            quota, period = (group / "cpu.max").read_text().split()
+            yield int(quota) / int(period)
+        with contextlib.suppress(OSError, ValueError):
+            period_us = int((group / "cpu.cfs_period_us").read_text())
+            if (quota_us := int((group / "cpu.cfs_quota_us").read_text())) > 0:
+                yield quota_us / period_us
+
+
+class Kills(NamedTuple):
+    """Processes that Linux has killed because memory ran out."""
+
+    number: int
+    own: bool
+    """Whether they are all of this process's control group, such as its container, and not of the whole machine."""
+
+
+def killed_for_memory() -> Kills:
+    """The processes of this process's control group that were killed; if the kernel does not count them by group, those
+    of the whole machine. The count is 0 if it is unknown."""
+    for group in _control_groups("memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            if (count := _read_count(group / name)) is not None:
+                return Kills(count, own=True)
+    return Kills(_read_count(PROC / "vmstat") or 0, own=False)
+
+
+def _read_count(file: Path) -> int | None:
+    with contextlib.suppress(OSError):
+        lines = file.read_text().splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+    return None
 
 
 def used_bytes(field: str = "VmRSS") -> int:
@@ -51,7 +98,7 @@ def _shared_memory() -> Iterator[int]:
     with contextlib.suppress(OSError, StopIteration):
         lines = (PROC / "meminfo").read_text().splitlines()
         yield next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    for group in _control_groups():
+    for group in _control_groups("memory"):
         for limit, used, cache in _GROUP_FILES:
             with contextlib.suppress(OSError, ValueError):  # the other version, or "max": no limit
                 stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
@@ -59,14 +106,14 @@ def _shared_memory() -> Iterator[int]:
                 yield int((group / limit).read_text()) - in_use
 
 
-def _control_groups() -> Iterator[Path]:
-    """The control groups of this process, and their parents."""
+def _control_groups(controller: str) -> Iterator[Path]:
+    """The control groups of this process that may limit `controller`, and their parents."""
     lines = []
     with contextlib.suppress(OSError):
         lines = (PROC / "self/cgroup").read_text().splitlines()
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers in ("", "memory"):
+        if not controllers or controller in controllers.split(","):
             root = CGROUPS / controllers
             inner = root / path.lstrip("/")
             # In a container, the process's group may be mounted as the root.
