@@ -149,6 +149,8 @@ class Stage(Generic[Result]):
     """The condition of a stage that not every run has, as text for a plan."""
     may_repeat: bool = False
     """Whether changed inputs often give the same output, such as rows with other line ends: for a plan."""
+    own_code: Sequence[str] = ()
+    """The module of a stage that computes something itself; empty for one that only describes a job."""
 
     def flat_inputs(self, *arguments: Any) -> tuple[dict[str, Any], dict[str, str]]:
         """The inputs by flat name as JSON values, and their display names. Raises UserError for missing user
@@ -157,7 +159,7 @@ class Stage(Generic[Result]):
         flat = dict(flatten(given.values))
         if self.cached:
             own, installed = users_code(given.named)
-            code = code_behind([self.make.__module__, *given.code, *own], given.outside)
+            code = code_behind([*self.own_code, *given.code, *own], given.outside)
             for path, digest in code.digests.items():
                 flat[f"code.{path}"] = digest
             for library, version in library_versions([*given.libraries, *installed, *code.distributions]).items():
@@ -175,7 +177,15 @@ def stage(
     """A cached stage. The function takes `Work` and the arguments, fills `work.out`, and returns a few figures."""
 
     def decorate(make: Callable[..., Mapping[str, Any]]) -> Stage[Any]:
-        return Stage(name or make.__name__, make, inputs, cached=True, where=where, may_repeat=may_repeat)
+        return Stage(
+            name or make.__name__,
+            make,
+            inputs,
+            cached=True,
+            where=where,
+            may_repeat=may_repeat,
+            own_code=[make.__module__],
+        )
 
     return decorate
 

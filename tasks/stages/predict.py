@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from tasks.cache.code import figures_code
+from tasks.cache.job import Job, files_of, folder_of, stage
 from tasks.cache.refs import Lock, Ref
-from tasks.cache.stage import Inputs, Work, stage
 from tasks.jobs.batch_memory import BatchDivision
-from tasks.jobs.child import run_child
 from tasks.jobs.commands import build_predict_launch
 from training import task_types
 from training.recipe import Recipe
@@ -22,54 +18,45 @@ def answers_prompts(recipe: Recipe) -> bool:
     return answered_prompts(recipe) > 0
 
 
-def inputs(recipe: Recipe, lock: Lock, tokens: Ref, trained: Ref, base: Ref | None) -> Inputs:
-    """The trained model, the tokens of the evaluated splits, and the number format of prediction; if prompts are
-    answered, also the base model and the options of answers."""
-    splits, task_type = recipe.evaluation.splits, task_types.load(**recipe.task_and_options)
-    answers = task_type.options_of("answers") if base else {}
-    return Inputs(
-        {
-            "task": recipe.task,
-            "options": task_type.options_of("predict") | answers,
-            "evaluation": {"splits": splits},
-            "compute": {"mixed_precision": lock.mixed_precision},
-            "training": recipe.training.model_dump(include={"per_device_eval_batch_size"}),
-            "upstream": {
-                "fit": trained.parts["model"],
-                **{f"tokenize/{split}": tokens.parts[f"{split}.arrow"] for split in splits},
-                **({"load_model": base.digest} if base else {}),
-            },
-        },
-        code=["training.programs.predict", *task_types.code_modules(recipe.task)],
-        outside=(*figures_code(recipe.task), *(() if base else ("training.engine.answers",))),
-        named=task_types.user_code(recipe.task),
-        libraries=("torch", "transformers", "pyarrow"),
-    )
-
-
-@stage(inputs)
-def predict(work: Work, recipe: Recipe, lock: Lock, tokens: Ref, trained: Ref, base: Ref | None) -> Mapping[str, Any]:
+@stage
+def predict(recipe: Recipe, lock: Lock, tokens: Ref, trained: Ref, base: Ref | None) -> Job:
     """Predicts every row of the evaluated splits once, in order. With `base`, the base model, both models answer some
-    prompts."""
-    folders = {"model": trained.path / "model", "tokens": tokens.path}
-    launched = build_predict_launch("training.programs.predict", lock)
-    return run_child(
-        work,
-        "training.programs.predict",
-        launched.argv,
-        env=launched.env,
-        settings=PredictSettings(
-            **recipe.task_and_options,
-            splits=list(recipe.evaluation.splits),
+    prompts.
+
+    The trained model, the tokens of the evaluated splits, and the number format of prediction; if prompts are answered,
+    also the base model and the options of answers.
+    """
+    program, splits, rows = "training.programs.predict", recipe.evaluation.splits, recipe.training
+    task_type = task_types.load(**recipe.task_and_options)
+    return Job(
+        program,
+        PredictSettings(
+            task=recipe.task,
+            options=task_type.options_of("predict") | (task_type.options_of("answers") if base else {}),
+            splits=list(splits),
             answered_prompts=answered_prompts(recipe) if base else 0,
-            batch_size=recipe.training.per_device_eval_batch_size,
+            batch_size=rows.per_device_eval_batch_size,
             mixed_precision=lock.mixed_precision,
         ),
-        inputs=folders | ({"base": base.path / "model"} if base else {}),
-        batches=BatchDivision(
-            recipe.training.per_device_eval_batch_size,
+        reads={
+            "model": folder_of(trained, "model"),
+            "tokens": files_of(tokens, [f"{split}.arrow" for split in splits]),
+            **({"base": folder_of(base, "model")} if base else {}),
+        },
+        code=task_types.code_modules(recipe.task),
+        outside=(*figures_code(recipe.task), *(() if base else ("training.engine.answers",))),
+        users_code=task_types.user_code(recipe.task),
+        libraries=("torch", "transformers", "pyarrow"),
+        field_names={
+            "splits": "evaluation.splits",
+            "batch_size": "training.per_device_eval_batch_size",
+            "mixed_precision": "compute.mixed_precision",
+        },
+        launch=lambda: build_predict_launch(program, lock),
+        batches=lambda: BatchDivision(
+            rows.per_device_eval_batch_size,
             trained.path / "model",
-            program="training.programs.predict",
+            program=program,
             max_length=recipe.tokens.max_length,
             mixed_precision=lock.mixed_precision,
             num_processes=lock.num_processes,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.cache.refs import Ref, baseline_upstream
-from tasks.cache.stage import Inputs, Work, stage
-from tasks.jobs.child import run_child
-from tasks.jobs.commands import python_argv
+from tasks.cache.job import Job, files_of, folder_of, stage
+from tasks.cache.refs import Ref
 from tasks.tracking.reports import read_report
 from training import task_types
 from training.problems import Problem, UserError
@@ -29,35 +27,6 @@ from training.recipe.rules.slice_rules import (
     unknown_slices,
 )
 from training.recipe.tables.metrics import entries
-
-
-def inputs(recipe: Recipe, data: Ref, tokens: Ref, trained: Ref, predictions: Ref) -> Inputs:
-    """The predictions, their rows, the sources of the baseline, the metrics and the slices. The columns for slices are
-    included only if a slice uses one."""
-    metrics, splits = recipe.evaluation.metrics, recipe.evaluation.splits
-    read = {f"load_data/{split}": f"{split}.arrow" for split in splits} | {"labels": "labels.json"}
-    read |= {f"load_data/{split}.slices": f"{split}.slices.arrow" for split in splits if _slice_columns(recipe)}
-    return Inputs(
-        {
-            "task": recipe.task,
-            "options": task_types.load(**recipe.task_and_options).options_of("score"),
-            "evaluation": {"metrics": list(metrics), **_slices(recipe)},
-            "metrics": entries(metrics),
-            "upstream": {
-                **{name: data.parts.get(file) for name, file in read.items()},
-                **baseline_upstream(splits, data, tokens, trained),
-                "predict": predictions.digest,
-            },
-        },
-        code=[
-            "training.programs.score",
-            *task_types.code_modules(recipe.task),
-            *task_types.metric_modules(recipe.task, metrics),
-        ],
-        named=task_types.user_code(recipe.task)
-        | {f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
-        libraries=("evaluate", "scikit-learn", "scipy", "numpy", "matplotlib"),
-    )
 
 
 def _slices(recipe: Recipe) -> dict[str, Any]:
@@ -150,26 +119,36 @@ def _read_length_groups(file: Path) -> list[str]:
     return list(of_length(pa.ipc.open_file(pa.memory_map(str(file))).read_all()["length"].to_numpy()))
 
 
-@stage(inputs)
-def score(work: Work, recipe: Recipe, data: Ref, tokens: Ref, trained: Ref, predictions: Ref) -> Mapping[str, Any]:
+@stage
+def score(recipe: Recipe, data: Ref, tokens: Ref, trained: Ref, predictions: Ref) -> Job:
     """Computes every metric with its interval and baseline, on each split and each group of the slices, and draws
-    plots."""
-    run_child(
-        work,
+    plots.
+
+    The predictions, their rows, the sources of the baseline, the metrics and the slices. The columns for slices are
+    included only if a slice uses one.
+    """
+    metrics, splits = recipe.evaluation.metrics, recipe.evaluation.splits
+    rows = ["labels.json", "train.arrow", *(f"{split}.arrow" for split in splits)]
+    rows += [f"{split}.slices.arrow" for split in splits if _slice_columns(recipe)]
+    return Job(
         "training.programs.score",
-        python_argv("training.programs.score"),
-        settings=ScoreSettings(
-            **recipe.task_and_options,
-            metrics=list(recipe.evaluation.metrics),
-            labels=json.loads((data.path / "labels.json").read_text()),
+        ScoreSettings(
+            task=recipe.task,
+            options=task_types.load(**recipe.task_and_options).options_of("score"),
+            splits=list(splits),
+            metrics=list(metrics),
             **_slices(recipe),
         ),
-        inputs={
-            "predictions": predictions.path,
-            "data": data.path,
-            "tokens": tokens.path,
-            "model": trained.path / "model",
+        reads={
+            "predictions": files_of(predictions, [f"{split}.parquet" for split in splits]),
+            "data": files_of(data, rows),
+            "tokens": files_of(tokens, [f"{split}.arrow" for split in dict.fromkeys(["train", *splits])]),
+            "model": folder_of(trained, "model"),
         },
+        tables={"table": entries(metrics)},
+        code=[*task_types.code_modules(recipe.task), *task_types.metric_modules(recipe.task, metrics)],
+        users_code=task_types.user_code(recipe.task)
+        | {f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
+        libraries=("evaluate", "scikit-learn", "scipy", "numpy", "matplotlib"),
+        field_names={"metrics": "evaluation.metrics", "slices": "evaluation.slices", "splits": "evaluation.splits"},
     )
-    figures = json.loads((work.out / "metrics.json").read_text())
-    return dict(figures)

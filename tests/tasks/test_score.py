@@ -21,7 +21,14 @@ DATA = {
 
 MADE = (
     Ref(stage="load_data", key="k", digest="all of it", parts=DATA),
-    *(Ref(stage=stage, key="k", digest="d") for stage in ("tokenize", "fit", "predict")),
+    *(
+        Ref(stage=stage, key="k", digest="d", parts=dict.fromkeys(parts, "d"))
+        for stage, parts in {
+            "tokenize": ("train.arrow", "validation.arrow"),
+            "fit": ("model",),
+            "predict": ("validation.parquet",),
+        }.items()
+    ),
 )
 
 
@@ -149,10 +156,11 @@ def test_kept_columns_are_made_into_scores_where_a_slice_is_one_of_them_and_nowh
         score.flat_inputs(recipe(*slices), *MADE)[0] for slices in ((), ("length_bucket",), ("genre",))
     )
     read = {name.removeprefix("upstream.") for name in plain if name.startswith("upstream.")}
-    of_baseline = {"load_data/train", "tokenize/train", "tokenize/validation", "fit"}
-    assert read == {"load_data/validation", "labels", "predict", *of_baseline}
-    assert {name for name in by_length if by_length[name] != plain.get(name)} == {"evaluation.slices"}
-    assert by_genre.keys() - plain.keys() == {"upstream.load_data/validation.slices"}
+    of_baseline = {"load_data/train.arrow", "tokenize/train.arrow", "tokenize/validation.arrow", "fit/model"}
+    rows = {"load_data/validation.arrow", "load_data/labels.json"}
+    assert read == {"predict/validation.parquet", *rows, *of_baseline}
+    assert {name for name in by_length if by_length[name] != plain.get(name)} == {"slices"}
+    assert by_genre.keys() - plain.keys() == {"upstream.load_data/validation.slices.arrow"}
 
 
 def test_which_groups_have_a_floor_counts_as_they_must_have_figures_and_its_height_does_not() -> None:

@@ -7,6 +7,7 @@ events, fills output/ and writes outcome.json last. A job without outcome was ki
     events.jsonl    append-only: progress, metrics with their step and time, warnings, notes
     outcome.json    finished, with the digest of every file in output/; or the reason of the failure
     checkpoints/    the program's, kept from one try to the next
+    inputs/         links to the files that the program may read
     output/         the result; emptied when a program starts
     logs/           output of the launcher and rank 0, a file for each try; output of each other rank
     lock            held by the job's supervisor and all its descendants
@@ -25,6 +26,7 @@ import os
 import secrets
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -41,6 +43,7 @@ OUTCOMES = "outcome*.json"
 CHECKPOINTS = "checkpoints"
 OUTPUT = "output"
 LOGS = "logs"
+INPUTS = "inputs"
 IMPORTS = "imports.json"
 
 FailureKind = Literal["user_error", "out_of_memory", "interrupted", "lost_rank", "stalled", "not_started", "internal"]
@@ -50,6 +53,28 @@ class Settings(BaseModel):
     """The base of a program's settings in job.json: frozen and closed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+@dataclass(frozen=True)
+class NotInKey:
+    """Marks a field of a program's settings, or of a section of the recipe in them, that cannot change the output."""
+
+    reason: str
+
+
+def values_in_key(settings: BaseModel) -> dict[str, Any]:
+    """The settings as plain JSON values, without the fields that are marked NotInKey. Raises TypeError for a mark
+    without a reason."""
+    values = settings.model_dump(mode="json")
+    for name, field in type(settings).model_fields.items():
+        value, marks = getattr(settings, name), [mark for mark in field.metadata if isinstance(mark, NotInKey)]
+        if any(not mark.reason.strip() for mark in marks):
+            raise TypeError(f"{type(settings).__name__}.{name} is NotInKey without a reason")
+        if marks:
+            del values[name]
+        elif isinstance(value, BaseModel):
+            values[name] = values_in_key(value)
+    return values
 
 
 class Job(BaseModel):

@@ -1,7 +1,8 @@
 """The program that scores stored predictions, without a model: `python -m training.programs.score JOB`.
 
-inputs     predictions (SPLIT.parquet of training.programs.predict), data (SPLIT.arrow, SPLIT.slices.arrow);
-           tokens (SPLIT.arrow) and model (the trained model's folder) for the baseline alone
+inputs     predictions (SPLIT.parquet of training.programs.predict), data (SPLIT.arrow, labels.json, and
+           SPLIT.slices.arrow for slices of columns); tokens (SPLIT.arrow) and model (the trained model's folder) for
+           the baseline alone
 settings   training.recipe.program_settings.ScoreSettings
 output     metrics.json                     {"validation": {"accuracy": {"value": 0.8, "low": 0.7, "high": 0.9,
                                             "baseline": 0.6}}}
@@ -9,7 +10,7 @@ output     metrics.json                     {"validation": {"accuracy": {"value"
            log/slices_SPLIT_SLICE.png       the first metrics of each group, with their intervals
            log/*_SPLIT.png                  plots of the predictions: training.evaluation.plots.draw_scores
            log/predictions_sample.csv       the most confident mistakes, then the least confident hits
-figures    SPLIT.METRIC, each a number, or null if it is undefined
+figures    the content of metrics.json; a number is null if it is undefined
 
 `low` and `high` are the ends of a value's 95 % interval: of 1,000 draws of as many rows, 950 lie between them. They are
 null if the metric is undefined on all draws, for groups with few rows, and for groups if the metric is not the
@@ -65,18 +66,18 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     from training.evaluation.baseline import choose_constant, compute_values
 
     settings = ScoreSettings.model_validate(job.settings)
-    task_type, labels = task_types.load(settings.task, settings.options), settings.labels
+    task_type = task_types.load(settings.task, settings.options)
     output = job_dir / OUTPUT
     (output / "log").mkdir(parents=True, exist_ok=True)
-    data, tokens, model = (Path(job.inputs[name]) for name in ("data", "tokens", "model"))
+    predictions, data, tokens, model = (Path(job.inputs[name]) for name in ("predictions", "data", "tokens", "model"))
+    labels = json.loads((data / "labels.json").read_text())
     baseline = task_type.baseline(data, tokens, model, labels)
     constants = {name: choose_constant(baseline, name) for name in settings.metrics} if baseline else {}
     found: dict[str, Scores] = {}
     sliced: dict[str, dict[str, Slice]] = {}
     samples: list[dict[str, Any]] = []
-    for file in sorted(Path(job.inputs["predictions"]).glob("*.parquet")):
-        split = file.stem
-        predicted = read_predictions(task_type, file, labels)
+    for split in sorted(settings.splits):
+        predicted = read_predictions(task_type, predictions / f"{split}.parquet", labels)
         found[split] = compute_scores(settings.metrics, predicted, partial(_report_draws, events, split))
         for metric, constant in constants.items():
             for name, value in compute_values([metric], constant.predict(predicted, split)).items():
@@ -88,12 +89,12 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
             events.warning(f"{split}: {predicted.caveat}")
         plots.draw_scores(predicted, split, output / "log")
         sliced[split] = _score_slices(split, predicted, found[split], job, output / "log", events)
-        samples += sample_worst_rows(split, predicted, Path(job.inputs["data"]) / f"{split}.arrow")
+        samples += sample_worst_rows(split, predicted, data / f"{split}.arrow")
     (output / "metrics.json").write_text(json.dumps(found, indent=1))
     if settings.slices:
         (output / "slices.json").write_text(json.dumps(sliced, indent=1, ensure_ascii=False), encoding="utf-8")
     write_samples(samples, output / "log" / "predictions_sample.csv")
-    return {f"{split}.{name}": score["value"] for split, metrics in found.items() for name, score in metrics.items()}
+    return dict(found)
 
 
 def _report_draws(events: Events, split: str, done: int) -> None:

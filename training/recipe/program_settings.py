@@ -5,11 +5,11 @@ The sections of the recipe that a program needs are the recipe's own models.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from training.jobs.protocol import Settings
+from training.jobs.protocol import NotInKey, Settings
 from training.recipe.fields import ResolvedCompute, Training
 from training.recipe.lora import Lora
 from training.recipe.tables.checks import Level
@@ -96,7 +96,7 @@ class PredictSettings(TaskSettings):
     batch_size: int
     """Rows of all processes together."""
     mixed_precision: Literal["no", "bf16", "fp16"]
-    micro_batch_divisor: int = 1
+    micro_batch_divisor: Annotated[int, NotInKey("its parts have the same rows")] = 1
     """Divides the batch size, so that a batch fits into memory."""
 
 
@@ -167,8 +167,7 @@ class ChatSettings(TaskSettings):
 class ScoreSettings(TaskSettings):
     """Of training.programs.score."""
 
-    labels: list[str]
-    """Names, in the order of their indices."""
+    splits: list[str]
     metrics: list[str]
     slices: list[str]
     """Columns, `label` or `length_bucket`."""

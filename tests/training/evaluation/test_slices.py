@@ -104,7 +104,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = {
         "task": "sequence-classification",
         "metrics": ["accuracy", "roc_auc", "tests.training.evaluation.test_slices:Fussy"],
-        "labels": ["neg", "pos"],
+        "splits": ["test"],
         "slices": ["genre", "label", "length_bucket", "elsewhere", "$k\\/", "third"],
         "each": ["third"],
         "named": {"$k\\/": ["59"]},
@@ -113,6 +113,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     with pa.ipc.new_file(str(home / "data/train.arrow"), table.schema) as writer:
         writer.write_table(table)
+    (home / "data/labels.json").write_text('["neg", "pos"]')
     inputs = {name: str(home / name) for name in ("predictions", "data", "tokens", "model")}
     job = Job(program="training.programs.score", key="score", settings=settings, inputs=inputs)
     score.main(home / "job", job, Events(home / "job/events.jsonl"))

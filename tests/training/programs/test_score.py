@@ -57,9 +57,10 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, fl
     settings = {
         "task": "sequence-classification",
         "metrics": ["accuracy", "recall", "roc_auc", "tests.training.programs.test_score:Blind"],
-        "labels": ["neg", "pos"],
+        "splits": ["validation"],
         **NO_SLICES,
     }
+    (home / "data/labels.json").write_text('["neg", "pos"]')
     write_labels(home / "data/train.arrow", [1, 1, 0])
     inputs = {name: str(home / name) for name in ("predictions", "data", "tokens", "model")}
     job = Job(program="training.programs.score", key="score", settings=settings, inputs=inputs)
@@ -76,7 +77,7 @@ def test_each_metric_has_an_interval_and_what_has_no_value_is_null_and_warned_of
     assert written["accuracy"] == {"value": 0.5, "low": 0.0, "high": 1.0, "baseline": 0.5}
     assert written["blind"] == dict.fromkeys(("value", "low", "high", "baseline"))
     assert (written["recall"]["baseline"], written["roc_auc"]["baseline"]) == (1.0, 0.5)
-    assert figures["validation.accuracy"] == 0.5 and figures["validation.blind"] is None
+    assert figures == {"validation": written}
     events, _ = read_events(output.parent / "events.jsonl", 0)
     assert [event["message"].split(":")[0] for event in events if event["kind"] == "warning"] == [
         "blind has no value on validation"

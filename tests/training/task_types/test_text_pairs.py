@@ -55,6 +55,7 @@ def rows(world: Path) -> Path:
             tiny.write_tokens(world / name, ids, labels, split)
             table = pa.table({"text": texts, "label": labels})
             (world / f"data-{name}").mkdir(exist_ok=True)
+            (world / f"data-{name}/labels.json").write_text(json.dumps(ASKED[name].get("labels", [])))
             with pa.ipc.new_file(world / f"data-{name}/{split}.arrow", table.schema) as writer:
                 writer.write_table(table)
     return world
@@ -124,7 +125,8 @@ def test_a_model_is_predicted_scored_and_compared(
     table = pq.read_table(predictions)
     tokens = TokenRows(rows / f"{name}/validation.arrow")
     assert table["label"].to_pylist() == [row["label"].tolist() for row in tokens]
-    settings = {**ASKED[name], "metrics": list(figures), "slices": ["length_bucket"], "each": [], "named": {}}
+    settings = {"task": ASKED[name]["task"], "splits": ["validation"], "metrics": list(figures)}
+    settings |= {"slices": ["length_bucket"], "each": [], "named": {}}
     settings |= {"fewest_rows": 10, "most_groups": 50}
     comparison = {**ASKED[name], "metrics": list(figures), "split": "validation", "figure": figures[0], "margin": 0.0}
     comparison |= {"champion": "small/1", "confidence": 0.95, "less_is_better": [], "warnings": []}
@@ -134,7 +136,7 @@ def test_a_model_is_predicted_scored_and_compared(
     scored = score.main(tmp_path / "score", job, events)
     last = max(step for step, point in curve(fitted[name]).items() if "eval_loss" in point)
     if name == "numbers":  # of labels the thresholds are others by now
-        assert scored["validation.mse"] == pytest.approx(curve(fitted[name])[last]["eval_loss"], rel=1e-5)
+        assert scored["validation"]["mse"]["value"] == pytest.approx(curve(fitted[name])[last]["eval_loss"], rel=1e-5)
     found = json.loads((tmp_path / "score/output/metrics.json").read_text())["validation"]
     assert list(found) == list(figures)
     assert all(one["low"] <= one["value"] <= one["high"] and one["baseline"] is not None for one in found.values())

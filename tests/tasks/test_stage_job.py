@@ -1,0 +1,127 @@
+"""A stage's job: what its program can read is in the stage's key, and nothing else is there to be read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from tasks.cache import store
+from tasks.cache.job import Files, Job, files_of, folder_of, stage
+from tasks.cache.refs import Ref
+from tasks.cache.stage import Work
+from tasks.jobs.launch import JobFailed
+from training.jobs.protocol import NotInKey, Settings
+
+PROGRAM = "tests.tasks.copying"
+
+
+class Copying(Settings):
+    """Of tests.tasks.copying."""
+
+    files: list[str]
+    """Relative to the folder `rows`."""
+    pause_s: Annotated[float, NotInKey("it only waits")] = 0.0
+
+
+def copy(rows: Ref, files: list[str], pause_s: float = 0.0) -> Job:
+    """Copies files.
+
+    The rows that it copies.
+    """
+    return Job(PROGRAM, Copying(files=files, pause_s=pause_s), reads={"rows": files_of(rows, ["a.txt", "late.txt"])})
+
+
+COPY = stage(copy)
+
+
+@pytest.fixture
+def rows(home: Path) -> Ref:
+    home.mkdir(mode=0o700)
+    with store.filling("load_data", "k") as aside:
+        for name in ("a.txt", "b.txt"):
+            (aside / name).write_text(name)
+        (aside / "model").mkdir()
+        (aside / "model/config.json").write_text("{}")
+        return store.publish(aside, "load_data", "k", {}, {})
+
+
+def run(job: Job, out: Path) -> dict[str, Any]:
+    out.mkdir()
+    return job.run(Work(out.name, out, "run"))
+
+
+def key_of(*arguments: Any) -> str:
+    return COPY.key(COPY.flat_inputs(*arguments)[0])
+
+
+def test_a_program_reads_the_files_that_its_job_names_and_no_others_of_the_same_artifact(
+    rows: Ref, tmp_path: Path
+) -> None:
+    assert run(copy(rows, ["a.txt"]), tmp_path / "out") == {"copied": 1}
+    assert (tmp_path / "out/a.txt").read_text() == "a.txt"
+    with pytest.raises(JobFailed, match=r"b\.txt"):
+        run(copy(rows, ["b.txt"]), tmp_path / "other")
+
+
+def test_a_folder_is_read_as_a_whole_and_counts_as_a_whole(rows: Ref, tmp_path: Path) -> None:
+    model = folder_of(rows, "model")
+    assert model.digests == {"load_data/model": rows.parts["model"]}
+    run(Job(PROGRAM, Copying(files=["config.json"]), reads={"rows": model}), tmp_path / "out")
+    assert json.loads((tmp_path / "out/config.json").read_text()) == {}
+
+
+def test_a_job_that_goes_on_reads_what_it_names_now(rows: Ref, tmp_path: Path) -> None:
+    job = copy(rows, ["a.txt"])
+    left = Work("out", tmp_path, "run").job / "inputs" / "rows"
+    left.mkdir(parents=True)
+    (left / "b.txt").write_text("of an earlier try")
+    run(job, tmp_path / "out")
+    assert [file.name for file in left.iterdir()] == ["a.txt"]
+
+
+def test_a_setting_is_in_the_key_because_it_is_a_field_unless_it_is_marked(home: Path) -> None:
+    rows = Ref(stage="load_data", key="k", digest="d", parts={"a.txt": "1", "b.txt": "1"})
+    assert key_of(rows, ["a.txt"]) != key_of(rows, ["b.txt"])
+    assert key_of(rows, ["a.txt"]) == key_of(rows, ["a.txt"], 3.0)
+
+    class WithColour(Copying):
+        colour: str = "red"
+
+    keys = {
+        COPY.key(stage(lambda colour=colour: Job(PROGRAM, WithColour(files=[], colour=colour), {})).flat_inputs()[0])
+        for colour in ("red", "blue")
+    }
+    assert len(keys) == 2, "a field that was added, with no other edit"
+
+
+def test_a_file_is_in_the_key_because_it_may_be_read(home: Path) -> None:
+    rows, edited, longer, elsewhere = (
+        Ref(stage="load_data", key=key, digest="d", parts=parts)
+        for key, parts in {
+            "k": {"a.txt": "1", "b.txt": "1"},
+            "l": {"a.txt": "2", "b.txt": "1"},
+            "m": {"a.txt": "1", "b.txt": "1", "late.txt": "1"},
+            "n": {"a.txt": "1", "b.txt": "2"},
+        }.items()
+    )
+    assert len({key_of(one, []) for one in (rows, edited, longer)}) == 3
+    assert key_of(rows, []) == key_of(elsewhere, []), "b.txt is not read"
+
+
+def test_a_field_is_left_out_of_the_key_only_with_a_reason() -> None:
+    class Silent(Settings):
+        speed: Annotated[int, NotInKey(" ")] = 1
+
+    with pytest.raises(TypeError, match=r"Silent\.speed is NotInKey without a reason"):
+        Job(PROGRAM, Silent(), reads={"rows": Files(Path(), {})}).inputs()
+
+
+def test_marked_fields_of_a_section_are_left_out_wherever_the_section_is_a_setting() -> None:
+    class Whole(Settings):
+        copying: Copying
+
+    values = Job(PROGRAM, Whole(copying=Copying(files=["a.txt"], pause_s=2.0)), reads={}).inputs().values
+    assert values == {"copying": {"files": ["a.txt"]}, "upstream": {}}
