@@ -193,7 +193,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], names: Mappin
             phrases[2].append(f"{rest} {_shorten(old)} → {_shorten(new)}")
         elif sort == "upstream":
             phrases[0].append(f"{rest} gave something else")
-        elif sort == "metrics":
+        elif sort in ("metrics", "table") and rest:
             # An added or removed metric is reported as a change of its field.
             if old is not None and new is not None:
                 phrases[1].append(f"metric {rest} {_shorten(old)} → {_shorten(new)}")

@@ -160,7 +160,7 @@ def test_a_model_is_predicted_scored_and_compared(
     inputs |= {"champion": str(tmp_path / "old")}
     job = Job(program="training.programs.compare", key="c", settings=comparison, inputs=inputs)
     compared = compare.main(tmp_path / "compare", job, events)
-    assert compared["value"] == scored[f"validation.{figures[0]}"] and compared["gain"] > 0
+    assert compared["value"] == scored["validation"][figures[0]]["value"] and compared["gain"] > 0
     with (tmp_path / "compare/output/log/disagreements.csv").open() as file:
         assert {row["change"] for row in csv.DictReader(file)} == {"gained"} | ({"lost"} if compared["lost"] else set())
 
