@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tasks.cache.code import figures_code
-from tasks.cache.job import Job, files_of, folder_of, stage
 from tasks.cache.refs import Lock, Ref
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.commands import build_predict_launch
+from tasks.jobs.job import Job, files_of, folder_of, stage
 from training import task_types
 from training.recipe import Recipe
 from training.recipe.answered_prompts import answered_prompts

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.cache.job import Job, files_of, folder_of, stage
 from tasks.cache.refs import Ref
+from tasks.jobs.job import Job, files_of, folder_of, stage
 from tasks.tracking.reports import read_report
 from training import task_types
 from training.problems import Problem, UserError

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import pytest
 
 from tasks.cache import store
-from tasks.cache.job import Files, Job, files_of, folder_of, stage
 from tasks.cache.refs import Ref
 from tasks.cache.stage import Work
+from tasks.jobs.job import Files, Job, files_of, folder_of, stage
 from tasks.jobs.launch import JobFailed
 from training.jobs.protocol import NotInKey, Settings
 
