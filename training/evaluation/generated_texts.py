@@ -55,7 +55,10 @@ class Generated(Predictions):
         if not len(self):
             return np.empty(0)
         chrf = Chrf(keep_in_memory=True)
-        return chrf.of_sums(chrf.statistics(predictions=self.predictions.tolist(), references=self.references.tolist()))
+        scores = chrf.of_sums(
+            chrf.statistics(predictions=self.predictions.tolist(), references=self.references.tolist())
+        )
+        return np.nan_to_num(scores)  # a blank reference has none
 
     @property
     def codes(self) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.object_]]:

@@ -62,7 +62,7 @@ Slice = list[dict[str, Any]]
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Scores every split that has predictions. Returns the figures."""
     from training import task_types
-    from training.evaluation import plots
+    from training.evaluation import metrics, plots
     from training.evaluation.baseline import choose_constant, compute_values
 
     settings = ScoreSettings.model_validate(job.settings)
@@ -85,6 +85,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
                     found[split][name]["baseline"] = _or_null(value)
         for name in (name for name, score in found[split].items() if score["value"] is None):
             events.warning(f"{name} has no value on {split}: see its row in docs/reference/metrics.md.")
+        for remark in metrics.remarks(settings.metrics, predicted):
+            events.warning(f"{split}: {remark}")
         if predicted.caveat:
             events.warning(f"{split}: {predicted.caveat}")
         plots.draw_scores(predicted, split, output / "log")

@@ -56,7 +56,15 @@ NAMES = ["accuracy", "f1", "precision", "recall"]
 
 def averaged(score: Callable[..., float], average: str, of: OneLabel) -> float:
     usual = "binary" if len(of.labels) == 2 else "macro"
+    if (average or usual) == "binary" and not (
+        of.references.any() or (of.predictions.any() and "recall" not in str(score))
+    ):
+        return math.nan  # nothing to find
     return score(of.references, of.predictions, average=average or usual, zero_division=0)
+
+
+def matthews(of: OneLabel) -> float:
+    return sklearn_metrics.matthews_corrcoef(of.references, of.predictions) if np.ptp(of.references) else math.nan
 
 
 def roc_auc(of: OneLabel) -> float:
@@ -90,7 +98,7 @@ DIRECTLY: dict[str, Callable[[OneLabel], float]] = {
         for name in ("f1", "precision", "recall")
         for average in ("", "macro", "micro", "weighted")
     },
-    "matthews_correlation": lambda of: sklearn_metrics.matthews_corrcoef(of.references, of.predictions),
+    "matthews_correlation": matthews,
     "roc_auc": roc_auc,
     "log_loss": lambda of: sklearn_metrics.log_loss(of.references, of.probabilities, labels=range(len(of.labels))),
     "calibration_error": calibration_error,
@@ -193,7 +201,8 @@ def test_label_that_is_never_predicted_counts_as_nothing_found() -> None:
 @pytest.mark.filterwarnings("ignore:A single label was found")
 def test_a_metric_without_a_value_is_no_number_and_no_error() -> None:
     alike = metrics.compute(METRICS, sure([0, 0], [0, 0], ["1", "2"]))
-    assert {name for name, value in alike.items() if math.isnan(value)} == {"roc_auc", "pearson", "spearman"}
+    without = {"roc_auc", "pearson", "spearman", "matthews_correlation", "f1", "precision", "recall"}
+    assert {name for name, value in alike.items() if math.isnan(value)} == without
     lost = OneLabel(TWO.references, TWO.predictions, np.full((5, 2), np.nan), ["1", "2"])
     names = {"roc_auc", "log_loss", "calibration_error"}
     assert {name for name, value in metrics.compute(METRICS, lost).items() if math.isnan(value)} == names

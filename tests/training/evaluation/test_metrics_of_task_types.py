@@ -40,7 +40,11 @@ def numbered(rows: int, seed: int = 1) -> Numbers:
 
 
 def averaged(score: Callable[..., float], average: str, of: ManyLabels) -> float:
-    return score(of.references, of.predictions, average=average, zero_division=0)
+    """Of the labels, and for samples of the rows, that are there or predicted."""
+    references, predictions = (side.astype(int) for side in (of.references, of.predictions))
+    there = (references + predictions).any(axis=1 if average == "samples" else 0)
+    where: Any = there if average == "samples" else (slice(None), there)
+    return score(references[where], predictions[where], average=average, zero_division=0)
 
 
 def roc_auc(of: ManyLabels) -> float:
@@ -55,6 +59,8 @@ def log_loss(of: ManyLabels) -> float:
 
 
 def of_numbers(score: Callable[..., Any], of: Numbers) -> float:
+    if score is sklearn_metrics.r2_score and not np.ptp(of.references):
+        return math.nan
     found = score(of.references, of.predictions)
     return getattr(found, "statistic", found)
 

@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from training.evaluation.drift.effects import Effect, Floats, compare_scores
+from training.evaluation.words import split_words
 
 FEWEST_ROWS = 4
 """Of a sample: each half has two, so that the variance of its scores is defined."""
 MAX_WORDS = 20_000
 TELLING_WORDS = 10
-WORD = r"(?u)\b\w+\b"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,9 @@ def compare_words(
     halves, others = zip(*(_split(len(sample), seed) for sample in (reference, new)), strict=True)
     learned = [[sample[row] for row in rows] for sample, rows in zip((reference, new), halves, strict=True)]
     judged = [[sample[row] for row in rows] for sample, rows in zip((reference, new), others, strict=True)]
-    vectorizer = TfidfVectorizer(token_pattern=WORD, min_df=2, max_features=MAX_WORDS, sublinear_tf=True)
+    vectorizer = TfidfVectorizer(
+        tokenizer=split_words, token_pattern=None, lowercase=False, min_df=2, max_features=MAX_WORDS, sublinear_tf=True
+    )
     try:
         features = vectorizer.fit_transform([*learned[0], *learned[1]])
     except ValueError:  # no word occurs in two rows

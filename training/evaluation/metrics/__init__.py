@@ -30,7 +30,17 @@ from training.jobs.user_code import CodeField
 from training.problems import Problem, UserError, nearest
 from training.recipe.tables.metrics import METRICS
 
-__all__ = ["LabelMetric", "NumberMetric", "ScoreMetric", "compute", "compute_made", "list_known", "load_class", "make"]
+__all__ = [
+    "LabelMetric",
+    "NumberMetric",
+    "ScoreMetric",
+    "compute",
+    "compute_made",
+    "list_known",
+    "load_class",
+    "make",
+    "remarks",
+]
 
 
 def compute(names: Sequence[str], predicted: Predictions) -> dict[str, float]:
@@ -45,6 +55,13 @@ def compute_made(metrics: Mapping[str, evaluate.Metric], predicted: Predictions)
     for name, metric in metrics.items():
         values |= numbers_of(name, metric._compute(**inputs_of(name, metric, predicted)))
     return values
+
+
+def remarks(names: Sequence[str], predicted: Predictions) -> list[str]:
+    """The remarks of the project's metrics on these rows."""
+    made = make([name for name in names if name in list_known(predicted)], predicted)
+    found = {name: metric.remark(predicted) for name, metric in made.items() if isinstance(metric, LabelMetric)}
+    return [f"{name}: {remark}" for name, remark in found.items() if remark]
 
 
 def make(names: Sequence[str], predicted: Predictions) -> dict[str, evaluate.Metric]:

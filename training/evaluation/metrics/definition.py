@@ -35,6 +35,10 @@ class LabelMetric(evaluate.Metric):
         """The metric on many draws of these rows at once. None, the default: it is computed for each draw."""
         return None
 
+    def remark(self, predictions: Predictions) -> str:
+        """Words on how the metric reads these rows, if they need to be known; they follow its name and a colon."""
+        return ""
+
     @classmethod
     def cost(cls, predictions: Predictions) -> int:
         """Rough time of a row in `bootstrap_figure`, relative to a row in a sum."""

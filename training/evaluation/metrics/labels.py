@@ -1,11 +1,14 @@
 """Metrics of label indices, by scikit-learn: (N,) predictions and (N,) references; or (N, L) where rows have any number
 of labels, 1 for each that a row has.
 
-A label that is never predicted has precision 0, one that never occurs recall 0.
+A label that occurs and is never predicted has precision 0; in a mean, one that is predicted and never occurs has recall
+0. Labels, and rows with any number of them, do not count in a mean if nothing occurs and nothing is predicted. A figure
+without anything to count has no value.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
@@ -25,9 +28,9 @@ Average = Literal["macro", "micro", "weighted"]
 # The arguments: rows with a label, rows predicted to have it, and rows of both.
 
 
-def share(part: Floats, whole: Floats) -> Floats:
-    """part / whole, and 0 if whole is 0."""
-    return np.divide(part, whole, out=np.zeros(np.shape(part)), where=whole > 0)
+def share(part: Floats, whole: Floats, empty: float = 0.0) -> Floats:
+    """part / whole, and `empty` if whole is 0."""
+    return np.divide(part, whole, out=np.full(np.shape(part), empty), where=whole > 0)
 
 
 def precision(true: Floats, predicted: Floats, both: Floats) -> Floats:
@@ -40,6 +43,12 @@ def recall(true: Floats, predicted: Floats, both: Floats) -> Floats:
 
 def f1(true: Floats, predicted: Floats, both: Floats) -> Floats:
     return share(2 * both, true + predicted)
+
+
+def pooled(score: Callable[..., Floats], true: Floats, predicted: Floats, both: Floats) -> Floats:
+    """The score of one label, or of all together; nan if there is nothing to find."""
+    whole = true if score is recall else true + predicted
+    return np.where(whole > 0, score(true, predicted, both), np.nan)
 
 
 class Accuracy(MeanMetric):
@@ -60,10 +69,12 @@ class HammingLoss(MeanMetric):
 
 
 class MatthewsCorrelation(LabelMetric):
-    """The correlation of predictions and labels: 0 for guesses, however uneven the labels are. From -1 to 1, by
-    scikit-learn's matthews_corrcoef."""
+    """The correlation of predictions and labels: 0 for guesses, however uneven the labels are. It has no value where
+    all rows have the same label. From -1 to 1, by scikit-learn's matthews_corrcoef."""
 
     def _compute(self, predictions: Labels, references: Labels, **_: Any) -> dict[str, float]:
+        if len(np.unique(references)) < 2:
+            return {"matthews_correlation": math.nan}
         return {"matthews_correlation": float(metrics.matthews_corrcoef(references, predictions))}
 
     def bootstrap_figure(self, predictions: Predictions) -> Figure | None:
@@ -75,8 +86,9 @@ class MatthewsCorrelation(LabelMetric):
             true, predicted, both = confusion.by_label(counts)
             total = confusion.rows(counts).sum(axis=1)
             covariance = both.sum(axis=1) * total - (true * predicted).sum(axis=1)
-            variances = (total**2 - (predicted**2).sum(axis=1)) * (total**2 - (true**2).sum(axis=1))
-            return share(covariance, np.sqrt(variances))
+            of_labels = total**2 - (true**2).sum(axis=1)
+            values = share(covariance, np.sqrt((total**2 - (predicted**2).sum(axis=1)) * of_labels))
+            return np.where(of_labels > 0, values, np.nan)
 
         return figure
 
@@ -91,8 +103,14 @@ class _Averaged(SumMetric):
 
     def _compute(self, predictions: Labels, references: Labels, **_: Any) -> dict[str, float]:
         predictions, references = np.asarray(predictions), np.asarray(references)
+        if references.ndim == 2:
+            return super()._compute(predictions=predictions, references=references)
         average = self._average or self._default_average(predictions, references)
-        return {self.name: float(type(self)._score(references, predictions, average=average, zero_division=0))}
+        value = float(type(self)._score(references, predictions, average=average, zero_division=0))
+        if average == "binary":
+            true, predicted = ((side == 1).sum() for side in (references, predictions))
+            value = value if np.isfinite(pooled(type(self)._of_counts, true, predicted, np.zeros(()))) else math.nan
+        return {self.name: value}
 
     def _default_average(self, predictions: Labels, references: Labels) -> str:
         if self.config_name == "default":  # evaluate's default
@@ -104,11 +122,7 @@ class _Averaged(SumMetric):
 
     def of_sums(self, sums: Floats) -> Floats:
         counts = np.split(sums, 3, axis=1)  # (D, L) each
-        if self._average == "micro":
-            return type(self)._of_counts(*(count.sum(axis=1) for count in counts))
-        scores = type(self)._of_counts(*counts)
-        weights = counts[0] if self._average == "weighted" else np.ones_like(scores)
-        return share((scores * weights).sum(axis=1), weights.sum(axis=1))
+        return self._of_label_counts(*counts)
 
     def row_statistics(self, predictions: Predictions) -> Floats | None:
         return None if isinstance(predictions, OneLabel) else super().row_statistics(predictions)
@@ -119,30 +133,33 @@ class _Averaged(SumMetric):
         return lambda counts: self._of_label_counts(*predictions.confusion.by_label(counts))
 
     def _of_label_counts(self, true: Floats, predicted: Floats, both: Floats) -> Floats:
-        """(D, L) each to (D,), for rows with one label."""
+        """(D, L) each to (D,)."""
         if self._average == "micro":
-            return type(self)._of_counts(*(part.sum(axis=1) for part in (true, predicted, both)))
+            return pooled(type(self)._of_counts, *(part.sum(axis=1) for part in (true, predicted, both)))
+        if self._average is None and true.shape[1] == 2:
+            return pooled(type(self)._of_counts, true[:, 1], predicted[:, 1], both[:, 1])
         scores = type(self)._of_counts(true, predicted, both)
-        if self._average is None and scores.shape[1] == 2:
-            return scores[:, 1]
-        # A label that neither occurs nor is predicted does not count.
         weights = true if self._average == "weighted" else (true + predicted > 0).astype(np.float64)
-        return np.asarray((scores * weights).sum(axis=1) / weights.sum(axis=1))
+        return share((scores * weights).sum(axis=1), weights.sum(axis=1), np.nan)
 
 
-class _SampleAverage(MeanMetric):
-    """A mean over the rows."""
+class _SampleAverage(SumMetric):
+    """A mean over the rows that have a label or are given one."""
 
     _of_counts: ClassVar[Callable[..., Floats]]
 
-    def of_rows(self, predictions: Labels, references: Labels) -> Floats:
+    def statistics(self, predictions: Labels, references: Labels) -> Floats:
         predicted, true = np.asarray(predictions), np.asarray(references)
-        return type(self)._of_counts(*(has.sum(axis=1) for has in (true, predicted, true * predicted)))
+        counts = [has.sum(axis=1) for has in (true, predicted, true * predicted)]
+        return np.stack([type(self)._of_counts(*counts), counts[0] + counts[1] > 0], axis=1)
+
+    def of_sums(self, sums: Floats) -> Floats:
+        return share(sums[:, 0], sums[:, 1], np.nan)
 
 
 class F1(_Averaged):
-    """The harmonic mean of precision and recall: of label 1 where there are two labels, else f1_macro. From 0 to 1,
-    by scikit-learn's f1_score."""
+    """The harmonic mean of precision and recall: of label 1 where there are two labels, else f1_macro. It has no value
+    where label 1 neither occurs nor is predicted. From 0 to 1, by scikit-learn's f1_score."""
 
     _score = staticmethod(metrics.f1_score)
     _of_counts = staticmethod(f1)
@@ -168,8 +185,8 @@ class F1Weighted(F1):
 
 
 class Precision(_Averaged):
-    """The share of the rows given a label that have it: of label 1 where there are two, else precision_macro. From
-    0 to 1, by scikit-learn's precision_score."""
+    """The share of the rows given a label that have it: of label 1 where there are two, else precision_macro. It has no
+    value where label 1 neither occurs nor is predicted. From 0 to 1, by scikit-learn's precision_score."""
 
     _score = staticmethod(metrics.precision_score)
     _of_counts = staticmethod(precision)
@@ -197,8 +214,8 @@ class PrecisionWeighted(Precision):
 
 
 class Recall(_Averaged):
-    """The share of a label's rows that are given it: of label 1 where there are two, else recall_macro. From 0 to
-    1, by scikit-learn's recall_score."""
+    """The share of a label's rows that are given it: of label 1 where there are two, else recall_macro. It has no value
+    where label 1 does not occur. From 0 to 1, by scikit-learn's recall_score."""
 
     _score = staticmethod(metrics.recall_score)
     _of_counts = staticmethod(recall)
@@ -225,21 +242,21 @@ class RecallWeighted(Recall):
 
 
 class F1Samples(_SampleAverage):
-    """The mean of the rows' f1: of the labels that a row has with those that are predicted; 0 where there are none on
-    either side. From 0 to 1, by scikit-learn's f1_score."""
+    """The mean of the rows' f1, of the labels that a row has with those that are predicted. Rows with none on either
+    side do not count. From 0 to 1, by scikit-learn's f1_score."""
 
     _of_counts = staticmethod(f1)
 
 
 class PrecisionSamples(_SampleAverage):
     """The mean of the rows' precision: the share of the labels predicted that the row has; 0 where none is predicted.
-    From 0 to 1, by scikit-learn's precision_score."""
+    Rows with none on either side do not count. From 0 to 1, by scikit-learn's precision_score."""
 
     _of_counts = staticmethod(precision)
 
 
 class RecallSamples(_SampleAverage):
-    """The mean of the rows' recall: the share of the row's labels that are predicted; 0 where it has none. From 0 to 1,
-    by scikit-learn's recall_score."""
+    """The mean of the rows' recall: the share of the row's labels that are predicted; 0 where it has none. Rows with
+    none on either side do not count. From 0 to 1, by scikit-learn's recall_score."""
 
     _of_counts = staticmethod(recall)

@@ -43,8 +43,8 @@ class Mae(MeanMetric, NumberMetric):
 
 class R2(SumMetric, NumberMetric):
     """The share of the labels' variance that the predictions explain: 0 where they are no better than the labels' mean,
-    below that where they are worse. It has no value on a single row. From minus infinity to 1, by scikit-learn's
-    r2_score."""
+    below that where they are worse. It has no value where all labels are alike. From minus infinity to 1, by
+    scikit-learn's r2_score."""
 
     name: ClassVar[str] = "r2"
 
@@ -56,9 +56,7 @@ class R2(SumMetric, NumberMetric):
     def of_sums(self, sums: Floats) -> Floats:
         errors, label, squares, rows = sums.T
         spread = _spread(label, squares, rows)
-        if_equal = np.where(errors == 0, 1.0, 0.0 * errors)  # scikit-learn's value if all labels are equal
-        values = 1 - np.divide(errors, spread, out=1 - if_equal, where=spread > 0)
-        return np.where(rows < 2, np.nan, values)
+        return 1 - np.divide(errors, spread, out=np.full(len(sums), np.nan), where=spread > 0)
 
 
 class Pearson(SumMetric, NumberMetric):

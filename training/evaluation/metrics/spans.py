@@ -13,7 +13,7 @@ import numpy as np
 from datasets import List, Value
 
 from training.evaluation.metrics.definition import SumMetric
-from training.evaluation.metrics.labels import Average, Floats, f1, precision, recall, share
+from training.evaluation.metrics.labels import Average, Floats, f1, pooled, precision, recall, share
 from training.evaluation.tags import Places, count_matches, flatten
 
 Tags = Sequence[Sequence[str]]
@@ -37,7 +37,7 @@ class TagAccuracy(TagMetric):
         return np.stack(counts, axis=1).astype(np.float64)
 
     def of_sums(self, sums: Floats) -> Floats:
-        return share(sums[:, 0], sums[:, 1])
+        return share(sums[:, 0], sums[:, 1], np.nan)
 
 
 class _OfSpans(TagMetric):
@@ -52,14 +52,17 @@ class _OfSpans(TagMetric):
 
     def of_sums(self, sums: Floats) -> Floats:
         true, predicted, both = np.moveaxis(sums.reshape(len(sums), sums.shape[1] // 3, 3), 2, 0)
+        if self._average == "micro":
+            return pooled(type(self)._score, true[:, 0], predicted[:, 0], both[:, 0])
         scores = type(self)._score(true, predicted, both)
         # A type that neither occurs nor is predicted does not count.
         weights = true if self._average == "weighted" else (true + predicted > 0).astype(np.float64)
-        return share((scores * weights).sum(axis=1), weights.sum(axis=1))
+        return share((scores * weights).sum(axis=1), weights.sum(axis=1), np.nan)
 
 
 class SpanF1(_OfSpans):
-    """The harmonic mean of precision and recall, over all spans together. From 0 to 1, by seqeval's f1_score."""
+    """The harmonic mean of precision and recall, over all spans together. It has no value without spans on either side.
+    From 0 to 1, by seqeval's f1_score."""
 
     name = "f1"
     _score = staticmethod(f1)
@@ -79,7 +82,8 @@ class SpanF1Weighted(SpanF1):
 
 
 class SpanPrecision(_OfSpans):
-    """The share of predicted spans that are right. From 0 to 1, by seqeval's precision_score."""
+    """The share of predicted spans that are right. It has no value without spans on either side. From 0 to 1, by
+    seqeval's precision_score."""
 
     name = "precision"
     _score = staticmethod(precision)
@@ -100,7 +104,8 @@ class SpanPrecisionWeighted(SpanPrecision):
 
 
 class SpanRecall(_OfSpans):
-    """The share of true spans that are found. From 0 to 1, by seqeval's recall_score."""
+    """The share of true spans that are found. It has no value without true spans. From 0 to 1, by seqeval's
+    recall_score."""
 
     name = "recall"
     _score = staticmethod(recall)

@@ -5,7 +5,6 @@ All are computed from sums over rows. N rows, D sets of rows.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -14,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from datasets import Value
 
-from training.evaluation.metrics.definition import SumMetric
+from training.evaluation.metrics.definition import SumMetric, inputs_of
+from training.evaluation.predictions import Predictions
+from training.evaluation.words import find_spaceless_script, split_words
 
 Texts = Sequence[str]
 Floats = npt.NDArray[np.float64]
@@ -30,16 +31,75 @@ class TextMetric(SumMetric):
 
 class Bleu(TextMetric):
     """How many of the predictions' words, pairs, triples and quadruples of words are in the references, less where
-    predictions are too short. From 0 to 100, by sacrebleu's corpus BLEU (13a tokens, exponential smoothing)."""
+    predictions are too short. From 0 to 100, by sacrebleu's corpus BLEU with exponential smoothing. The words of a row
+    are those of sacrebleu's tokenizer zh if its reference is in Chinese, char in another script without spaces between
+    words, 13a in others. N-grams longer than all predictions do not count (sacrebleu's effective order)."""
 
     name = "bleu"
+    tokenizer: ClassVar[str | None] = None
+    """The tokenizer of all rows; None: by the script of a row's reference."""
 
-    def statistics(self, **inputs: Any) -> Floats:
-        return _row_statistics(_bleu(), **inputs)
+    def statistics(self, predictions: Texts, references: Texts, **_: Any) -> Floats:
+        found = np.zeros((len(references), 10))
+        for name, rows in self.tokenizers(references).items():
+            texts = ([side[row] for row in rows] for side in (predictions, references))
+            found[rows] = _row_statistics(_bleu(name), *texts)
+        return found
 
     def of_sums(self, sums: Floats) -> Floats:
         bleu = _bleu()
-        return np.array([bleu._compute_score_from_stats(line.astype(np.int64).tolist()).score for line in sums])
+        scores = [bleu._compute_score_from_stats(line).score for line in sums.astype(np.int64).tolist()]
+        return np.where(sums[:, 1] > 0, scores, np.nan)  # the references' tokens
+
+    def tokenizers(self, references: Texts) -> dict[str, list[int]]:
+        """The rows by the tokenizer that splits them."""
+        chosen: dict[str, list[int]] = {}
+        for row, text in enumerate(references):
+            chosen.setdefault(self.tokenizer or TOKENIZERS[find_spaceless_script(text)], []).append(row)
+        return chosen
+
+    def remark(self, predictions: Predictions) -> str:
+        """The tokenizers, unless all rows have the usual one."""
+        references = inputs_of(self.name, self, predictions)["references"]
+        chosen = {name: len(rows) for name, rows in self.tokenizers(references).items()}
+        if self.tokenizer or not chosen.keys() - {"13a"}:
+            return ""
+        bleu = _bleu(max(chosen, key=lambda name: chosen[name]))
+        bleu.num_refs = 1
+        rows = ", ".join(f"{name} for {count:,} rows" for name, count in sorted(chosen.items()))
+        others = " or ".join(f"bleu_{name}" for name in sorted(chosen))
+        return (
+            f"sacrebleu's tokenizer is {rows}, by the script of the references ({bleu.get_signature()}). For one "
+            f"tokenizer, name {others} in evaluation.metrics."
+        )
+
+
+class Bleu13a(Bleu):
+    """bleu with sacrebleu's tokenizer 13a for all rows, which splits at spaces and signs. From 0 to 100."""
+
+    name = "bleu_13a"
+    tokenizer = "13a"
+
+
+class BleuIntl(Bleu):
+    """bleu with sacrebleu's tokenizer intl for all rows, which splits at the signs of all scripts. From 0 to 100."""
+
+    name = "bleu_intl"
+    tokenizer = "intl"
+
+
+class BleuZh(Bleu):
+    """bleu with sacrebleu's tokenizer zh for all rows: each Chinese character is a word. From 0 to 100."""
+
+    name = "bleu_zh"
+    tokenizer = "zh"
+
+
+class BleuChar(Bleu):
+    """bleu with sacrebleu's tokenizer char for all rows: each character is a word. From 0 to 100."""
+
+    name = "bleu_char"
+    tokenizer = "char"
 
 
 class Chrf(TextMetric):
@@ -53,7 +113,8 @@ class Chrf(TextMetric):
 
     def of_sums(self, sums: Floats) -> Floats:
         chrf = _chrf()
-        return np.array([chrf._compute_score_from_stats(line.tolist()).score for line in sums])
+        scores = [chrf._compute_score_from_stats(line.tolist()).score for line in sums]
+        return np.where(sums[:, 1::3].any(axis=1), scores, np.nan)
 
 
 def _row_statistics(metric: Any, predictions: Texts, references: Texts) -> Floats:
@@ -61,10 +122,15 @@ def _row_statistics(metric: Any, predictions: Texts, references: Texts) -> Float
     return np.array(metric._extract_corpus_statistics(list(predictions), [list(references)]), np.float64)
 
 
-def _bleu() -> Any:
+def _bleu(tokenizer: str = "13a") -> Any:
     from sacrebleu.metrics.bleu import BLEU  # here, because the import takes a third of a second
 
-    return BLEU()
+    # The effective order changes nothing unless all predictions have fewer than four words.
+    return BLEU(tokenize=tokenizer, effective_order=True)
+
+
+TOKENIZERS = {"": "13a", "chinese": "zh", "other": "char"}
+"""Sacrebleu's tokenizer by the script of a reference."""
 
 
 def _chrf() -> Any:
@@ -76,16 +142,17 @@ def _chrf() -> Any:
 class _MeanOfTexts(TextMetric):
     """The mean of a value of each row."""
 
-    def _of_row(self, prediction: str, reference: str) -> float:
+    def _of_row(self, prediction: str, reference: str) -> float | None:
+        """None: the row does not count."""
         raise NotImplementedError
 
     def statistics(self, **inputs: Any) -> Floats:
         texts = zip(inputs["predictions"], inputs["references"], strict=True)
-        found = [(self._of_row(*both), 1.0) for both in texts]
-        return np.array(found, np.float64).reshape(len(found), 2)
+        found = [self._of_row(*both) for both in texts]
+        return np.array([(0.0, 0.0) if value is None else (value, 1.0) for value in found]).reshape(len(found), 2)
 
     def of_sums(self, sums: Floats) -> Floats:
-        return np.asarray(sums[:, 0] / sums[:, 1])
+        return np.divide(sums[:, 0], sums[:, 1], out=np.full(len(sums), np.nan), where=sums[:, 1] > 0)
 
 
 class ExactMatch(_MeanOfTexts):
@@ -98,19 +165,21 @@ class ExactMatch(_MeanOfTexts):
 
 
 class Rouge1(_MeanOfTexts):
-    """The mean F-score of the words that a prediction and its reference share. Words are runs of the letters a to z and
-    of digits, in lower case, with their endings. From 0 to 1, as by rouge-score's rouge1."""
+    """The mean F-score of the words that a prediction and its reference share. Words are runs of letters and digits in
+    lower case, with their endings; in scripts without spaces between words, characters. References without a word do
+    not count. From 0 to 1, in English as by rouge-score's rouge1."""
 
     name = "rouge1"
     _order = 1
 
-    def _of_row(self, prediction: str, reference: str) -> float:
-        ours, theirs = (_runs(_words(text), self._order) for text in (prediction, reference))
+    def _of_row(self, prediction: str, reference: str) -> float | None:
+        ours, theirs = (_runs(split_words(text), self._order) for text in (prediction, reference))
         return _f1((ours & theirs).total(), ours.total(), theirs.total())
 
 
 class Rouge2(Rouge1):
-    """The same of pairs of words in a row. From 0 to 1, as by rouge-score's rouge2."""
+    """The same of pairs of words in a row. References of one word do not count. From 0 to 1, in English as by
+    rouge-score's rouge2."""
 
     name = "rouge2"
     _order = 2
@@ -118,25 +187,22 @@ class Rouge2(Rouge1):
 
 class RougeL(_MeanOfTexts):
     """The same of the longest sequence of words that both have in this order, others between them or not. From 0 to 1,
-    as by rouge-score's rougeL."""
+    in English as by rouge-score's rougeL."""
 
     name = "rougeL"
 
-    def _of_row(self, prediction: str, reference: str) -> float:
-        ours, theirs = _words(prediction), _words(reference)
+    def _of_row(self, prediction: str, reference: str) -> float | None:
+        ours, theirs = split_words(prediction), split_words(reference)
         return _f1(_longest_shared(ours, theirs), len(ours), len(theirs))
-
-
-def _words(text: str) -> list[str]:
-    return re.findall("[a-z0-9]+", text.lower())
 
 
 def _runs(words: list[str], length: int) -> Counter[tuple[str, ...]]:
     return Counter(tuple(words[start : start + length]) for start in range(len(words) - length + 1))
 
 
-def _f1(both: int, ours: int, theirs: int) -> float:
-    return 2 * both / (ours + theirs) if both else 0.0
+def _f1(both: int, ours: int, theirs: int) -> float | None:
+    """None if the reference, `theirs`, has nothing to find."""
+    return 2 * both / (ours + theirs) if theirs else None
 
 
 def _longest_shared(first: list[str], second: list[str]) -> int:
