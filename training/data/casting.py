@@ -14,6 +14,7 @@ from training.data.blocks import Block, MissingColumns
 from training.data.faults import Fault, shorten
 from training.data.lists import NESTED, Wrong, from_arrow, from_json, half_character_fault, split_at, texts_as_json
 from training.data.mappings import BOOLEANS, WHOLE_NUMBER
+from training.data.mojibake import is_single_byte, misread_texts
 from training.data.plain_types import is_list, plain, with_label_names
 from training.problems import Problem, UserError
 from training.recipe.column_types import Form
@@ -136,9 +137,16 @@ def _decode(name: str, column: pa.Array, wanted: SourceColumns, block: Block) ->
     if not any(check(column.type) for check in _BYTES):
         return column, {}
     decoded, invalid = decode_texts(column)
+    encoding = wanted.data.encoding
+    garbled = misread_texts(decoded, encoding) if is_single_byte(encoding) else {}
+    wrong: Wrong = {
+        place: ("encoding", f"is UTF-8, not {encoding}", f" (column {name!r}: {shorten(meant)})")
+        for place, meant in garbled.items()
+    }
     if block.spelt and wanted.data.source != "csv":  # Python texts, which were decoded before
-        return decoded, dict.fromkeys(invalid, half_character_fault(name))
-    return decoded, {place: ("encoding", "is not UTF-8 text", f" (column {name!r})") for place in invalid}
+        return decoded, wrong | dict.fromkeys(invalid, half_character_fault(name))
+    description = f"is not {'UTF-8' if encoding == 'utf-8' else encoding} text"
+    return decoded, wrong | {place: ("encoding", description, f" (column {name!r})") for place in invalid}
 
 
 def _cast(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> tuple[pa.Array, Wrong]:

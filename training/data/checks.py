@@ -18,6 +18,8 @@ from training.data.blocks import Block
 from training.data.duplicates import DuplicateTexts
 from training.data.faults import Faults
 from training.data.lists import flat_values, row_sums, rows_with_any
+from training.data.mojibake import garbled_texts
+from training.data.plain_types import is_list
 from training.data.row_statistics import MISSING_WORDS, SplitStatistics, whole_number
 from training.recipe.source_columns import SourceColumns, StoredColumn
 
@@ -77,6 +79,23 @@ def missing_label(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple
             yield f"has no label in column {column.source_name!r}", _missing(rows, column)
         if column.form == "labels":
             yield f"has an empty label in column {column.source_name!r}", _with_blank(rows.column(column.name))
+
+
+def garbled_text(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[str, Mask, str]]:
+    """Texts and labels that an earlier program damaged: UTF-8 read in another encoding (`CafÃ©`), U+FFFD, and byte
+    order marks."""
+    for column in wanted.columns:
+        if column.form in ("number", "boolean"):
+            continue
+        values = rows.column(column.name)
+        row_of = pc.list_parent_indices(values).to_numpy() if is_list(values.type) else np.arange(len(values))
+        masks: dict[str, Mask] = {}
+        examples: dict[str, str] = {}
+        for place, description, example in garbled_texts(flat_values(values)):
+            masks.setdefault(description, np.zeros(len(values), bool))[row_of[place]] = True
+            examples.setdefault(description, example)
+        for description, mask in masks.items():
+            yield f"{description} in column {column.source_name!r}", mask, examples[description]
 
 
 _WORDS = {"text": "text", "texts": "texts"}
@@ -374,6 +393,13 @@ ROW_CHECKS: dict[str, RowCheck] = {
 }
 """Each takes the rows of one block and yields descriptions of faults, each with the mask of its rows."""
 
+RowRemark = Callable[[pa.RecordBatch, SourceColumns], Iterator[tuple[str, "Mask", str]]]
+
+ROW_REMARKS: dict[str, RowRemark] = {
+    "garbled_text": garbled_text,
+}
+"""The same for rows that are kept, with an example."""
+
 SPLIT_CHECKS: dict[str, SplitCheck] = {
     "no_rows": no_rows,
     "unknown_label": unknown_label,
@@ -413,7 +439,11 @@ def without_faulty(block: Block, statistics: SplitStatistics, faults: Faults) ->
         (check, *finding) for check, find in ROW_CHECKS.items() for finding in find(block.rows, statistics.wanted)
     )
     block = _leave_out(block, row_findings, statistics, faults)
-    return _leave_out(block, statistics.wanted.task_type.faults(block.rows), statistics, faults)
+    block = _leave_out(block, statistics.wanted.task_type.faults(block.rows), statistics, faults)
+    for check, remark_on in ROW_REMARKS.items():
+        for description, mask, example in remark_on(block.rows, statistics.wanted):
+            faults.add(block.where, check, description, block.numbers[mask].tolist(), example)
+    return block
 
 
 def _leave_out(

@@ -46,6 +46,10 @@ ADVICE = {
         "correct the quotation mark, or, where such marks belong to the text, set data.quoting: none; if all of this "
         "is one text, data.checks.merged_rows: ignore."
     ),
+    "garbled_text": (
+        "write these rows anew from their source, or repair them, such as by the package ftfy; if they are meant so, "
+        "set data.checks.garbled_text: ignore."
+    ),
     "header_row": (
         "if the table has no header, name its columns in data.header; if these are names, data.checks.header_row: "
         "ignore."

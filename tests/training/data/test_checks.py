@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tests.training.data.task_types import CLASSIFICATION
-from training.data.checks import LEAVES_OUT, ROW_CHECKS, SET_CHECKS, SPLIT_CHECKS
+from training.data.checks import LEAVES_OUT, ROW_CHECKS, ROW_REMARKS, SET_CHECKS, SPLIT_CHECKS
 from training.data.load_rows import load
 from training.problems import Problem, UserError
 from training.recipe import Data
@@ -51,7 +51,7 @@ def texts(folder: Path, split: str = "train") -> list[str]:
 
 
 def test_every_check_has_a_level_and_every_level_a_check() -> None:
-    assert {*FOUND_WHILE_READING, *ROW_CHECKS, *SPLIT_CHECKS, *SET_CHECKS, "truncated"} == set(LEVELS)
+    assert {*FOUND_WHILE_READING, *ROW_CHECKS, *ROW_REMARKS, *SPLIT_CHECKS, *SET_CHECKS, "truncated"} == set(LEVELS)
     assert set(ROW_CHECKS) < set(LEAVES_OUT) < set(LEVELS)
 
 

@@ -20,6 +20,7 @@ LEVELS: dict[str, Level] = {
     "blank_text": "error",
     "long_text": "error",
     "missing_label": "error",
+    "garbled_text": "warning",
     "no_rows": "error",
     "unknown_label": "error",
     "single_label": "error",
