@@ -399,6 +399,7 @@ def test_a_chat_template_counts_by_its_content_wherever_it_lies_and_whatever_the
         (b"\xff", "is not UTF-8 text: name a Jinja file."),
         (b"{{ 1\n{% if %}", "is no Jinja: line 2: "),
         (b"{% generation %}", "is no Jinja: line 1: "),
+        (b"\xef\xbb\xbf{{ 1 }}", "begins with a byte order mark, with which every conversation would begin: "),
     ],
 )
 def test_a_chat_template_that_is_none_is_refused_before_anything_runs(

@@ -64,6 +64,11 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         tell = progress_of_rows(events, split, before, total)
         answers = predict(task_type, network, rows, collate, batch_size, settings.mixed_precision, tell)
         if rank() == 0:
+            if cut := task_type.cut_texts(answers, network):
+                events.warning(
+                    f"{cut} of {len(answers)} texts generated for {split} reached options.max_new_tokens and were cut, "
+                    "as metrics see them: raise it if targets are longer; else the model has not learned to end texts."
+                )
             answers = task_type.decode(answers, tokenizer)
         if settings.answered_prompts:
             found = answer("the model", task_type, network, tokenizer, rows, settings, split, events)

@@ -97,7 +97,7 @@ def set_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
     begin, end = tokenizer.cls_token_id if bos is None else bos, tokenizer.sep_token_id if eos is None else eos
     vocabulary = model.config.get_text_config().vocab_size
     for settings in (model.config, model.generation_config):
-        known = [token for token in _listed(settings.eos_token_id) if token < vocabulary]
+        known = [token for token in listed(settings.eos_token_id) if token < vocabulary]
         ends = [*([] if end is None else [end]), *(token for token in known if token != end)]
         settings.eos_token_id = ends if len(ends) > 1 else next(iter(ends), None)
         if begin is not None or (settings.bos_token_id or 0) >= vocabulary:
@@ -110,13 +110,13 @@ def set_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
 def add_end_token(model: PreTrainedModel, token: int) -> None:
     """Adds a token to the end tokens of the model."""
     for settings in (model.config, model.generation_config):
-        if token not in (known := _listed(settings.eos_token_id)):
+        if token not in (known := listed(settings.eos_token_id)):
             settings.eos_token_id = [*known, token] if known else token
 
 
 def drop_end_tokens(text: Ids, settings: GenerationConfig) -> Ids:
     """The tokens of a text without trailing end tokens, so that it can be continued."""
-    ends = _listed(settings.eos_token_id)
+    ends = listed(settings.eos_token_id)
     while len(text) and text[-1] in ends:
         text = text[:-1]
     return text
@@ -162,7 +162,7 @@ def generate_answers(
     import numpy as np
     import torch
 
-    edges = (settings.bos_token_id, *_listed(settings.eos_token_id))
+    edges = (settings.bos_token_id, *listed(settings.eos_token_id))
     begin = next((token for token in edges if token is not None), 0)
     max_length = limit_to_positions(model, settings, max_length)
     answers: list[Answer] = []
@@ -181,7 +181,7 @@ def generate_answers(
             )  # (N, T + S)
         new = generated[:, width:]
         texts = tokenizer.batch_decode(new, skip_special_tokens=True)
-        is_end = np.isin(new.cpu().numpy(), _listed(settings.eos_token_id))  # (N, S)
+        is_end = np.isin(new.cpu().numpy(), listed(settings.eos_token_id))  # (N, S)
         ended: Any = is_end.any(axis=1)  # (N,)
         tokens = np.where(ended, is_end.argmax(axis=1) + 1, new.shape[1])
         found = zip(texts, tokens.tolist(), map(len, rows), ended.tolist(), strict=True)
@@ -199,5 +199,5 @@ def limit_to_positions(model: PreTrainedModel, settings: GenerationConfig, max_l
     return min(max_length, positions - settings.max_new_tokens)
 
 
-def _listed(tokens: int | list[int] | None) -> list[int]:
+def listed(tokens: int | list[int] | None) -> list[int]:
     return [] if tokens is None else tokens if isinstance(tokens, list) else [tokens]

@@ -151,7 +151,9 @@ class Seq2Seq(TaskType):
         targets = encoder.encode_targets(rows.column("target").to_pylist(), most)
         columns |= {"label": list_column(targets.ids.astype(np.int64), targets.lengths), "targets": targets.lengths}
         columns |= {"reference": rows.column("target")}
-        return Features(pa.RecordBatch.from_pydict(columns), sources.lost, targets.lost)
+        rows_of_tokens = np.repeat(np.arange(len(targets.lengths)), targets.lengths)
+        unwritable = len(np.unique(rows_of_tokens[targets.ids == (-1 if encoder.unk is None else encoder.unk)]))
+        return Features(pa.RecordBatch.from_pydict(columns), sources.lost, targets.lost, unwritable=unwritable)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadToLongest:
         from training.batching.batches import PadSourceAndTarget
@@ -196,6 +198,18 @@ class Seq2Seq(TaskType):
             sums = sums_by_row(outputs["logits"], batch["labels"])
             columns |= {name: sums[name] for name in ("loss", "targets")}
         return pa.RecordBatch.from_pydict(columns)
+
+    def cut_texts(self, predictions: pa.Table, model: PreTrainedModel) -> int:
+        """The generated texts without an end token."""
+        import numpy as np
+
+        from training.task_types.generation import listed
+
+        if "prediction" not in predictions.column_names:
+            return 0
+        ends = listed(self.options.settings_for(model).eos_token_id)
+        # A generated text begins with the decoder's start token, which may be an end token.
+        return sum(not np.isin(ids[1:], ends).any() for ids in predictions["prediction"].to_pylist())
 
     def decode(self, predictions: pa.Table, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
         """`prediction` as a text without special tokens."""

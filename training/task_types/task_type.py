@@ -207,6 +207,10 @@ class OptionalHooks:
 
     # Evaluation
 
+    def cut_texts(self, predictions: pa.Table, model: PreTrainedModel) -> int:
+        """The texts among the predictions, before `decode`, that were cut at options.max_new_tokens."""
+        return 0
+
     def decode(self, predictions: pa.Table, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
         """The predictions as they are stored, with texts in place of token ids."""
         return predictions

@@ -44,6 +44,8 @@ class Encoder(ABC):
     max_length: int
     eos: int | None
     """The tokenizer's eos token, if it has one."""
+    unk: int | None
+    """The token for what the tokenizer cannot write, unless it is the eos token too."""
     chat: Chat | None
     """The chat template, if the tokenizer has one."""
 
@@ -97,12 +99,14 @@ class FastEncoder(Encoder):
         side: str,
         split_special_tokens: bool,
         eos: int | None,
+        unk: int | None = None,
         chat: Chat | None = None,
     ) -> None:
         """Truncates on this `side`. With `split_special_tokens`, special tokens in a text are encoded as text."""
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = split_special_tokens
         self.max_length, self.eos, self.chat = max_length, eos, chat
+        self.unk = None if unk == eos else unk
         self.tokenizer = tokenizer
         self._side = side
         self._truncate()
@@ -234,13 +238,17 @@ def load_encoder(folder: Path, max_length: int) -> FastEncoder:
     tokenizer.add_tokens([AddedToken(token, special=True) for token in named if token not in known])
     if tokenizer.post_processor is None:
         tokenizer.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1")
-    eos = settings.get("eos_token")
+    eos, unk = (
+        None if token is None else tokenizer.token_to_id(token)
+        for token in map(settings.get, ("eos_token", "unk_token"))
+    )
     return FastEncoder(
         tokenizer,
         max_length,
         side=settings.get("truncation_side") or (tokenizer.truncation or {}).get("direction", "right"),
         split_special_tokens=bool(settings.get("split_special_tokens", False)),
-        eos=None if eos is None else tokenizer.token_to_id(eos),
+        eos=eos,
+        unk=unk,
         chat=chat_template(folder),
     )
 

@@ -34,6 +34,9 @@ class Features:
     wordless: Sequence[str] = ()
     """The words without a token in rows that are not truncated."""
 
+    unwritable: int = 0
+    """The targets with a token for what the tokenizer cannot write."""
+
     def numbered(self, before: int) -> pa.RecordBatch:
         """`rows` with the column `row` raised by `before`, the number of rows of the data in earlier blocks."""
         place = self.rows.schema.get_field_index("row")

@@ -93,7 +93,7 @@ def write_tokens(
                     progress(done + statistics.rows, total)
         done += statistics.rows
     problems = [] if level == "ignore" else list(truncation_problems(by_split, encoder.max_length, level))
-    problems += [*joined_problems(by_split), *wordless_problems(by_split)]
+    problems += [*joined_problems(by_split), *wordless_problems(by_split), *unwritable_problems(by_split)]
     if any(problem.level == "error" for problem in problems):
         raise UserError(problems)
     problems += task_type.tokenizer_problems(encoder, columns)
@@ -153,7 +153,11 @@ class TokenStatistics:
     """Words without a token that are not truncated."""
     first_wordless: str = ""
 
+    unwritable: int = 0
+    """Targets with a token for what the tokenizer cannot write."""
+
     def add(self, features: Features, rows: int) -> None:
+        self.unwritable += features.unwritable
         self.wordless += len(features.wordless)
         self.first_wordless = self.first_wordless or next(iter(features.wordless), "")
         self._count(features.rows.column("length").to_numpy(), features.lost, rows, features.longest)
@@ -230,6 +234,18 @@ def wordless_problems(by_split: Mapping[str, TokenStatistics]) -> Iterator[Probl
             message = (
                 f"{words} no token, such as {found.first_wordless!a}: their tags are not learned, and they count as "
                 "O in metrics. Remove such words, and begin spans at the word after them."
+            )
+            yield Problem(kind="tokens", where=split, message=message, level="warning")
+
+
+def unwritable_problems(by_split: Mapping[str, TokenStatistics]) -> Iterator[Problem]:
+    """A problem for each split with targets that no model with this tokenizer can write."""
+    for split, found in by_split.items():
+        if found.unwritable:
+            message = (
+                f"{found.unwritable:,} of {found.rows:,} targets have characters that the tokenizer does not know, as "
+                "that of T5 does not know { and }: the model cannot write them, and exact_match never counts them as "
+                "right. Replace the characters, or choose a model that knows them."
             )
             yield Problem(kind="tokens", where=split, message=message, level="warning")
 

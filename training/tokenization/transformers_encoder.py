@@ -42,6 +42,7 @@ def load_encoder(tokenizer: Path, model: Path, max_length: int) -> Encoder:
             side=loaded.truncation_side,
             split_special_tokens=loaded.split_special_tokens,
             eos=loaded.eos_token_id,
+            unk=loaded.unk_token_id,
             chat=chat_of(loaded),
         )
     return PythonEncoder(loaded, max_length)
@@ -80,6 +81,7 @@ class PythonEncoder(Encoder):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         self.max_length, self.eos, self.chat = max_length, tokenizer.eos_token_id, chat_of(tokenizer)
+        self.unk = None if tokenizer.unk_token_id == self.eos else tokenizer.unk_token_id
         self._tokenizer = tokenizer
 
     @property

@@ -22,20 +22,22 @@ from transformers.trainer_pt_utils import LabelSmoother
 
 from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
+from tests.training.vocabularies import WORD_PIECES, save_repository, word_pieces
 from training.batching.batches import TokenRows
 from training.distributed import fsdp
 from training.engine.serving import Predictor
 from training.evaluation import metrics
 from training.evaluation.generated_texts import Generated
 from training.evaluation.metrics.bootstrap_figures import figures
-from training.jobs.protocol import Events, Job
+from training.jobs.protocol import Events, Job, read_events
 from training.models.loading import load_for_training, load_tokenizer, load_trained
 from training.problems import UserError
 from training.programs import compare, create_model, predict, score
 from training.recipe import ResolvedCompute, Training
 from training.task_types.seq2seq import Seq2Seq
+from training.tokenization import encoder as encoder_module
 from training.tokenization import transformers_encoder
-from training.tokenization.token_files import tokenize
+from training.tokenization.token_files import tokenize, write_tokens
 
 WORDS = {"cat": "Katze", "dog": "Hund", "red": "rot", "tall": "groß", "runs": "rennt", "sleeps": "schläft"}
 CONFIG = {"model_type": "t5", "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 150}
@@ -103,6 +105,19 @@ def test_targets_that_are_cut_are_counted_and_reported_with_the_option_that_cuts
     assert f"5 cuts {len(lost)} of 120 targets of train" in report["problems"][0]["message"]
     with pytest.raises(UserError, match=r"options\.max_target_length: 2 leaves no room for a target"):
         tokenize(Seq2Seq({"max_target_length": 2}), world / "data", world / "base/output/tokenizer", tmp_path, 32)
+
+
+def test_targets_with_a_character_that_the_tokenizer_does_not_know_are_counted(tmp_path: Path) -> None:
+    rows = pa.table({"source": ["{ a }"] * 3, "target": ["the dog", "the {", "{ } fox {"]})
+    (tmp_path / "data").mkdir()
+    with pa.OSFile(str(tmp_path / "data/train.arrow"), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
+        writer.write_table(rows)
+    folder = save_repository(tmp_path / "it", "t5", word_pieces(), WORD_PIECES)
+    for load in (encoder_module.load_encoder(folder, 32), transformers_encoder.load_encoder(folder, folder, 32)):
+        write_tokens(Seq2Seq({}), tmp_path / "data", load, tmp_path / "tokens", "warning", lambda done, total: None)
+        (found,) = json.loads((tmp_path / "tokens/log/report.json").read_text())["problems"]
+        assert found["where"] == "train"
+        assert found["message"].startswith("2 of 3 targets have characters that the tokenizer does not know")
 
 
 def save_mbart(folder: Path, **languages: str) -> Path:
@@ -284,6 +299,15 @@ def test_the_text_generated_for_a_row_is_independent_of_the_other_rows_in_the_ba
     assert one["prediction"].to_pylist() == many["prediction"].to_pylist()
     assert len(set(one["prediction"].to_pylist())) > 1
     np.testing.assert_allclose(one["loss"].to_numpy(), many["loss"].to_numpy(), rtol=1e-5)
+
+
+def test_texts_that_are_cut_at_the_limit_are_counted_in_a_warning(world: Path, trained: Path, tmp_path: Path) -> None:
+    for most, expected in ((64, 0), (1, 30)):
+        job_dir = tmp_path / str(most)
+        predicted(world, trained / "output/model", job_dir, 16, max_new_tokens=most)
+        warnings = [event["message"] for event in read_events(job_dir / "events.jsonl", 0, ["warning"])[0]]
+        cut = [message for message in warnings if "reached options.max_new_tokens and were cut" in message]
+        assert cut == [] if expected == 0 else cut[0].startswith(f"{expected} of 30 texts generated for validation")
 
 
 def test_answers_are_what_the_exported_model_generates_by_itself_with_the_options_over_its_own_settings(
