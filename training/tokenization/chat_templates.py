@@ -151,10 +151,8 @@ def require_template(file: Path) -> None:
     try:
         text = file.read_text(encoding="utf-8")
         if text.startswith("\ufeff"):
-            message = (
-                f"{str(file)!r} begins with a byte order mark, with which every conversation would begin: save it as "
-            )
-            raise _error(f"{message}UTF-8 without the mark.")
+            message = f"{str(file)!r} begins with a byte order mark, with which every conversation would begin: "
+            raise _error(f"{message}save it as UTF-8 without the mark.")
         Environment(extensions=[Generation, "jinja2.ext.loopcontrols"]).parse(text)
     except OSError as error:
         raise _error(f"{str(file)!r} cannot be read ({error.strerror}): name a Jinja file.") from error
