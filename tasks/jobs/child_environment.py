@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 
 from tasks.cache.settings import ACCESS_TOKENS, ENVIRONMENT, WITHOUT_TERMINAL
 from training.jobs.resources import cores
-from training.jobs.search_path import VARIABLE, python_path, search_path
+from training.jobs.search_path import VARIABLE, search_path, start_variables
 
 PASS_ENV = "FINETUNE_PASS_ENV"
 """The variable in which the user names further ones for the programs of jobs: `NAME,OTHER_*`."""
@@ -117,8 +117,8 @@ def added_environment(added: Mapping[str, str]) -> dict[str, str]:
     env = {name: os.environ.get(name, value) for name, value in defaults.items()}
     # A checkout comes first: a `training` folder of the user's must not hide ours. Programs then take over the search
     # path of this process, so that both import the same modules.
-    env["PYTHONPATH"] = python_path()
+    env |= start_variables()
     env[VARIABLE] = os.pathsep.join(search_path())
-    env |= {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+    env |= {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
     env |= {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
     return {**env, **added}

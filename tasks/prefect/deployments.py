@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from tasks.prefect import servers
 from tasks.prefect.servers import PREFECT, VARIABLES, ServicesFailed
+from training.jobs.search_path import start_variables
 from training.problems import Problem, UserError, nearest
 from training.recipe import SWEEP_ENTRYPOINT, parse, parse_batch_prediction, parse_sweep, read_entries
 
@@ -106,7 +108,8 @@ def ensure_pools(names: Iterable[str]) -> None:
 def deploy(file: Path) -> None:
     """Deploys all deployments of the file. Raises ServicesFailed with Prefect's output."""
     argv = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
-    run = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    env = {**os.environ, **start_variables()}
+    run = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if run.returncode:
         raise ServicesFailed(f"{file} was not deployed. Prefect's output:\n{(run.stdout + run.stderr).strip()}")
 

@@ -19,7 +19,7 @@ from tasks.cache import settings
 from tasks.jobs.child_environment import PREFECT_SERVER, server_environment
 from tasks.prefect import servers
 from training.jobs.processes import die_with_parent
-from training.jobs.search_path import python_path
+from training.jobs.search_path import start_variables
 from training.problems import Problem, UserError
 
 START_TIMEOUT_S = 90.0
@@ -85,11 +85,9 @@ def _start_and_wait(meanwhile: Callable[[], None]) -> str:
 
 
 def _start_server(port: int, descriptor: int) -> subprocess.Popen[bytes]:
-    # The working directory is not searched: the user may have a folder named `tasks`.
-    path = {"PYTHONSAFEPATH": "1", "PYTHONPATH": python_path()}
     return subprocess.Popen(
         [sys.executable, "-m", "tasks.prefect.prefect_server", str(port), f"--fd={descriptor}", "--for-one-run"],
-        env={**server_environment(PREFECT_SERVER), "FINETUNE_HOME": str(settings.home()), **path},
+        env={**server_environment(PREFECT_SERVER), "FINETUNE_HOME": str(settings.home()), **start_variables()},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -37,6 +37,7 @@ from tasks.prefect.servers import (
     worker_is_online,
 )
 from training.jobs.processes import send, start_ticks
+from training.jobs.search_path import start_variables
 from training.problems import Problem, UserError
 
 STOP_TIMEOUT_S = 90.0
@@ -136,7 +137,7 @@ def _build_environment() -> dict[str, str]:
     """This process's environment without the addresses of an earlier `finetune up`."""
     dropped = {variable for name, variable in VARIABLES.items() if not _names_other_server(name)}
     inherited = {name: value for name, value in os.environ.items() if name not in dropped}
-    return inherited | {"FINETUNE_HOME": str(settings.home())}
+    return inherited | {"FINETUNE_HOME": str(settings.home())} | start_variables()
 
 
 def _require_free(ports: dict[str, int]) -> None:

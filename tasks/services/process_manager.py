@@ -80,6 +80,9 @@ class Service:
     ready: Callable[[], bool]
     sockets: tuple[socket.socket, ...] = ()
     """Passed to the program at each start, with the same descriptors."""
+    own_folder: bool = True
+    """Whether it runs in its folder: uvicorn imports from the working directory first, and Prefect reads settings in
+    it. The worker runs where `finetune up` was started, as recipes name files there."""
     supervisor: subprocess.Popen[bytes] | None = None
     starts: int = 0
     started: float = 0.0
@@ -92,6 +95,7 @@ class Service:
         self.supervisor = subprocess.Popen(
             [*supervise, sys.executable, "-m", *self.argv],
             env=self.environment(),
+            cwd=job if self.own_folder else None,
             stdin=subprocess.PIPE,  # the end of this program closes the pipe, which ends the service
             pass_fds=[listening.fileno() for listening in self.sockets],
             start_new_session=True,
@@ -197,7 +201,7 @@ def _build_services(ports: dict[str, int]) -> list[Service]:
             ["tasks.prefect.prefect_server", str(prefect), *(f"--fd={listening.fileno()}" for listening in sockets)],
             partial(server_environment, PREFECT_SERVER),
             partial(is_healthy, f"http://127.0.0.1:{prefect}/api"),
-            tuple(sockets),
+            sockets=tuple(sockets),
         ),
         Service(
             MLFLOW,
@@ -210,6 +214,7 @@ def _build_services(ports: dict[str, int]) -> list[Service]:
             ["prefect", "--no-prompt", "worker", "start", *worker_options],
             lambda: os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "2"},
             partial(worker_is_online, datetime.now(UTC)),
+            own_folder=False,
         ),
     ]
 

@@ -192,6 +192,23 @@ def test_mlflow_server_of_a_home_that_was_moved_serves_the_files_where_they_are_
     assert location == (moved / "mlartifacts" / "small").as_uri()
 
 
+@pytest.mark.parametrize("own_folder", [True, False])
+def test_no_service_imports_files_of_the_folder_in_which_up_was_started(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_folder: bool
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.chdir(tmp_path)
+    environment = lifecycle._build_environment()
+    service = process_manager.Service(
+        "mlflow", ["json.tool", os.devnull], lambda: environment, lambda: True, own_folder=own_folder
+    )
+    service.start()
+    assert service.supervisor is not None
+    service.supervisor.wait(60)
+    (log,) = (home / "services" / "mlflow" / "logs").glob("*.log")
+    assert "Expecting value" in log.read_text()
+
+
 def test_the_socket_of_a_service_reaches_its_program_and_keeps_the_port_while_that_restarts(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -206,8 +206,8 @@ def test_an_installed_project_shadows_neither_pythonpath_nor_python_and_a_checko
     look = f"""
 import json, os, sys
 sys.path.append({str(project)!r})
-from training.jobs.search_path import python_path, search_path
-print(json.dumps([sys.path, search_path(), python_path().split(os.pathsep)]))
+from training.jobs.search_path import search_path, start_variables
+print(json.dumps([sys.path, search_path(), start_variables()["PYTHONPATH"].split(os.pathsep)]))
 """
     env = {**os.environ, "PYTHONPATH": str(named), "PYTHONSAFEPATH": "1"}
     env.pop("FINETUNE_SEARCH_PATH", None)

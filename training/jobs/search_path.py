@@ -55,10 +55,12 @@ def is_installed() -> bool:
     return PROJECT.name in LIBRARIES and str(PROJECT) in map(os.path.realpath, sys.path)
 
 
-def python_path() -> str:
-    """PYTHONPATH for this project's programs, which start without the working directory in their search path."""
+def start_variables() -> dict[str, str]:
+    """Environment variables for a `python -m`: without the working directory in its search path, which Python would put
+    first there, and with this project."""
     first = "" if is_installed() else str(PROJECT)
-    return os.pathsep.join(filter(None, [first, os.environ.get("PYTHONPATH", "")]))
+    path = os.pathsep.join(filter(None, [first, os.environ.get("PYTHONPATH", "")]))
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": path}
 
 
 def use_search_path() -> None:

@@ -30,6 +30,7 @@ from tasks.jobs.engines import local
 from tasks.jobs.engines.ray_messages import Cluster, Input, MachineLost, Program, knock, no_cluster, own_login
 from tasks.jobs.supervisors import Handle
 from training.jobs.protocol import LOGS, OUTCOMES, Failure, Outcome, crash_files, write_atomically
+from training.jobs.search_path import start_variables
 from training.problems import Problem, UserError
 
 ADDRESS = "RAY_ADDRESS"
@@ -187,7 +188,7 @@ class Driver:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tasks.jobs.engines.ray_driver", str(theirs.fileno())],
-                env=base_environment(*RAY_CLUSTER),
+                env=base_environment(*RAY_CLUSTER) | start_variables(),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
