@@ -106,7 +106,7 @@ class ReferenceSettings(TaskSettings):
     batch_size: int
     """Rows of all processes together."""
     mixed_precision: Literal["no", "bf16", "fp16"]
-    micro_batch_divisor: int = 1
+    micro_batch_divisor: Annotated[int, NotInKey("its parts have the same rows")] = 1
     """Divides the batch size, so that a batch fits into memory."""
 
 
