@@ -145,8 +145,9 @@ class TrialRun:
         figure = figures[self.metric]
         value = figure["value"]
         if value is None or value != value:
-            self.study.fail(self.trial, f"{self.metric} is no number", seconds)
-            return Failed(message=f"{self.metric} is no number")
+            reason = f"{self.metric} has no value on {VALIDATION}: docs/reference/metrics.md says when it has none"
+            self.study.fail(self.trial, reason, seconds)
+            return Failed(message=reason)
         self.study.complete(self.trial, value, figure.get("low"), figure.get("high"), seconds)
         return Completed(message=f"{self.metric} {value:.4g}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from training import task_types
 from training.problems import Problem, UserError
 from training.recipe import Recipe
 from training.recipe.program_settings import ScoreSettings
-from training.recipe.rules.release_rules import absent_splits, unfitting_metrics
+from training.recipe.rules.release_rules import absent_splits, undefined_metrics, unfitting_metrics
 from training.recipe.rules.slice_rules import (
     BUILT_IN_SLICES,
     FEWEST_ROWS,
@@ -58,6 +59,8 @@ def _find_unfitting(recipe: Recipe, rows: Path) -> Iterator[Problem]:
         yield Problem(kind="data", where=where, message=message)
     for where, message in unfitting_metrics(recipe.evaluation.metrics, labels):
         yield Problem(kind="metrics", where=where, message=message)
+    for where, message in undefined_metrics(recipe, labels, partial(_find_labels, rows)):
+        yield Problem(kind="metrics", where=where, message=message)
     kept: list[str] = []
     if _slice_columns(recipe):
         found = json.loads((rows / "slices.json").read_text(encoding="utf-8"))
@@ -74,6 +77,28 @@ def _find_unfitting(recipe: Recipe, rows: Path) -> Iterator[Problem]:
             groups[name] = _read_groups(rows, recipe.judged_split, name)
         if name in groups:
             yield from _unfitting_floor(recipe, key, name, group, groups[name])
+
+
+def _find_labels(rows: Path, split: str) -> set[str]:
+    """The labels that rows of the split have; of numbers the least and the largest. Empty without such a column."""
+    if counts := read_report(rows).get("labels", {}).get(split):
+        return {label for label, count in counts.items() if count}
+    if not (file := rows / f"{split}.arrow").is_file():
+        return set()
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from training.data.arrow_files import ipc_reader
+
+    found: set[str] = set()
+    with ipc_reader(file) as reader:
+        place = reader.schema.get_field_index("label")
+        if place < 0 or not pa.types.is_primitive(reader.schema.field(place).type):
+            return found
+        for number in range(reader.num_record_batches):
+            least_and_most = pc.min_max(reader.get_batch(number).column(place)).as_py()
+            found |= {str(value) for value in least_and_most.values() if value is not None}
+    return found
 
 
 def _floors(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:

@@ -103,6 +103,58 @@ def test_an_evaluated_split_without_rows_is_refused_before_training_with_all_oth
     )
 
 
+def chosen_by(metric: str, task: str = "sequence-classification", **release: Any) -> Recipe:
+    return parse(
+        {
+            "name": "test",
+            "task": task,
+            "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "stars"},
+            "model": {"source": "hub", "path": "me/model"},
+            "training": {"metric_for_best_model": metric},
+            "evaluation": {"metrics": [metric]},
+            "release": {"registry": "test", **release},
+        }
+    )
+
+
+def write_counts(rows: Path, **counts: int) -> None:
+    (rows / "labels.json").write_text(json.dumps(list(counts)))
+    splits = {"train": dict.fromkeys(counts, 5), "validation": counts}
+    (rows / "log/report.json").write_text(json.dumps({"labels": splits}))
+
+
+def test_a_metric_that_the_labels_give_no_value_is_refused_before_training_where_it_chooses(rows: Path) -> None:
+    gate = {"gate": {"minimum": {"roc_auc": 0.5}}}
+    found = problems_of(chosen_by("roc_auc", **gate), rows)
+    places = ["training.metric_for_best_model", "release.gate.minimum.roc_auc", "evaluation.metrics[0]"]
+    assert list(found) == places
+    assert found[places[0]] == (
+        "roc_auc has no value on validation and chooses no checkpoint: no row has the label 'rare'. Add such rows, or "
+        "choose another metric."
+    )
+    assert "passes no gate" in found[places[1]]
+    write_counts(rows, no=9, yes=0)
+    for metric in ("f1", "precision", "recall", "roc_auc", "matthews_correlation"):
+        assert "training.metric_for_best_model" in problems_of(chosen_by(metric), rows), metric
+    require_fitting(chosen_by("f1_macro"), rows)
+    write_counts(rows, no=0, yes=9)
+    require_fitting(chosen_by("f1"), rows)
+    write_counts(rows, no=1, yes=9)
+    require_fitting(chosen_by("roc_auc"), rows)
+
+
+def test_a_correlation_with_labels_that_are_all_alike_is_refused_before_training(rows: Path) -> None:
+    (rows / "labels.json").write_text("[]")
+    (rows / "log/report.json").write_text("{}")
+    table = pa.table({"text": ["a", "b"], "label": [2.5, 2.5]})
+    with pa.OSFile(str(rows / "validation.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    for metric in ("pearson", "spearman", "r2"):
+        found = problems_of(chosen_by(metric, "regression"), rows)
+        assert "all rows have the label '2.5'" in found["training.metric_for_best_model"]
+    require_fitting(chosen_by("mse", "regression"), rows)
+
+
 def test_a_floor_of_a_group_that_no_row_has_is_reported_before_anything_is_trained(rows: Path) -> None:
     floors = {
         f"{key}": {"accuracy": 0.5}

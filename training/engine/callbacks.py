@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from training.distributed import ranks
+from training.engine.training_task import is_undefined
 from training.jobs.program import Interrupted, stop_requested
 from training.jobs.user_code import CodeField
 
@@ -38,8 +39,16 @@ def recipe_callbacks(training: Training) -> list[TrainerCallback]:
         except TypeError as error:
             raise field.error(f"{name!r} cannot be created without arguments: {error}.") from error
     if patience := training.early_stopping_patience:
-        callbacks.append(EarlyStoppingCallback(patience, training.early_stopping_threshold))
+        callbacks.append(EarlyStopping(patience, training.early_stopping_threshold))
     return callbacks
+
+
+class EarlyStopping(EarlyStoppingCallback):
+    """Early stopping that does not count evaluations without a value."""
+
+    def check_metric_value(self, args: Any, state: Any, control: Any, metric_value: float) -> None:
+        if not is_undefined(args.metric_for_best_model, metric_value):
+            super().check_metric_value(args, state, control, metric_value)
 
 
 class SaveCallback(TrainerCallback):

@@ -35,7 +35,7 @@ from training.engine import checkpoints, collation, state_check
 from training.engine.inference import evaluate
 from training.engine.step_sums import add_step_sums
 from training.engine.throughput import Reporter, Speed, flops, hardware_limit
-from training.engine.training_task import Task, Trained, require_requested_processes
+from training.engine.training_task import Task, Trained, is_undefined, require_requested_processes
 from training.jobs.program import Interrupted, stop_requested
 from training.jobs.user_code import blame_field
 from training.models import adapters
@@ -248,6 +248,8 @@ class Loop:
         """Records the best evaluation, and ends training after too many without a gain."""
         name = (self.training.metric_for_best_model or "loss").removeprefix("eval_")
         value, progress, greater = values[f"eval_{name}"], self.progress, self.training.greater_is_better
+        if is_undefined(name, value):
+            return
         sign = 1 if (more_is_better(name) if greater is None else greater) else -1
         gain = sign * (value - (-sign * math.inf if progress.best_metric is None else progress.best_metric))
         progress.evaluations_without_gain = (

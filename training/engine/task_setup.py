@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -40,7 +41,7 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
     tokens, checkpoint = Path(inputs["tokens"]), inputs.get("checkpoint")
     train, validation = TokenRows(tokens / "train.arrow"), TokenRows(tokens / "validation.arrow")
     _require_target_counts(settings.task, task_type, train)
-    compute_metrics = _metrics(settings, task_type, tokenizer, validation)
+    compute_metrics = _metrics(settings, task_type, tokenizer, validation, events)
     if task_type.loss_only_reason and rank() == 0:
         events.warning(task_type.loss_only_reason)
     # A sharded model computes in the lower precision, and so would the loss inside it.
@@ -119,7 +120,11 @@ def _require_target_counts(name: str, task_type: TaskType, rows: TokenRows) -> N
 
 
 def _metrics(
-    settings: FitSettings, task_type: TaskType, tokenizer: PreTrainedTokenizerBase, validation: TokenRows
+    settings: FitSettings,
+    task_type: TaskType,
+    tokenizer: PreTrainedTokenizerBase,
+    validation: TokenRows,
+    events: Events,
 ) -> Callable[[pa.Table], dict[str, float]]:
     """Computes the recipe's metrics from predictions of the validation split; none if the task type computes only the
     loss during training."""
@@ -135,6 +140,11 @@ def _metrics(
         decoded = task_type.decode(task_type.join_labels(predictions, validation), tokenizer)
         values = metrics.compute(names, task_type.metric_inputs(decoded, labels))
         _require_metric(chosen, values)
+        if chosen and math.isnan(values.get(chosen.removeprefix("eval_"), 0.0)):
+            events.warning(
+                f"{chosen} has no value in this evaluation, which chooses no checkpoint and does not count for early "
+                "stopping: docs/reference/metrics.md says when it has none."
+            )
         return values
 
     return compute

@@ -15,8 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Sampler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.optimization import GreedyLR
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
@@ -29,7 +31,7 @@ from training.engine import callbacks, checkpoints, state_check
 from training.engine.inference import evaluate
 from training.engine.step_sums import add_step_sums
 from training.engine.throughput import Reporter, Speed, flops, hardware_limit
-from training.engine.training_task import Task, Trained, require_requested_processes
+from training.engine.training_task import Task, Trained, is_undefined, require_requested_processes
 from training.jobs.protocol import rank
 from training.jobs.user_code import CodeField, blame_field
 from training.models import adapters
@@ -59,7 +61,7 @@ def train(task: Task) -> Trained:
         train_loss=trainer.mean_loss,
         samples_per_second=trainer.rows_per_second,
         best_step=state.best_global_step,
-        best_metric=state.best_metric,
+        best_metric=None if state.best_global_step is None else state.best_metric,  # infinite before the first value
         weights=distributed.load(task.compute.strategy).gather_weights(trainer),
     )
 
@@ -413,7 +415,13 @@ class ExactTrainer(Trainer):
     def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:
         if skip_scheduler and self._resumed_from is not None:
             return {}  # eval_on_start: the start was before the checkpoint
-        return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+        if skip_scheduler or not isinstance(self.lr_scheduler, ReduceLROnPlateau | GreedyLR):
+            return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+        values = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler=True)
+        name = f"eval_{self.args.metric_for_best_model.removeprefix('eval_')}"
+        if not is_undefined(name, values[name]):
+            self.lr_scheduler.step(values[name])
+        return values
 
     def _finalize_training(self, *args: Any) -> Any:
         # super's method counts only this rank's loss for the steps since the last log.

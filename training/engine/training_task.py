@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -234,6 +235,12 @@ class Trained:
     best_metric: float | None = None
     weights: dict[str, torch.Tensor] | None = None
     """The weights to export, on rank 0, if its model has only a share of them; else None."""
+
+
+def is_undefined(metric: str, value: float) -> bool:
+    """Whether an evaluation says nothing of the metric that chooses checkpoints. A loss that is no number is a bad one:
+    training has diverged."""
+    return metric.removeprefix("eval_") != "loss" and math.isnan(value)
 
 
 def load(name: str) -> Callable[[Task], Trained]:

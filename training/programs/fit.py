@@ -59,6 +59,10 @@ def _train(job_dir: Path, job: Job, settings: FitSettings, events: Events) -> di
     trained = train(task)
     export.require_more_steps(task, trained.steps)
     export.require_finite_weights(task, trained)
+    chosen, training = settings.training.metric_for_best_model, settings.training
+    chooses = chosen and training.load_best_model_at_end and training.eval_strategy != "no"
+    if chooses and trained.best_step is None and rank() == 0:
+        events.warning(f"no evaluation gave {chosen} a value: the last weights are exported, not the best ones.")
     output = job_dir / OUTPUT
     if rank() == 0:
         export.export(task, settings, job.inputs, output, trained.weights)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
@@ -181,6 +182,27 @@ def test_patience_is_remembered_over_a_kill(world: Path, tmp_path: Path) -> None
     figures = finished(job_dir)
     assert (figures["steps"], figures["best_step"]) == (9, 3)  # the best epoch, and two that are no better
     assert finished(job_dir)["steps"] == 9  # and remembered when it is over
+
+
+@pytest.mark.parametrize("engine", ["accelerate", "trainer"])
+def test_a_metric_without_a_value_chooses_no_checkpoint_and_stops_no_training(
+    world: Path, tmp_path: Path, engine: str
+) -> None:
+    tokens = shutil.copytree(world / "tokens", tmp_path / "tokens")
+    table = pa.ipc.open_file(str(world / "tokens/validation.arrow")).read_all()
+    rows = [row for row in table.to_pylist() if row["label"] < 2]  # none has label 2
+    tiny.write_tokens(tokens, [row["input_ids"] for row in rows], [row["label"] for row in rows], "validation")
+    settings = {"metric_for_best_model": "roc_auc", "early_stopping_patience": 1, "per_device_train_batch_size": 50}
+    settings |= {"engine": engine, "lr_scheduler_type": "reduce_lr_on_plateau", "num_train_epochs": 4}
+    settings |= {"extra": {"lr_scheduler_kwargs": {"patience": 0}}} if engine == "trainer" else {}
+    job_dir = tiny.fit_job(world, tmp_path / "job", tokens=str(tokens), settings={"metrics": ["roc_auc"]}, **settings)
+    figures = finished(job_dir)
+    assert (figures["steps"], figures["best_step"], figures["best_metric"]) == (12, None, None)
+    found = [event["message"] for event in events(job_dir, "warning")]
+    assert sum("roc_auc has no value in this evaluation" in message for message in found) == 4
+    assert "no evaluation gave roc_auc a value: the last weights are exported, not the best ones." in found
+    rates = {point["learning_rate"] for point in curve(job_dir).values() if "learning_rate" in point}
+    assert len(rates) <= 1  # no evaluation lowered it
 
 
 @pytest.fixture(scope="module")

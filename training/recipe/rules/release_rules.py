@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from training.problems import nearest
@@ -17,6 +17,7 @@ from training.recipe.tables.task_types import TASK_TYPES
 from training.recipe.task_specification import specification_class
 
 if TYPE_CHECKING:
+    from training.recipe import Recipe
     from training.recipe.data_fields import Data
 
 _HUB_METRIC = re.compile(r"hub:[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")
@@ -102,6 +103,36 @@ def unfitting_metrics(metrics: Iterable[str], labels: Iterable[str]) -> Iterator
     for index, name in enumerate(metrics):
         if name in METRICS and METRICS[name].numeric_labels and (message := non_numeric_label(name, labels)):
             yield f"evaluation.metrics[{index}]", message
+
+
+def undefined_metrics(
+    recipe: Recipe, labels: Sequence[str], present: Callable[[str], Collection[str]]
+) -> Iterator[tuple[str, str]]:
+    """Yields the fields that name a metric without a value on the split where it chooses the checkpoint or the model,
+    with the reason. `present` returns the labels that a split has rows of."""
+    training, gate, kind = recipe.training, recipe.release.gate, specification_class(recipe.task).prediction_type
+    chosen = (training.metric_for_best_model or "").removeprefix("eval_")
+    uses = []
+    if training.eval_strategy != "no" and (training.load_best_model_at_end or training.early_stopping_patience):
+        uses.append(("training.metric_for_best_model", chosen, "validation"))
+    uses += [(f"release.gate.minimum.{name}", name, recipe.judged_split) for name in gate.minimum]
+    uses += [(f"release.gate.maximum.{name}", name, recipe.judged_split) for name in gate.maximum]
+    if recipe.release.registry is not None:
+        where = "evaluation.metrics[0]" if gate.compare is None else "release.gate.compare"
+        uses.append((where, recipe.compared_by, recipe.judged_split))
+    for where, name, split in uses:
+        need = METRICS[name].needs.get(kind or "") if name in METRICS else None
+        if need is None or (need == "second" and len(labels) != 2) or not (there := present(split)):
+            continue
+        wanted = {"all": set(labels), "second": {*labels[1:]}, "two": set()}[need]
+        if absent := sorted(wanted - set(there)):
+            reason = f"no row has the label {absent[0]!r}"
+        elif need == "two" and len(there) < 2:
+            reason = f"all rows have the label {next(iter(there))!r}"
+        else:
+            continue
+        effect = "chooses no checkpoint" if where.startswith("training") else "passes no gate"
+        yield where, f"{name} has no value on {split} and {effect}: {reason}. Add such rows, or choose another metric."
 
 
 def _fitting_metrics(written: WrittenRecipe) -> Iterator[tuple[str, str]]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 ONE_LABEL, MANY_LABELS, TAGS = "one_label", "many_labels", "tags"
 NUMBERS, TEXTS, TOKENS, PAIRS, RATED = "numbers", "texts", "tokens", "pairs", "rated"
@@ -33,6 +33,9 @@ class Metric:
     """Whether it has a meaning on rows that all have the same label. F1 does not (it is 0 on rows of label 0), nor do
     macro averages (they count labels without rows), correlations and roc_auc (they are undefined), and probabilities
     that are calibrated over all rows are not calibrated on those of one label."""
+    needs: Mapping[str, Literal["all", "two", "second"]] = field(default_factory=dict)
+    """The labels without which a split gives the metric no value, by the type of predictions: all of them; two
+    different ones; or the label with index 1, if there are two."""
     constant_value: float | None = None
     """The value for predictions that are all equal, if the formula is undefined for them."""
 
@@ -43,7 +46,8 @@ def _metric(name: str, *prediction_types: str, **facts: Any) -> Metric:
 
 
 _ERROR: dict[str, Any] = {"more_is_better": False, "most": None}
-_CORRELATION: dict[str, Any] = {"least": -1, "constant_value": 0.0}
+_CORRELATION: dict[str, Any] = {"least": -1, "constant_value": 0.0, "needs": {ONE_LABEL: "two", NUMBERS: "two"}}
+_OF_SECOND: dict[str, Any] = {"needs": {ONE_LABEL: "second"}}
 _REWARD: dict[str, Any] = {"least": None, "most": None}
 
 METRICS: dict[str, Metric] = {
@@ -57,14 +61,14 @@ METRICS: dict[str, Metric] = {
         },
         within_label=True,
     ),
-    "f1": Metric({ONE_LABEL: "labels:F1", TAGS: "spans:SpanF1"}),
+    "f1": Metric({ONE_LABEL: "labels:F1", TAGS: "spans:SpanF1"}, **_OF_SECOND),
     "f1_macro": Metric({ONE_LABEL: "labels:F1Macro", MANY_LABELS: "labels:F1Macro", TAGS: "spans:SpanF1Macro"}),
     "f1_micro": _metric("labels:F1Micro", ONE_LABEL, MANY_LABELS, within_label=True),
     "f1_weighted": Metric(
         {ONE_LABEL: "labels:F1Weighted", MANY_LABELS: "labels:F1Weighted", TAGS: "spans:SpanF1Weighted"}
     ),
     "f1_samples": _metric("labels:F1Samples", MANY_LABELS),
-    "precision": Metric({ONE_LABEL: "labels:Precision", TAGS: "spans:SpanPrecision"}),
+    "precision": Metric({ONE_LABEL: "labels:Precision", TAGS: "spans:SpanPrecision"}, **_OF_SECOND),
     "precision_macro": Metric(
         {ONE_LABEL: "labels:PrecisionMacro", MANY_LABELS: "labels:PrecisionMacro", TAGS: "spans:SpanPrecisionMacro"}
     ),
@@ -77,7 +81,7 @@ METRICS: dict[str, Metric] = {
         }
     ),
     "precision_samples": _metric("labels:PrecisionSamples", MANY_LABELS),
-    "recall": Metric({ONE_LABEL: "labels:Recall", TAGS: "spans:SpanRecall"}),
+    "recall": Metric({ONE_LABEL: "labels:Recall", TAGS: "spans:SpanRecall"}, **_OF_SECOND),
     "recall_macro": Metric(
         {ONE_LABEL: "labels:RecallMacro", MANY_LABELS: "labels:RecallMacro", TAGS: "spans:SpanRecallMacro"}
     ),
@@ -87,13 +91,14 @@ METRICS: dict[str, Metric] = {
         within_label=True,
     ),
     "recall_samples": _metric("labels:RecallSamples", MANY_LABELS),
-    "matthews_correlation": _metric("labels:MatthewsCorrelation", ONE_LABEL, least=-1),
+    "matthews_correlation": _metric("labels:MatthewsCorrelation", ONE_LABEL, least=-1, needs={ONE_LABEL: "two"}),
     "roc_auc": Metric(
         {
             ONE_LABEL: "probabilities:RocAuc",
             MANY_LABELS: "probabilities:RocAuc",
             RATED: "rated_completions:RewardRocAuc",
-        }
+        },
+        needs={ONE_LABEL: "all", RATED: "two"},
     ),
     "log_loss": _metric("probabilities:LogLoss", ONE_LABEL, MANY_LABELS, within_label=True, **_ERROR),
     "calibration_error": _metric("probabilities:CalibrationError", ONE_LABEL, more_is_better=False),
@@ -101,7 +106,7 @@ METRICS: dict[str, Metric] = {
     "mse": _metric("numbers:Mse", ONE_LABEL, NUMBERS, numeric_labels=True, within_label=True, **_ERROR),
     "rmse": _metric("numbers:Rmse", NUMBERS, **_ERROR),
     "mae": _metric("numbers:Mae", ONE_LABEL, NUMBERS, numeric_labels=True, within_label=True, **_ERROR),
-    "r2": _metric("numbers:R2", NUMBERS, least=None),
+    "r2": _metric("numbers:R2", NUMBERS, least=None, needs={NUMBERS: "two"}),
     "pearson": _metric("numbers:Pearson", ONE_LABEL, NUMBERS, numeric_labels=True, **_CORRELATION),
     "spearman": _metric("numbers:Spearman", ONE_LABEL, NUMBERS, numeric_labels=True, **_CORRELATION),
     "bleu": _metric("texts:Bleu", TEXTS, most=100),
@@ -116,7 +121,9 @@ METRICS: dict[str, Metric] = {
     "exact_match": _metric("texts:ExactMatch", TEXTS),
     "perplexity": _metric("likelihoods:Perplexity", TOKENS, least=1, **_ERROR),
     "token_accuracy": _metric("likelihoods:TokenAccuracy", TOKENS),
-    "margin": Metric({PAIRS: "preferences:Margin", RATED: "rated_completions:RatedMargin"}, **_REWARD),
+    "margin": Metric(
+        {PAIRS: "preferences:Margin", RATED: "rated_completions:RatedMargin"}, needs={RATED: "two"}, **_REWARD
+    ),
     "chosen_reward": _metric("preferences:ChosenReward", PAIRS, **_REWARD),
     "rejected_reward": _metric("preferences:RejectedReward", PAIRS, more_is_better=False, **_REWARD),
     "chosen_length": _metric("preferences:ChosenLength", PAIRS, **_ERROR),
