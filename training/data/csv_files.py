@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import io
@@ -21,7 +22,7 @@ from training.data.arrow_files import BLOCK_ROWS
 from training.data.blocks import Block, Numbers, match_columns, source_error
 from training.data.csv_quotes import QuotedFields
 from training.data.decoding import LONGEST_ROW_BYTES, open_text
-from training.data.faults import HEADER_READ, REPEATED_HEADER, Fault, shorten
+from training.data.faults import HEADER_READ, OTHER_FILE, OTHER_ORDER, REPEATED_HEADER, Fault, level_of, shorten
 from training.data.file_systems import display_name
 from training.data.sources import delimiter_of
 from training.problems import Problem, UserError
@@ -114,7 +115,8 @@ class _CsvFile:
         self._head = self._parser.head
         self._columns = _match_header(self._head, wanted, self._where)
         self._slice_columns = slices.of_file(self._head.names)
-        self._read = list(dict.fromkeys([*self._columns.values(), *self._slice_columns.values()]))
+        first = self._head.names[: self._head.names.count(self._head.names[0]) == 1]  # a repeated name names no column
+        self._read = list(dict.fromkeys([*self._columns.values(), *self._slice_columns.values(), *first]))
         self._header_read: int | None = None  # the number of the header, if it is read as a row because of data.header
 
     def blocks(self) -> Iterator[Block]:
@@ -131,6 +133,7 @@ class _CsvFile:
     def _split_part(self, read: CsvPart) -> Iterator[Block]:
         for start in range(0, read.rows.num_rows, BLOCK_ROWS):  # rows that end early may have been added
             part, numbers = read.rows.slice(start, BLOCK_ROWS), read.numbers[start : start + BLOCK_ROWS]
+            part, marked = self._remove_marks(part)
             columns = pa.RecordBatch.from_pydict({name: part.column(source) for name, source in self._columns.items()})
             slices = {
                 name: part.column(source) for name, source in self._slice_columns.items() if self._slices.reads(name)
@@ -139,12 +142,47 @@ class _CsvFile:
             is_empty = empty_rows(columns)
             if is_empty.any():
                 block = block.filter(~is_empty)
-            repeated = numbers[self._find_repeated_headers(part)].tolist()
-            remarks = [Fault(row, "header_row", REPEATED_HEADER) for row in repeated if row != self._header_read]
+            headers, remarks = self._find_headers(part, numbers, marked)
             remarks = sorted(
                 [*remarks, *self._parser.quotes.take_faults(int(numbers[-1]))], key=lambda fault: fault.row
             )
-            yield replace(block, faults=self._parser.ragged.faults(), remarks=tuple(remarks))
+            yield replace(block, faults=(*headers, *self._parser.ragged.faults()), remarks=tuple(remarks))
+
+    def _remove_marks(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Mask]:
+        """Removes byte order marks from the beginning of rows, as the joined files have them that a program exported.
+        Returns also the mask of these rows."""
+        place = rows.schema.get_field_index(self._head.names[0])
+        column = pa.array([], pa.binary()) if place < 0 else rows.column(place)
+        marked = np.zeros(rows.num_rows, bool)
+        places = pc.indices_nonzero(pc.starts_with(column, codecs.BOM_UTF8)).to_pylist()
+        if places:
+            marked[places] = True
+            values = column.to_pylist()
+            for row in places:
+                value = values[row].removeprefix(codecs.BOM_UTF8)
+                is_quoted = (
+                    self._wanted.data.quoting == "standard" and len(value) > 1 and value[:1] == value[-1:] == b'"'
+                )
+                values[row] = value[1:-1].replace(b'""', b'"') if is_quoted else value
+            rows = rows.set_column(place, rows.schema.field(place), pa.array(values, column.type))
+        return rows, marked
+
+    def _find_headers(self, rows: pa.RecordBatch, numbers: Numbers, marked: Mask) -> tuple[list[Fault], list[Fault]]:
+        """Returns the headers of other files among the rows, as files have them that were joined; and remarks about
+        other rows that begin with a byte order mark."""
+        if level_of("header_row", self._wanted) == "ignore":
+            return [], []
+        repeated = self._find_repeated_headers(rows)
+        names = pa.array([name.encode() for name in self._head.names])
+        is_name = [pc.is_in(column, value_set=names).to_numpy(False) for column in rows.columns]
+        other_order = np.logical_and.reduce(is_name) & ~repeated & (len(self._read) > 1)
+        for row in np.flatnonzero(other_order):
+            other_order[row] = len({column[row].as_py() for column in rows.columns}) == rows.num_columns
+        faults = [Fault(row, "header_row", REPEATED_HEADER) for row in numbers[repeated].tolist()]
+        faults += [Fault(row, "malformed", OTHER_ORDER) for row in numbers[other_order].tolist()]
+        has_header = self._wanted.data.header is None
+        remarks = [Fault(row, "header_row", OTHER_FILE) for row in numbers[marked & ~repeated].tolist() if has_header]
+        return [fault for fault in faults if fault.row != self._header_read], remarks
 
     def _empty_block(self, remarks: tuple[Fault, ...], faults: tuple[Fault, ...] = ()) -> Block:
         """Returns a block without rows."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 HEADER_READ = "has the names of the columns, and is read as a row because of data.header"
 REPEATED_HEADER = "repeats the header"
+OTHER_FILE = "begins with a byte order mark, as the first row of another file"
+OTHER_ORDER = "is a header with the columns in another order, so the rows behind it have wrong columns"
 """Descriptions of the check `header_row` with advice of their own."""
 
 
@@ -58,7 +60,15 @@ ADVICE = {
         "if it is a header, remove data.header, and name columns anew in data.rename; if it is a row of data, "
         "data.checks.header_row: ignore."
     ),
-    REPEATED_HEADER: "if it is no row of data, remove it from the file; if it is one, data.checks.header_row: ignore.",
+    REPEATED_HEADER: "left out; if it is a row of data, set data.checks.header_row: ignore.",
+    OTHER_FILE: (
+        "if it is a header with other names, split the file before it; if it is a row of data, set "
+        "data.checks.header_row: ignore."
+    ),
+    OTHER_ORDER: (
+        "split the file before it, and give both parts one order of columns; if it is a row of data, set "
+        "data.checks.header_row: ignore."
+    ),
 }
 """The next step for rows that are kept, by check, or by description if a check has several."""
 

@@ -6,6 +6,7 @@ parses arrays, one object at a time.
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -45,6 +46,7 @@ def _read_lines(lines: TextFile, where: str) -> Iterator[tuple[int, Any]]:
             raise source_error(
                 where, f"has a line of more than {LONGEST_ROW_BYTES:,} bytes (line {number}): one object a line"
             )
+        line = line.removeprefix(codecs.BOM_UTF8)  # of joined files, each with its mark
         if line.strip():
             yield number, _parse_line(number, line)
 

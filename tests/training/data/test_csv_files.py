@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.training.data.task_types import CLASSIFICATION
+from tests.training.data.task_types import CLASSIFICATION, Lines
 from training.data.csv_quotes import QuotedFields
 from training.data.load_rows import load
 from training.problems import Problem, UserError
@@ -282,13 +282,46 @@ def test_a_year_next_to_a_number_is_a_value(tmp_path: Path) -> None:
 
 def test_header_lines_within_a_file_are_reported_with_their_rows(tmp_path: Path) -> None:
     table = "text,label\n" + "one,pos\ntwo,neg\n\n" * 3000
-    run(tmp_path, table * 3)
+    assert set(run(tmp_path, table * 3)) == {"one", "two"}
     problem = warnings_of(tmp_path)["header_row"]
     assert problem.where == "train.csv row 9002" and problem.level == "warning"
     assert problem.message == (
-        "repeats the header (2 rows like this: 9002, 18003): if it is no row of data, remove it from the file; "
-        "if it is one, data.checks.header_row: ignore."
+        "repeats the header (2 rows like this: 9002, 18003): left out; if it is a row of data, set "
+        "data.checks.header_row: ignore."
     )
+    assert set(run(tmp_path, table * 3, checks={"header_row": "ignore"})) == {"one", "two", "text"}
+
+
+@pytest.mark.parametrize("header", ["mail,team", '"mail","team"'])
+def test_files_that_were_joined_with_their_byte_order_marks_are_read_as_one(tmp_path: Path, header: str) -> None:
+    names = {"text": ["mail"], "label": "team"}
+    first, second = (f"\N{ZERO WIDTH NO-BREAK SPACE}{header}\n{row},pos\nmore {row},neg\n" for row in ("a", "b"))
+    assert run(tmp_path, first + second, **names) == ["a", "more a", "b", "more b"]
+    assert warnings_of(tmp_path)["header_row"].message.startswith("repeats the header: left out")
+    headless = (f"\N{ZERO WIDTH NO-BREAK SPACE}{row},pos\nmore {row},neg\n" for row in ("a", '"b, c"'))
+    names["header"] = ["mail", "team"]
+    (found,) = errors(tmp_path, "".join(headless), **names)
+    assert "row 3: has 3 fields where data.header names 2" in found
+    assert run(tmp_path, first.partition("\n")[2] + "\N{ZERO WIDTH NO-BREAK SPACE}b,pos\n", **names)[-1] == "b"
+    assert "header_row" not in warnings_of(tmp_path)
+
+
+def test_a_header_of_another_file_with_other_columns_is_reported(tmp_path: Path) -> None:
+    (found,) = errors(tmp_path, "text,label\none,pos\ntwo,neg\nlabel,text\npos,three\n")
+    assert "train.csv row 4: is a header with the columns in another order, so the rows behind it have wrong" in found
+    run(tmp_path, "text,label\none,pos\ntwo,neg\n\N{ZERO WIDTH NO-BREAK SPACE}mail,pos\nthree,pos\n")
+    problem = warnings_of(tmp_path)["header_row"]
+    assert (
+        problem.where == "train.csv row 4" and "begins with a byte order mark, as the first row of" in problem.message
+    )
+
+
+def test_a_header_within_a_file_is_no_text_where_one_column_of_several_is_read(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("id,text\n1,one\n2,two\nid,text\n3,three\n")
+    data = Data(source="csv", path="-", text=["text"], checks={"shared_rows": "ignore"})
+    load(data, Lines(), {key: [str(tmp_path / "rows.csv")] for key in ("train", "validation")}, tmp_path / "out")
+    found = pa.ipc.open_file(tmp_path / "out" / "train.arrow").read_all()["text"].to_pylist()
+    assert found == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize("first", ["text,label", "sentence,label"])

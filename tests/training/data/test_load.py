@@ -281,6 +281,13 @@ def test_labels_find_their_places(
     assert label_places(wanted, stored, dict.fromkeys(seen, 1)) == (names, places)
 
 
+def test_json_lines_that_were_joined_with_their_byte_order_marks_are_read(tmp_path: Path) -> None:
+    write_json(tmp_path, {"validation": [("a", "x"), ("b", "y")]})
+    lines = (tmp_path / "validation.jsonl").read_text()
+    (tmp_path / "train.jsonl").write_text(f"\N{ZERO WIDTH NO-BREAK SPACE}{lines}" * 2)
+    assert run(recipe("json", tmp_path), tmp_path / "out")["train_rows"] == 4
+
+
 def test_all_faults_of_all_splits_are_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.csv").write_bytes(

@@ -12,7 +12,7 @@ LEVELS: dict[str, Level] = {
     "ragged": "error",  # more or fewer fields than the header
     "malformed": "error",  # no JSON, no mapping, a name twice in an object, half a character
     "type": "error",  # a value of another type than its column's, or that cannot be cast
-    "header_row": "warning",  # a header of CSV that looks like data, or a row that looks like the header
+    "header_row": "warning",  # a header of CSV that looks like data, or a row that repeats it, which is left out
     "stray_quotes": "warning",  # quotation marks of CSV that are removed although they may belong to the text
     "line_breaks": "warning",  # line breaks within a quoted field of CSV: a text of several lines, or swallowed rows
     "merged_rows": "error",  # rows of CSV that a stray or unclosed quotation mark swallows
