@@ -12,22 +12,22 @@ from tasks.jobs.engines.ray_engine import find_cluster_problems
 from tasks.jobs.hardware import visible_gpus
 from tasks.shared_store.opening import open_remote
 from tasks.stages.fit import launch_early
-from tasks.stages.preflight.model_check import require_model
+from tasks.stages.preflight.model_check import CheckedModel, require_model
 from tasks.tracking.mlflow_run import deliver_earlier_runs
 from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe, Sweep
 
 
-def plan_stages(recipe: Recipe, planner: Planner, *, before_run: bool) -> tuple[Finished, str | None]:
-    """Plans all stages and checks the model if training would run. Returns the plan's results, and the reason if the
-    model could not be checked.
+def plan_stages(recipe: Recipe, planner: Planner, *, before_run: bool) -> tuple[Finished, CheckedModel]:
+    """Plans all stages and checks the model if training would run. Returns the plan's results, and the notes and
+    warnings on the model.
 
     `before_run` allows downloading config.json, requires the cluster if training would run on one, and skips a model
     from scratch without adapters, because load_model builds it at once. Raises UserError with the problems of the
     stages, the cluster and the model together.
     """
     problems: list[Problem] = []
-    finished, unchecked = None, None
+    finished, checked = None, CheckedModel()
     try:
         finished = pipeline(planner, recipe)
     except UserError as error:
@@ -38,15 +38,15 @@ def plan_stages(recipe: Recipe, planner: Planner, *, before_run: bool) -> tuple[
         problems += find_cluster_problems(recipe.compute.cluster, recipe.compute.cluster_address)
     if trains and not built_soon:
         try:
-            unchecked = require_model(recipe, finished.lock if finished else Lock(), download=before_run)
+            checked = require_model(recipe, finished.lock if finished else Lock(), download=before_run)
         except UserError as error:
             if all(problem.kind == NETWORK for problem in error.problems):
-                unchecked = f"the model was not checked. {error}"
+                checked = CheckedModel(notes=[f"the model was not checked. {error}"])
             else:
-                problems += error.problems
+                problems += (problem for problem in error.problems if problem not in problems)
     if problems or finished is None:
         raise UserError(problems)
-    return finished, unchecked
+    return finished, checked
 
 
 def divide_gpus(recipe: Recipe, sweep: Sweep) -> dict[str, Any]:

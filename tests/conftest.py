@@ -13,6 +13,7 @@ import pytest
 
 from tests import fork_server
 from tests.footprint import changed, footprint
+from training.recipe.program_settings import CheckedModel
 
 # Hundreds of processes import the same modules, and each would compile them.
 sys.dont_write_bytecode = False
@@ -107,8 +108,8 @@ def search_path(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def model_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands in this process start no program that checks the model, which takes seconds."""
-    for module in ("flows.cli.check", "flows.plan"):
-        monkeypatch.setattr(f"{module}.require_model", lambda *_, **__: None)
+    for module in ("flows.cli.check", "flows.plan", "tasks.stages.load_model"):
+        monkeypatch.setattr(f"{module}.require_model", lambda *_, **__: CheckedModel())
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,8 @@ from tasks.cache.refs import Comparison, Ref
 
 KEY = "k" * 40
 LABELS = b'["bad", "good"]'
+NO_WEIGHTS = (2).to_bytes(8, "little") + b"{}"
+"""A file of safetensors without tensors."""
 COMPARISON = Comparison(
     champion="small/1", metric="accuracy", split="test", rows=1872, value=0.871, champion_value=0.8603, gained=52,
     lost=32, gain=0.0107, at_least=0.0021, margin=0.0, confidence=0.95, method="mcnemar", p_value=0.019, better=True,

@@ -137,8 +137,9 @@ def _check_model(recipe: Recipe, findings: Findings, terminal: Terminal) -> Lock
     try:
         lock = pin_tokenizer(recipe)
         findings.notes += lock.notes
-        if unchecked := require_model(recipe, lock, download=True):
-            findings.notes.append(unchecked)
+        checked = require_model(recipe, lock, download=True)
+        findings.notes += checked.notes
+        findings.problems += [problem.model_dump() for problem in checked.warnings]
     except MlflowFailed as error:
         findings.notes.append(f"The model was not checked. {error}")
     except UserError as error:

@@ -49,7 +49,7 @@ def execute(arguments: argparse.Namespace) -> int:
     recipe = load_recipe(arguments)
     remote, terminal = open_remote(), Terminal()
     planner = Planner(recipe.name, remote=remote, fetch_progress=terminal.fetch_progress_of)
-    finished, unchecked = plan_stages(recipe, planner, before_run=False)
+    finished, checked = plan_stages(recipe, planner, before_run=False)
     terminal.close()
     for row in planner.rows:
         print(stage_line(row.name, row.state, "", "; ".join(row.reasons)), flush=True)
@@ -58,10 +58,12 @@ def execute(arguments: argparse.Namespace) -> int:
     training = next(row for row in planner.rows if row.name == "fit")
     for text in _estimate(planner, training) if training.state in PENDING else ():
         print(f"  fit: {text}")
-    if unchecked:
-        print(f"  fit: {unchecked}")
+    for note in checked.notes:
+        print(f"  fit: {note}")
     if recipe.compute.cluster and training.state in PENDING:
         print(f"  fit: {_place(recipe, finished.lock)}")
+    for problem in checked.warnings:
+        print(problem_line(problem.model_dump()))
     if any(row.state in PENDING for row in planner.rows):
         for problem in find_publishing_problems(recipe):  # a warning: the token may be set by then
             print(problem_line(problem.model_dump() | {"level": "warning"}))

@@ -120,5 +120,6 @@ def added_environment(added: Mapping[str, str]) -> dict[str, str]:
     env |= start_variables()
     env[VARIABLE] = os.pathsep.join(search_path())
     env |= {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+    env |= {"USE_HUB_KERNELS": "NO"}  # transformers would run code of the Hub where the package kernels is installed
     env |= {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
     return {**env, **added}

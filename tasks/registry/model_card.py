@@ -89,7 +89,7 @@ def _build_sections(facts: CardFacts) -> Iterator[str]:
     if exports:
         yield f"## Exports\n\n{_describe_exports(exports)}"
     yield f"## Data\n\n{_describe_rows(recipe, lock, data)}"
-    yield f"## Limits\n\n{_describe_limits(recipe, predictions, scores, labels, verdict)}"
+    yield f"## Limits\n\n{_describe_limits(recipe, trained, predictions, scores, labels, verdict)}"
 
 
 def _build_introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: Ref, verdict: Verdict) -> str:
@@ -152,7 +152,9 @@ def _describe_origin(data: Data, pinned: PinnedRows) -> str:
     return f"The Python object `{data.path}`{mark}"
 
 
-def _describe_limits(recipe: Recipe, predictions: Ref, scores: Ref, labels: list[str], verdict: Verdict) -> str:
+def _describe_limits(
+    recipe: Recipe, trained: Ref, predictions: Ref, scores: Ref, labels: list[str], verdict: Verdict
+) -> str:
     sentences = [*_describe_worst_label(recipe, predictions, labels)]
     groups = find_worst_groups(recipe, scores.path)
     sentences += [
@@ -160,7 +162,13 @@ def _describe_limits(recipe: Recipe, predictions: Ref, scores: Ref, labels: list
     ]
     sentences.append(f"Texts are cut after {recipe.tokens.max_length} tokens.")
     sentences.append("On rows unlike these, nothing was measured.")
-    return "\n\n".join([" ".join(sentences), *(f"Warning: {warning}" for warning in verdict.own_warnings)])
+    warnings = [*verdict.own_warnings]
+    if missing := trained.figures.get("missing_weights"):
+        warnings.append(
+            f"{missing:,} weights of the base model were not in its files, or had another shape there, and were drawn "
+            "at random before training."
+        )
+    return "\n\n".join([" ".join(sentences), *(f"Warning: {warning}" for warning in warnings)])
 
 
 def _describe_worst_label(recipe: Recipe, predictions: Ref, labels: list[str]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from tasks.hub.client import explain_read_errors
 from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv
 from tasks.registry.champions import find_folders
+from tasks.stages.preflight.model_check import require_model
 from training.models.repository_files import (
     MODEL_FILES,
     TOKENIZER_FILES,
@@ -22,10 +23,14 @@ from training.models.repository_files import (
     require_files,
     require_vocabulary,
 )
+from training.models.weights import read_shapes
 from training.problems import Problem, UserError
 from training.recipe import Recipe
 from training.recipe.program_settings import CreateModelSettings
 from training.recipe.rules.column_rules import source_columns
+
+# Code that refuses models and changes no artifact.
+_ONLY_CHECKS = ("tasks.stages.preflight", "training.models.weights")
 
 
 def inputs(recipe: Recipe, lock: Lock, data: Ref | None) -> Inputs:
@@ -41,7 +46,7 @@ def inputs(recipe: Recipe, lock: Lock, data: Ref | None) -> Inputs:
     if champion is not None:
         named = "the champion" if lock.started_from else model.path
         names["model.champion"] = f"the model of {named} that training starts from"
-        return Inputs({"model": {"champion": champion.model}, **replacing}, names=names)
+        return Inputs({"model": {"champion": champion.model}, **replacing}, outside=_ONLY_CHECKS, names=names)
     if data is not None:
         wanted = source_columns(recipe)
         return Inputs(
@@ -53,12 +58,13 @@ def inputs(recipe: Recipe, lock: Lock, data: Ref | None) -> Inputs:
                 **replacing,
             },
             code=["training.programs.create_model"],
+            outside=_ONLY_CHECKS,
             libraries=("tokenizers", "transformers", "torch", "safetensors"),
             names=names,
         )
     names["model.commit"] = f"{model.path} at {model.revision or 'main'}"
     from_hub = {"commit": pinned.commit, "path": model.path} if pinned else {}
-    return Inputs({"model": from_hub, "files": files}, names=names)
+    return Inputs({"model": from_hub, "files": files}, outside=_ONLY_CHECKS, names=names)
 
 
 @stage(inputs, may_repeat=True)
@@ -76,8 +82,12 @@ def load_model(work: Work, recipe: Recipe, lock: Lock, data: Ref | None) -> Mapp
         files = {file.name: file for part, folder in folders.items() for file in _list_part(folder, part)}
     elif lock.model_hub is not None:
         files = _download(str(recipe.model.path), lock.model_hub.commit)
+    read_shapes(files | pinned, lock.start_field if lock.start else "model.path")
     _copy(files | pinned, work.out)
     require_vocabulary(work.out / "tokenizer", str(lock.start or recipe.model.path))
+    checked = require_model(recipe, lock, model=work.out / "model")
+    work.on_events([{"kind": "note", "message": note} for note in checked.notes])
+    work.on_events([{"kind": "warning", "message": f"{one.where}: {one.message}"} for one in checked.warnings])
     size = sum(path.stat().st_size for path in (work.out / "model").glob("*.safetensors"))
     return {"megabytes": round(size / 1e6, 1)}
 

@@ -28,6 +28,7 @@ from training.data.sources import find_split_files, fingerprint, load_object, ob
 from training.evaluation.hub_metrics import PREFIX, fetch
 from training.jobs.protocol import write_atomically
 from training.models.repository_files import CHAT_TEMPLATE, part_of, require_files, require_model_folder
+from training.models.weights import read_shapes
 from training.problems import Problem, UserError
 from training.recipe import Compute, Data, Recipe
 from training.recipe.lora import Lora, packages_of
@@ -222,7 +223,7 @@ def pin_data(recipe: Recipe, progress: Progress = lambda done, total: None) -> L
 def pin_tokenizer(recipe: Recipe) -> Lock:
     """The lock of the tokenizer alone. Raises UserError if there is no model, or none that can be fine-tuned."""
     if recipe.model.source == "folder":
-        require_model_folder(_model_folder(recipe))
+        _require_whole(_model_folder(recipe))
     return _pin_alone(_pin_model, recipe) if recipe.model.source in ("hub", "registry") else Lock()
 
 
@@ -309,9 +310,15 @@ def _model_folder(recipe: Recipe) -> Path:
 
 def pin_model_folder(folder: Path) -> dict[str, PinnedFile]:
     """The files of a local model by name. Raises UserError with everything that it lacks."""
-    require_model_folder(folder)
+    _require_whole(folder)
     paths = sorted(path for path in folder.iterdir() if path.is_file() and part_of(path.name))
     return {path.name: pin for path, pin in zip(paths, _pin_files(paths), strict=True)}
+
+
+def _require_whole(folder: Path) -> None:
+    """Raises UserError for a local model that lacks files, or has damaged weights."""
+    require_model_folder(folder)
+    read_shapes({path.name: path for path in folder.iterdir()})
 
 
 def _pin_files(paths: list[Path]) -> list[PinnedFile]:

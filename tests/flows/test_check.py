@@ -18,6 +18,7 @@ from tests.flows.forked import code_with_forked_programs, finetune
 from tests.flows.small import environment, write_project
 from tests.fork_server import NEW_PYTHON
 from tests.hub.server import Hub
+from tests.made import NO_WEIGHTS
 from training.programs.create_model import train_wordpiece
 
 ROOT = Path(__file__).parents[2]
@@ -34,8 +35,8 @@ def file(tmp_path: Path, home: Path, model_unchecked: None) -> Path:
 def write_model(folder: Path) -> Path:
     """A model's folder whose vocabulary only its class in transformers can read."""
     folder.mkdir()
-    for name in ("config.json", "model.safetensors", "vocab.txt"):
-        (folder / name).touch()
+    for name, content in {"config.json": b"", "model.safetensors": NO_WEIGHTS, "vocab.txt": b""}.items():
+        (folder / name).write_bytes(content)
     return folder
 
 
@@ -260,6 +261,17 @@ def test_on_a_terminal_messages_are_wrapped_below_each_other(file: Path, home: P
     first = lines.index("warning  duplicates  train.csv row 3: 1 row of train repeats the text")
     assert lines[first + 1].startswith(" " * 21 + "of an earlier row") and lines[-1] == "1 warning."
     assert max(map(len, lines)) <= 70
+
+
+def test_weights_that_are_cut_off_are_refused_by_check_plan_and_run_with_their_name(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = write_model(tmp_path / "model") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    for command in ("check", "plan", "run"):
+        assert main([command, str(file), "--set", f"model={{source: folder, path: {weights.parent}}}"]) == 2
+        printed = "".join(capsys.readouterr())
+        assert printed.count(f"model.path: {weights} is cut off") == 1 and "copy or download it again." in printed
 
 
 def test_rows_of_a_kind_without_labels_are_shown_without_a_table_of_them(

@@ -196,6 +196,9 @@ def test_the_card_has_the_runs_warnings_of_the_model_and_none_of_its_comparison(
     judged = PROMOTE.model_copy(update={"comparison": comparison, "warnings": [of_model, of_rival]})
     text = build_card(CardFacts(recipe(), *facts(refs, judged)))
     assert f"Warning: {of_model}" in text and of_rival not in text
+    partial = refs["trained"].model_copy(update={"figures": refs["trained"].figures | {"missing_weights": 12}})
+    text = build_card(CardFacts(recipe(), *facts(refs | {"trained": partial})))
+    assert "Warning: 12 weights of the base model were not in its files, or had another shape there, and were" in text
     first, again = (
         publish.flat_inputs(recipe(), LOCK, verdict, None, *refs.values())[0]
         for verdict in (judged, PROMOTE.model_copy(update={"warnings": [of_model]}))

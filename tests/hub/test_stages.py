@@ -111,7 +111,8 @@ def came(tmp_path_factory: pytest.TempPathFactory) -> Came:
 
 def _make_repos(hub: Hub) -> dict[tuple[str, str], str]:
     """TaskType and name of each repository to its commit."""
-    good = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": bytes(1000)}
+    weights = (992).to_bytes(8, "little") + b"{}".ljust(992)
+    good = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": weights}
     pickled = {"config.json": b"{}", "tokenizer.json": b"{}", "pytorch_model.bin": b"pickle"}
     bad = {**sst2_files(), "sst2/train-00000-of-00001.parquet": b"PAR1, and then nothing that belongs to it, PAR1"}
     files = {

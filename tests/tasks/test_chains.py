@@ -21,6 +21,7 @@ from tasks.stages.preflight.token_check import find_tokenizer
 from tasks.stages.register import _build_origin_tags
 from tasks.stages.resolve import pin, pin_tokenizer
 from tasks.tracking.connection import MODEL_TAG, connect
+from tests.made import NO_WEIGHTS
 from training.problems import UserError
 from training.recipe import Recipe, parse
 
@@ -164,7 +165,7 @@ def logged(folder: Path, config: dict[str, Any]) -> Path:
     """A model as mlflow.transformers logs it, with code that nothing should read."""
     for name, content in {
         "model/config.json": json.dumps(config),
-        "model/model.safetensors": "weights",
+        "model/model.safetensors": NO_WEIGHTS.decode(),
         "model/modeling_own.py": "raise SystemExit('executed')",
         "components/tokenizer/tokenizer.json": "{}",
         "components/tokenizer/tokenization_own.py": "raise SystemExit('executed')",
@@ -175,16 +176,16 @@ def logged(folder: Path, config: dict[str, Any]) -> Path:
 
 
 def test_a_version_of_another_machine_is_fetched_for_checks_and_for_training_without_its_code(
-    recipe: Recipe, tmp_path: Path
+    recipe: Recipe, tmp_path: Path, model_unchecked: None
 ) -> None:
     folder = logged(tmp_path / "logged", {"model_type": "gpt2", "auto_map": {"AutoModel": "modeling_own.Own"}})
     register(source=folder.as_uri(), **{MODEL_TAG: MODEL})
     lock = pin_tokenizer(recipe)
     tokenizer = find_tokenizer(recipe, lock, tmp_path, tmp_path / "tokenizer")
     assert [file.name for file in tokenizer.iterdir()] == ["tokenizer.json"]
-    assert require_model(recipe, lock, download=False) == (
-        "model.path was not checked: its config.json is not on this machine yet."
-    )
+    assert require_model(recipe, lock).notes == [
+        "model.path was not checked: its config.json is empty, or not on this machine yet."
+    ]
     (tmp_path / "out").mkdir()
     load_model.make(Work("k", tmp_path / "out", "run"), recipe, lock, None)
     files = {str(file.relative_to(tmp_path / "out")) for file in (tmp_path / "out").rglob("*") if file.is_file()}
@@ -232,7 +233,7 @@ def test_a_reproduction_starts_from_the_pinned_version_and_not_from_todays_champ
     values = lineage.resolve_fields(recipe, lock)
     record = {"lock": lock.model_dump(mode="json"), "recipe": values, lineage.RECIPE_SET: values, "stages": []}
     with start_model(record) as start:
-        assert start is not None and (start / "model.safetensors").read_text() == "weights"
+        assert start is not None and (start / "model.safetensors").read_bytes() == NO_WEIGHTS
         again = recorded_recipe(record, start)
         assert (again.model.source, again.model.path) == ("folder", str(start))
         # If rows are missing here, the lock is the recorded one, and the fresh home has neither store nor registry.

@@ -19,7 +19,7 @@ from tasks.stages.load_model import load_model, require_same_labels
 from tasks.stages.register import _build_origin_tags
 from tasks.stages.resolve import pin
 from tasks.tracking.connection import MODEL_TAG, connect
-from tests.made import KEY, LABELS, artifact
+from tests.made import KEY, LABELS, NO_WEIGHTS, artifact
 from training.problems import UserError
 from training.recipe import Recipe, parse
 
@@ -171,7 +171,7 @@ def test_a_start_without_a_version_or_a_tokenizer_is_reported_with_its_version(t
         UserError, match=r"start_from: the version small/7, .* no longer in MLflow: set this to base, and begin a"
     ):
         find_folders(Work("gone", tmp_path / "gone", "run"), OTHER, "model.start_from")
-    trained = artifact("fit", {"model/config.json": b"{}", "model/model.safetensors": b"weights"})
+    trained = artifact("fit", {"model/config.json": b"{}", "model/model.safetensors": NO_WEIGHTS})
     start = OTHER.model_copy(update={"key": trained.key, "model": trained.parts["model"]})
     (tmp_path / "out").mkdir()
     with pytest.raises(UserError, match=r"model.path: small/7 has no tokenizer.json"):

@@ -30,6 +30,7 @@ from tasks.stages import resolve as resolving
 from tasks.stages.load_data import load_data
 from tasks.stages.predict_shard import predict_shard
 from tasks.tracking.stage_table import STAGES
+from tests.made import NO_WEIGHTS
 from tests.task_types import TINY
 from training.recipe import Recipe, parse
 from training.recipe.data_fields import MixedSet
@@ -424,8 +425,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     for name in ("me/small", "me/other"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "config.json").write_text(json.dumps({"of": name}))
-        for file in ("model.safetensors", "tokenizer.json"):
-            (tmp_path / name / file).write_text("{}")
+        (tmp_path / name / "tokenizer.json").write_text("{}")
+        (tmp_path / name / "model.safetensors").write_bytes(NO_WEIGHTS)
     for name in ("template", "another"):
         (tmp_path / f"{name}.jinja").write_text(
             f"{name} {{% for message in messages %}}{{{{ message.content }}}}{{% endfor %}}"

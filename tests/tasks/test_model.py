@@ -14,12 +14,13 @@ from tasks.cache.stage import Work
 from tasks.hub.client import explain_read_errors
 from tasks.stages.load_model import load_model
 from tests.hub.server import Hub
+from tests.made import NO_WEIGHTS
 from training.problems import UserError
 from training.recipe import Recipe, parse
 
 FILES = {
     "config.json": b"{}",
-    "model.safetensors": b"weights",
+    "model.safetensors": NO_WEIGHTS,
     "tokenizer.json": b"{}",
     "special_tokens_map.json": b"{}",
     "README.md": b"#",
@@ -59,7 +60,7 @@ def test_the_commit_that_was_pinned_is_taken_without_what_a_model_does_not_need(
     hub.commit("model", "me/model", {"config.json": b'{"moved": true}'})
     assert load(tmp_path / "out", commit) == {
         "model/config.json": b"{}",
-        "model/model.safetensors": b"weights",
+        "model/model.safetensors": NO_WEIGHTS,
         "tokenizer/tokenizer.json": b"{}",
         "tokenizer/special_tokens_map.json": b"{}",
     }

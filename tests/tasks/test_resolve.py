@@ -25,6 +25,7 @@ from tasks.stages.load_data import load_data
 from tasks.stages.load_model import load_model
 from tasks.stages.resolve import pin, resolve
 from tests.hub.server import Hub
+from tests.made import NO_WEIGHTS
 from tests.s3 import BUCKET, KEYS, S3, server
 from training.data import listing
 from training.data.decoding import open_text
@@ -332,7 +333,13 @@ def test_the_progress_of_reading_remote_files_is_reported_in_bytes(home: Path) -
     assert {total for _, total in reported} == {6_000_000}
 
 
-MODEL = {"config.json": "{}", "model.safetensors": "w", "tokenizer.json": "{}", "README.md": "x", "model.bin": "pickle"}
+MODEL = {
+    "config.json": "{}",
+    "model.safetensors": NO_WEIGHTS.decode(),
+    "tokenizer.json": "{}",
+    "README.md": "x",
+    "model.bin": "pickle",
+}
 
 
 def write_model(folder: Path, *names: str) -> dict[str, Any]:
@@ -471,7 +478,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield hub
 
 
-WHOLE = {"config.json": b"{}", "model.safetensors": b"w", "tokenizer.json": b"{}"}
+WHOLE = {"config.json": b"{}", "model.safetensors": NO_WEIGHTS, "tokenizer.json": b"{}"}
 
 
 def test_names_on_the_hub_are_pinned_to_commits(hub: Hub, home: Path) -> None:

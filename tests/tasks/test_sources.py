@@ -19,9 +19,13 @@ from tasks.stages.load_data import load_data
 from tasks.stages.load_model import load_model
 from tasks.stages.resolve import pin
 from tasks.stages.tokenize import tokenize
+from tests.made import NO_WEIGHTS
 from training.evaluation import plots
 from training.problems import UserError
 from training.recipe import parse
+from training.recipe.program_settings import CheckedModel
+
+pytestmark = pytest.mark.usefixtures("model_unchecked")
 
 ROWS = {
     "train": [{"review": f"row {n} is {'good' if n % 3 else 'bad'},\nNA", "mark": n % 3 and 1} for n in range(40)],
@@ -140,7 +144,7 @@ def a_model(folder: Path) -> Path:
     train_wordpiece(lambda: iter(texts), 120).save(str(model / "tokenizer.json"))
     (model / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     (model / "config.json").write_text('{"model_type": "bert"}')
-    (model / "model.safetensors").write_bytes(b"weights")
+    (model / "model.safetensors").write_bytes(NO_WEIGHTS)
     return model
 
 
@@ -150,6 +154,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     folder = tmp_path_factory.mktemp("expected")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FINETUNE_HOME", str(folder / "home"))
+        patch.setattr("tasks.stages.load_model.require_model", lambda *_, **__: CheckedModel())
         for split in ROWS:
             (folder / f"{split}.parquet").write_bytes(as_parquet(split))
         rows, tokens = to_tokens(folder, {"source": "parquet", "path": str(folder)})

@@ -25,6 +25,8 @@ from training.problems import UserError
 from training.programs import predict
 from training.recipe import Recipe, parse
 
+pytestmark = pytest.mark.usefixtures("model_unchecked")
+
 DATA = Ref(stage="load_data", key="d", digest="of the rows")
 MODEL = Ref(stage="load_model", key="m", digest="of the model", parts={"tokenizer": "of the tokenizer"})
 BYTES = {"tokenizer_class": "ByT5Tokenizer", "pad_token": "<pad>"}
@@ -95,7 +97,6 @@ def test_a_model_is_trained_with_a_tokenizer_that_exists_only_in_python(home: Pa
 def cut(home: Path, tmp_path: Path) -> Path:
     """A loaded repository with a complete tokenizer.json; some of its rows are too long."""
     repository = save_repository(tmp_path / "it", "llama", chat(), CHAT)
-    (repository / "model.safetensors").write_bytes(b"weights")
     loaded(repository, recipe_of(repository))
     tiny.write_data(DATA.path, {"train": 40})
     return repository

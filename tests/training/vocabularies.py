@@ -19,6 +19,8 @@ from tokenizers import (
     trainers,
 )
 
+from tests.made import NO_WEIGHTS
+
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",
     "Fünf Äpfel — and naïve café tokens, 123 times over the moon!",
@@ -125,6 +127,7 @@ def save_repository(
     transformers; `settings` go into tokenizer_config.json, and each of `files` is a file (`merges_txt=...`)."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    (folder / "model.safetensors").write_bytes(NO_WEIGHTS)
     settings = {"tokenizer_class": "TokenizersBackend", **settings}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     if tokenizer is not None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from training.models.weights import Fit
     from training.recipe import Training
     from training.recipe.program_settings import FitSettings
 
@@ -37,7 +38,8 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
     compute = settings.compute
     task_type = task_types.load(settings.task, settings.options).while_training(compute.strategy)
     tokenizer = loading.load_tokenizer(Path(inputs["tokenizer"]), Path(inputs["model"]))
-    model = _load_model(settings, task_type, Path(inputs["model"]), tokenizer)
+    fits: list[Fit] = []
+    model = _load_model(settings, task_type, Path(inputs["model"]), tokenizer, fits.append)
     tokens, checkpoint = Path(inputs["tokens"]), inputs.get("checkpoint")
     train, validation = TokenRows(tokens / "train.arrow"), TokenRows(tokens / "validation.arrow")
     _require_target_counts(settings.task, task_type, train)
@@ -63,6 +65,7 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
         checkpoints=job_dir / CHECKPOINTS,
         named_checkpoint=None if checkpoint is None else Path(checkpoint),
         events=events,
+        missing_weights=len(fits[0].missing),
     )
 
 
@@ -87,7 +90,11 @@ def _global_batch_size(settings: FitSettings) -> int:
 
 
 def _load_model(
-    settings: FitSettings, task_type: TaskType, folder: Path, tokenizer: PreTrainedTokenizerBase
+    settings: FitSettings,
+    task_type: TaskType,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    compared: Callable[[Fit], None],
 ) -> PreTrainedModel:
     model = loading.load_for_training(
         task_type,
@@ -98,6 +105,7 @@ def _load_model(
         lora=settings.training.lora,
         precision=settings.compute.mixed_precision,
         preparing=_switched_attention(settings),
+        compared=compared,
     )
     loading.require_positions(model, max_length=settings.max_length)
     if not torch.cuda.is_available():

@@ -77,6 +77,8 @@ class Task:
     named_checkpoint: Path | None
     """The checkpoint of another job to start from, if the recipe names one."""
     events: Events
+    missing_weights: int = 0
+    """Weights of the base model that its files lack, without those of the head."""
 
     def begin(self) -> Path | None:
         """The job's newest intact checkpoint; without one, the checkpoint that the recipe names, or None.

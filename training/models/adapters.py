@@ -82,7 +82,7 @@ def find_unknown_layers(network: PreTrainedModel, lora: Lora) -> list[Problem]:
 def quantize(
     network: PreTrainedModel,
     new_weights: Sequence[str],
-    load: Callable[..., tuple[PreTrainedModel, Any]],
+    load: Callable[..., tuple[PreTrainedModel, Any, Any]],
     lora: Lora,
     dtype: torch.dtype,
 ) -> PreTrainedModel:
@@ -101,7 +101,7 @@ def quantize(
         bnb_4bit_compute_dtype=dtype,
         llm_int8_skip_modules=sorted(excluded),
     )
-    quantized, _ = load(quantization_config=config, device_map={"": int(os.environ.get("LOCAL_RANK", "0"))})
+    quantized, *_ = load(quantization_config=config, device_map={"": int(os.environ.get("LOCAL_RANK", "0"))})
     with torch.no_grad():
         for name in new_weights:
             quantized.get_parameter(name).copy_(network.get_parameter(name))

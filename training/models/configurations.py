@@ -36,11 +36,47 @@ def make_config(values: Mapping[str, Any], field: str, more: Mapping[str, Any] |
         some = f"choose one such as {', '.join(WELL_KNOWN[:MAX_SUGGESTED])}"
         raise _error(_type_field(field), f"{message}: {some}.{nearest(str(name), CONFIG_MAPPING)}")
     cls = CONFIG_MAPPING[name]
+    require_unquantized(values, field)
+    if field == RECIPE and (chosen := code_fields(values)):
+        message = f"{', '.join(chosen)}: code is chosen by model.attn_implementation alone: leave it out."
+        raise _error(field, message)
     with invalid_values(field, f"{name} does not accept it"):
         if field == RECIPE and (problems := list(_find_misspelt(values, cls()))):
             raise UserError(problems)
         config: PreTrainedConfig = cls.from_dict({**values, **(more or {})})
+    return without_code(config)
+
+
+CODE_FIELDS = ("attn_implementation", "experts_implementation", "fusion_config")
+"""The settings of config.json by which transformers chooses or downloads code. Only the recipe chooses it."""
+
+
+def code_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the values of config.json that choose code, by name."""
+    found = {name: value for name, value in values.items() if name.removeprefix("_") in CODE_FIELDS and value}
+    for value in values.values():
+        found |= code_fields(value) if isinstance(value, dict) else {}
+    return found
+
+
+def without_code(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration without settings that choose code. Changes and returns it. Raises UserError for a quantized
+    model, which only further code can load."""
+    require_unquantized(config.to_dict(), "model")
+    config._attn_implementation = None  # with those of the configurations within
+    config._experts_implementation = None
+    if hasattr(config, "fusion_config"):
+        config.fusion_config = None
     return config
+
+
+def require_unquantized(values: Mapping[str, Any], field: str) -> None:
+    """Raises UserError for config.json of a model whose weights are quantized."""
+    if quantization := values.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        message = f"its weights are quantized (quantization_config in config.json: {method}): "
+        message += "name the model that it was made from. training.lora.quantization trains adapters on it in 4 bits."
+        raise _error(field, message)
 
 
 def require_class(config: PreTrainedConfig, auto_class: str, field: str) -> None:

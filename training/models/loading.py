@@ -18,8 +18,8 @@ import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.integrations import unset_hf_deepspeed_config
 
-from training.models import adapters
-from training.models.configurations import require_class
+from training.models import adapters, weights
+from training.models.configurations import require_class, without_code
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
@@ -84,17 +84,21 @@ def load_for_training(
     lora: Lora | None = None,
     precision: str = "no",
     preparing: Callable[[PreTrainedModel], AbstractContextManager[Any]] = nullcontext,
+    compared: Callable[[weights.Fit], None] = lambda fit: None,
 ) -> PreTrainedModel:
     """The folder's model with a head for these labels, in float32 on the CPU.
 
     Weights that the folder lacks, or has for another number of labels, are initialized with `seed`. A head for the same
     labels in another order is put into the order of `labels`. With `lora` the
     model has adapters; with 4 bits it is on a GPU and computes in `precision`. The task type prepares the model within
-    `preparing`.
+    `preparing`. `compared` gets how the folder's weights fit; raises UserError if they are not the model's.
     """
     set_seed(seed)
-    load = partial(_load, task_type, folder, **task_type.config_fields(labels), ignore_mismatched_sizes=True)
-    model, new_weights = load()
+    load = partial(_load, task_type, folder, task_type.config_fields(labels))
+    model, new_weights, found = load()
+    if wrong := [problem for problem in found.problems(model, "model.path") if problem.level == "error"]:
+        raise UserError(wrong)
+    compared(found)
     if lora and lora.quantization:
         model = adapters.quantize(model, new_weights, load, lora, DTYPES[precision])
     _reorder_head(model, task_type, folder, labels)
@@ -130,8 +134,19 @@ def _reorder_head(model: PreTrainedModel, task_type: TaskModel, folder: Path, la
 
 
 def load_trained(task_type: TaskModel, folder: Path) -> PreTrainedModel:
-    """A model of `export` for predictions: float32, on the CPU, dropout off."""
-    return _load(task_type, folder)[0].eval()
+    """A model of `export` for predictions: float32, on the CPU, dropout off. Raises UserError if it lacks weights."""
+    model, missing, _ = _load(task_type, folder, {})
+    if missing:
+        message = f"{folder} lacks {len(missing):,} weights of {type(model).__name__}, or has them in another shape: "
+        message += f"{', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}. Restore its files, or train it again."
+        raise UserError([Problem(kind="model", where="model", message=message)])
+    return model.eval()
+
+
+def load_base(task_type: TaskModel, folder: Path, seed: int) -> PreTrainedModel:
+    """As load_trained, but of a model before its training: a head that the folder lacks is initialized with `seed`."""
+    set_seed(seed)
+    return _load(task_type, folder, {})[0].eval()
 
 
 def require_positions(model: PreTrainedModel, **tokens: int) -> None:
@@ -177,14 +192,25 @@ def add_to_config(folder: Path, fields: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _load(task_type: TaskModel, folder: Path, **options: Any) -> tuple[PreTrainedModel, list[str]]:
-    """The model, and the names of its weights that are missing in the folder or have another shape."""
+def _load(
+    task_type: TaskModel, folder: Path, config_fields: Mapping[str, Any], **options: Any
+) -> tuple[PreTrainedModel, list[str], weights.Fit]:
+    """The model; the names of its weights that are missing in the folder or have another shape; and how the others fit
+    it."""
     # Otherwise the model is sharded too if ZeRO-3 has trained in this process.
     unset_hf_deepspeed_config()
-    require_class(AutoConfig.from_pretrained(folder, **_SAFE), task_type.auto_class, "model")
-    auto_class = getattr(transformers, task_type.auto_class)
-    model, found = auto_class.from_pretrained(
-        folder, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **_SAFE, **options
+    config = without_code(AutoConfig.from_pretrained(folder, **_SAFE, **config_fields))
+    require_class(config, task_type.auto_class, "model")
+    model, found = getattr(transformers, task_type.auto_class).from_pretrained(
+        folder,
+        config=config,
+        dtype=torch.float32,
+        use_safetensors=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+        **_SAFE,
+        **options,
     )
     assert isinstance(model, PreTrainedModel)
-    return model, sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
+    missing = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
+    return model, missing, weights.compare(model, found)

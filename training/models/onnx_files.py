@@ -20,6 +20,7 @@ import torch
 import transformers
 from transformers.utils import ModelOutput
 
+from training.models.configurations import without_code
 from training.problems import Problem, UserError
 from training.recipe.tables.exports import EXPORTS, OUTPUTS
 
@@ -35,8 +36,12 @@ EXAMPLE_ROWS, EXAMPLE_TOKENS = 2, 8
 
 def load(auto_class: str, folder: Path) -> PreTrainedModel:
     """A trained model in 32-bit floats on the CPU, dropout off."""
+    config = without_code(
+        transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    )
     loaded: PreTrainedModel = getattr(transformers, auto_class).from_pretrained(
         folder,
+        config=config,
         dtype=torch.float32,
         attn_implementation="eager",  # a graph that runtimes fuse: torch's own attention has guards against NaN
         use_safetensors=True,

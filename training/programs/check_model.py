@@ -1,24 +1,26 @@
 """The program that checks a model before anything is downloaded or trained: `python -m training.programs.check_model
 JOB`.
 
-The model is built on the meta device, from its configuration alone: without weights, in some seconds.
+The model is built on the meta device, from its configuration alone, in some seconds. Of its weights, only the names and
+shapes are compared with it.
 
 settings   training.recipe.program_settings.CheckModelSettings
-figures    none; problems end it
+figures    notes and warnings, lists of texts; errors end it
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job
 from training.jobs.search_path import hide_package
-from training.models.configurations import invalid_values, make_config, require_class
+from training.models.configurations import RECIPE, code_fields, invalid_values, make_config, require_class
+from training.models.weights import Fit, compare, head_problem
 from training.problems import Problem, UserError
-from training.recipe.program_settings import CheckModelSettings
+from training.recipe.program_settings import CheckedModel, CheckModelSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,19 +31,20 @@ if TYPE_CHECKING:
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Raises UserError with all problems of the model."""
     with hide_package("deepspeed"):  # where it is installed, transformers would look for an engine of it: 2 seconds
-        check(CheckModelSettings.model_validate(job.settings))
-    return {}
+        checked = check(CheckModelSettings.model_validate(job.settings))
+    return checked.model_dump(mode="json")
 
 
-def check(settings: CheckModelSettings) -> None:
-    """Raises UserError with all problems of the model."""
+def check(settings: CheckModelSettings) -> CheckedModel:
+    """What was found and does not end a run. Raises UserError with all problems of the model."""
     from training import task_types
     from training.models import adapters, gpu_kernels, loading
 
     task_type = task_types.load(settings.task, settings.options)
     network = build(settings.config, settings.field, task_type, settings.labels)
+    found = CheckedModel(notes=list(_ignored_code(settings)))
     if network is None:
-        return
+        return found
     problems: list[Problem] = []
     try:
         loading.require_positions(network, max_length=settings.max_length, **task_type.position_limits())
@@ -50,8 +53,43 @@ def check(settings: CheckModelSettings) -> None:
     if settings.lora:
         problems += adapters.find_unknown_layers(network, settings.lora)
     problems += gpu_kernels.find_unsupported(network, settings.attn_implementation, settings.use_liger_kernel)
-    if problems:
+    if settings.weights is not None:
+        of_weights = compare_weights(network, settings.weights)
+        problems += [*of_weights.problems(network, settings.field)]
+        problems += head_problem(network, of_weights, task_type.auto_class, settings.field)
+        if of_weights.pooler:
+            found.notes.append(
+                f"{settings.field}: its files lack the pooler ({of_weights.pooler[0]}), as masked language models do: "
+                "it is drawn at random and trained."
+            )
+    if any(problem.level == "error" for problem in problems):
         raise UserError(problems)
+    return found.model_copy(update={"warnings": problems})
+
+
+def compare_weights(network: PreTrainedModel, shapes: Mapping[str, list[int]]) -> Fit:
+    """How weights of these shapes fit the network, by the rules of from_pretrained, which renames and joins some."""
+    import torch
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # it prints a table of the names
+    state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    _, info = type(network).from_pretrained(
+        None,
+        config=network.config,
+        state_dict=state,
+        device_map={"": "meta"},
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
+    return compare(network, info)
+
+
+def _ignored_code(settings: CheckModelSettings) -> Iterator[str]:
+    for name, value in code_fields(settings.config).items():
+        if settings.field != RECIPE:
+            yield f"{settings.field}: {name} {value!r} of its config.json is not used: only the recipe chooses code."
 
 
 def build(values: Mapping[str, Any], field: str, task_type: TaskType, labels: list[str]) -> PreTrainedModel | None:

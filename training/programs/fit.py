@@ -8,7 +8,7 @@ output     model/: config.json, with what the task type calibrates after trainin
 figures    trainable_parameters, steps, epochs, train_loss, best_step, best_metric, train_samples_per_second,
            micro_batch_size (rows);
            train_tokens_per_second and hardware_share as training.engine.throughput has them; estimated_memory_mb and
-           peak_memory_mb of the process that took most, in 10^6 bytes
+           peak_memory_mb of the process that took most, in 10^6 bytes; missing_weights of the base model, if any
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ def _figures(task: Task, trained: Trained, reported: list[dict[str, Any]], peak_
         "train_samples_per_second": round(trained.samples_per_second, 3),
         "estimated_memory_mb": estimate.get("memory_mb"),
         "peak_memory_mb": round(peak_bytes / 1e6),
+        **({"missing_weights": task.missing_weights} if task.missing_weights else {}),
         **throughput.overall_rates(reported),
     }
 

@@ -95,7 +95,7 @@ def _answer_by_base(
     """The base model's answers, before the trained model is loaded."""
     from training.models import loading
 
-    base = loading.load_trained(task_type, folder).to(device)
+    base = loading.load_base(task_type, folder, seed=0).to(device)
     task_type.set_end_tokens(base, tokenizer)
     return {
         split: answer("the base model", task_type, base, tokenizer, rows, settings, split, events)

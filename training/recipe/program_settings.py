@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from training.jobs.protocol import NotInKey, Settings
+from training.problems import Problem
 from training.recipe.fields import ResolvedCompute, Training
 from training.recipe.lora import Lora
 from training.recipe.tables.checks import Level
@@ -62,8 +63,17 @@ class CheckModelSettings(TaskSettings):
     """training.use_liger_kernel."""
     config: dict[str, Any]
     """The content of config.json, or `model.config`."""
+    weights: dict[str, list[int]] | None = None
+    """The shape of each tensor in the model's files, by name; None if they are not on this machine."""
     field: str
     """The recipe's field that names the model."""
+
+
+class CheckedModel(Settings):
+    """What training.programs.check_model found that does not end a run."""
+
+    notes: list[str] = Field(default_factory=list)
+    warnings: list[Problem] = Field(default_factory=list)
 
 
 class CreateModelSettings(Settings):

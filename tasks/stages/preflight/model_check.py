@@ -1,6 +1,6 @@
-"""Check of a recipe's model by its configuration, before training.
+"""Check of a recipe's model by its configuration and the names of its weights, before training.
 
-<home>/checked/<digest>    an empty file for each model in which training.programs.check_model found no problem
+<home>/checked/<digest>    the notes and warnings of each model in which training.programs.check_model found no error
 """
 
 from __future__ import annotations
@@ -21,26 +21,32 @@ from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import JobFailed, require_finished, run_job
 from tasks.registry.champions import fetch_config
 from training import task_types
-from training.jobs.protocol import Job
+from training.jobs.protocol import Job, write_atomically
 from training.models.repository_files import read_json
+from training.models.weights import INDEX, WEIGHTS, read_shapes
 from training.problems import UserError
 from training.recipe import Recipe
-from training.recipe.program_settings import CheckModelSettings
+from training.recipe.program_settings import CheckedModel, CheckModelSettings
+
+__all__ = ["CheckedModel", "require_model"]
 
 PROGRAM = "training.programs.check_model"
 STALL_TIMEOUT_S = 300.0
 
 
-def require_model(recipe: Recipe, lock: Lock, *, download: bool) -> str | None:
-    """Raises UserError for a model that the recipe's task, lengths or adapters do not fit: its type, its configuration,
-    its number of positions, the names of its layers.
+def require_model(recipe: Recipe, lock: Lock, *, download: bool = False, model: Path | None = None) -> CheckedModel:
+    """Checks the model's type, its configuration, its number of positions, the names of its layers, and whether the
+    weights in its files are its own. Returns notes and warnings, and a note if the model could not be checked.
 
-    `download` allows fetching config.json from the Hub or the registry. Returns why the model could not be checked, or
-    None.
+    `download` allows fetching config.json from the Hub or the registry. `model` is the model's folder, if it is known;
+    else it is looked for on this machine. Raises UserError for a model that cannot be trained by the recipe.
     """
-    field, config = _configuration(recipe, lock, download)
+    field = lock.start_field if lock.start else "model.config" if recipe.model.source == "scratch" else "model.path"
+    if model is None:
+        model = _find_folder(recipe, lock)
+    config = read_json(model / "config.json") if model else _configuration(recipe, lock, field, download)
     if not config:
-        return f"{field} was not checked: its config.json is not on this machine yet."
+        return CheckedModel(notes=[f"{field} was not checked: its config.json is empty, or not on this machine yet."])
     settings = CheckModelSettings(
         **recipe.task_and_options,
         labels=_labels(recipe),
@@ -49,6 +55,7 @@ def require_model(recipe: Recipe, lock: Lock, *, download: bool) -> str | None:
         attn_implementation=recipe.model.attn_implementation,
         use_liger_kernel=recipe.training.use_liger_kernel,
         config=config,
+        weights=read_shapes({path.name: path for path in model.iterdir()}, field) if model else None,
         field=field,
     )
     written = settings.model_dump(mode="json")
@@ -57,23 +64,23 @@ def require_model(recipe: Recipe, lock: Lock, *, download: bool) -> str | None:
     optional = [name for name in ("peft", "liger-kernel") if find_spec(name.replace("-", "_"))]
     libraries = library_versions(["transformers", "torch", *optional, *installed])
     checked = home() / "checked" / digest_of([written, code, libraries])[:40]
-    if checked.exists():
-        return None
+    with contextlib.suppress(OSError, ValueError):
+        return CheckedModel.model_validate_json(checked.read_bytes())
     with tempfile.TemporaryDirectory(prefix="finetune-") as job_dir:
         job = Job(program=PROGRAM, key=checked.name, settings=written, inputs={})
         job.write(Path(job_dir))
         try:
             argv = python_argv(PROGRAM)
             ended = run_job(Path(job_dir), argv, env={}, on_events=lambda _: None, stall_timeout_s=STALL_TIMEOUT_S)
-            require_finished(ended)
+            found = CheckedModel.model_validate(require_finished(ended).figures)
         except UserError as error:
             raise _name_version(error, lock.start) from None
         except (JobFailed, OSError) as error:
-            return f"{field} was not checked: {(str(error).splitlines() or [''])[0]}"
+            return CheckedModel(notes=[f"{field} was not checked: {(str(error).splitlines() or [''])[0]}"])
     with contextlib.suppress(OSError):  # a full disk is reported by the stage that needs it
         checked.parent.mkdir(mode=0o700, exist_ok=True)
-        checked.touch()
-    return None
+        write_atomically(checked, found.model_dump_json().encode())
+    return found
 
 
 def _name_version(error: UserError, version: Champion | None) -> UserError:
@@ -92,20 +99,37 @@ def _labels(recipe: Recipe) -> list[str]:
     return list(recipe.data.label_names or ("0", "1")) if has_labels else []
 
 
-def _configuration(recipe: Recipe, lock: Lock, download: bool) -> tuple[str, dict[str, Any] | None]:
-    """The recipe field that names the model, and the model's configuration; None if it is not on this machine."""
+def _find_folder(recipe: Recipe, lock: Lock) -> Path | None:
+    """The folder on this machine that has the whole model; None if there is none."""
     model, version = recipe.model, lock.start
     if version is not None:
-        file = folder("fit", version.key) / "model" / "config.json" if version.key else None
-        config = read_json(file) if file and file.is_file() else None
-        return lock.start_field, config or (fetch_config(version, lock.start_field) if download else None)
+        found = folder("fit", version.key) / "model" if version.key else None
+    elif lock.model_hub is not None:
+        config = _hub_file(str(model.path), lock.model_hub.commit, download=False)
+        found = config.parent if config else None
+    else:
+        found = Path(model.path).expanduser() if model.source == "folder" and model.path else None
+    return found if found and (found / "config.json").is_file() and _has_weights(found) else None
+
+
+def _has_weights(model: Path) -> bool:
+    """Whether all files with weights are here: another program may have downloaded some of them."""
+    shards = read_json(model / INDEX).get("weight_map", {})
+    return (model / WEIGHTS).is_file() or all((model / str(name)).is_file() for name in {*shards.values()})
+
+
+def _configuration(recipe: Recipe, lock: Lock, field: str, download: bool) -> dict[str, Any] | None:
+    """The model's configuration; None if it is not on this machine."""
+    model, version = recipe.model, lock.start
+    if version is not None:
+        return fetch_config(version, field) if download else None
     if model.source == "scratch":
-        return "model.config", dict(model.config or {})
+        return dict(model.config or {})
+    if lock.model_hub is not None:
+        cached = _hub_file(str(model.path), lock.model_hub.commit, download)
+        return read_json(cached) if cached else None
     file = Path(str(model.path)).expanduser() / "config.json"
-    if model.source == "hub":
-        cached = _hub_file(str(model.path), lock.model_hub.commit, download) if lock.model_hub else None
-        return "model.path", read_json(cached) if cached else None
-    return "model.path", read_json(file) if file.is_file() else None
+    return read_json(file) if file.is_file() else None
 
 
 def _hub_file(name: str, commit: str, download: bool) -> Path | None:

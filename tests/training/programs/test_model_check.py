@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
+from training.models.weights import read_shapes
 from training.problems import UserError
 from training.programs import create_model
 from training.programs.check_model import check
 from training.recipe import Lora
-from training.recipe.program_settings import CheckModelSettings
+from training.recipe.program_settings import CheckedModel, CheckModelSettings
 
 BERT = {"model_type": "bert", "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 T5 = {"model_type": "t5", "vocab_size": 100, "d_model": 32, "d_kv": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2}
@@ -19,12 +23,24 @@ MARIAN = {"model_type": "marian", "vocab_size": 100, "d_model": 32, "pad_token_i
 
 def problems(config: dict[str, Any], task: str = "sequence-classification", **more: Any) -> dict[str, str]:
     """Field to message; empty for a model that fits."""
-    usual = {"options": {}, "labels": ["a", "b"], "max_length": 32, "lora": None, "field": "model.config"}
     try:
-        check(CheckModelSettings.model_validate({**usual, "task": task, "config": config, **more}))
+        checked(config, task, **more)
     except UserError as error:
         return {problem.where: problem.message for problem in error.problems}
     return {}
+
+
+def checked(config: dict[str, Any], task: str = "sequence-classification", **more: Any) -> CheckedModel:
+    usual = {"options": {}, "labels": ["a", "b"], "max_length": 32, "lora": None, "field": "model.config"}
+    return check(CheckModelSettings.model_validate({**usual, "task": task, "config": config, **more}))
+
+
+def saved(config: dict[str, Any], auto_class: str = "AutoModel") -> dict[str, list[int]]:
+    """The names and shapes in the file of such a model."""
+    made = getattr(transformers, auto_class).from_config(transformers.AutoConfig.for_model(**config))
+    with tempfile.TemporaryDirectory() as folder:
+        made.save_pretrained(folder)
+        return read_shapes({path.name: path for path in Path(folder).iterdir()})
 
 
 def test_a_model_that_fits_its_task_has_no_problems() -> None:
@@ -105,3 +121,79 @@ def test_all_layers_that_the_model_lacks_are_reported_by_name() -> None:
         ("training.lora.target_modules", "'qery'"),
         ("training.lora.target_modules", "'kay' "),
     ]
+
+
+LLAMA = {**BERT, "model_type": "llama", "intermediate_size": 64, "num_key_value_heads": 1}
+
+
+@pytest.mark.parametrize(
+    ("config", "auto_class", "task"),
+    [
+        (BERT, "AutoModel", "sequence-classification"),
+        (BERT, "AutoModelForMaskedLM", "masked-lm"),
+        (BERT, "AutoModelForTokenClassification", "token-classification"),
+        ({**BERT, "model_type": "gpt2"}, "AutoModel", "causal-lm"),  # the head is the embedding
+        (LLAMA, "AutoModelForCausalLM", "causal-lm"),
+        (LLAMA, "AutoModelForCausalLM", "sequence-classification"),
+        (T5, "AutoModelForSeq2SeqLM", "seq2seq"),
+        (MARIAN, "AutoModelForSeq2SeqLM", "seq2seq"),
+    ],
+)
+def test_a_new_head_for_the_task_is_expected(config: dict[str, Any], auto_class: str, task: str) -> None:
+    labels = ["a", "b"] if "classification" in task else []
+    most = {"options": {"max_target_length": 32, "max_new_tokens": 32}} if task == "seq2seq" else {}
+    found = checked(config, task, labels=labels, weights=saved(config, auto_class), **most)
+    assert found == CheckedModel()
+
+
+def test_a_masked_language_models_missing_pooler_is_a_note_and_the_random_head_of_a_causal_one_a_warning() -> None:
+    found = checked(BERT, weights=saved(BERT, "AutoModelForMaskedLM"), field="model.path")
+    assert found.warnings == [] and found.notes[0].startswith("model.path: its files lack the pooler (bert.pooler.")
+    found = checked(LLAMA, "causal-lm", labels=[], weights=saved(LLAMA))
+    assert "lack the head of LlamaForCausalLM, lm_head.weight, which is drawn at random" in found.warnings[0].message
+
+
+@pytest.mark.parametrize(
+    ("prefix", "advice"),
+    [
+        (
+            "_orig_mod.",
+            "'_orig_mod.' is in the names of the files; torch.compile adds it: save the model with model",
+        ),
+        ("module.", "'module.' is in the names of the files; DistributedDataParallel adds it: save the model with mod"),
+        ("net.", "The names in the files begin with 'net.': save the model with save_pretrained()."),
+    ],
+)
+def test_weights_under_other_names_are_refused_with_three_names_of_each_side(prefix: str, advice: str) -> None:
+    weights = {f"{prefix}{name}": shape for name, shape in saved(BERT).items()}
+    message = problems(BERT, weights=weights)["model.config"]
+    assert message.startswith(
+        "none of the 21 weights of BertForSequenceClassification is in its files: the model needs "
+        "bert.embeddings.LayerNorm.bias, bert.embeddings.LayerNorm.weight, bert.embeddings.position_embeddings.weight "
+        f"and 18 more; they have {prefix}embeddings.LayerNorm.bias, {prefix}embeddings.LayerNorm.weight, {prefix}emb"
+    )
+    assert advice in message
+
+
+def test_missing_and_misshapen_weights_are_an_error_above_a_tenth_of_the_model_and_a_warning_below() -> None:
+    small = BERT | {"intermediate_size": 64, "max_position_embeddings": 32}
+    whole = saved(small)
+    message = problems(small, weights=whole | {"embeddings.word_embeddings.weight": [90, 32]})["model.config"]
+    assert "its files lack 1 of the 21 weights" in message and "bert.embeddings.word_embeddings.weight. Name" in message
+    bias = "encoder.layer.0.attention.self.key.bias"
+    (warning,) = checked(small, weights={name: shape for name, shape in whole.items() if name != bias}).warnings
+    assert f"bert.{bias}. They are drawn at random before training." in warning.message
+
+
+def test_layers_in_the_files_that_the_configuration_does_not_have_are_a_warning() -> None:
+    (warning,) = checked(BERT, weights=saved(BERT | {"num_hidden_layers": 2})).warnings
+    assert "its files have 16 weights of layers beyond those of config.json: encoder.layer.1." in warning.message
+
+
+def test_code_that_a_configuration_names_is_a_note_for_a_published_model_and_an_error_in_a_recipe() -> None:
+    named = BERT | {"attn_implementation": "owner/kernel"}
+    (note,) = checked(named, field="model.path").notes
+    assert note == (
+        "model.path: attn_implementation 'owner/kernel' of its config.json is not used: only the recipe chooses code."
+    )
+    assert "code is chosen by model.attn_implementation alone: leave it out" in problems(named)["model.config"]
