@@ -135,7 +135,8 @@ def find_column_problems(wanted: SourceColumns, there: Sequence[str], where: str
             problems.append(Problem(kind="data", where=field, message=message))
         elif name not in renamed and name not in new:
             message = f"{where} has no column {name!r}: it has {_list(renamed)}.{nearest(name, renamed)}"
-            problems.append(Problem(kind="data", where=field, message=f"{message}{_other_way(wanted, renamed)}"))
+            message += _other_way(wanted, renamed) or _advice(wanted, name)
+            problems.append(Problem(kind="data", where=field, message=message))
     for name in wanted.unnamed(renamed):
         message = f"{where} has a column {name!r}, which the recipe does not name: set this to "
         message += f"{name} or, if it is something else, data.rename to {{{name}: another_name}}."
@@ -167,6 +168,11 @@ def _other_way(wanted: SourceColumns, there: Collection[str]) -> str:
             columns = ", ".join(f"{name}: {name}" for name in named)
             return f" For rows of {' and '.join(way)}, set data.columns: {{{columns}}}."
     return ""
+
+
+def _advice(wanted: SourceColumns, name: str) -> str:
+    column = wanted.task_type.columns.get(wanted.by_source[name].name) if name in wanted.by_source else None
+    return f" {column.advice}" if column and column.advice else ""
 
 
 def _cast_to_nothing(data: Data, there: Sequence[str], where: str) -> list[Problem]:

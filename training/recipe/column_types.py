@@ -46,6 +46,8 @@ class Column:
     """Whether a value may be empty. An empty text or list is stored as such, a missing number or value as null."""
     target: bool = False
     """Whether the model predicts it. Labels are targets anyway, and so is a column named `label`."""
+    advice: str = ""
+    """A sentence for rows that lack the column."""
 
 
 class RowSpecification:

@@ -28,7 +28,11 @@ class AnswerPairs(TaskType):
     """The base of task types that learn from pairs of answers."""
 
     columns: ClassVar[Mapping[str, Column]] = {
-        "prompt": Column("content"),
+        "prompt": Column(
+            "content",
+            advice="If both answers begin with the prompt, write what they have in common into a column of its own: it "
+            "is taken off the answers.",
+        ),
         "chosen": Column("content", target=True),
         "rejected": Column("content", target=True),
     }

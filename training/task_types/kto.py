@@ -95,11 +95,11 @@ class Kto(PreferenceTuning):
         """The columns of training.tokenization.completion_rows, without mismatched completions and the reference;
         prompts alone become texts without a completion. Raises UserError if a chat template is needed and missing."""
         from training.tokenization.completion_rows import completion_features
-        from training.tokenization.preference_rows import encode_rows
+        from training.tokenization.preference_rows import count_repeated, encode_rows
 
         texts = [text for (text,) in encode_rows(encoder, rows, append_eos=self.options.append_eos)]
         labels = rows.column("label") if "label" in rows.schema.names else None
-        return completion_features(texts, labels, encoder.max_length)
+        return completion_features(texts, labels, encoder.max_length, count_repeated(rows))
 
     def token_rows(self, split: str, max_length: int, features: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """With the mismatched completions; rows to predict need none."""

@@ -94,9 +94,10 @@ class Preference(AnswerPairs, PreferenceTuning):
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """The columns of training.batching.preference_pairs, without the reference. Prompts alone become chosen texts
         without answers. Raises UserError if a chat template is needed and missing."""
-        from training.tokenization.preference_rows import encode_rows, pair_features
+        from training.tokenization.preference_rows import count_repeated, encode_rows, pair_features
 
-        return pair_features(encode_rows(encoder, rows, append_eos=self.options.append_eos), encoder.max_length)
+        encoded = encode_rows(encoder, rows, append_eos=self.options.append_eos)
+        return pair_features(encoded, encoder.max_length, count_repeated(rows))
 
     # Training
 

@@ -85,10 +85,10 @@ class RewardModeling(AnswerPairs):
         answer. Raises UserError if a chat template is needed and missing."""
         from dataclasses import replace
 
-        from training.tokenization.preference_rows import encode_rows, pair_features
+        from training.tokenization.preference_rows import count_repeated, encode_rows, pair_features
 
         encoded = encode_rows(encoder, rows, append_eos=self.options.append_eos, answered=True)
-        features = pair_features(encoded, encoder.max_length)
+        features = pair_features(encoded, encoder.max_length, count_repeated(rows))
         if "margin" not in rows.schema.names:
             return features
         return replace(features, rows=features.rows.append_column("margin", rows.column("margin")))

@@ -130,8 +130,8 @@ class SupervisedFineTuning(CausalLM):
             "length": lengths,
             "targets": np.array([one.of_answer[:limit].sum() for one in tokens], np.int32),
         }
-        joined = sum(one.joined for one in tokens)
-        return Features(pa.RecordBatch.from_pydict(columns), untruncated - lengths, joined=joined)
+        remarks = {"joined": sum(one.joined for one in tokens), "repeated_in_completion": _count_repeated(rows)}
+        return Features(pa.RecordBatch.from_pydict(columns), untruncated - lengths, remarks=remarks)
 
     def prompts(self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig) -> list[AnswerTokens]:
         """Returns the tokens of each row before its last answer, with end tokens: templates may end questions with
@@ -218,6 +218,15 @@ def _join_prompts(rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:
         return prompts, [[] for _ in prompts]
     texts = list(map(operator.add, prompts, rows.column("completion").to_pylist()))
     return texts, [[(len(prompt), len(text))] for prompt, text in zip(prompts, texts, strict=True)]
+
+
+def _count_repeated(rows: pa.RecordBatch) -> int:
+    """The completions that begin with their prompt."""
+    from training.tokenization.preference_rows import repeats
+
+    if "completion" not in rows.schema.names:
+        return 0
+    return sum(map(repeats, rows.column("prompt").to_pylist(), rows.column("completion").to_pylist()))
 
 
 def _render_conversations(encoder: Encoder, rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:

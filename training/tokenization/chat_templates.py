@@ -46,19 +46,25 @@ class ChatTemplate:
 
     def render_answers(self, messages: Messages) -> tuple[str, Spans]:
         """The messages, and the spans of the assistant's answers: those that `{% generation %}` marks, or else the text
-        that each answer adds to its prompt.
+        that each answer adds to its prompt. Answers with the weight 0 are left out.
 
         Raises UserError if the text contains no answer, or if it changes a message when more messages follow, because
         then the spans cannot be found.
         """
         is_marked = _GENERATION.search(self.text) is not None
         text, spans = self._render(messages, return_assistant_tokens_mask=is_marked)
+        answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
         if not is_marked:
-            spans = [
-                self._find_answer(messages, place, text)
-                for place, message in enumerate(messages)
-                if message["role"] == "assistant"
-            ]
+            spans = [self._find_answer(messages, place, text) for place in answers]
+        if ignored := [number for number, place in enumerate(answers) if messages[place].get("weight") == 0]:
+            if len(spans) != len(answers):
+                raise _error(
+                    f"marks {len(spans)} answers of {len(answers)} in {_first_words(messages)}, so it is unknown which "
+                    "has the weight 0: mark each message of the assistant once."
+                )
+            spans = [span for number, span in enumerate(spans) if number not in ignored]
+            if not spans:
+                return text, []
         if not "".join(text[start:stop] for start, stop in spans).strip():
             marks = " between {% generation %} and {% endgeneration %}" if is_marked else ""
             raise _error(f"writes no answer{marks} in {_first_words(messages)}: change it.")
@@ -181,8 +187,14 @@ def find_fault(messages: Any, *, answered: bool) -> str | None:
             return f"message {number} is by {message['role']!r}, and roles are {', '.join(ROLES)}"
         if message["role"] != "system" and not message["content"].strip():
             return f"message {number}, by {message['role']!r}, is empty"
+        if (weight := message.get("weight")) not in (None, 0, 1):
+            return f"weight of message {number} is {weight!r:.30}, and must be 0 or 1"
+        if weight == 1 and message["role"] != "assistant":
+            return f"message {number}, by {message['role']!r}, has the weight 1, which only the assistant's may have"
     if answered and messages[-1]["role"] != "assistant":
         return f"its last message is by {messages[-1]['role']!r}, and must be by 'assistant'"
+    if answered and all(message["role"] != "assistant" or message.get("weight") == 0 for message in messages):
+        return "all messages by 'assistant' have the weight 0, so none is trained on"
     return None
 
 

@@ -11,7 +11,7 @@ needed once, before training. N rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,16 +36,18 @@ Text = tuple[Ids, "Mask"]
 """The tokens of a prompt with a completion, and the mask of the completion's."""
 
 
-def completion_features(texts: Sequence[AnswerTokens], labels: pa.Array | None, max_length: int) -> Features:
-    """The token features of N texts, truncated on the right, without mismatched ones; of prompts alone without
-    labels."""
+def completion_features(
+    texts: Sequence[AnswerTokens], labels: pa.Array | None, max_length: int, remarks: Mapping[str, int]
+) -> Features:
+    """The token features of N texts, truncated on the right, without mismatched ones; of prompts alone without labels.
+    `remarks` are those of preference_rows.count_repeated."""
     cut = [(text.ids[:max_length], text.of_answer[:max_length]) for text in texts]
     untruncated = np.array([len(text.ids) for text in texts], np.int64)
     rows = _to_rows(cut, [(ids[:0], mask[:0]) for ids, mask in cut])
     if labels is not None:
         rows = rows.append_column(LABEL, labels.cast(pa.int64()))
-    joined = sum(text.joined for text in texts)
-    return Features(rows, untruncated - rows.column("length").to_numpy(), joined=joined)
+    remarks = {**remarks, "joined": sum(text.joined for text in texts)}
+    return Features(rows, untruncated - rows.column("length").to_numpy(), remarks=remarks)
 
 
 def add_mismatched(blocks: Iterator[pa.RecordBatch], max_length: int) -> Iterator[pa.RecordBatch]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,8 +28,8 @@ class Features:
     """(N,) the truncated tokens of each target text; the column `targets` counts those that are kept."""
     longest: npt.NDArray[np.int64] | None = None
     """(N,) the tokens of each row's longest text before truncation, if a row has several texts of up to max_length."""
-    joined: int = 0
-    """The rows with a token that holds the end of a prompt and the beginning of its answer."""
+    remarks: Mapping[str, int] = field(default_factory=dict)
+    """The numbers of rows that the user should know of, by the names of `token_files.REMARKS`."""
 
     wordless: Sequence[str] = ()
     """The words without a token in rows that are not truncated."""

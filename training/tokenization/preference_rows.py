@@ -5,13 +5,15 @@
     {"prompt": [USER], "chosen": [ASSISTANT], "rejected": [ASSISTANT]}             messages, by the chat template
     {"prompt": "2 + 2?", "chosen": [USER, ASSISTANT], "rejected": [USER, ASSISTANT]}   the prompt is a user's message
 
-Answers may repeat the messages of the prompt. An answer is one message of the assistant.
+Answers may repeat the messages of the prompt. A text of several words that both answers of a pair repeat as their
+beginning is taken off them, as in Anthropic's HH. An answer is one message of the assistant.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,10 +44,41 @@ Content = str | list[dict[str, Any]]
 
 
 def parse_rows(rows: pa.RecordBatch) -> list[list[Any]]:
-    """The prompt of each row, then its `answer_names`, as JSON values."""
+    """The prompt of each row, then its `answer_names`, as JSON values, without a prompt that both answers repeat."""
+    return [
+        [values[0], *(answer[len(values[0]) :] for answer in values[1:])] if _remark(values) == "repeated" else values
+        for values in _parse(rows)
+    ]
+
+
+def _parse(rows: pa.RecordBatch) -> list[list[Any]]:
     names = (PROMPT, *answer_names(rows))
     columns = [list(map(json.loads, rows.column(name).to_pylist())) for name in names]
     return [list(values) for values in zip(*columns, strict=True)]
+
+
+def repeats(prompt: Content, answer: Content) -> bool:
+    """Whether a text begins with the text of its prompt. A prompt of one word, such as `Hello`, may well be the first
+    word of an answer."""
+    return isinstance(prompt, str) and isinstance(answer, str) and len(prompt.split()) > 1 and answer.startswith(prompt)
+
+
+def _remark(values: Sequence[Any]) -> str:
+    """The remark of token_files.REMARKS on a row of `_parse` whose answers repeat the prompt; empty if none does."""
+    prompt, *answers = values
+    count = sum(repeats(prompt, answer) for answer in answers)
+    if not count:
+        return ""
+    if len(answers) == 1:
+        return "repeated_in_completion"
+    return "repeated" if count == len(answers) else "repeated_once"
+
+
+def count_repeated(rows: pa.RecordBatch) -> dict[str, int]:
+    """The numbers of rows whose answers repeat the prompt, by remark."""
+    counts = Counter(map(_remark, _parse(rows)))
+    del counts[""]
+    return dict(counts)
 
 
 def answer_names(rows: pa.RecordBatch) -> list[str]:
@@ -119,9 +152,10 @@ def encode_rows(
     return [encoded[start : start + per_row] for start in range(0, len(encoded), per_row)]
 
 
-def pair_features(tokens: Sequence[Sequence[AnswerTokens]], max_length: int) -> Features:
+def pair_features(tokens: Sequence[Sequence[AnswerTokens]], max_length: int, remarks: Mapping[str, int]) -> Features:
     """The token features of N rows of `encode_rows`, each text truncated on the right: see
-    training.batching.preference_pairs. Prompts alone become chosen texts without answers."""
+    training.batching.preference_pairs. Prompts alone become chosen texts without answers. `remarks` are those of
+    `count_repeated`."""
     nothing = AnswerTokens(np.empty(0, np.int32), np.empty(0, np.bool_))
     texts = [text for row in tokens for text in (*row, *[nothing] * (2 - len(row)))]
     untruncated = np.array([len(text.ids) for text in texts], np.int64).reshape(-1, 2)  # (N, 2)
@@ -138,8 +172,8 @@ def pair_features(tokens: Sequence[Sequence[AnswerTokens]], max_length: int) -> 
         "targets": (answers > 0).all(axis=1).astype(np.int32),
     }
     lost = (untruncated - lengths).sum(axis=1)
-    joined = sum(any(text.joined for text in row) for row in tokens)
-    return Features(pa.RecordBatch.from_pydict(columns), lost, longest=untruncated.max(axis=1), joined=joined)
+    remarks = {**remarks, "joined": sum(any(text.joined for text in row) for row in tokens)}
+    return Features(pa.RecordBatch.from_pydict(columns), lost, longest=untruncated.max(axis=1), remarks=remarks)
 
 
 def _join(prompt: str, answers: Sequence[str], *, answered: bool) -> list[tuple[str, Spans]]:

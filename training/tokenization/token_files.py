@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
@@ -93,7 +94,7 @@ def write_tokens(
                     progress(done + statistics.rows, total)
         done += statistics.rows
     problems = [] if level == "ignore" else list(truncation_problems(by_split, encoder.max_length, level))
-    problems += [*joined_problems(by_split), *wordless_problems(by_split), *unwritable_problems(by_split)]
+    problems += [*remarked_problems(by_split), *wordless_problems(by_split), *unwritable_problems(by_split)]
     if any(problem.level == "error" for problem in problems):
         raise UserError(problems)
     problems += task_type.tokenizer_problems(encoder, columns)
@@ -146,8 +147,8 @@ class TokenStatistics:
     """The statistics of target texts, if rows have such."""
     emptied: int = 0
     """Truncated rows without targets left."""
-    joined: int = 0
-    """Rows with a token that holds the end of a prompt and the beginning of its answer."""
+    remarks: Counter[str] = field(default_factory=Counter)
+    """The numbers of rows by REMARKS."""
 
     wordless: int = 0
     """Words without a token that are not truncated."""
@@ -161,7 +162,7 @@ class TokenStatistics:
         self.wordless += len(features.wordless)
         self.first_wordless = self.first_wordless or next(iter(features.wordless), "")
         self._count(features.rows.column("length").to_numpy(), features.lost, rows, features.longest)
-        self.joined += features.joined
+        self.remarks.update(features.remarks)
         if "targets" in features.rows.schema.names:
             targets = features.rows.column("targets").to_numpy()
             self.emptied += int(np.count_nonzero((targets == 0) & (features.lost > 0)))
@@ -214,16 +215,32 @@ def truncation_problems(
             )
 
 
-def joined_problems(by_split: Mapping[str, TokenStatistics]) -> Iterator[Problem]:
-    """A problem for each split with prompts that have other tokens when they are alone."""
+REMARKS = {
+    "joined": (
+        "one token holds the end of the prompt and the start of the answer. It is trained on, but a prompt that is "
+        "predicted has other tokens. End prompts (or those of the chat template) at the end of a word or line, and "
+        "begin answers with the space: ' Paris'."
+    ),
+    "repeated": "both answers begin with the text of the prompt, which is taken off them.",
+    "repeated_once": (
+        "one answer begins with the text of the prompt and the other does not, so the model reads the prompt twice: "
+        "remove it from that answer."
+    ),
+    "repeated_in_completion": (
+        "the completion begins with the text of the prompt, so the model reads it twice: remove it from completions, "
+        "unless the model should repeat its prompt."
+    ),
+}
+"""The message on rows with such a remark, after their number."""
+
+
+def remarked_problems(by_split: Mapping[str, TokenStatistics]) -> Iterator[Problem]:
+    """A warning for each remark in each split."""
     for split, found in by_split.items():
-        if found.joined:
-            message = (
-                f"in {found.joined:,} of {found.rows:,} rows, one token holds the end of the prompt and the start of "
-                "the answer. It is trained on, but a prompt that is predicted has other tokens. End prompts (or those "
-                "of the chat template) at the end of a word or line, and begin answers with the space: ' Paris'."
-            )
-            yield Problem(kind="tokens", where=split, message=message, level="warning")
+        for remark, count in found.remarks.items():
+            if count:
+                message = f"in {count:,} of {found.rows:,} rows, {REMARKS[remark]}"
+                yield Problem(kind="tokens", where=split, message=message, level="warning")
 
 
 def wordless_problems(by_split: Mapping[str, TokenStatistics]) -> Iterator[Problem]:

@@ -57,6 +57,14 @@ def token_rows(task: Kto, folder: Path, reference: Any) -> TokenRows:
     return TokenRows(table)
 
 
+def test_completions_that_repeat_their_prompt_are_counted(tmp_path: Path) -> None:
+    rows = [{"prompt": "b c ", "completion": completion, "label": True} for completion in ("b c d", "d")]
+    assert KIND.features(load_encoder(words(tmp_path / "it", None), 32), stored(rows)).remarks == {
+        "repeated_in_completion": 1,
+        "joined": 0,
+    }
+
+
 def collated(task: Kto, rows: TokenRows, folder: Path, chosen: Any = EVERY) -> Any:
     return task.collator(load_tokenizer(folder), 1)([rows[number] for number in chosen])
 

@@ -30,8 +30,10 @@ from training.programs import compare
 from training.recipe import Training
 from training.task_types.losses.preference import PreferenceLoss
 from training.task_types.preference import WITH_REFERENCE, Preference
+from training.task_types.reward_modeling import RewardModeling
 from training.tokenization import token_files
 from training.tokenization.encoder import load_encoder
+from training.tokenization.preference_rows import find_row_fault, parse_rows
 
 FIGURES = json.loads(preference_model.FIGURES.read_text())
 LOSSES = list(preference_model.SETTINGS)
@@ -117,6 +119,24 @@ def test_messages_and_texts_with_messages_are_rendered_as_conversations(template
     chosen = [0, 2, 5, 6, 1, 0, 3, 7, 1]
     assert first["input_ids"] == [*chosen, *chosen[:-2], 11, 1]
     assert (first["chosen_length"], first["chosen_tokens"]) == (9, 2)
+
+
+@pytest.mark.parametrize("task", [Preference(), RewardModeling()])
+def test_a_prompt_that_both_answers_repeat_is_read_once_and_the_rows_are_counted(task: Any, tmp_path: Path) -> None:
+    encoder = load_encoder(words(tmp_path / "it", None), 64)
+    plain = {"prompt": "b c ", "chosen": "d", "rejected": "e f"}
+    repeated = {"prompt": "b c ", "chosen": "b c d", "rejected": "b c e f"}
+    once = plain | {"chosen": "b c d"}
+    greeting = {"prompt": "b ", "chosen": "b c", "rejected": "b d"}  # an answer may begin with one word of its prompt
+    expected = task.features(encoder, record([plain]))
+    found = task.features(encoder, record([repeated, once, greeting]))
+    assert found.rows.to_pylist()[0] == expected.rows.to_pylist()[0]
+    assert found.rows["input_ids"][2].as_py() == [5, 5, 6, 1, 5, 5, 7, 1]
+    assert dict(found.remarks) == {"repeated": 1, "repeated_once": 1, "joined": 0}
+    assert dict(expected.remarks) == {"joined": 0}
+    empty = {"prompt": "b c", "chosen": "b c", "rejected": "b c e"}
+    (fault,) = [find_row_fault(values, ["chosen", "rejected"]) for values in parse_rows(record([empty]))]
+    assert fault == "chosen is empty"
 
 
 def test_a_conversation_is_tuned_by_its_last_answer_alone_also_if_earlier_ones_are_rewritten(tmp_path: Path) -> None:

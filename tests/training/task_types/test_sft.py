@@ -94,6 +94,43 @@ def test_of_a_conversation_its_answers_and_what_ends_them_are_learnt(tmp_path: P
     assert rows == [([0, 2, 5, 6, 1, 0, 3], [0] * 7)] == learnt(folder, {"messages": [[USER]]})
 
 
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_an_answer_with_the_weight_0_is_context_and_one_with_the_weight_1_is_learnt(
+    tmp_path: Path, template: str
+) -> None:
+    folder = words(tmp_path / "it", template)
+    first, second = BOT | {"weight": 0}, LAST | {"weight": 1}
+    ((ids, mask),) = learnt(folder, {"messages": [[USER | {"weight": 0}, first, AGAIN, second]]})
+    assert ids == learnt(folder, {"messages": [[USER, BOT, AGAIN, LAST]]})[0][0]
+    assert mask == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1]
+
+
+def test_weights_of_messages_other_than_0_and_1_and_answers_that_all_have_0_are_named() -> None:
+    wrong = [[USER, LAST | {"weight": weight}] for weight in (0.5, "1", 2, -1)]
+    assert [find_fault(row, answered=True) for row in wrong] == [
+        f"weight of message 2 is {weight}, and must be 0 or 1" for weight in ("0.5", "'1'", "2", "-1")
+    ]
+    assert find_fault([USER, LAST | {"weight": None}], answered=True) is None
+    assert find_fault([USER | {"weight": 1}, LAST], answered=True) == (
+        "message 1, by 'user', has the weight 1, which only the assistant's may have"
+    )
+    assert find_fault([USER, BOT | {"weight": 0}], answered=True) == (
+        "all messages by 'assistant' have the weight 0, so none is trained on"
+    )
+
+
+def test_a_template_that_marks_several_answers_as_one_is_refused_if_one_has_the_weight_0() -> None:
+    whole = ChatTemplate("{% generation %}{% for m in messages %}{{ m.content }} {% endfor %}{% endgeneration %}", {})
+    with pytest.raises(UserError, match="marks 1 answers of 2 in the conversation 'b c'"):
+        whole.render_answers([USER, BOT | {"weight": 0}, AGAIN, LAST])
+
+
+def test_completions_that_repeat_their_prompt_are_counted(tmp_path: Path) -> None:
+    encoder = encoder_module.load_encoder(words(tmp_path / "it", None), 64)
+    rows = pa.record_batch({"prompt": ["b c", "b c"], "completion": ["b c d", " d"]})
+    assert KIND.features(encoder, rows).remarks["repeated_in_completion"] == 1
+
+
 def test_of_a_prompt_with_its_completion_that_and_the_eos_token_are_learnt_without_any_template(tmp_path: Path) -> None:
     folder = words(tmp_path / "it", None)
     both = {"prompt": ["b c", "b "], "completion": [" d", "d <|im_end|>"]}

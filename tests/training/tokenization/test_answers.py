@@ -149,6 +149,6 @@ def test_rows_whose_answer_begins_within_a_token_are_counted(tmp_path: Path) -> 
     encoder, content = load_encoder(folder, 64), [json.dumps(text) for text in texts["prompt"]]
     answers = [json.dumps(text) for text in texts["completion"]]
     pairs = pa.record_batch({"prompt": content, "chosen": answers, "rejected": answers})
-    assert Preference().features(encoder, pairs).joined == 1
+    assert Preference().features(encoder, pairs).remarks["joined"] == 1
     rated: Any = pa.record_batch({"prompt": content, "completion": answers, "label": pa.array(np.ones(2, np.bool_))})
-    assert Kto().features(encoder, rated).joined == 1
+    assert Kto().features(encoder, rated).remarks["joined"] == 1
