@@ -9,7 +9,7 @@ from pathlib import Path
 from tasks.cache import settings
 from tasks.cache.digests import Digests
 from tasks.cache.refs import PinnedFile
-from training.data.file_systems import as_user_error, display_name, is_url, read_pieces
+from training.data.file_systems import as_user_error, display_name, find_foreign, is_url, read_pieces
 from training.data.listing import SourceFile, stat_url
 from training.problems import Problem, UserError
 
@@ -23,6 +23,8 @@ def digests_of(files: Iterable[SourceFile], progress: Progress = lambda done, to
     """
     files = list(files)
     local = [Path(file.file) for file in files if not is_url(file.file)]
+    if foreign := find_foreign(map(str, local)):
+        raise UserError(foreign)
     try:
         found = dict(zip(map(str, local), Digests(settings.home()).of_many(local), strict=True))
     except OSError as error:

@@ -54,8 +54,8 @@ class FigurePair(NamedTuple):
 
 @contextlib.contextmanager
 def start_model(record: Mapping[str, Any]) -> Iterator[Path | None]:
-    """A temporary folder of links to the registered model that training started from, taken from the store or MLflow;
-    None if training started from the base model. Raises UserError if the model is no longer available."""
+    """A temporary folder with the registered model that training started from, taken from the store or MLflow; None if
+    training started from the base model. Raises UserError if the model is no longer available."""
     version = Lock.model_validate(record["lock"]).start
     if version is None:
         yield None
@@ -67,7 +67,7 @@ def start_model(record: Mapping[str, Any]) -> Iterator[Path | None]:
             parts = _find_load_model(record) or find_folders(work, version, "VERSION")
             folder.mkdir(parents=True)
             for file in (file for part in parts.values() for file in part.iterdir()):
-                (folder / file.name).symlink_to(file)
+                store.link_or_copy(str(file), str(folder / file.name))
             yield folder
     finally:
         shutil.rmtree(work.job, ignore_errors=True)

@@ -15,7 +15,9 @@ from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv
 from tasks.registry.champions import find_folders
 from tasks.stages.preflight.model_check import require_model
+from training.data.file_systems import PIECE_BYTES, open_local
 from training.models.repository_files import (
+    HOME_ROOMS,
     MODEL_FILES,
     TOKENIZER_FILES,
     part_of,
@@ -74,7 +76,7 @@ def load_model(work: Work, recipe: Recipe, lock: Lock, data: Ref | None) -> Mapp
     pinned = {name: Path(pin.path) for name, pin in lock.model_files.items()}
     if data is not None:
         figures = _create(work, recipe, data)
-        _copy(pinned, work.out)
+        _copy_pinned(pinned, work.out)
         return figures
     files: dict[str, Path] = {}
     if lock.start is not None:
@@ -83,7 +85,9 @@ def load_model(work: Work, recipe: Recipe, lock: Lock, data: Ref | None) -> Mapp
     elif lock.model_hub is not None:
         files = _download(str(recipe.model.path), lock.model_hub.commit)
     read_shapes(files | pinned, lock.start_field if lock.start else "model.path")
-    _copy(files | pinned, work.out)
+    for name, path in files.items():
+        shutil.copyfile(path, _place(name, work.out))
+    _copy_pinned(pinned, work.out)
     require_vocabulary(work.out / "tokenizer", str(lock.start or recipe.model.path))
     checked = require_model(recipe, lock, model=work.out / "model")
     work.on_events([{"kind": "note", "message": note} for note in checked.notes])
@@ -108,11 +112,16 @@ def _create(work: Work, recipe: Recipe, data: Ref) -> dict[str, Any]:
     )
 
 
-def _copy(files: Mapping[str, Path], out: Path) -> None:
+def _place(name: str, out: Path) -> Path:
+    part = out / str(part_of(name))
+    part.mkdir(exist_ok=True)
+    return part / name
+
+
+def _copy_pinned(files: Mapping[str, Path], out: Path) -> None:
     for name, path in files.items():
-        part = out / str(part_of(name))
-        part.mkdir(exist_ok=True)
-        shutil.copyfile(path, part / name)
+        with open(open_local(str(path), HOME_ROOMS, "model"), "rb") as source, _place(name, out).open("wb") as target:
+            shutil.copyfileobj(source, target, PIECE_BYTES)
 
 
 def require_same_labels(lock: Lock, data: object, model: object) -> None:

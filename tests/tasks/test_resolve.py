@@ -224,11 +224,14 @@ def test_a_plan_pins_nothing(home: Path, rows: dict[str, Any]) -> None:
     assert not (home / "runs").exists() and not (home / "recipes").exists()
 
 
-def test_a_file_that_disappears_is_reported(home: Path, rows: dict[str, Any]) -> None:
-    (Path(rows["path"]) / "train.csv").unlink()
-    (Path(rows["path"]) / "train.csv").symlink_to("/proc/self/mem")  # there, and not readable from its beginning
-    ((where, message),) = problems(recipe_of(rows))
-    assert where.endswith("train.csv") and message.startswith("cannot be read: ")
+def test_links_out_of_the_folder_of_rows_are_refused_by_name(home: Path, rows: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.csv").write_text("text,label\nx,a\ny,b\n")
+    for name, target in (("train.csv", "/proc/self/mem"), ("dev.csv", tmp_path / "elsewhere.csv")):
+        (Path(rows["path"]) / name).unlink(missing_ok=True)
+        (Path(rows["path"]) / name).symlink_to(target)
+    found = problems(recipe_of(rows))
+    assert [where.rpartition("/")[2] for where, _ in found] == ["train.csv", "dev.csv"]
+    assert f"is a link to {tmp_path / 'elsewhere.csv'}, outside of its folder: name that file" in found[1][1]
 
 
 # Files elsewhere

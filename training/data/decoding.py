@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from training.data.file_systems import PIECE_BYTES, as_user_error, display_name, is_url, name_of, open_url
+from training.data.file_systems import PIECE_BYTES, as_user_error, display_name, is_url, name_of, open_local, open_url
 from training.data.sources import EXPORT, SPREADSHEETS
 from training.problems import Problem, UserError
 from training.recipe.tables.formats import PACKED
@@ -105,7 +105,11 @@ def open_seekable(file: str) -> Iterator[pa.NativeFile]:
     """Opens a local path or URL for random access (Parquet, Arrow). Raises UserError like `open_text`."""
     if not is_url(file):
         with as_user_error(file):
-            local = pa.OSFile(file, "rb")  # no memory map: a file that is cut while it is read would kill the process
+            descriptor = open_local(file)
+            try:  # no memory map: a file that is cut while it is read would kill the process
+                local = pa.OSFile(f"/proc/self/fd/{descriptor}", "rb")
+            finally:
+                os.close(descriptor)
         with local:
             yield local
         return
@@ -128,7 +132,7 @@ class _Stored:
             if is_url(file):
                 self._bytes, self.size = open_url(file, random_access=random_access)
             else:
-                self._bytes = io.FileIO(file)
+                self._bytes = io.FileIO(open_local(file))
                 self.size = os.fstat(self._bytes.fileno()).st_size
 
     def read(self, size: int = PIECE_BYTES) -> bytes:

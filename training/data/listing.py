@@ -73,7 +73,10 @@ class Listing:
     def find_matches(self, pattern: str) -> list[SourceFile]:
         """Returns the files of a path, a URL or a glob of either, sorted by name; possibly none."""
         if not is_url(pattern):
-            return _sort(SourceFile(file) for file in glob.glob(pattern, recursive=True) if os.path.isfile(file))
+            files = [file for file in glob.glob(pattern, recursive=True) if os.path.isfile(file)]
+            if glob.has_magic(pattern):
+                _require_inside(files, pattern)
+            return _sort(map(SourceFile, files))
         if is_web(pattern) and not _has_magic(pattern):
             return _as_list(stat_url(pattern))  # web servers list no folders
         folder, _, last = pattern.rpartition("/")
@@ -178,6 +181,23 @@ def _glob_url(url: str) -> list[SourceFile]:
     if is_web(url):
         return _sort(_source_file(info["name"], info) for info in infos)
     return _sort(_source_file(start + info["name"][prefix_length:], info) for info in infos)
+
+
+def _require_inside(files: Iterable[str], pattern: str) -> None:
+    """Raises UserError for files in a linked folder that leads out of the one in which a local glob begins."""
+    base = os.path.realpath(_fixed_part(pattern))
+    folders = {folder: os.path.realpath(folder) for folder in map(os.path.dirname, files)}
+    problems = [
+        Problem(
+            kind="data",
+            where=display_name(folder),
+            message=f"is a link to {real}, outside of {display_name(base)}: name that folder itself, or copy it here.",
+        )
+        for folder, real in folders.items()
+        if real != base and not real.startswith(f"{base.rstrip('/')}/")
+    ]
+    if problems:
+        raise UserError(problems)
 
 
 def _fixed_part(pattern: str) -> str:

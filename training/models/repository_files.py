@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from training.data.file_systems import find_foreign
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     CHAT_TEMPLATE,
 )
+HOME_ROOMS = ("artifacts", "jobs")
+"""The rooms of the home with models: a run prints the folder of its own."""
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The files of an adapter of peft, which needs its base model."""
 WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
@@ -115,7 +118,10 @@ def require_model_folder(folder: Path) -> None:
     if not folder.is_dir():
         message = f"{folder} is not a folder: name the one that holds config.json and model.safetensors."
         raise UserError([Problem(kind="model", where="model.path", message=message)])
-    require_files((path.name for path in folder.iterdir() if path.is_file()), str(folder))
+    files = [path for path in folder.iterdir() if path.is_file()]
+    if foreign := find_foreign((str(path) for path in files if part_of(path.name)), HOME_ROOMS, "model"):
+        raise UserError(foreign)
+    require_files((path.name for path in files), str(folder))
 
 
 def require_vocabulary(tokenizer: Path, where: str) -> None:

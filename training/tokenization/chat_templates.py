@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training.data.file_systems import open_local
 from training.problems import Problem, UserError
 
 ROLES = ("system", "user", "assistant")
@@ -155,7 +156,8 @@ def require_template(file: Path) -> None:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     try:
-        text = file.read_text(encoding="utf-8")
+        with open(open_local(str(file), kind="model"), encoding="utf-8") as source:
+            text = source.read()
         if text.startswith("\ufeff"):
             message = f"{str(file)!r} begins with a byte order mark, with which every conversation would begin: "
             raise _error(f"{message}save it as UTF-8 without the mark.")

@@ -20,6 +20,7 @@ import pytest
 
 from training.data.decoding import open_seekable, open_text
 from training.data.file_systems import as_user_error
+from training.data.listing import Listing
 from training.data.sources import EXPORT
 from training.problems import NETWORK, UserError
 from training.recipe import Data
@@ -315,3 +316,59 @@ def test_a_server_that_does_not_answer_is_a_matter_of_the_network() -> None:
     (found,) = raised.value.problems
     assert (found.kind, found.where) == (NETWORK, "http://127.0.0.1:9/rows.csv")
     assert found.message.endswith("check the network, then run the same command again.")
+
+
+# Links
+
+
+def test_a_file_of_rows_that_leads_out_of_its_folder_is_not_opened(tmp_path: Path) -> None:
+    (tmp_path / "inbox").mkdir()
+    secret = written(tmp_path / "secret.csv", b"text,label\nhush,1\n")
+    (tmp_path / "inbox" / "notes.csv").symlink_to(secret)
+    assert f"is a link to {secret}, outside of its folder" in problem(tmp_path / "inbox" / "notes.csv")
+    with pytest.raises(UserError, match="outside of its folder"), open_seekable(str(tmp_path / "inbox" / "notes.csv")):
+        pass
+
+
+def test_a_glob_does_not_follow_a_folder_that_leads_out_of_it(tmp_path: Path) -> None:
+    (tmp_path / "inbox").mkdir()
+    (tmp_path / "private").mkdir()
+    written(tmp_path / "private" / "rows.csv", b"text,label\nhush,1\n")
+    (tmp_path / "inbox" / "more").symlink_to(tmp_path / "private")
+    with pytest.raises(UserError, match=r"more: is a link to .*private, outside of"):
+        Listing().find_files(f"{tmp_path}/inbox/**/*.csv", (".csv",))
+
+
+@pytest.mark.parametrize("named", [str, lambda file: f"file://{file}", lambda file: f"local://{file}"])
+def test_nothing_of_the_home_is_read_as_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: Callable[[Path], str]
+) -> None:
+    monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / "home"))
+    (tmp_path / "home" / "services").mkdir(parents=True)
+    password = written(tmp_path / "home" / "services" / "password.csv", b"text,label\nhush,1\n")
+    (_, (file,)) = Listing().find_files(named(Path(password)), (".csv",))
+    assert "lies in the home of finetune, which holds passwords and keys" in problem(file.file)
+
+
+def test_links_within_a_folder_and_those_of_the_hubs_cache_are_followed(tmp_path: Path) -> None:
+    rows = written(tmp_path / "rows.csv", b"text,label\nx,1\n")
+    (tmp_path / "train.csv").symlink_to("rows.csv")
+    repository = tmp_path / "datasets--a--b"
+    for made in ("blobs", "snapshots/c0ffee/data"):
+        (repository / made).mkdir(parents=True)
+    Path(rows).rename(repository / "blobs" / "0123")
+    (tmp_path / "rows.csv").write_bytes((repository / "blobs" / "0123").read_bytes())
+    (repository / "snapshots" / "c0ffee" / "data" / "train.csv").symlink_to("../../../blobs/0123")
+    for file in (tmp_path / "train.csv", repository / "snapshots" / "c0ffee" / "data" / "train.csv"):
+        assert read(file) == b"text,label\nx,1\n"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_names_that_another_user_gave_a_file_are_refused(tmp_path: Path, link: Callable[[Path, Path], None]) -> None:
+    (tmp_path / "inbox").mkdir()
+    link(Path(written(tmp_path / "inbox" / "own.csv", b"text,label\nhush,1\n")), tmp_path / "inbox" / "notes.csv")
+    os.chown(tmp_path / "inbox", 1234, 1234)
+    os.chown(tmp_path / "inbox" / "notes.csv", 1234, 1234, follow_symlinks=False)
+    os.chown(tmp_path / "inbox" / "own.csv", 0, 0)
+    assert "of user 0" in problem(tmp_path / "inbox" / "notes.csv")

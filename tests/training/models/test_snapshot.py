@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from training.models.repository_files import part_of, require_files
+from training.models.repository_files import part_of, require_files, require_model_folder
 from training.problems import UserError
 
 WEIGHTS = ("config.json", "model.safetensors")
@@ -31,3 +33,23 @@ def test_an_adapter_of_peft_is_refused_with_the_next_step_even_if_weights_lie_be
     with pytest.raises(UserError, match=r"it has no \*\.safetensors"):
         require_files(["config.json", "tokenizer.json", "adapter_model.safetensors"], "it")
     require_files([*WEIGHTS, "tokenizer.json", "adapter/adapter_config.json"], "it")  # of a version that was published
+
+
+def test_links_of_a_model_folder_that_leave_it_are_refused_and_models_of_the_home_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    monkeypatch.setenv("FINETUNE_HOME", str(home))
+    files = {"config.json": "{}", "model.safetensors": "w", "tokenizer.json": "{}"}
+    for folder in (home / "artifacts" / "fit" / "k" / "model", home / "services", tmp_path / "model"):
+        folder.mkdir(parents=True)
+        for name, content in files.items():
+            (folder / name).write_text(content)
+    require_model_folder(home / "artifacts" / "fit" / "k" / "model")
+    with pytest.raises(UserError, match="lies in the home of finetune"):
+        require_model_folder(home / "services")
+    (tmp_path / "model" / "chat_template.jinja").symlink_to(home / "services" / "config.json")
+    (tmp_path / "model" / "vocab.txt").symlink_to("/etc/passwd")
+    with pytest.raises(UserError) as raised:
+        require_model_folder(tmp_path / "model")
+    assert {Path(problem.where).name for problem in raised.value.problems} == {"chat_template.jinja", "vocab.txt"}
