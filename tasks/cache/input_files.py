@@ -9,8 +9,9 @@ from pathlib import Path
 from tasks.cache import settings
 from tasks.cache.digests import Digests
 from tasks.cache.refs import PinnedFile
-from training.data.file_systems import as_user_error, display_name, find_foreign, is_url, read_pieces
+from training.data.file_systems import as_user_error, display_name, is_url, read_pieces
 from training.data.listing import SourceFile, stat_url
+from training.local_files import find_foreign
 from training.problems import Problem, UserError
 
 Progress = Callable[[int, int], None]

@@ -15,7 +15,8 @@ from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv
 from tasks.registry.champions import find_folders
 from tasks.stages.preflight.model_check import require_model
-from training.data.file_systems import PIECE_BYTES, open_local
+from training.data.file_systems import PIECE_BYTES
+from training.local_files import open_local
 from training.models.repository_files import (
     HOME_ROOMS,
     MODEL_FILES,

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from training.data.file_systems import PIECE_BYTES, as_user_error, display_name, is_url, name_of, open_local, open_url
+from training.data.file_systems import PIECE_BYTES, as_user_error, display_name, is_url, name_of, open_url
 from training.data.sources import EXPORT, SPREADSHEETS
+from training.local_files import open_local
 from training.problems import Problem, UserError
 from training.recipe.tables.formats import PACKED
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from training.data.file_systems import find_foreign
+from training.local_files import find_foreign
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from training.local_files import read_local
 from training.problems import Problem, UserError
 from training.recipe.accelerate_file import Refusal, translate
 from training.recipe.overrides import read_yaml
@@ -115,7 +116,7 @@ def read_names(file: str, where: str) -> list[str]:
     """Reads a list of names: one a line, or a JSON list of texts in a .json file. Raises UserError."""
     path = Path(file).expanduser()
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_local(str(path)).decode("utf-8-sig")
         names = json.loads(text) if path.suffix == ".json" else [line.strip() for line in text.splitlines()]
     except OSError as error:
         raise _problem(where, f"{file!r} cannot be read: {error.strerror}; name a file, or write [a, b].") from None
@@ -149,7 +150,7 @@ def _find_sharing(content: Mapping[str, Any]) -> Iterator[tuple[str, Any, str, A
 
 def _read_json(file: Path, where: str) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_local(str(file)))
     except OSError as error:
         raise _problem(where, f"{str(file)!r} cannot be read: {error.strerror}.") from None
     except json.JSONDecodeError as error:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.data.file_systems import open_local
+from training.local_files import open_local
 from training.problems import Problem, UserError
 
 ROLES = ("system", "user", "assistant")
