@@ -313,7 +313,7 @@ OPTIONS: dict[str, dict[str, Change | Nothing]] = {
         **{name: Change(value, "predict predict_champion", {**ANSWERED, **BEAMS}) for name, value in WRITES.items()},
         "answered_prompts": Change(8, "predict predict_champion", ANSWERED),
         "append_eos": Change(False, "tokenize predict_champion", PREFERENCE),
-        "loss": Change("ipo", "fit score compare", PREFERENCE),
+        "loss": Change("ipo", "fit predict score predict_champion compare", PREFERENCE),
         "beta": Change(0.5, "fit score compare", PREFERENCE),
         "label_smoothing": Change(0.2, "fit", {**PREFERENCE, "options.loss": "robust", "options.label_smoothing": 0.1}),
         "disable_dropout": Change(False, "fit", PREFERENCE),

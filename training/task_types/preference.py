@@ -77,7 +77,8 @@ class Preference(AnswerPairs, PreferenceTuning):
         "tokenize": ("append_eos",),
         "reference_logprobs": (),
         "fit": ("loss", "beta", "label_smoothing", "simpo_gamma", "disable_dropout"),
-        **dict.fromkeys(("evaluate", "predict"), ()),
+        "evaluate": (),
+        "predict": ("loss",),  # it decides whether rows have a reference
         **dict.fromkeys(("score", "compare"), ("loss", "beta")),
         "answers": PreferenceTuning.answer_options,
     }
