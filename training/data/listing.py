@@ -47,6 +47,7 @@ class Listing:
 
     def __init__(self) -> None:
         self._folders: dict[str, list[SourceFile]] = {}
+        self._names: dict[str, bool] = {}
 
     def find_files(self, path: str, suffixes: Sequence[str]) -> tuple[str, list[SourceFile]]:
         """Returns the base folder for names, and the files of a path: a file, the files of a folder with one of the
@@ -68,7 +69,22 @@ class Listing:
                 near = nearest(os.path.basename(path), os.listdir(folder) if os.path.isdir(folder) else [])
             message = f"{display_name(path)!r} does not exist ({path}): name a file, a folder or a glob.{near}"
             raise UserError([Problem(kind="data", where="data.path", message=message)])
-        return _fixed_part(path), _with_suffixes(suffixes if path.endswith("*") else (), self.find_matches(path))
+        folder = _existing_folder(path)
+        base = folder if glob.has_magic(folder) else _fixed_part(path)
+        return base, _with_suffixes(suffixes if path.endswith("*") else (), self.find_named(folder, path))
+
+    def find_named(self, folder: str, name: str) -> list[SourceFile]:
+        """Returns the file of this name in a folder; if there is none, the matches of the name as a glob. An absolute
+        path or a URL needs no folder."""
+        pattern = _join(folder, name)
+        if not is_url(pattern):
+            if os.path.isfile(pattern):
+                return [SourceFile(pattern)]
+            existing = _existing_folder(pattern)
+            return self.find_matches(os.path.join(glob.escape(existing), os.path.relpath(pattern, existing)))
+        if self._exists(pattern):
+            return _as_list(stat_url(pattern))
+        return self.find_matches(pattern)
 
     def find_matches(self, pattern: str) -> list[SourceFile]:
         """Returns the files of a path, a URL or a glob of either, sorted by name; possibly none."""
@@ -80,13 +96,13 @@ class Listing:
         if is_web(pattern) and not _has_magic(pattern):
             return _as_list(stat_url(pattern))  # web servers list no folders
         folder, _, last = pattern.rpartition("/")
-        if _has_magic(folder) or "**" in last or is_web(pattern):
+        if (_has_magic(folder) and not self._exists(folder)) or "**" in last or is_web(pattern):
             return _glob_url(pattern)
         return [file for file in self._folder(folder) if fnmatchcase(file.name, last)]
 
     def _find_at_url(self, url: str, suffixes: Sequence[str]) -> tuple[str, list[SourceFile]]:
         parent = url.rpartition("/")[0]
-        if _has_magic(url):
+        if _has_magic(url) and not self._exists(url):
             return _fixed_part(url), _with_suffixes(suffixes if url.endswith("*") else (), self.find_matches(url))
         if is_web(url):
             return parent, _as_list(stat_url(url))
@@ -95,6 +111,16 @@ class Listing:
             if file is not None:
                 return parent, [file]
         return url.rstrip("/"), _with_suffixes(suffixes, self._folder(url.rstrip("/"), required=True))
+
+    def _exists(self, url: str) -> bool:
+        """Whether a URL that has brackets is the name of a file or folder, and no glob."""
+        if "[" not in url or is_web(url):
+            return False
+        if url not in self._names:
+            system, path = filesystem(url)
+            with as_user_error(url):
+                self._names[url] = system.exists(path)
+        return self._names[url]
 
     def _folder(self, url: str, *, required: bool = False) -> list[SourceFile]:
         """Returns the files of a folder. A missing folder has none, or raises UserError if it is required."""
@@ -160,14 +186,22 @@ def _seconds(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def join_pattern(folder: str, name: str) -> str:
-    """Returns the pattern of a name relative to a folder; an absolute path or a URL as it is."""
+def _join(folder: str, name: str) -> str:
+    """Returns a name relative to a folder; an absolute path or a URL as it is."""
     name = os.path.expanduser(local_path(name))
     if is_url(name):
         return name
     if is_url(folder) and not os.path.isabs(name):
         return f"{folder}/{name}"
-    return os.path.join(glob.escape(folder), name)
+    return os.path.join(folder, name)
+
+
+def _existing_folder(path: str) -> str:
+    """Returns the folder that exists and is the longest part of a path, whose characters are no wildcards then."""
+    folder = os.path.dirname(path)
+    while folder and not os.path.isdir(folder) and os.path.dirname(folder) != folder:
+        folder = os.path.dirname(folder)
+    return folder
 
 
 def _glob_url(url: str) -> list[SourceFile]:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from training.data.file_systems import display_name, is_url, is_web, local_path, name_of
-from training.data.listing import Listing, SourceFile, join_pattern
+from training.data.listing import Listing, SourceFile
 from training.jobs.user_code import CodeField
 from training.problems import Problem, UserError, nearest
 from training.recipe.tables.formats import FORMATS, PACKED
@@ -135,19 +135,20 @@ class _Search:
         forms = []
         for name in names:
             forms.append(name)
-            if not glob.has_magic(name) and not (anywhere and is_web(join_pattern(self._folder, name))):
-                forms += [name + suffix for suffix in self._suffixes]
-                forms += [f"{name}[-_][0-9]*{suffix}" for suffix in self._suffixes]
+            is_on_web = is_web(name) or (is_web(self._folder) and not os.path.isabs(name))
+            if not (anywhere and is_on_web):
+                forms += [glob.escape(name) + suffix for suffix in self._suffixes]
+                forms += [f"{glob.escape(name)}[-_][0-9]*{suffix}" for suffix in self._suffixes]
         return forms
 
     def _matching(self, form: str, anywhere: bool) -> list[SourceFile]:
         if anywhere:
-            return self._listing.find_matches(join_pattern(self._folder, form))
+            return self._listing.find_named(self._folder, form)
         return [file for file in self.there if fnmatchcase(file.name, form)]
 
     def _missing(self, split: str, names: list[str], anywhere: bool) -> str:
         forms = [form for form in self._patterns(names, anywhere) if form in names or not form.endswith((*PACKED,))]
-        looked = ", ".join(re.sub(r"(\[0-9\])+", "*", form) for form in forms)
+        looked = ", ".join(re.sub(r"(\[0-9\])+", "*", form).replace("[[]", "[") for form in forms)
         if self._suffixes[-1].endswith((*PACKED,)) and len(forms) > len(names):
             looked += f" (also {' and '.join(PACKED)})"
         have = ", ".join(file.name for file in self.there[:20]) or f"no such file{self._other_files()}"

@@ -159,6 +159,23 @@ def test_a_file_of_two_splits_is_refused(tmp_path: Path) -> None:
         find_files(data(tmp_path, splits={"train": "*.csv", "validation": "b.csv"}))
 
 
+def test_a_name_with_brackets_is_a_file_before_it_is_a_glob(tmp_path: Path) -> None:
+    folder = touch(tmp_path, "old [2026]/train [v2].csv", "old [2026]/train v.csv", "old [2026]/dev.csv") / "old [2026]"
+    url = f"memory://{uuid.uuid4()}/old [2026]"
+    for name in ("train [v2].csv", "train v.csv", "dev.csv"):
+        fsspec.filesystem("memory").pipe_file(f"{url}/{name}", b"")
+    for there in (str(folder), url):
+        assert names(find_files(data(f"{there}/train [v2].csv"))) == {"train": ["train [v2].csv"]}
+        for name in ("train [v2].csv", f"{there}/train [v2].csv", "train [v2]", ["train [v2].csv"]):
+            found = names(find_files(data(there, splits={"train": name, "validation": "dev"})))
+            assert found == {"train": ["train [v2].csv"], "validation": ["dev.csv"]}
+    globbed = data(folder / "*.csv", splits={"train": "train [ v]*.csv", "validation": f"{folder}/d*.csv"})
+    assert names(find_files(globbed)) == {"train": ["train v.csv"], "validation": ["dev.csv"]}
+    (folder / "train [v2].csv").unlink()
+    (folder / "train 1.csv").touch()
+    assert names(find_files(data(folder, splits={"train": "train [1-9].csv"}))) == {"train": ["train 1.csv"]}
+
+
 def test_a_glob_limits_the_files_known_by_name(tmp_path: Path) -> None:
     touch(tmp_path, "en/train.csv", "en/dev.csv", "de/train.csv")
     found = find_files(data(tmp_path / "en" / "*.csv"))
