@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import ast
 import atexit
+import codecs
 import gc
 import io
+import locale
 import os
 import sys
 from collections.abc import Sequence
@@ -27,6 +29,7 @@ COMMANDS = (
 
 def start() -> None:
     """The console command."""
+    _require_utf8()
     # Imports create many objects that stay: the default, 700, searches them for garbage during a tenth of the start.
     gc.set_threshold(20_000)
     for name in ("stdout", "stderr"):
@@ -35,6 +38,13 @@ def start() -> None:
     atexit.register(_exit_at_once, codes)  # the first one that is registered is called last
     codes.append(main())
     sys.exit(codes[0])
+
+
+def _require_utf8() -> None:
+    """Begins again in Python's UTF-8 mode if the locale has another encoding: labels and texts are stored in UTF-8."""
+    if codecs.lookup(locale.getpreferredencoding(False)).name != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"  # also for the programs that it starts
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _exit_at_once(codes: list[int]) -> None:
@@ -124,4 +134,6 @@ def _survive_closed_pipe(stream: io.TextIOWrapper | None) -> io.TextIOWrapper | 
         return None
     stream.flush()
     buffer = io.BufferedWriter(_Pipe(stream.fileno(), "w", closefd=False))
-    return io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
+    # PYTHONIOENCODING may name an encoding without the characters of tables.
+    errors = stream.errors if stream.errors != "strict" else "backslashreplace"
+    return io.TextIOWrapper(buffer, stream.encoding, errors, line_buffering=stream.line_buffering)

@@ -17,6 +17,25 @@ from flows.cli.main import main
 from flows.cli.shared import write_json
 from flows.reports.terminal import Quiet
 from tests.flows.small import command, environment, write_project
+from tests.fork_server import NEW_PYTHON
+
+
+@pytest.mark.parametrize("encoding", [None, "ascii"])
+def test_labels_and_texts_are_read_and_printed_whatever_the_encoding_of_the_locale(
+    encoding: str | None, home: Path, tmp_path: Path
+) -> None:
+    file = write_project(tmp_path / "project")
+    for split in ("train", "validation"):
+        rows = tmp_path / "project" / f"{split}.csv"
+        rows.write_text(rows.read_text().replace("neg", "schön"), encoding="utf-8")
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    locale |= {"PYTHONIOENCODING": encoding} if encoding else {}
+    start = [NEW_PYTHON, "-c", "from flows.cli.main import start; start()"]
+    run = subprocess.run(
+        [*start, "check", str(file)], env=environment(home, **locale), capture_output=True, timeout=120
+    )
+    assert (run.returncode, run.stderr) == (0, b"")
+    assert ("schön" if encoding is None else r"sch\xf6n").encode() in run.stdout
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])

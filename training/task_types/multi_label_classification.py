@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from training.evaluation.constant_predictions import Baseline
     from training.evaluation.predictions import ManyLabels, Predictions
     from training.recipe import Training
+    from training.recipe.column_types import Mask
     from training.task_types.task_type import Loss
 
 THRESHOLDS = "thresholds"
@@ -62,8 +63,22 @@ class MultiLabelClassification(LabelProbabilities):
     pipeline = False  # the text-classification pipeline returns one label and has no thresholds
     card_sentence = "Gives a {text} any number of {labels}"
     columns: ClassVar = {**TEXTS, "label": Column("labels", may_be_empty=True)}
+    checks: ClassVar = {"label_vectors": "error"}
     prediction_type: ClassVar = MANY_LABELS
     metrics: ClassVar = metrics_for(MANY_LABELS)
+
+    def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
+        """Rows with a 0 or 1 for each label, as in one-hot vectors, which would be read as the labels 0 and 1."""
+        import numpy as np
+        import pyarrow.compute as pc
+
+        from training.data.faults import shorten
+
+        given = rows.column("label")
+        lengths, values = pc.list_value_length(given).to_pylist(), pc.list_flatten(given).unique()
+        if len(given) > 1 and min(lengths) > 1 and len({*lengths}) == 1 and len(values) <= 2:
+            message = "has a value for each label, such as 0 or 1: list the labels that the row has"
+            yield "label_vectors", message, np.ones(len(given), bool), f", not {shorten(given[0].as_py())}"
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss:
         """The loss of models with this problem type, but from indices of labels."""

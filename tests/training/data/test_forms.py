@@ -281,6 +281,18 @@ def test_a_column_that_has_an_effect_elsewhere_and_none_here_is_refused_unless_i
     run(SupervisedFineTuning(), file, tmp_path, rename={"system": "source"}, columns={"instruction": "q"})
 
 
+@pytest.mark.parametrize("vectors", [[[0, 1, 0], [1, 0, 1]], [[1, 0], [0, 1]], [["no", "yes"], ["yes", "no"]]])
+def test_vectors_with_a_value_for_each_label_are_refused_and_lists_of_labels_are_not(
+    vectors: list[list[Any]], tmp_path: Path
+) -> None:
+    rows = [{"text": f"a {number}", "labels": vectors[number % 2]} for number in range(6)]
+    kind = MultiLabelClassification()
+    names = {"text": ["text"], "label": "labels"}
+    (found,) = problems_of(kind, rows, tmp_path, **names)
+    assert found.startswith("label_vectors row 1: has a value for each label, such as 0 or 1: list the labels")
+    assert problems_of(kind, [*rows, {"text": "b", "labels": vectors[0][:1]}], tmp_path, **names) == []
+
+
 INSTRUCTIONS: list[Row] = [{"q": f"Add {n}", "output": str(n)} for n in range(10)]
 
 
