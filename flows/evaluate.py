@@ -29,7 +29,7 @@ def evaluate_run_name() -> str:
 
 
 @flow(name="evaluate", flow_run_name=evaluate_run_name)
-def evaluate(model: str, inputs: list[str], task: str = "") -> dict[str, Any] | State[Any]:
+def evaluate(model: str, inputs: list[str], task: str = "", run_code: bool = False) -> dict[str, Any] | State[Any]:
     """Evaluates a registered version on rows with labels, next to the figures of its registration.
 
     If a figure is outside of the gate's bounds, the event `finetune.evaluated` may start a deployment that retrains.
@@ -38,11 +38,12 @@ def evaluate(model: str, inputs: list[str], task: str = "") -> dict[str, Any] | 
         model: NAME, NAME@ALIAS or NAME/VERSION; a NAME alone is its champion.
         inputs: Files, folders, globs and URLs of the rows and their labels, in columns as the recipe names them.
         task: The class of the model's task type if it is your own; its code is run.
+        run_code: Whether to run other code that the recipe names, such as metrics, if another home registered it.
     """
 
     def score(executor: Executor, version: Monitored) -> dict[str, Any]:
         require_no_reference(version)
-        recipe, rows = read_recipe(version), find_rows(version)
+        recipe, rows = read_recipe(version, run_code), find_rows(version)
         files = pin_files(list_files(inputs, field="inputs", suffixes=LABELLED))
         labelled: Ref = executor(load_labelled, version, recipe, rows, files)
         predicted: Ref = executor(predict_labelled, version, recipe, labelled)

@@ -11,17 +11,25 @@ from flows.cli.drift import add_model_arguments
 from flows.cli.local_flow import call_model_flow, exit_without_server, print_failure
 from flows.cli.shared import COMPLETED, add_json_argument, write_json
 from flows.reports.tables import align, terminal_width, wrap
+from tasks.registry.consent import OPTION, OPTION_HELP
 from tasks.tracking.evaluation_reports import describe_evaluation, tabulate_evaluation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, "rows and their labels")
+    parser.add_argument(OPTION, action="store_true", help=OPTION_HELP)
     add_json_argument(parser, "the result with all figures")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Prints the figures and the commands that may follow; returns 0 also for figures outside of the gate's bounds."""
-    result = call_model_flow("evaluate", model=arguments.model, inputs=arguments.input, task=arguments.task)
+    result = call_model_flow(
+        "evaluate",
+        model=arguments.model,
+        inputs=arguments.input,
+        task=arguments.task,
+        run_code=arguments.run_code,
+    )
     write_json(arguments.json, result)
     if result["state"] != "completed":
         return print_failure(result)

@@ -38,9 +38,8 @@ OUTSIDE = (
     "tasks.shared_store",
     # Start, supervision and end of programs.
     "training.jobs",
-    # Messages, and files that are refused.
+    # Messages.
     "training.problems",
-    "training.local_files",
     # The recipe's fields and tables: the values that a stage reads are inputs.
     "training.recipe",
     # Files of batch predictions: the digest of the rows that are read is an input, and no stage writes them.

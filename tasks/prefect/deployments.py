@@ -31,7 +31,7 @@ PREDICTION_PARAMETERS = ("prediction", "reason")
 """Those of the flow batch_predict."""
 MODEL_FLOWS = {
     "flows.drift:drift": ({"model", "inputs"}, {"thresholds", "task"}),
-    "flows.evaluate:evaluate": ({"model", "inputs"}, {"task"}),
+    "flows.evaluate:evaluate": ({"model", "inputs"}, {"task", "run_code"}),
 }
 """The required and the optional parameters of flows that look at a registered model in place of a recipe."""
 

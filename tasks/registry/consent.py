@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tasks.cache import settings
@@ -37,6 +37,7 @@ def require_consent(
     *recipes: Mapping[str, Any],
     overrides: Mapping[str, Any] | None = None,
     run: str | None = None,
+    named: Collection[str] = (),
 ) -> None:
     """Raises UserError with every field that names code. Call it before the recipe is parsed, as parsing imports the
     task type.
@@ -46,6 +47,7 @@ def require_consent(
         recipes: the values of the fields, valid or not.
         overrides: fields by dotted name.
         run: the flow run; the code that was recorded when it started in this home needs no consent.
+        named: code that the user has named, such as by --task.
     """
     recorded = _read_recorded(run)
     code = dict.fromkeys(
@@ -61,7 +63,7 @@ def require_consent(
             message=f"{value!r} is code, and {source} named it: read it, then run the same command with {OPTION}.",
         )
         for field, value in code
-        if (field, value) not in recorded
+        if (field, value) not in recorded and value not in named
     ]
     if problems:
         raise UserError(problems)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.cache import settings, store
 from tasks.cache.refs import Champion, PinnedFile, Ref
-from tasks.registry import lineage
+from tasks.registry import consent, lineage
 from tasks.registry.prediction_job import find_model
 from tasks.registry.versions import RECIPE_TAG, SPLIT_TAG, build_error, read_figures
 from tasks.shared_store.opening import open_remote
@@ -125,9 +125,16 @@ def find_predictions(version: Monitored) -> Ref | None:
     return found if found is not None and f"{version.split}.parquet" in found.parts else None
 
 
-def read_recipe(version: Monitored) -> Recipe:
-    """Reads the recipe that registered the version. Raises UserError if it is unknown or no longer valid."""
+def read_recipe(version: Monitored, run_code: bool) -> Recipe:
+    """Reads the recipe that registered the version.
+
+    Raises UserError if it is unknown or no longer valid, and without `run_code` for code that it names, but for the
+    version's own task type, to which `find_monitored` needs consent.
+    """
     record = lineage.find_version(str(version.champion))
+    if not run_code:
+        source, run = f"the record of {version.champion}", record["run"]["flow_run_id"]
+        consent.require_consent(source, record[lineage.RECIPE_SET], run=run, named=[version.task])
     return parse(record[lineage.RECIPE_SET])
 
 

@@ -14,8 +14,10 @@ from prefect.client.orchestration import get_client
 from prefect.states import Crashed
 
 from flows.cli.main import main
+from tasks.cache.refs import Champion
 from tasks.registry import consent
 from tasks.registry.lineage import LINEAGE
+from tasks.registry.monitored import Monitored, read_recipe
 from tasks.tracking.connection import FLOW_RUN_TAG
 from training.problems import UserError
 from training.recipe import parse
@@ -74,6 +76,26 @@ def test_reproduce_lists_the_code_that_a_record_names_and_imports_none_of_it(
     assert [text for text in LISTED if text not in printed] == [] and not payload.exists()
     assert main(["reproduce", "foreign/1", "--run-code"]) == 2  # it runs, and is no task type
     assert payload.exists() and "hostile:Kind' is the class int" in capsys.readouterr().err
+
+
+def test_an_evaluation_imports_no_code_that_the_recipe_of_a_version_names(
+    home: Path, payload: Path, fresh_database: Path
+) -> None:
+    registered(home, fresh_database, HOSTILE)
+    champion = Champion(name="foreign", version="1", model="weights", max_length=64)
+    nothing: dict[str, Any] = {"options": {}, "columns": {}, "promised": {}, "predict": None, "mlflow_run": None}
+    place = {"recipe": "foreign", "split": "test", "load_data": "key"}
+    version = Monitored(champion=champion, task="sequence-classification", **nothing, **place)
+    with pytest.raises(UserError) as caught:
+        read_recipe(version, run_code=False)
+    assert [text for text in LISTED if text not in str(caught.value)] == [] and not payload.exists()
+    own = version.model_copy(update={"task": "hostile:Kind"})
+    with pytest.raises(UserError) as caught:
+        read_recipe(own, run_code=False)  # consent to one class is consent to nothing else
+    assert [problem.where for problem in caught.value.problems] == ["training.callbacks"] and not payload.exists()
+    with pytest.raises(UserError, match="is the class int"):
+        read_recipe(version, run_code=True)
+    assert payload.exists()
 
 
 def test_resume_lists_the_code_that_the_server_names_and_imports_none_of_it(
