@@ -74,7 +74,7 @@ ALLOWED_IN_TASKS = {
     "training.recipe.tables.optimizers": {"OPTIMIZERS"},
     "training.recipe.tables.gpu_kernels": {"Kernels", "kernels_of"},
     "training.recipe.overrides": {"merge"},
-    "training.recipe.rules.release_rules": {"absent_splits", "unfitting_metrics"},
+    "training.recipe.rules.release_rules": {"absent_splits", "undefined_metrics", "unfitting_metrics"},
     "training.recipe.rules.slice_rules": {
         *("FEWEST_ROWS", "LABEL", "LENGTH", "BUILT_IN_SLICES", "MOST_GROUPS", "named_groups", "slice_of"),
         *("unfitting_floor", "unknown_slices"),
