@@ -59,5 +59,5 @@ def format_logins(state: State) -> list[str]:
     if state.prefect:
         logins.append(f"Log in to Prefect: {servers.auth_string()}")
     if state.mlflow:
-        logins.append(f"Log in to MLflow:  user {servers.USER}, password {servers.ensure_password()}")
+        logins.append(f"Log in to MLflow:  user {servers.USER}, password {servers.ensure_password(servers.MLFLOW)}")
     return logins

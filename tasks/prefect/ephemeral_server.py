@@ -11,11 +11,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from tasks.cache import settings
+from tasks.cache.loopback import check_listener
 from tasks.jobs.child_environment import PREFECT_SERVER, server_environment
 from tasks.prefect import servers
 from training.jobs.processes import die_with_parent
@@ -36,7 +38,7 @@ def ensure_prefect_server(meanwhile: Callable[[], None] = lambda: None) -> str:
 
     Prefect would start a server in this process's group: Ctrl-C would end it before the run could report its state, and
     SIGKILL of this process would leave it running. The server started here has its own session and ends with this
-    process. It keeps its history in the database of the home, and requires the password of the home.
+    process. It keeps its history in the database of the home, and requires the password of the home's Prefect server.
     Call this from the main thread: the server ends with the thread that starts it.
     Raises RuntimeError if the server does not start, and UserError if another machine runs this home's server.
     """
@@ -53,6 +55,7 @@ def ensure_prefect_server(meanwhile: Callable[[], None] = lambda: None) -> str:
         if state is not None and state.prefect and servers.PREFECT in state.answering:
             # `finetune up` was still starting its server when this process started.
             url = f"{state.prefect}/api"
+            check_listener(url)
         else:
             url = _start_and_wait(meanwhile)
             login |= {PREFECT_UI_ENABLED: False}
@@ -74,14 +77,22 @@ def database_url() -> str:
 
 def _start_and_wait(meanwhile: Callable[[], None]) -> str:
     """Starts a server, waits until it answers, and returns its URL."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = int(listening.getsockname()[1])
-        server = _start_server(port, listening.fileno())
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = int(listening.getsockname()[1])
+    server = _start_server(port, listening.fileno())
+    # As long as this process has the socket, no other user can listen on the port.
+    threading.Thread(target=_close_at_end, args=(server, listening), daemon=True).start()
     atexit.register(_stop_server, server)
     meanwhile()
     url = f"http://127.0.0.1:{port}/api"
+    check_listener(url)
     _wait_for(url, server)
     return url
+
+
+def _close_at_end(server: subprocess.Popen[bytes], listening: socket.socket) -> None:
+    server.wait()
+    listening.close()  # requests fail at once
 
 
 def _start_server(port: int, descriptor: int) -> subprocess.Popen[bytes]:

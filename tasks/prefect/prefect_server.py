@@ -1,8 +1,7 @@
 """The Prefect server of one home, on loopback: `python -m tasks.prefect.prefect_server PORT --fd N [--for-one-run]`.
 
-Every request needs the password of the home (tasks/prefect/servers.py). Requests for a host other than 127.0.0.1 and
-localhost are refused, and in a browser only the server's own pages may read its responses. The pages themselves need no
-password, as they hold no data. The parent process binds the port and passes the socket as a descriptor.
+The guard (tasks/prefect/guard.py) decides which requests reach it: they need the server's password. The pages
+themselves need none, as they hold no data. The parent process binds the port and passes the socket as a descriptor.
 """
 
 from __future__ import annotations
@@ -14,19 +13,12 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tasks.cache import settings
 from tasks.cache.database_templates import create_database
 from tasks.prefect.ephemeral_server import SQLITE, database_url
-from tasks.prefect.servers import auth_string
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
-
-HOSTS = ["127.0.0.1", "localhost"]
-IN_PROCESS_HOST = "prefect-in-memory"
-"""The host name in requests that Prefect's services send to the API within the server, such as automations' actions."""
+from tasks.prefect.guard import HOSTS, Guard, serve
+from tasks.prefect.servers import PREFECT, auth_string, ensure_password
 
 
 def main() -> None:
@@ -39,22 +31,25 @@ def main() -> None:
     gc.set_threshold(20_000)  # as in flows/cli/main.py: the imports take a tenth longer with the default
     settings.prepare_environment()
     _configure_prefect(options.port, options.for_one_run)
-    import uvicorn
+    from prefect.server.api.server import create_app
     from prefect.settings import get_current_settings
 
     server_settings = get_current_settings().server
-    config = uvicorn.Config(
-        _create_app(),
+    started = serve(
+        Guard(create_app(), options.port, ensure_password(PREFECT), is_open=_is_open, websockets=True),
+        socket.socket(fileno=options.fd),
         timeout_keep_alive=server_settings.api.keepalive_timeout,
         ws_ping_interval=server_settings.api.websocket_ping_interval,
         ws_ping_timeout=server_settings.api.websocket_ping_timeout,
         log_level="critical" if options.for_one_run else server_settings.logging_level.lower(),
     )
-    server = uvicorn.Server(config)
-    # Not uvicorn's `fd`: it opens the descriptor as a Unix socket, for which asyncio does not turn off TCP's delays.
-    server.run(sockets=[socket.socket(fileno=options.fd)])
-    if not server.started:
+    if not started:
         sys.exit(1)
+
+
+def _is_open(path: str) -> bool:
+    """Pages without data, and health checks."""
+    return not f"{path}/".startswith("/api/") or path in ("/api/health", "/api/ready")
 
 
 def _configure_prefect(port: int, for_one_run: bool) -> None:
@@ -108,21 +103,6 @@ def _migrate(file: Path) -> None:
 
     with temporary_database_config(AioSqliteConfiguration(f"{SQLITE}{file}")):
         asyncio.run(migrate())
-
-
-def _create_app() -> FastAPI:
-    from fastapi import FastAPI
-    from prefect.server.api.server import create_app
-    from starlette.middleware import Middleware
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-    from starlette.routing import Mount
-
-    app = create_app()
-    (api,) = (route.app for route in app.routes if isinstance(route, Mount) and route.name == "api")
-    assert isinstance(api, FastAPI)
-    # Innermost: the password is checked first, so that every response without it is 401.
-    api.user_middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*HOSTS, IN_PROCESS_HOST]))
-    return app
 
 
 if __name__ == "__main__":

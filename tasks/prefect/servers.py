@@ -4,11 +4,13 @@ The process manager (tasks/services/process_manager.py) runs them; tasks/service
 
     <home>/services/process_manager.lock    held by the process manager
     <home>/services/state.json              which services run, and where (State)
-    <home>/services/password                the password of the servers of this home, mode 0600
+    <home>/services/prefect.password        the passwords of the servers of this home, mode 0600
+    <home>/services/mlflow.password
 
-Every request to a server of this home needs the password: any local user, and any web page in a browser of this
-machine, can connect to a port on loopback. If PREFECT_API_URL or MLFLOW_TRACKING_URI names another server, that server
-is used, and none is started.
+Every request to a server of this home needs its password: any local user, and any web page in a browser of this
+machine, can connect to a port on loopback. Each server knows its own password alone: Prefect's lets run commands.
+Before a password is sent, tasks/cache/loopback.py proves who listens. If PREFECT_API_URL or MLFLOW_TRACKING_URI names
+another server, that server is used, and none is started.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import os
 import secrets
 import socket
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -28,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tasks.cache import settings
 from tasks.cache.locks import FlockManager, is_held
+from tasks.cache.loopback import another_user_listens, check_listener
 from tasks.cache.secret_files import create_secret
 from training.jobs.protocol import write_atomically
 
@@ -36,7 +38,7 @@ VARIABLES = {PREFECT: "PREFECT_API_URL", MLFLOW: "MLFLOW_TRACKING_URI"}
 POOL = "finetune"
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000
 USER = "finetune"
-"""The user name that goes with the password."""
+"""The user name that goes with each password."""
 START_TIMEOUT_S = 180.0
 LOCK = "process_manager"
 
@@ -89,7 +91,7 @@ class State(BaseModel):
         if name == PREFECT and self.prefect:
             return {VARIABLES[PREFECT]: f"{self.prefect}/api", "PREFECT_API_AUTH_STRING": auth_string()}
         if name == MLFLOW and self.mlflow:
-            login = {"MLFLOW_TRACKING_USERNAME": USER, "MLFLOW_TRACKING_PASSWORD": ensure_password()}
+            login = {"MLFLOW_TRACKING_USERNAME": USER, "MLFLOW_TRACKING_PASSWORD": ensure_password(MLFLOW)}
             return {VARIABLES[MLFLOW]: self.mlflow, **login}
         return {}
 
@@ -147,17 +149,18 @@ def _lock(name: str, timeout_s: float) -> Iterator[bool]:
 def use_home_servers() -> None:
     """Points this process at the servers of this home and logs it in. Call it before prefect or mlflow is imported.
 
-    If the environment already names a server, that server is used, and never gets the password of this home. Servers
-    that run on another machine, or do not answer yet, are not used.
+    If the environment already names a server, that server is used, and never gets a password of this home. Servers
+    that run on another machine, do not answer yet, or whose port another user has taken, are not used.
     """
     state = read_running()
     if state is None or not state.here:
         return
     for name in (PREFECT, MLFLOW):
         variables = state.variables(name) if name in state.answering else {}
-        if variables and another_user_listens(variables[VARIABLES[name]]):
-            variables = {}
-        if os.environ.get(VARIABLES[name]) in (None, "", variables.get(VARIABLES[name])):
+        if not variables or another_user_listens(variables[VARIABLES[name]]):
+            continue
+        if os.environ.get(VARIABLES[name]) in (None, "", variables[VARIABLES[name]]):
+            check_listener(variables[VARIABLES[name]])
             os.environ.update(variables)
 
 
@@ -167,37 +170,23 @@ def read_on_other_machine() -> State | None:
     return None if state is None or state.here else state
 
 
-def ensure_password() -> str:
-    """Returns the password of the servers of this home, which the first call creates. Delete its file for a new one."""
-    return create_secret(services_folder() / "password", secrets.token_urlsafe(24).encode()).read_text()
+def ensure_password(server: str) -> str:
+    """Returns the password of a server of this home, prefect or mlflow, which the first call creates. Delete its file
+    for a new one."""
+    return create_secret(services_folder() / f"{server}.password", secrets.token_urlsafe(24).encode()).read_text()
 
 
 def auth_string() -> str:
-    """User and password in the format of Prefect's settings and of the login form of its UI."""
-    return f"{USER}:{ensure_password()}"
+    """User and password of the Prefect server, in the format of Prefect's settings and of the login form of its UI."""
+    return f"{USER}:{ensure_password(PREFECT)}"
 
 
 def is_healthy(url: str) -> bool:
-    """Whether the HTTP server at the URL reports that it is healthy. False if another user's process listens there,
-    which must not receive the password."""
+    """Whether the HTTP server at the URL reports that it is healthy. False if another user's process listens there."""
     if another_user_listens(url):
         return False
     with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
         return True
-    return False
-
-
-def another_user_listens(url: str) -> bool:
-    """Whether a process of another user, except root, listens on the URL's port of this machine; False without Linux's
-    /proc."""
-    port = urllib.parse.urlsplit(url).port
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-                _, local, _, state, _, _, _, uid, *_ = line.split()
-                listens = state == "0A" and int(local.rpartition(":")[2], 16) == port
-                if listens and int(uid) not in (0, os.getuid()):
-                    return True
     return False
 
 

@@ -7,9 +7,9 @@ supervisor (training/jobs/supervise.py), which ends all processes of the service
 ends. On SIGTERM this program stops the runs first, which save a checkpoint, then the worker, then the servers. With
 `--until-eof`, the end of standard input does the same; a foreground `finetune up` holds standard input open.
 
-This program binds the port of Prefect's server and passes the socket to the server at each start. So the port is never
-free while the server restarts, and no process of another user can listen there and receive the password. MLflow's
-server accepts no socket: its port is free for the seconds of a restart.
+This program binds the ports of the servers, and passes the sockets to all services at each start. So a port is never
+free while its server restarts, and no process of another user can listen there and receive the password. If this
+program is killed, the supervisors keep the ports until they have ended their services, the worker's runs among them.
 """
 
 from __future__ import annotations
@@ -17,30 +17,28 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import secrets
 import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 from tasks.cache import settings
+from tasks.cache.loopback import check_listener
 from tasks.jobs.child_environment import PREFECT_SERVER, server_environment
 from tasks.prefect.servers import (
     LOCK,
     MLFLOW,
     POOL,
     PREFECT,
-    USER,
     WORKER,
     State,
-    ensure_password,
     is_healthy,
     prefect_start_lock,
     process_manager_lock,
@@ -50,7 +48,6 @@ from tasks.prefect.servers import (
     write_state,
 )
 from tasks.services.run_processes import stop_runs
-from tasks.tracking import connection
 from training.jobs.processes import start_ticks
 
 TICK_S = 0.2
@@ -61,12 +58,6 @@ LOG_BYTES = 10_000_000
 """A longer log is cut to its last half."""
 LOGS_KEPT = 5
 """Number of logs that are kept for each service; each start has its own."""
-# Checking a password takes 50 ms for a slow hash, so the result is cached for a minute.
-MLFLOW_AUTH = """[mlflow]
-default_permission = NO_PERMISSIONS
-database_uri = sqlite:///{database}
-auth_cache_ttl_seconds = 60
-"""
 
 
 @dataclass
@@ -79,7 +70,7 @@ class Service:
     """Builds the whole environment for a start."""
     ready: Callable[[], bool]
     sockets: tuple[socket.socket, ...] = ()
-    """Passed to the program at each start, with the same descriptors."""
+    """Passed to the supervisor and the program at each start, with the same descriptors."""
     own_folder: bool = True
     """Whether it runs in its folder: uvicorn imports from the working directory first, and Prefect reads settings in
     it. The worker runs where `finetune up` was started, as recipes name files there."""
@@ -126,7 +117,7 @@ class ProcessManager:
         urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
         pid = os.getpid()
         self._state = State(pid=pid, ticks=start_ticks(pid), prefect=urls.get(PREFECT), mlflow=urls.get(MLFLOW))
-        self._services = [service for service in _build_services(ports) if service.name in self._state.services]
+        self._services = _build_services(ports)
         self._until_eof = until_eof
         self._stopping = False
         self._trim_at = 0.0
@@ -136,7 +127,10 @@ class ProcessManager:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._stop)
         os.environ.update(self._state.environment)
+        for url in filter(None, (self._state.prefect, self._state.mlflow)):
+            check_listener(url)
         write_state(self._state)
+        (services_folder() / "password").unlink(missing_ok=True)  # both servers' in homes of earlier versions
         try:
             for service in self._services:
                 if service.name == WORKER:
@@ -188,60 +182,35 @@ def trim_logs(services: Path) -> None:
                 file.truncate()  # the service appends, so its next line follows the last half
 
 
-def _build_services(ports: dict[str, int]) -> list[Service]:
-    prefect, mlflow = ports.get(PREFECT, 0), ports.get(MLFLOW, 0)
-    mlflow_options = ["--host", "127.0.0.1", "--port", str(mlflow), "--app-name", "basic-auth", "--workers", "1"]
-    mlflow_options += ["--backend-store-uri", f"sqlite:///{settings.home() / 'mlflow.db'}"]
-    mlflow_options += ["--artifacts-destination", str(settings.mlflow_artifacts())]
-    worker_options = ["--pool", POOL, "--type", "process", "--name", worker_name()]
-    sockets = [socket.create_server(("127.0.0.1", prefect))] if prefect else []
+def _build_services(ports: Mapping[str, int]) -> list[Service]:
+    listening = {name: socket.create_server(("127.0.0.1", port)) for name, port in ports.items()}
+    sockets = tuple(listening.values())
+    services = [
+        Service(
+            name,
+            [program, str(ports[name]), f"--fd={listening[name].fileno()}"],
+            partial(server_environment, variables),
+            partial(is_healthy, f"http://127.0.0.1:{ports[name]}{api}"),
+            sockets,
+        )
+        for name, program, variables, api in (
+            (PREFECT, "tasks.prefect.prefect_server", PREFECT_SERVER, "/api"),
+            (MLFLOW, "tasks.services.mlflow_server", (), ""),
+        )
+        if name in ports
+    ]
+    worker = ["prefect", "--no-prompt", "worker", "start", "--pool", POOL, "--type", "process", "--name", worker_name()]
     return [
-        Service(
-            PREFECT,
-            ["tasks.prefect.prefect_server", str(prefect), *(f"--fd={listening.fileno()}" for listening in sockets)],
-            partial(server_environment, PREFECT_SERVER),
-            partial(is_healthy, f"http://127.0.0.1:{prefect}/api"),
-            sockets=tuple(sockets),
-        ),
-        Service(
-            MLFLOW,
-            ["mlflow", "server", *mlflow_options],
-            partial(_prepare_mlflow, mlflow),
-            partial(is_healthy, f"http://127.0.0.1:{mlflow}"),
-        ),
+        *services,
         Service(
             WORKER,
-            ["prefect", "--no-prompt", "worker", "start", *worker_options],
+            worker,
             lambda: os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "2"},
             partial(worker_is_online, datetime.now(UTC)),
+            sockets,
             own_folder=False,
         ),
     ]
-
-
-def _prepare_mlflow(port: int) -> dict[str, str]:
-    """Prepares the files of MLflow's server for a start, and returns its environment: it requires the password, and
-    refuses other host names and origins."""
-    connection.update_artifact_paths()
-    folder = services_folder() / MLFLOW
-    folder.mkdir(exist_ok=True)
-    # MLflow stores a hash of the first password and ignores a new one: its database of users is deleted at each start.
-    for file in folder.glob("users.db*"):
-        file.unlink()
-    (folder / "users.db").touch(mode=0o600)
-    configuration = folder / "auth.ini"
-    configuration.write_text(MLFLOW_AUTH.format(database=folder / "users.db"))
-    hosts = ("127.0.0.1", "localhost")
-    return server_environment() | {
-        "MLFLOW_AUTH_CONFIG_PATH": str(configuration),
-        "MLFLOW_AUTH_ADMIN_USERNAME": USER,
-        "MLFLOW_AUTH_ADMIN_PASSWORD": ensure_password(),
-        "MLFLOW_BASIC_AUTH_FAIL_CLOSED": "true",
-        "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_urlsafe(24),
-        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(name for host in hosts for name in (host, f"{host}:*")),
-        "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{host}:{port}" for host in hosts),
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-    }
 
 
 def _report_dead_runs(own_server: bool) -> None:

@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 from tasks.cache import settings
 from tasks.cache.database_templates import create_database
 from tasks.cache.locks import named_lock
+from tasks.cache.loopback import HOME_SERVERS
 from tasks.jobs.child_environment import BUCKETS, DATABASE, MLFLOW, passed
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def build_environment() -> dict[str, str]:
     # Without a server between them, MLflow's client opens the database, and writes to the bucket of the models, itself.
     is_server = settings.tracking_uri().startswith(("http://", "https://"))
     return {
-        **passed((*MLFLOW, *BUCKETS, *(() if is_server else DATABASE))),
+        **passed((*MLFLOW, HOME_SERVERS, *BUCKETS, *(() if is_server else DATABASE))),
         "MLFLOW_TRACKING_URI": settings.tracking_uri(),
         "MLFLOW_REGISTRY_URI": settings.tracking_uri(),
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5",

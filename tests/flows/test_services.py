@@ -7,9 +7,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,10 +23,12 @@ import pytest
 import yaml
 
 from tasks.prefect.events import VERDICT
+from tasks.prefect.servers import MLFLOW, PREFECT, is_healthy
 from tests import fork_server
 from tests.flows.forked import finetune
 from tests.flows.slowly import QUICK
 from tests.flows.small import FinishedRun, command, environment
+from tests.listening import listening
 from tests.machine import Machine, of_home
 from tests.waiting import wait_until
 from training.jobs.processes import find_readers, variable
@@ -85,8 +89,12 @@ def addresses(machine: Machine) -> tuple[str, str]:
     return machine.env["PREFECT_API_URL"], machine.env["MLFLOW_TRACKING_URI"]
 
 
-def password(machine: Machine) -> str:
-    return (machine.home / "services" / "password").read_text()
+def password(machine: Machine, server: str) -> str:
+    return (machine.home / "services" / f"{server}.password").read_text()
+
+
+def basic(password: str) -> str:
+    return f"Basic {b64encode(f'finetune:{password}'.encode()).decode()}"
 
 
 def refused(url: str, requests: dict[str, Any], **headers: str) -> dict[str, int]:
@@ -103,7 +111,7 @@ def refused(url: str, requests: dict[str, Any], **headers: str) -> dict[str, int
 def stored(machine: Machine) -> tuple[Any, ...]:
     """The numbers of Prefect's objects, and MLflow's experiments and models."""
     _, mlflow = addresses(machine)
-    login = ("finetune", password(machine))
+    login = ("finetune", password(machine, MLFLOW))
     counts = [machine.api(f"{table}/count", flows={}) for table in ("flows", "deployments", "variables", "flow_runs")]
     found = httpx2.get(f"{mlflow}/api/2.0/mlflow/experiments/search?max_results=9", auth=login).json()
     models = httpx2.get(f"{mlflow}/api/2.0/mlflow/registered-models/search", auth=login).json()
@@ -113,12 +121,12 @@ def stored(machine: Machine) -> tuple[Any, ...]:
 def test_without_the_password_every_request_is_refused_and_nothing_is_made(machine: Machine) -> None:
     prefect, mlflow = addresses(machine)
     before = stored(machine)
-    for headers in ({}, {"Origin": EVIL, "Host": "evil.example"}, {"Authorization": "Basic YWRtaW46cGFzc3dvcmQxMjM0"}):
+    other = {server: basic(password(machine, server)) for server in (PREFECT, MLFLOW)}
+    for headers in ({}, {"Origin": EVIL, "Host": "evil.example"}, {"Authorization": basic("password1234")}):
         assert set(refused(prefect, PREFECT_REQUESTS, **headers).values()) == {401}
-    assert set(refused(mlflow, MLFLOW_REQUESTS).values()) == {401}
-    assert set(refused(mlflow, MLFLOW_REQUESTS, Authorization="Basic YWRtaW46cGFzc3dvcmQxMjM0").values()) == {401}
-    for headers in ({"Origin": EVIL}, {"Host": "evil.example"}):
-        assert set(refused(mlflow, MLFLOW_REQUESTS, **headers).values()) <= {401, 403}
+        assert set(refused(mlflow, MLFLOW_REQUESTS, **headers).values()) == {401}
+    assert set(refused(prefect, PREFECT_REQUESTS, Authorization=other[MLFLOW]).values()) == {401}
+    assert set(refused(mlflow, MLFLOW_REQUESTS, Authorization=other[PREFECT]).values()) == {401}
     assert stored(machine) == before
 
 
@@ -142,15 +150,37 @@ def test_without_the_password_no_events_are_sent_or_received(machine: Machine) -
 
 def test_with_the_password_foreign_hosts_and_web_pages_are_refused_all_the_same(machine: Machine) -> None:
     prefect, mlflow = addresses(machine)
-    login, foreign = ("finetune", password(machine)), {"Host": "evil.example"}
-    assert httpx2.get(f"{prefect}/version", auth=login).is_success
-    assert httpx2.get(f"{prefect}/version", auth=login, headers=foreign).status_code == 400
-    assert httpx2.get(f"{mlflow}/api/2.0/mlflow/experiments/search", auth=login, headers=foreign).status_code == 403
-    page = {"Origin": EVIL}
-    assert "access-control-allow-origin" not in httpx2.get(f"{prefect}/version", auth=login, headers=page).headers
-    own = {"Origin": prefect.removesuffix("/api")}
-    allowed = httpx2.get(f"{prefect}/version", auth=login, headers=own).headers["access-control-allow-origin"]
-    assert allowed == own["Origin"]
+    requests = {PREFECT: (f"{prefect}/version", "GET"), MLFLOW: (f"{mlflow}/api/2.0/mlflow/experiments/search", "GET")}
+    for server, (url, method) in requests.items():
+        login = ("finetune", password(machine, server))
+        assert httpx2.request(method, f"{url}?max_results=1", auth=login).is_success
+        for headers in ({"Host": "evil.example"}, {"Origin": EVIL}, {"Origin": "http://localhost:9999"}):
+            answer = httpx2.request(method, f"{url}?max_results=1", auth=login, headers=headers)
+            assert answer.status_code == 403 and "access-control-allow-origin" not in answer.headers
+    # A page at one name of Prefect's server reads from the other name, and a browser asks first whether it may.
+    own = {"Origin": prefect.removesuffix("/api").replace("127.0.0.1", "localhost")}
+    asks = own | {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    assert (
+        httpx2.options(f"{prefect}/flows/filter", headers=asks).headers["access-control-allow-origin"] == own["Origin"]
+    )
+    answer = httpx2.get(f"{prefect}/version", auth=("finetune", password(machine, PREFECT)), headers=own)
+    assert answer.headers["access-control-allow-origin"] == own["Origin"]
+
+
+def test_all_that_up_starts_listens_on_loopback_and_no_port_is_free_while_its_server_restarts(
+    machine: Machine,
+) -> None:
+    found = listening(of_home(machine.home))
+    assert {str(address) for addresses in found.values() for address in addresses} == {"127.0.0.1"}
+    ports = [int(url.removesuffix("/api").rpartition(":")[2]) for url in addresses(machine)]
+    killed = [pid for pid in found if b"--fd=" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert killed
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    for port in ports:
+        with pytest.raises(OSError, match="in use"), socket.create_server(("127.0.0.1", port)):
+            pass
+    wait_until(lambda: all(is_healthy(url) for url in addresses(machine)))
 
 
 def test_an_action_of_an_automation_reaches_the_server_from_inside(machine: Machine) -> None:
@@ -163,7 +193,7 @@ def test_an_action_of_an_automation_reaches_the_server_from_inside(machine: Mach
         actions=[{"type": "change-flow-run-state", "state": "CRASHED", "name": "Crashed"}],
     )
     resource = {"prefect.resource.id": f"prefect.flow-run.{run}"}
-    login = ("finetune", password(machine))
+    login = ("finetune", password(machine, PREFECT))
 
     def has_crashed() -> bool:
         now = datetime.now(UTC).isoformat()  # again and again: the server may load the automation after an event
@@ -175,8 +205,9 @@ def test_an_action_of_an_automation_reaches_the_server_from_inside(machine: Mach
     wait_until(has_crashed)
 
 
-def test_the_password_is_in_one_file_that_only_the_user_can_read(machine: Machine) -> None:
-    file, secret = machine.home / "services" / "password", password(machine).encode()
+@pytest.mark.parametrize("server", [PREFECT, MLFLOW])
+def test_a_password_is_in_one_file_that_only_the_user_can_read(machine: Machine, server: str) -> None:
+    file, secret = machine.home / "services" / f"{server}.password", password(machine, server).encode()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and len(secret) >= 32
     holding = [path for path in machine.home.rglob("*") if path.is_file() and secret in path.read_bytes()]
     assert holding == [file]
@@ -190,8 +221,8 @@ def test_commands_log_in_by_themselves_and_a_person_is_shown_how(machine: Machin
     shown = bare.finetune("notify")
     assert (shown.returncode, shown.stdout) == (0, "There are no notifications: name a block.\n")
     shown = bare.finetune("status", "--password").stdout
-    assert f"Log in to Prefect: finetune:{password(machine)}\n" in shown
-    assert f"user finetune, password {password(machine)}\n" in shown
+    assert f"Log in to Prefect: finetune:{password(machine, PREFECT)}\n" in shown
+    assert f"user finetune, password {password(machine, MLFLOW)}\n" in shown
 
 
 def test_a_deployment_runs_is_cancelled_goes_on_to_the_same_bytes_and_down_leaves_nothing(

@@ -83,7 +83,7 @@ def test_the_server_of_a_run_requires_the_password_of_the_home_and_keeps_its_dat
     process = start(home)
     try:
         url = url_of(process)
-        password = (home / "services" / "password").read_text()
+        password = (home / "services" / "prefect.password").read_text()
         body = {"name": "mine", "flow_id": "00000000-0000-0000-0000-000000000000"}
         requests = {"/deployments/": body, "/block_documents/filter": {"include_secrets": True}, "/flows/count": {}}
         for path, sent in requests.items():

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import signal
 import socket
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,11 +12,9 @@ import pytest
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, PREFECT_API_URL, temporary_settings
 
 from flows.cli.main import main
-from tasks.cache import settings
 from tasks.prefect import ephemeral_server, servers
 from tasks.prefect.servers import MLFLOW, PREFECT, ServicesFailed, State
 from tasks.services import lifecycle, process_manager
-from tasks.tracking.connection import connect
 from training.jobs.processes import start_ticks
 from training.problems import UserError
 
@@ -58,14 +53,15 @@ def environment() -> dict[str, str]:
 def test_a_process_is_pointed_at_the_servers_of_its_home_and_logged_in() -> None:
     running_services()
     servers.use_home_servers()
-    password = servers.ensure_password()
+    passwords = [servers.ensure_password(name) for name in (PREFECT, MLFLOW)]
     assert environment() == {
         "PREFECT_API_URL": "http://127.0.0.1:1/api",
-        "PREFECT_API_AUTH_STRING": f"finetune:{password}",
+        "PREFECT_API_AUTH_STRING": f"finetune:{passwords[0]}",
         "MLFLOW_TRACKING_URI": "http://127.0.0.1:2",
         "MLFLOW_TRACKING_USERNAME": "finetune",
-        "MLFLOW_TRACKING_PASSWORD": password,
+        "MLFLOW_TRACKING_PASSWORD": passwords[1],
     }
+    assert passwords[0] != passwords[1]
 
 
 def test_a_server_of_another_user_is_not_given_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +89,7 @@ def test_a_server_that_does_not_answer_yet_is_not_used() -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may listen in the name of another user")
-def test_the_password_is_not_sent_to_a_port_that_another_user_has_taken() -> None:
+def test_a_server_whose_port_another_user_has_taken_is_not_used() -> None:
     uid, nobody = os.getuid(), 65534
     os.seteuid(nobody)
     with socket.socket() as taken:
@@ -108,9 +104,9 @@ def test_the_password_is_not_sent_to_a_port_that_another_user_has_taken() -> Non
 
 def test_a_password_file_that_a_power_cut_left_empty_is_made_again(home: Path) -> None:
     servers.services_folder()
-    (home / "services" / "password").touch(mode=0o600)
-    assert len(servers.ensure_password()) >= 32
-    assert servers.ensure_password() == servers.ensure_password()
+    (home / "services" / "prefect.password").touch(mode=0o600)
+    assert len(servers.ensure_password(PREFECT)) >= 32
+    assert servers.ensure_password(PREFECT) == servers.ensure_password(PREFECT)
 
 
 def test_services_on_another_machine_are_named_and_neither_used_nor_stopped(
@@ -173,23 +169,6 @@ def test_logs_of_services_are_trimmed_while_they_are_written(home: Path, monkeyp
     assert {path.stem for path in logs.iterdir()} == {"7", "8", "9", "10", "11", "notes"}
     kept_text = (logs / "11.log").read_text()
     assert len(kept_text) == 505 and kept_text.endswith("xlast\nnext\n") and "early" not in kept_text
-
-
-def test_mlflow_server_of_a_home_that_was_moved_serves_the_files_where_they_are_now(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = connect()
-    client.create_experiment("small", artifact_location=(settings.mlflow_artifacts() / "small").as_uri())
-    settings.mlflow_artifacts().mkdir(exist_ok=True)
-    moved = tmp_path / "moved"
-    shutil.copytree(home, moved)
-    shutil.rmtree(home)
-    monkeypatch.setenv("FINETUNE_HOME", str(moved))
-    (server,) = [service for service in process_manager._build_services({}) if service.name == MLFLOW]
-    server.environment()
-    with contextlib.closing(sqlite3.connect(moved / "mlflow.db")) as database:
-        (location,) = database.execute("SELECT artifact_location FROM experiments WHERE name = 'small'").fetchone()
-    assert location == (moved / "mlartifacts" / "small").as_uri()
 
 
 @pytest.mark.parametrize("own_folder", [True, False])

@@ -41,9 +41,12 @@ def look(prefect: str, mlflow: str, pictures: Path) -> None:
     chosen = {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}}
     artifacts = {artifact["key"]: artifact for artifact in _query(prefect, "artifacts/filter", chosen)}
     with browser() as page:
-        page.do("Page.addScriptToEvaluateOnNewDocument", source=VISITED + LOGGED_IN % json.dumps(_login()))
+        page.do(
+            "Page.addScriptToEvaluateOnNewDocument", source=VISITED + LOGGED_IN % json.dumps(_login(servers.PREFECT))
+        )
         page.do("Network.enable")
-        page.do("Network.setExtraHTTPHeaders", headers={"Authorization": f"Basic {_login()}"})  # for MLflow
+        mlflow_login = {"Authorization": f"Basic {_login(servers.MLFLOW)}"}
+        page.do("Network.setExtraHTTPHeaders", headers=mlflow_login)
         _form(page, f"{prefect}/deployments/deployment/{run['deployment_id']}/run", pictures)
         _run(page, f"{prefect}/runs/flow-run/{run['id']}", pictures)
         for key, texts in _TABLES.items():
@@ -116,12 +119,12 @@ def _texts(section: type[BaseModel]) -> Iterator[str]:
                 yield from _texts(kind)
 
 
-def _login() -> str:
-    return base64.b64encode(servers.auth_string().encode()).decode()
+def _login(server: str) -> str:
+    return base64.b64encode(f"{servers.USER}:{servers.ensure_password(server)}".encode()).decode()
 
 
 def _query(prefect: str, path: str, body: dict[str, Any]) -> list[Any]:
-    headers = {"Content-Type": "application/json", "Authorization": f"Basic {_login()}"}
+    headers = {"Content-Type": "application/json", "Authorization": f"Basic {_login(servers.PREFECT)}"}
     request = urllib.request.Request(f"{prefect}/api/{path}", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=60) as response:
         return list(json.load(response))
