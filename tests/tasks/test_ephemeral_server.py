@@ -18,6 +18,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 import tasks
 from tasks.prefect.ephemeral_server import ensure_prefect_server
+from tests.listening import listening
+from tests.waiting import wait_until
+from training.jobs.processes import descendants
 
 ROOT = str(Path(tasks.__path__[0]).parent)
 START = """
@@ -94,6 +97,20 @@ def test_the_server_of_a_run_requires_the_password_of_the_home_and_keeps_its_dat
         assert (home / "prefect" / "prefect.db").is_file()
         # Otherwise the server of `finetune up` would not register the types of blocks that its UI offers.
         assert not (home / "prefect" / "memo_store.toml").exists()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_run_holds_the_port_of_its_server_until_the_server_has_ended(tmp_path: Path) -> None:
+    process = start(tmp_path / "home")
+    try:
+        url = url_of(process)
+        assert process.pid in listening([process.pid])
+        (server,) = [pid for pid in descendants(process.pid) if b"--fd=" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(server, signal.SIGKILL)
+        wait_until(lambda: not listening([process.pid]), 10)
+        assert not answers(url)
     finally:
         process.kill()
         process.wait()
