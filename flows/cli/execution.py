@@ -25,6 +25,8 @@ def execute(arguments: argparse.Namespace) -> int:
     settings.prepare_environment()
     sigterm = signal.signal(signal.SIGTERM, _interrupt)
     try:
+        if problems := settings.find_environment_problems():
+            raise UserError(problems)
         servers.use_home_servers()
         return int(arguments.execute(arguments))
     except UserError as error:

@@ -11,8 +11,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pwd
 import re
 import stat
 import sys
@@ -41,6 +43,8 @@ ACCESS_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 """The variables in which the Hub's clients look for an access token first."""
 
 SWEEPS = "FINETUNE_SWEEPS"
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 # The bars of the Hub's clients are for a person who waits, not for a log.
 WITHOUT_TERMINAL = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
@@ -50,6 +54,34 @@ def prepare_environment() -> None:
     """Sets the variables that prefect, mlflow and huggingface_hub read on import, unless the user has set them."""
     for name, value in (ENVIRONMENT if sys.stderr.isatty() else ENVIRONMENT | WITHOUT_TERMINAL).items():
         os.environ.setdefault(name, value)
+    if any(os.environ.get(name) for proxy in PROXIES for name in (proxy, proxy.upper())):
+        # Clients of the servers here would send their requests, and the password, to the proxy.
+        for name, other in (("no_proxy", "NO_PROXY"), ("NO_PROXY", "no_proxy")):
+            hosts = [host.strip() for host in (os.environ.get(name) or os.environ.get(other) or "").split(",")]
+            os.environ[name] = ",".join(dict.fromkeys(filter(None, [*hosts, *LOOPBACK])))
+    if not os.environ.get("HOME"):
+        with contextlib.suppress(KeyError):  # a user id without an entry, as containers may have
+            os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
+
+
+def find_environment_problems() -> list[Problem]:
+    """Problems of the variables that would end libraries with a traceback, whatever they are used for."""
+    problems = []
+    if not os.environ.get("HOME"):
+        message = f"is not set, and user {os.getuid()} has no home folder: set it to a folder that you may write to."
+        problems.append(Problem(kind="environment", where="HOME", message=message))
+    certificates = os.environ.get("SSL_CERT_FILE")
+    if certificates and not _has_certificates(Path(certificates)):
+        message = f"{certificates} is no file with certificates: name one, or unset the variable."
+        problems.append(Problem(kind="environment", where="SSL_CERT_FILE", message=message))
+    return problems
+
+
+def _has_certificates(file: Path) -> bool:
+    try:
+        return b"-----BEGIN" in file.read_bytes()
+    except OSError:
+        return False
 
 
 _fixed: ContextVar[tuple[Path, str | None] | None] = ContextVar("fixed", default=None)
@@ -77,6 +109,7 @@ def home() -> Path:
     Raises UserError if other users may write to it, because Prefect's records in it can execute code.
     """
     folder = home_path()
+    require_usable_path(folder)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
@@ -86,8 +119,17 @@ def home() -> Path:
         message = f"{folder} may be written by others, and what it holds is trusted: chmod 700 it, or name another"
         raise UserError([_home_problem(message)])
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError([_home_problem(f"{folder} cannot be written to: change its mode, or name another folder")])
+        read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+        remedy = "its file system is read-only: name" if read_only else "change its mode, or name"
+        raise UserError([_home_problem(f"{folder} cannot be written to: {remedy} another folder")])
     return folder
+
+
+def require_usable_path(folder: Path) -> None:
+    """Raises UserError if libraries would take a part of the home's path for a part of a URL."""
+    if found := re.search(r"\?|%[0-9a-fA-F]{2}", str(folder)):
+        message = f"{folder} contains {found[0]!r}, which paths in URLs of databases cannot have: name another folder"
+        raise UserError([_home_problem(message)])
 
 
 def _home_problem(message: str) -> Problem:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import socket
 import urllib.error
@@ -192,7 +193,7 @@ def is_healthy(url: str) -> bool:
 
 def worker_name() -> str:
     """The name of this home's worker at the Prefect server."""
-    return f"{socket.gethostname()} {settings.home()}".replace("/", "-")
+    return re.sub("[/%]", "-", f"{socket.gethostname()} {settings.home()}")  # Prefect refuses these two
 
 
 def worker_is_online(since: datetime) -> bool:

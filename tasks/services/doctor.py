@@ -189,6 +189,10 @@ def _check_gpus() -> Iterator[Finding]:
 
 def _check_home() -> Finding:
     place = settings.home_path()
+    try:
+        settings.require_usable_path(place)
+    except UserError as error:
+        return Finding("problem", "home", *error.problems[0].message.rsplit(": ", 1))
     if not place.exists():
         existing = next(folder for folder in place.parents if folder.exists())
         if not os.access(existing, os.W_OK | os.X_OK):

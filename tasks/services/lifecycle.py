@@ -89,8 +89,19 @@ def _wait_for_services(manager: subprocess.Popen[bytes], log: Path, on_answer: C
         if manager.poll() is not None:
             raise ServicesFailed(f"the services did not start: {_read_last_line(log)} The whole log: {log}")
         if time.monotonic() > deadline:
-            raise ServicesFailed(f"not all services answered within {START_TIMEOUT_S:g} s: see {services_folder()}")
+            raise ServicesFailed(_describe_wait(state))
         time.sleep(0.1)
+
+
+def _describe_wait(state: State | None) -> str:
+    """Names the service that did not answer, with the last line of its log."""
+    missing = [name for name in (state.services if state else ()) if state and name not in state.answering]
+    if not missing:
+        return f"the services did not begin within {START_TIMEOUT_S:g} s: see {services_folder()}"
+    logs = sorted((services_folder() / missing[0] / "logs").glob("*.log"), key=lambda log: log.stat().st_mtime_ns)
+    line = _read_last_line(logs[-1]) if logs else "it has no log."
+    folder = logs[-1].parent if logs else services_folder()
+    return f"{missing[0]} did not answer within {START_TIMEOUT_S:g} s: {line} Its logs: {folder}"
 
 
 def down() -> bool:
@@ -156,5 +167,6 @@ def _require_free(ports: dict[str, int]) -> None:
 
 
 def _read_last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines() or ["it printed nothing."]
-    return lines[-1]
+    """The log's last line that says something: Prefect adds one to a traceback that does not."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if line != "An exception occurred."), "it printed nothing.")

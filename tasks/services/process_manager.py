@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -113,11 +114,11 @@ class Service:
 class ProcessManager:
     """All services of a home, which it starts, restarts and stops."""
 
-    def __init__(self, ports: dict[str, int], until_eof: bool) -> None:
+    def __init__(self, ports: dict[str, int], until_eof: bool, temporary: str) -> None:
         urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
         pid = os.getpid()
         self._state = State(pid=pid, ticks=start_ticks(pid), prefect=urls.get(PREFECT), mlflow=urls.get(MLFLOW))
-        self._services = _build_services(ports)
+        self._services = _build_services(ports, temporary)
         self._until_eof = until_eof
         self._stopping = False
         self._trim_at = 0.0
@@ -182,7 +183,7 @@ def trim_logs(services: Path) -> None:
                 file.truncate()  # the service appends, so its next line follows the last half
 
 
-def _build_services(ports: Mapping[str, int]) -> list[Service]:
+def _build_services(ports: Mapping[str, int], temporary: str) -> list[Service]:
     listening = {name: socket.create_server(("127.0.0.1", port)) for name, port in ports.items()}
     sockets = tuple(listening.values())
     services = [
@@ -205,7 +206,7 @@ def _build_services(ports: Mapping[str, int]) -> list[Service]:
         Service(
             WORKER,
             worker,
-            lambda: os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "2"},
+            lambda: os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "2", "TMPDIR": temporary},
             partial(worker_is_online, datetime.now(UTC)),
             sockets,
             own_folder=False,
@@ -241,7 +242,10 @@ def main() -> None:
         parser.add_argument("port", nargs="*", metavar="NAME=PORT")
         options = parser.parse_args()
         ports = dict(argument.split("=") for argument in options.port)
-        ProcessManager({name: int(port) for name, port in ports.items()}, options.until_eof).run()
+        # Prefect's worker uses a folder of a fixed name in the one for temporary files, where it may be another user's.
+        with tempfile.TemporaryDirectory(prefix="finetune-", ignore_cleanup_errors=True) as temporary:
+            numbers = {name: int(port) for name, port in ports.items()}
+            ProcessManager(numbers, options.until_eof, temporary).run()
 
 
 if __name__ == "__main__":

@@ -113,9 +113,10 @@ def test_the_server_of_a_run_gets_no_login_of_another_service(monkeypatch: pytes
 
 def test_each_server_of_up_gets_no_login_of_another_service() -> None:
     prefect, mlflow, worker = (
-        service.environment() for service in process_manager._build_services({"prefect": 0, "mlflow": 0})
+        service.environment()
+        for service in process_manager._build_services({"prefect": 0, "mlflow": 0}, "/tmp/of-the-worker")
     )
     assert secrets_in(prefect) == {"PGPASSWORD"}
-    assert secrets_in(mlflow) == {"MLFLOW_AUTH_ADMIN_PASSWORD", "MLFLOW_FLASK_SERVER_SECRET_KEY"}
-    assert mlflow["MLFLOW_AUTH_ADMIN_PASSWORD"] != "x"
+    assert secrets_in(mlflow) == set()
     assert secrets_in(worker) == SECRETS.keys()  # its runs are commands: they need the logins of all stages
+    assert worker["TMPDIR"] == "/tmp/of-the-worker" and mlflow.get("TMPDIR") != worker["TMPDIR"]

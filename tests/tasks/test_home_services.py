@@ -128,6 +128,22 @@ def test_services_on_another_machine_are_named_and_neither_used_nor_stopped(
     assert "on other-machine since" in refused.value.problems[0].message
 
 
+def test_the_name_of_a_worker_has_no_character_that_prefect_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / "50% of"))
+    assert not set(servers.worker_name()) & set("/%")
+
+
+def test_a_service_that_does_not_answer_is_named_with_the_reason_in_its_log(home: Path) -> None:
+    state = running_services(answering=(PREFECT, MLFLOW))
+    logs = servers.services_folder() / servers.WORKER / "logs"
+    logs.mkdir(parents=True)
+    (logs / "1.log").write_text("PermissionError: /tmp/runner_storage\nAn exception occurred.\n")
+    message = lifecycle._describe_wait(state)
+    assert message.startswith("worker did not answer within") and "PermissionError: /tmp/runner_storage" in message
+
+
 def test_a_process_that_has_the_pid_of_a_process_manager_that_ended_is_not_signalled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

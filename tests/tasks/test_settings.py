@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import http.server
 import os
+import pwd
 import stat
 import threading
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
 
+from flows.cli.main import main
 from tasks.cache import settings
 from tasks.prefect import servers
 from training.problems import UserError
@@ -93,3 +98,54 @@ def test_a_thread_keeps_the_home_and_the_tracker_with_which_it_began(
     thread.join()
     assert looked == [(home, f"sqlite:///{home}/mlflow.db")]
     assert settings.home_path() == tmp_path / "another"
+
+
+@pytest.mark.parametrize(("before", "after"), [("", ""), (".corp,10.0.0.0/8", ".corp,10.0.0.0/8,")])
+def test_requests_to_servers_of_this_machine_pass_no_proxy(
+    monkeypatch: pytest.MonkeyPatch, before: str, after: str
+) -> None:
+    monkeypatch.setenv("no_proxy", before)
+    monkeypatch.setenv("NO_PROXY", "")
+    settings.prepare_environment()
+    assert os.environ["no_proxy"] == before  # without a proxy, nothing changes
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    settings.prepare_environment()
+    assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == f"{after}127.0.0.1,localhost,::1"
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with pytest.raises(urllib.error.HTTPError, match="501"):
+            urllib.request.build_opener().open(f"http://127.0.0.1:{server.server_port}/", timeout=10)
+
+
+def test_without_home_the_users_own_is_taken_and_a_user_without_one_is_told_to_set_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", "")
+    settings.prepare_environment()
+    assert os.environ["HOME"] == pwd.getpwuid(os.getuid()).pw_dir and settings.find_environment_problems() == []
+    monkeypatch.setenv("HOME", "")
+    monkeypatch.setattr(os, "getuid", lambda: 54_321)
+    settings.prepare_environment()
+    (problem,) = settings.find_environment_problems()
+    assert problem.where == "HOME" and "user 54321 has no home folder" in problem.message
+
+
+def test_a_file_of_certificates_that_is_gone_is_one_message_before_anything_starts(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "gone.pem"))
+    assert main(["doctor"]) == 2
+    assert capsys.readouterr().err == (
+        f"SSL_CERT_FILE: {tmp_path}/gone.pem is no file with certificates: name one, or unset the variable.\n"
+    )
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("name", ["a%20b", "what?"])
+def test_a_home_whose_path_libraries_would_take_for_a_url_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / name))
+    with pytest.raises(UserError, match="which paths in URLs of databases cannot have: name another folder"):
+        settings.home()
+    assert not (tmp_path / name).exists()
