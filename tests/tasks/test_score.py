@@ -143,6 +143,14 @@ def test_a_metric_that_the_labels_give_no_value_is_refused_before_training_where
     require_fitting(chosen_by("roc_auc"), rows)
 
 
+def test_spans_of_a_split_that_has_none_are_refused_before_training(rows: Path) -> None:
+    write_counts(rows, **{"O": 9, "B-LOC": 0, "I-LOC": 0})
+    found = problems_of(chosen_by("f1", "token-classification"), rows)
+    assert "all rows have the label 'O'" in found["training.metric_for_best_model"]
+    write_counts(rows, **{"O": 9, "B-LOC": 1, "I-LOC": 0})
+    require_fitting(chosen_by("f1", "token-classification"), rows)
+
+
 def test_a_correlation_with_labels_that_are_all_alike_is_refused_before_training(rows: Path) -> None:
     (rows / "labels.json").write_text("[]")
     (rows / "log/report.json").write_text("{}")

@@ -47,7 +47,7 @@ def _metric(name: str, *prediction_types: str, **facts: Any) -> Metric:
 
 _ERROR: dict[str, Any] = {"more_is_better": False, "most": None}
 _CORRELATION: dict[str, Any] = {"least": -1, "constant_value": 0.0, "needs": {ONE_LABEL: "two", NUMBERS: "two"}}
-_OF_SECOND: dict[str, Any] = {"needs": {ONE_LABEL: "second"}}
+_OF_SECOND: dict[str, Any] = {"needs": {ONE_LABEL: "second", TAGS: "two"}}  # of tags, one beside O
 _REWARD: dict[str, Any] = {"least": None, "most": None}
 
 METRICS: dict[str, Metric] = {
