@@ -13,7 +13,7 @@ import torch
 
 from training import task_types
 from training.batching.batches import TokenRows, require_row_per_rank
-from training.engine import collation
+from training.engine import collation, padding
 from training.engine.training_task import Task
 from training.evaluation import metrics
 from training.jobs.protocol import CHECKPOINTS, Events, rank
@@ -38,10 +38,30 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
     compute = settings.compute
     task_type = task_types.load(settings.task, settings.options).while_training(compute.strategy)
     tokenizer = loading.load_tokenizer(Path(inputs["tokenizer"]), Path(inputs["model"]))
-    fits: list[Fit] = []
-    model = _load_model(settings, task_type, Path(inputs["model"]), tokenizer, fits.append)
     tokens, checkpoint = Path(inputs["tokens"]), inputs.get("checkpoint")
     train, validation = TokenRows(tokens / "train.arrow"), TokenRows(tokens / "validation.arrow")
+    fits: list[Fit] = []
+
+    def require_usable(model: PreTrainedModel) -> None:
+        loading.require_positions(model, max_length=settings.max_length)
+        collate = task_type.collator(tokenizer, loading.padding_multiple())
+        warn: Callable[[str], None] = events.warning if rank() == 0 else (lambda message: None)
+        padding.require_same_predictions(task_type, model, tokenizer, validation, collate, warn)
+
+    model = loading.load_for_training(
+        task_type,
+        Path(inputs["model"]),
+        settings.labels,
+        tokenizer,
+        seed=settings.training.seed,
+        lora=settings.training.lora,
+        precision=settings.compute.mixed_precision,
+        preparing=_switched_attention(settings),
+        compared=fits.append,
+        require_usable=require_usable,
+    )
+    if not torch.cuda.is_available():
+        dropout.replace_dropout(model)
     _require_target_counts(settings.task, task_type, train)
     compute_metrics = _metrics(settings, task_type, tokenizer, validation, events)
     if task_type.loss_only_reason and rank() == 0:
@@ -87,30 +107,6 @@ def _global_batch_size(settings: FitSettings) -> int:
     training = settings.training
     rows = training.per_device_train_batch_size * settings.compute.num_processes
     return rows * training.gradient_accumulation_steps
-
-
-def _load_model(
-    settings: FitSettings,
-    task_type: TaskType,
-    folder: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    compared: Callable[[Fit], None],
-) -> PreTrainedModel:
-    model = loading.load_for_training(
-        task_type,
-        folder,
-        settings.labels,
-        tokenizer,
-        seed=settings.training.seed,
-        lora=settings.training.lora,
-        precision=settings.compute.mixed_precision,
-        preparing=_switched_attention(settings),
-        compared=compared,
-    )
-    loading.require_positions(model, max_length=settings.max_length)
-    if not torch.cuda.is_available():
-        dropout.replace_dropout(model)
-    return model
 
 
 def _switched_attention(settings: FitSettings) -> Callable[[PreTrainedModel], AbstractContextManager[None]]:

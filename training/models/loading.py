@@ -85,13 +85,15 @@ def load_for_training(
     precision: str = "no",
     preparing: Callable[[PreTrainedModel], AbstractContextManager[Any]] = nullcontext,
     compared: Callable[[weights.Fit], None] = lambda fit: None,
+    require_usable: Callable[[PreTrainedModel], None] = lambda model: None,
 ) -> PreTrainedModel:
     """The folder's model with a head for these labels, in float32 on the CPU.
 
     Weights that the folder lacks, or has for another number of labels, are initialized with `seed`. A head for the same
     labels in another order is put into the order of `labels`. With `lora` the
     model has adapters; with 4 bits it is on a GPU and computes in `precision`. The task type prepares the model within
-    `preparing`. `compared` gets how the folder's weights fit; raises UserError if they are not the model's.
+    `preparing`, where `require_usable` tries it. `compared` gets how the folder's weights fit; raises UserError if they
+    are not the model's.
     """
     set_seed(seed)
     load = partial(_load, task_type, folder, task_type.config_fields(labels))
@@ -109,6 +111,7 @@ def load_for_training(
         model.config.pad_token_id = tokenizer.pad_token_id
     with preparing(model):
         task_type.prepare(model, tokenizer)
+        require_usable(model)
     if lora:
         adapters.add(model, lora, new_weights, task_type.auto_class, seed)
     return model

@@ -51,7 +51,10 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     tokenizer = learn(lambda: texts(data, settings.texts), config["vocab_size"])
     events.progress(phase="model")
     model = create(config | {"vocab_size": tokenizer.get_vocab_size()}, tokenizer, settings.seed)
-    save_tokenizer(tokenizer, getattr(model.config, "max_position_embeddings", None), job_dir / OUTPUT / "tokenizer")
+    # A head that takes the last token, as XLNet's does, needs the padding before it.
+    side = "left" if getattr(model.config, "summary_type", None) == "last" else "right"
+    longest = getattr(model.config, "max_position_embeddings", None)
+    save_tokenizer(tokenizer, longest, job_dir / OUTPUT / "tokenizer", padding_side=side)
     with hide_package("deepspeed"):  # where it is installed, transformers would look for an engine of it: 2 seconds
         model.save_pretrained(job_dir / OUTPUT / "model")
     return {"vocab_size": model.config.vocab_size, "parameters": model.num_parameters()}
@@ -156,11 +159,13 @@ def create(config: dict[str, Any], tokenizer: Tokenizer, seed: int) -> PreTraine
     return model
 
 
-def save_tokenizer(tokenizer: Tokenizer, max_length: int | None, out: Path) -> None:
+def save_tokenizer(tokenizer: Tokenizer, max_length: int | None, out: Path, *, padding_side: str = "right") -> None:
     """Writes the files that AutoTokenizer reads; `max_length` is the limit of tokens, if there is one."""
     from transformers import PreTrainedTokenizerFast
 
-    limit = {} if max_length is None else {"model_max_length": max_length}
+    limit: dict[str, Any] = {} if max_length is None else {"model_max_length": max_length}
+    if padding_side != "right":
+        limit["padding_side"] = padding_side
     names = ["input_ids", "token_type_ids", "attention_mask"]
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=names, **SPECIAL, **limit)
     wrapped.save_pretrained(out)
