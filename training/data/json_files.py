@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from training.data.blocks import Block, source_error
 from training.data.decoding import LONGEST_ROW_BYTES, TextFile, open_text
@@ -54,6 +57,8 @@ def _read_lines(lines: TextFile, where: str) -> Iterator[tuple[int, Any]]:
 def _parse_line(number: int, line: bytes) -> Any:
     """Returns the value of one line, or its fault."""
     try:
+        if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _depth(line) > MAX_DEPTH:
+            return Fault(number, "malformed", "has brackets in brackets", f", more than {MAX_DEPTH} deep")
         return _DECODER.decode(line.decode())
     except _RepeatedName as error:
         return _repeated(number, str(error))
@@ -71,12 +76,49 @@ def _read_elements(array: TextFile, where: str) -> Iterator[tuple[int, Any]]:
 
     number = 0
     try:
-        for number, row in enumerate(ijson.items(array, "item", use_float=True, map_type=_Object), 1):
+        elements = ijson.items(_Shallow(array, where), "item", use_float=True, map_type=_Object)
+        for number, row in enumerate(elements, 1):
             name = _find_repeated(row)
             yield number, row if name is None else _repeated(number, name)
     except (ijson.JSONError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise source_error(where, f"is not a JSON array to its end: after row {number}, {reason}") from error
+
+
+class _Shallow:
+    """A JSON array for ijson, which needs memory for the square of the depth of brackets in brackets, and for a whole
+    element. Raises UserError at a depth of more than MAX_DEPTH, and for an element of more than LONGEST_ELEMENT_BYTES.
+    """
+
+    def __init__(self, file: TextFile, where: str) -> None:
+        self._file, self._where = file, where
+        self._depth, self._in_text, self._escapes = 0, False, False
+        self._bytes = 0  # of the present element
+
+    def read(self, size: int = -1) -> bytes:
+        piece: bytes = self._file.read(size)
+        if piece and self._deepest(piece) > MAX_DEPTH:
+            raise source_error(self._where, f"has brackets in brackets, more than {MAX_DEPTH} deep: make it flatter")
+        if self._bytes > LONGEST_ELEMENT_BYTES:
+            most = f"{LONGEST_ELEMENT_BYTES / 2**20:g} MiB"
+            raise source_error(self._where, f"has an element of more than {most}: is a bracket never closed?")
+        return piece
+
+    def _deepest(self, piece: bytes) -> int:
+        """Returns the depth at the deepest place of the next piece."""
+        plain = b"." + piece[1:] if self._escapes else piece
+        if b"\\" in plain:
+            plain = _ESCAPED.sub(b"..", plain)
+        self._escapes = plain.endswith(b"\\")
+        codes = np.frombuffer(plain, np.uint8)
+        in_text = (np.cumsum(codes == ord('"')) + self._in_text) % 2 == 1
+        codes = np.where(in_text, 0, codes)
+        steps = np.isin(codes, (ord("["), ord("{"))).astype(np.int64) - np.isin(codes, (ord("]"), ord("}")))
+        depths = self._depth + np.cumsum(steps)
+        self._depth, self._in_text = int(depths[-1]), bool(in_text[-1])
+        ends = np.flatnonzero(depths <= 1)
+        self._bytes = len(piece) - 1 - int(ends[-1]) if len(ends) else self._bytes + len(piece)
+        return int(depths.max())
 
 
 class _RepeatedName(Exception):
@@ -110,8 +152,20 @@ def _find_repeated(value: Any) -> str | None:
     return next((name for part in inner if (name := _find_repeated(part)) is not None), None)
 
 
+def _depth(line: bytes) -> int:
+    """Returns the depth of a line's brackets at its deepest place."""
+    codes = np.frombuffer(_TEXTS.sub(b"", _ESCAPED.sub(b"", line)), np.uint8)
+    steps = np.isin(codes, (ord("["), ord("{"))).astype(np.int64) - np.isin(codes, (ord("]"), ord("}")))
+    return int(np.cumsum(steps).max(initial=0))
+
+
 def _repeated(number: int, name: str) -> Fault:
     return Fault(number, "malformed", "has an object with one name twice", f" ({name!r})")
 
 
+LONGEST_ELEMENT_BYTES = 16 * 2**20
+"""Of an array."""
+MAX_DEPTH = 100
+"""Of brackets in brackets: a value within objects and lists."""
+_ESCAPED, _TEXTS = re.compile(rb"\\.", re.DOTALL), re.compile(rb'"[^"]*"')
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)

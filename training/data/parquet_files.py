@@ -7,7 +7,7 @@ read as bytes, and every column is validated before use.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from training.data.arrow_files import BLOCK_ROWS
 from training.data.blocks import Block, match_columns, source_error
 from training.data.decoding import open_seekable
 from training.data.file_systems import PIECE_BYTES, display_name
-from training.data.plain_types import as_bytes, decoded, plain
+from training.data.plain_types import as_bytes, decoded, longest_values, plain, unpacked_sizes
 from training.problems import UserError
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from training.recipe.source_columns import SourceColumns
 
 BLOCK_BYTES = 32 * 2**20
+"""Of the rows that are in memory at once, unpacked, unless a single row has more."""
+LONGEST_BYTES = 8 * BLOCK_BYTES
+"""Of a row of Parquet and Arrow, unpacked."""
+_OPTIONS = {"pre_buffer": False, "buffer_size": PIECE_BYTES, "page_checksum_verification": True}
 _FILE_MARK = b"ARROW1"  # an Arrow file begins with it, a stream does not
 # The errors of pyarrow for damaged files.
 _DAMAGE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError)
@@ -39,21 +43,53 @@ def read_parquet(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], s
         where = display_name(name)
         with open_seekable(name) as source:
             with readable(where, "Parquet"):
-                file = pq.ParquetFile(source, pre_buffer=False, buffer_size=PIECE_BYTES)
+                file = pq.ParquetFile(source, **_OPTIONS)
                 schema = file.schema_arrow
                 # pyarrow restores the type of dictionary columns, which fails for invalid UTF-8 unless requested.
-                coded = [field.name for field in schema if types.is_dictionary(field.type)]
-                if coded:
-                    file = pq.ParquetFile(source, read_dictionary=coded, pre_buffer=False, buffer_size=PIECE_BYTES)
+                if coded := [field.name for field in schema if types.is_dictionary(field.type)]:
+                    file = pq.ParquetFile(source, read_dictionary=coded, **_OPTIONS)
+                # By the schema: pyarrow ends the process when it describes a damaged column of a row group.
+                stored = [file.schema.column(number) for number in range(len(file.schema))]
+                texts = [column.path for column in stored if column.physical_type == "BYTE_ARRAY"]
+                numbered = pq.ParquetFile(source, read_dictionary=texts, **_OPTIONS)
 
-            def read(columns: Callable[[], list[str]], file: pq.ParquetFile = file) -> Iterator[pa.RecordBatch]:
+            def read(
+                columns: Callable[[], list[str]], file: pq.ParquetFile = file, numbered: pq.ParquetFile = numbered
+            ) -> Iterator[pa.RecordBatch]:
                 for number in range(file.num_row_groups):
                     group = file.metadata.row_group(number)
                     most = BLOCK_BYTES * group.num_rows // max(1, group.total_byte_size)
+                    most = min(most, BLOCK_BYTES // max(1, _longest_row(numbered, number, columns())))
                     rows = min(max(1, most), BLOCK_ROWS)
                     yield from file.iter_batches(rows, row_groups=[number], columns=columns())
 
             yield from _blocks(read, schema, wanted, slices, where, "Parquet", file.metadata.num_rows)
+
+
+def _longest_row(numbered: pq.ParquetFile, group: int, columns: list[str]) -> int:
+    """Returns the bytes of a row with the longest texts that a row group stores once and refers to by number: a few
+    bytes may refer to one long text for each of millions of rows. A row has as many of them as the first one."""
+    first = next(numbered.iter_batches(1, row_groups=[group], columns=columns), None)
+    return 0 if first is None else sum(longest_values(_checked(column)) for column in first.columns)
+
+
+def bounded(batches: Iterable[pa.RecordBatch], most_rows: int = BLOCK_ROWS) -> Iterator[pa.RecordBatch]:
+    """Yields the same rows in batches of at most BLOCK_BYTES when dictionaries are replaced by their values.
+
+    Raises ValueError for a row of more than LONGEST_BYTES.
+    """
+    for batch in batches:
+        coded = [column for column in batch.columns if "dictionary<" in str(column.type)]
+        sizes = sum((unpacked_sizes(_checked(column)) for column in coded), np.zeros(batch.num_rows))
+        if batch.num_rows and sizes.max() > LONGEST_BYTES:
+            most = f"{LONGEST_BYTES / 1e6:,.0f} MB"
+            raise ValueError(f"a row unpacks to {sizes.max() / 1e6:,.0f} MB, and may have {most}")
+        start, before = 0, np.append(0, np.cumsum(sizes))
+        while start < batch.num_rows:
+            end = int(np.searchsorted(before, before[start] + BLOCK_BYTES, side="right")) - 1
+            end = min(max(end, start + 1), start + most_rows, batch.num_rows)
+            yield batch.slice(start, end - start)
+            start = end
 
 
 def read_arrow(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: ExtraColumns) -> Iterator[Block]:
@@ -107,9 +143,7 @@ def _blocks(
         read_now = [theirs for ours, theirs in others.items() if slices.reads(ours)]
         return list(dict.fromkeys([*named.values(), *read_now]))
 
-    parts = (
-        batch.slice(start, BLOCK_ROWS) for batch in read(columns) for start in range(0, batch.num_rows, BLOCK_ROWS)
-    )
+    parts = bounded(read(columns))
     done = size = 0
     while True:
         with readable(where, form):  # not around `yield`: errors of the consumer are not those of the file

@@ -90,6 +90,43 @@ def with_label_names(column: pa.Array, names: Sequence[str]) -> pa.Array:
     return pc.coalesce(pa.array(names, pa.string()).take(pc.index_in(spelt, value_set=places)), spelt)
 
 
+def unpacked_sizes(column: pa.Array) -> np.ndarray[Any, np.dtype[Any]]:
+    """Returns the bytes of each row's values that `decoded` would take from dictionaries, at any depth."""
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    kind, sizes = column.type, np.zeros(len(column))
+    if types.is_dictionary(kind):
+        lengths = _lengths(column.dictionary)
+        sizes = lengths.take(column.indices).fill_null(0).to_numpy(zero_copy_only=False).astype(float)
+    elif types.is_struct(kind):
+        sizes = sum((unpacked_sizes(field) for field in column.flatten()), sizes)
+    elif is_list(kind) and (inner := unpacked_sizes(column.flatten())).any():
+        sizes = np.bincount(pc.list_parent_indices(column).to_numpy(), inner, len(column))
+    return sizes
+
+
+def longest_values(column: pa.Array) -> int:
+    """Returns the bytes that the column would have if each value were the longest of its dictionary, at any depth."""
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    kind = column.type
+    if types.is_dictionary(kind):
+        return len(column) * (pc.max(_lengths(column.dictionary)).as_py() or 0)
+    if types.is_struct(kind):
+        return sum(map(longest_values, column.flatten()))
+    return longest_values(column.flatten()) if is_list(kind) else 0
+
+
+def _lengths(values: pa.Array) -> pa.Array:
+    """Returns the bytes of each value; 0 for values that are no texts."""
+    values = as_bytes(values)
+    if types.is_binary_view(values.type):
+        values = values.cast(pa.large_binary())
+    if not (types.is_binary(values.type) or types.is_large_binary(values.type)):
+        return pa.array(np.zeros(len(values), np.int64))
+    return pc.binary_length(values).fill_null(0).cast(pa.int64())
+
+
 def text_sizes(column: pa.Array) -> np.ndarray[Any, np.dtype[Any]]:
     """Returns the bytes of each row's texts; zeros for a column without texts."""
     values = pc.list_flatten(column) if is_list(column.type) else column

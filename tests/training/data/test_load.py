@@ -371,6 +371,21 @@ def test_a_name_that_a_json_object_has_twice_is_reported_with_its_row(tmp_path: 
     assert problem.message.startswith("has an object with one name twice ('label'): ")
 
 
+@pytest.mark.parametrize("depth", [2_000, 20_000])
+def test_brackets_in_brackets_are_refused_at_a_depth_in_arrays_and_a_faulty_row_in_lines(
+    tmp_path: Path, depth: int
+) -> None:
+    row = b'{"text": "[[", "more": ' + b"[" * depth + b"]" * depth + b"}"
+    (tmp_path / "rows.json").write_bytes(b'[{"text": "\\"[", "more": [[]]}, ' + row + b"]")
+    too_deep = pytest.raises(UserError, match=r"^rows\.json: has brackets in brackets, more than 100 deep")
+    with too_deep, open_text(str(tmp_path / "rows.json"), Data(source="json", path="-")) as file:
+        list(json_values(file, "rows.json"))
+    (tmp_path / "rows.jsonl").write_bytes(row + b'\n{"text": "x"}\n')
+    with open_text(str(tmp_path / "rows.jsonl"), Data(source="json", path="-")) as file:
+        (_, fault), (_, good) = json_values(file, "rows.jsonl")
+    assert fault.description == "has brackets in brackets" and good == {"text": "x"}
+
+
 def test_a_name_twice_in_a_nested_object_is_reported_for_arrays_and_lines(tmp_path: Path) -> None:
     row = '{"text": "b", "label": 1, "more": [{"a": {"x": 1, "x": 2}}]}'
     for name, content in (("a.json", f"[{row}]"), ("b.jsonl", row)):

@@ -129,6 +129,25 @@ def test_the_cap_counts_the_values_of_the_rows_and_not_the_sizes_that_the_file_d
     assert "raise data.max_file_gb" in source_error(tmp_path, name, packed, max_file_gb=0.1).message
 
 
+def test_one_long_text_for_many_rows_is_unpacked_in_parts(tmp_path: Path) -> None:
+    content = parquet(pa.table({"text": [LONG] * 400, "label": ["a"] * 400}), compression="zstd")
+    assert len(content) < 5_000
+    (tmp_path / "rows.parquet").write_bytes(content)
+    wanted = SourceColumns(recipe("rows.parquet"), CLASSIFICATION)
+    before, most = pa.total_allocated_bytes(), 0
+    pinned = {"train": [str(tmp_path / "rows.parquet")]}
+    for block in read_parquet(wanted, "train", pinned, SliceColumns(wanted, tmp_path)):
+        most = max(most, pa.total_allocated_bytes() - before)
+        assert block.rows.num_rows <= BLOCK_BYTES // len(LONG)
+    assert most < 8 * BLOCK_BYTES
+
+
+def test_a_page_whose_checksum_is_wrong_is_reported(tmp_path: Path) -> None:
+    content = bytearray(parquet(pa.table(GOOD), write_page_checksum=True, use_dictionary=False, compression="none"))
+    content[content.index(b"three")] ^= 1
+    assert "checksum" in source_error(tmp_path, "rows.parquet", bytes(content)).message.lower()
+
+
 def test_blocks_are_bounded_by_bytes_as_well_as_rows(tmp_path: Path) -> None:
     content = parquet(pa.table({"text": [f"{n}{LONG}" for n in range(60)], "label": ["a"] * 60}))
     blocks = [made.block for made in read(tmp_path, "long.parquet", content)]
