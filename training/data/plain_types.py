@@ -94,7 +94,8 @@ def unpacked_sizes(column: pa.Array) -> np.ndarray[Any, np.dtype[Any]]:
     """Returns the bytes of each row's values that `decoded` would take from dictionaries, at any depth."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
-    kind, sizes = column.type, np.zeros(len(column))
+    kind = column.type
+    sizes: np.ndarray[Any, np.dtype[Any]] = np.zeros(len(column))
     if types.is_dictionary(kind):
         lengths = _lengths(column.dictionary)
         sizes = lengths.take(column.indices).fill_null(0).to_numpy(zero_copy_only=False).astype(float)
