@@ -30,6 +30,7 @@ from tasks.prefect.progress import PrefectProgress
 from tasks.shared_store.opening import open_remote
 from tasks.stages.predict_shard import predict_shard
 from tasks.tracking.connection import MlflowFailed
+from tasks.tracking.outbox import running
 from training.problems import UserError, full_disk, renamed
 from training.recipe import BatchPrediction, parse_batch_prediction
 
@@ -54,7 +55,7 @@ def batch_predict(prediction: BatchPrediction, reason: str | None = None) -> dic
         reason: Why this run was started; shown in Prefect.
     """
     run, began_s = str(flow_run.get_id()), time.time()
-    with events.emit_heartbeats(run), in_use():
+    with events.emit_heartbeats(run), in_use(), running(run):
         if reason:
             get_run_logger().info(f"Started because of {reason}")
         remote, progress = open_remote(), PrefectProgress()

@@ -27,6 +27,7 @@ from tasks.stages.drift import drift as compare_rows
 from tasks.stages.profile import observe, profile
 from tasks.tracking.connection import MlflowFailed
 from tasks.tracking.drift_reports import describe_drift, summarize_drift
+from tasks.tracking.outbox import running
 from training.problems import UserError
 from training.recipe import Drift
 
@@ -52,7 +53,7 @@ def run_for_version(
         announce: Logs the report and emits its event.
     """
     run, remote, progress = str(flow_run.get_id()), open_remote(), PrefectProgress()
-    with events.emit_heartbeats(run), in_use():
+    with events.emit_heartbeats(run), in_use(), running(run):
         remote.deliver_earlier()
         executor: Executor | None = None
         error: Exception | None = None

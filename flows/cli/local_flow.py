@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -20,6 +21,9 @@ from training.recipe import Recipe
 if TYPE_CHECKING:
     from prefect import Flow
     from prefect.client.schemas.objects import FlowRun
+
+SILENT_S = 60.0
+"""Without a trace for so long, a run that no process runs was killed."""
 
 
 def call_flow(
@@ -91,9 +95,11 @@ def call_in_this_process(
 
         ensure_prefect_server(meanwhile=_import_flow)
         from flows import finetune
-        from tasks.prefect import events, pending_states
+        from tasks.prefect import events, flow_runs, pending_states
 
         pending_states.deliver()
+        with contextlib.suppress(Exception):  # those of this home that were killed; the next command reports them
+            flow_runs.report_killed(SILENT_S)
         finetune.listeners.set((terminal, *listeners))
         finetune.in_command.set(True)
         with events.without_prefect_heartbeats():

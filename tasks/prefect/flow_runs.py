@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 RESUMABLE = [name for entrypoint, name in FLOWS.items() if entrypoint not in MODEL_FLOWS]
 """Names of the flows whose runs can be resumed. Those that look at a registered model are started again."""
-REPORTED = [*RESUMABLE, "trial"]
+REPORTED = [*FLOWS.values(), "trial"]
 """Names of the flows whose killed runs are reported. A trial is continued by its sweep."""
 RECENT = 200
 """Number of flow runs that are searched for a name or the beginning of an id."""
@@ -67,9 +67,10 @@ def schedule(run: FlowRun) -> FlowRun:
         return client.read_flow_run(run.id)
 
 
-def report_killed() -> None:
+def report_killed(silent_s: float = 0.0) -> None:
     """Sets the state of runs that were killed in this home, perhaps with their server, and are still Running there:
-    Crashed, or Cancelled for a run that was being cancelled."""
+    Crashed, or Cancelled for a run that was being cancelled. Only those that wrote nothing for `silent_s`: a run that
+    has ended here may not have reported its state yet."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
     from prefect.client.schemas.objects import State, StateType
@@ -77,9 +78,10 @@ def report_killed() -> None:
     unfinished = FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.CANCELLING])
     with get_client(sync_client=True) as client:
         for run in _read_recent(client, FlowRunFilter(state=FlowRunFilterState(type=unfinished)), REPORTED):
-            if run.state is not None and was_killed_here(str(run.id)):
+            if run.state is not None and was_killed_here(str(run.id), silent_s):
                 final = StateType.CANCELLED if run.state.is_cancelling() else StateType.CRASHED
-                message = "It was killed with its worker. Continue it with `finetune resume`."
+                message = "It was killed, perhaps with its worker or its machine."
+                message += "" if _is_command(run) else " Continue it with `finetune resume`."
                 with contextlib.suppress(Exception):  # after an error, the next runs are still reported
                     client.set_flow_run_state(run.id, State(type=final, message=message), force=True)
 
@@ -126,8 +128,8 @@ def _is_unfinished(run: FlowRun) -> bool:
 
 
 def _is_command(run: FlowRun) -> bool:
-    """Whether the run is a batch prediction without a deployment."""
-    return run.deployment_id is None and "prediction" in run.parameters
+    """Whether the run looks at a registered model and has no deployment: the same command starts it again."""
+    return run.deployment_id is None and bool({"prediction", "model"} & run.parameters.keys())
 
 
 def page_url(run: str) -> str | None:

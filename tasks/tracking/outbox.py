@@ -209,11 +209,31 @@ def _is_settled(folder: str) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def running(run: str) -> Iterator[None]:
+    """Marks the flow run, which has no MLflow run of its own, as one that runs here. Leaves nothing behind unless this
+    process is killed, by which `was_killed_here` knows."""
+    outbox = Outbox(run)
+    try:
+        with outbox.claim_run():
+            yield
+    finally:
+        (outbox.folder / "lock").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it has files of the run's stages
+            outbox.folder.rmdir()
+
+
 def is_running_here(run: str) -> bool:
     """Whether a process of this home runs the flow run. The Prefect server may report another state."""
     return is_held(settings.home() / "runs" / run / "lock")
 
 
-def was_killed_here(run: str) -> bool:
-    """Whether a flow run without a final state was killed: it began in this home, and no process here runs it."""
-    return (settings.home() / "runs" / run).is_dir() and not is_running_here(run)
+def was_killed_here(run: str, silent_s: float = 0.0) -> bool:
+    """Whether a flow run without a final state was killed: it began in this home, no process here runs it, and it wrote
+    nothing for `silent_s`."""
+    folder = settings.home() / "runs" / run
+    try:
+        last_s = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+    except OSError:  # it began elsewhere, or ends just now
+        return False
+    return time.time() - last_s >= silent_s and not is_running_here(run)

@@ -14,7 +14,7 @@ from prefect.states import Cancelling, Completed, Crashed, Running, State
 
 from tasks.prefect.events import without_prefect_heartbeats
 from tasks.prefect.flow_runs import RESUMABLE, find, report_killed
-from tasks.tracking.outbox import Outbox
+from tasks.tracking.outbox import Outbox, running
 from training.problems import UserError
 
 
@@ -76,6 +76,23 @@ def test_a_server_that_died_with_its_runs_gets_their_ends_and_no_others(prefect_
             report_killed()
         found = [client.read_flow_run(run.id).state_type for run in (killed, cancelled, alive, elsewhere)]
     assert found == [StateType.CRASHED, StateType.CANCELLED, StateType.RUNNING, StateType.RUNNING]
+
+
+def test_a_killed_run_that_looks_at_a_registered_model_is_reported_and_not_said_to_be_resumable(
+    prefect_server: None, home: Path
+) -> None:
+    with get_client(sync_client=True) as client:
+        run = client.create_flow_run(looks, parameters={"model": "small"}, state=Running())  # type: ignore[arg-type]
+        with running(str(run.id)):
+            report_killed()
+            alive = client.read_flow_run(run.id).state_type
+        assert alive == StateType.RUNNING and not (home / "runs" / str(run.id)).exists()
+        Outbox(str(run.id))  # what a killed process leaves
+        report_killed(silent_s=60.0)  # as long as another process may only just have ended
+        assert client.read_flow_run(run.id).state_type == StateType.RUNNING
+        report_killed()
+        state = client.read_flow_run(run.id).state
+    assert state is not None and state.is_crashed() and "resume" not in str(state.message)
 
 
 def test_a_flow_called_by_a_command_does_not_wait_for_heartbeats_of_prefect_s_own(
