@@ -29,6 +29,7 @@ from tasks.jobs.engines.ray_engine import free
 from tasks.shared_store.opening import open_remote
 from tasks.stages.fit import fit, launch, training_job
 from tasks.stages.preflight.training_estimate import estimate_lines
+from tasks.tracking.connection import find_registry_problems
 from tasks.tracking.reports import read_report
 from training.problems import UserError
 from training.recipe import ENTRYPOINT, SWEEP_ENTRYPOINT, Recipe, load_sweep, parse_set, read_entries
@@ -67,6 +68,8 @@ def execute(arguments: argparse.Namespace) -> int:
     if any(row.state in PENDING for row in planner.rows):
         for problem in find_publishing_problems(recipe):  # a warning: the token may be set by then
             print(problem_line(problem.model_dump() | {"level": "warning"}))
+        for problem in find_registry_problems(recipe):
+            print(problem_line(problem.model_dump()))
     print(_summarize(recipe, planner.rows))
     for warning in remote.end_run(wait=False):
         print(warning, file=sys.stderr)

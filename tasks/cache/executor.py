@@ -228,7 +228,7 @@ class _Listeners(Listener):
 
 def _artifact_body(stage: Stage[Any], work: Work, flat: dict[str, Any], forced: bool, remote: Remote) -> Any:
     def body(*arguments: Any) -> Ref | State[Ref]:
-        found = None if forced else _find_or_discard(stage.name, work.key)
+        found = None if forced else _find_or_discard(work)
         if found is None and not forced:
             found = remote.find_or_lease(
                 stage.name, work.key, work.fetch_progress, lambda owner: _note_wait(work, owner)
@@ -301,9 +301,14 @@ def _forget_finished(job: Path) -> None:
         shutil.rmtree(job)
 
 
-def _find_or_discard(stage: str, key: str) -> Ref | None:
+def _find_or_discard(work: Work) -> Ref | None:
+    """The stored artifact. A damaged one is moved away, with a warning: it may be the first sign of a failing disk."""
     try:
-        return store.find(stage, key)
+        return store.find(work.stage, work.key)
     except store.Damaged as damage:
-        store.discard(stage, key, str(damage))
+        kept = store.discard(work.stage, work.key, str(damage))
+        message = f"{damage}: this artifact of {work.stage} is damaged and is made again; its files are now in {kept}"
+        if (count := store.count_damaged()) > 1:
+            message += f". {count} damaged artifacts are there: check the disk"
+        work.on_events([{"kind": "warning", "message": message}])
         return None

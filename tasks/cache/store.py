@@ -36,6 +36,10 @@ ABANDONED_S = 24 * 3600.0
 """Age in seconds from which an incomplete folder or an unknown job is abandoned."""
 
 
+REPLACED = "replaced"
+"""The reason for which an artifact that was made anew on purpose is in quarantine."""
+
+
 class Damaged(Exception):
     """An artifact differs from its manifest."""
 
@@ -139,7 +143,7 @@ def complete(aside: Path, stage: str, key: str, manifest: bytes, *, replace: boo
     place = folder(stage, key)
     while True:
         if replace:
-            discard(stage, key, "replaced")
+            discard(stage, key, REPLACED)
         try:
             aside.rename(place)
             break
@@ -163,6 +167,12 @@ def discard(stage: str, key: str, why: str) -> Path | None:
     place.rename(kept)
     (kept / "quarantined.txt").write_text(why + "\n")
     return kept
+
+
+def count_damaged() -> int:
+    """The number of artifacts in quarantine that were found damaged."""
+    reasons = (settings.home() / "quarantine").glob("*/quarantined.txt")
+    return sum(reason.read_text().strip() != REPLACED for reason in reasons)
 
 
 def inputs_of(stage: str, key: str) -> dict[str, Any] | None:

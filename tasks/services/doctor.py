@@ -229,7 +229,10 @@ def _check_server(name: str, url: str) -> Callable[[], Finding]:
 
     def finding() -> Finding:
         # /health answers whatever the login and the host name are, so MLflow's client makes a request too.
-        if trouble := wait() or (_find_mlflow_error() if name == "MLflow" else None):
+        if not (trouble := wait() or (_find_mlflow_error() if name == "MLflow" else None)) and name == "MLflow":
+            for problem in connection.find_server_problems("Default"):
+                return Finding("problem", name, *problem.message.removesuffix(".").rsplit(": ", 1))
+        if trouble:
             do = f"start it, or change {VARIABLES[name.lower()]}"
             return Finding("problem", name, f"{shown}: {trouble}", REFUSED.get(trouble, do) if name == "MLflow" else do)
         return Finding("ok", name, f"{shown} answers")

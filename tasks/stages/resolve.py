@@ -22,6 +22,7 @@ from tasks.hub.push import find_publishing_problems
 from tasks.jobs.engines.ray_engine import find_package_problems
 from tasks.jobs.hardware import gpu_compute_capabilities, mixed_precision, visible_gpus
 from tasks.registry.champions import digest_rows, find_base, find_start
+from tasks.tracking.connection import find_registry_problems
 from training.data.file_systems import is_url
 from training.data.listing import SourceFile
 from training.data.sources import find_split_files, fingerprint, load_object, object_splits
@@ -59,7 +60,7 @@ def resolve(work: Work, recipe: Recipe) -> Lock:
     file = lock_file(work.run)
     if file.is_file():
         return Lock.model_validate_json(file.read_bytes())
-    problems = list(find_publishing_problems(recipe))
+    problems = [*find_publishing_problems(recipe), *find_registry_problems(recipe)]
     lock = recorded_lock.get() or pin(recipe, work.progress, [one for one in problems if one.level == "error"])
     work.on_events([{"kind": "warning", "message": f"{problem.where}: {problem.message}"} for problem in problems])
     _download_metrics(recipe)

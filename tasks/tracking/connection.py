@@ -17,15 +17,19 @@ from tasks.cache.database_templates import create_database
 from tasks.cache.locks import named_lock
 from tasks.cache.loopback import HOME_SERVERS
 from tasks.jobs.child_environment import BUCKETS, DATABASE, MLFLOW, passed
+from training.problems import Problem
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+    from training.recipe import Recipe
 
 FLOW_RUN_TAG = "finetune.flow_run_id"
 # Tags of a registered version: the digest of its model's folder, and the tokens after which a text is truncated.
 MODEL_TAG = "finetune.model_digest"
 MAX_LENGTH_TAG = "finetune.max_length"
-
+UNKNOWN_MODEL = "m-00000000000000000000000000000000"
+"""An id that no logged model has."""
 
 _logger = logging.getLogger(__name__)
 
@@ -67,6 +71,63 @@ def connect() -> MlflowClient:
         client = create_client(tracking_uri=uri, registry_uri=uri)
         client.search_experiments(max_results=1)
     return client
+
+
+def find_registry_problems(recipe: Recipe) -> list[Problem]:
+    """The problem of the registry's server if a model is to be registered there: see `find_server_problems`."""
+    return find_server_problems(recipe.name) if recipe.release.registry is not None else []
+
+
+def find_server_problems(experiment: str) -> list[Problem]:
+    """The problem of a server that the environment names, before anything is trained for its registry: it is too old,
+    or keeps the files of this experiment where this machine cannot write them; a warning if it does not answer now."""
+    uri = settings.tracking_uri()
+    if not uri.startswith(("http://", "https://")) or settings.registry_place() == "home":
+        return []
+    shown, create_client = settings.without_credentials(uri), import_client()
+    from mlflow.exceptions import MlflowException, RestException
+    from requests import RequestException
+
+    client = create_client(tracking_uri=uri, registry_uri=uri)
+    try:
+        found = client.get_experiment_by_name(experiment)
+        locations = {(found or one).artifact_location for one in client.search_experiments(max_results=1)}
+    except (MlflowException, RequestException) as error:
+        message = f"MLflow at {shown} does not answer ({one_line(error)}): it must when the model is registered."
+        return [_build_server_problem(message).model_copy(update={"level": "warning"})]
+    try:
+        client.get_logged_model(UNKNOWN_MODEL)
+    except (MlflowException, RequestException) as error:
+        codes = ("RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED")
+        if not (isinstance(error, RestException) and error.error_code in codes):
+            message = f"the server at {shown} has no logged models, in which versions are stored ({one_line(error)}): "
+            message += "update it to MLflow 3, or name another."
+            return [_build_server_problem(message)]
+    for location in locations:
+        if folder := _find_unwritable(location):
+            message = (
+                f"the server at {shown} has clients write files to {folder} themselves, a folder that this machine "
+            )
+            message += (
+                "does not have or may not write: start the server with --artifacts-destination, name a bucket in "
+            )
+            message += "--default-artifact-root, or make the folder if the server is on this machine."
+            return [_build_server_problem(message)]
+    return []
+
+
+def _find_unwritable(location: str) -> Path | None:
+    """The local folder above an experiment's artifacts, if this machine does not have it or may not write there. A
+    client would make it without a word, on its own disk."""
+    parts = urlsplit(location)
+    if parts.scheme not in ("", "file"):
+        return None
+    root = Path(unquote(parts.path)).parent
+    return None if os.access(root, os.W_OK | os.X_OK) else root
+
+
+def _build_server_problem(message: str) -> Problem:
+    return Problem(kind="tracking", where="MLFLOW_TRACKING_URI", message=message)
 
 
 def has_database() -> bool:

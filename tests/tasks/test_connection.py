@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
+import json
 import signal
+import sqlite3
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from tasks.tracking import connection
 from tasks.tracking.connection import connect, find_or_create_run, list_registered, search_all
 from tests.fork_server import COMMANDS, Fork
+from tests.servers import closed_port, mlflow_server
 
 
 def test_a_process_killed_while_it_makes_the_database_leaves_none_and_the_next_makes_a_whole_one(
@@ -62,3 +69,51 @@ def test_registered_versions_are_those_that_mlflow_lists_without_deleted_ones(tr
     client.delete_registered_model("other")
     listed = {f"{version.name}/{version.version}" for version in search_all(client.search_model_versions)}
     assert list_registered(client) == listed == {"small/1", "small/3"}
+
+
+@pytest.mark.parametrize(
+    ("root", "refused"), [("mlflow-artifacts:/", False), ("{tmp}/here", False), ("{tmp}/elsewhere", True)]
+)
+def test_a_server_that_keeps_files_where_this_machine_cannot_write_is_named_before_training(
+    fresh_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str, refused: bool
+) -> None:
+    server = mlflow_server(tmp_path, fresh_database)
+    with contextlib.closing(sqlite3.connect(tmp_path / "server.db")) as database, database:
+        location = root.format(tmp=tmp_path) + "/0"
+        database.execute("UPDATE experiments SET artifact_location = ?", (location,))
+    (tmp_path / "here").mkdir()
+    server.start()
+    try:
+        server.wait()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
+        problems = connection.find_server_problems("small")
+    finally:
+        server.kill()
+    assert [problem.where for problem in problems] == ["MLFLOW_TRACKING_URI"] * refused
+    assert all("--artifacts-destination" in problem.message for problem in problems)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_server_without_an_endpoint_is_named_before_training_and_one_that_is_away_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Old(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = "experiments" in self.path
+            self.send_response(200 if known else 404)
+            self.end_headers()
+            self.wfile.write(
+                json.dumps({"experiments": [{"artifact_location": "s3://b/0"}]}).encode() if known else b"no"
+            )
+
+        do_POST = do_GET
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Old) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+        (old,) = connection.find_server_problems("small")
+        server.shutdown()
+    assert old.level == "error" and "update it to MLflow 3" in old.message
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
+    (away,) = connection.find_server_problems("small")
+    assert away.level == "warning" and "does not answer" in away.message

@@ -201,10 +201,14 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_artifact_is_made_again_and_kept_in_quarantine(home: Path, damage: str) -> None:
+def test_a_damaged_artifact_is_made_again_and_kept_in_quarantine_with_a_warning(home: Path, damage: str) -> None:
     (ref,), _, _ = run((write, "hello"))
     DAMAGES[damage](ref.path)
-    (again,), made, _ = run((write, "hello"))
+    log = Log()
+    (again,), made, _ = run((write, "hello"), listeners=(log,))
+    events = [event for entry in log.entries if entry[0] == "events" for event in entry[2]]
+    (warning,) = [event["message"] for event in events if event["kind"] == "warning"]
+    assert str(ref.path) in warning and f"its files are now in {home / 'quarantine'}" in warning
     assert states(made) == ["ran"] and calls == ["hello", "hello"] and again == ref
     assert (ref.path / "inner" / "more.txt").read_text() == "hellohello"
     (kept,) = (home / "quarantine").iterdir()
