@@ -401,7 +401,8 @@ def test_scores_count_cut_words_as_outside_and_say_so_and_show_the_worst_rows_as
 ) -> None:
     wanted = {"slices": ["length_bucket"], "each": [], "named": {}, "fewest_rows": 10, "most_groups": 50}
     inputs = {"predictions": predicted, "data": tags / "data", "tokens": tags / "tokens", "model": tags / "base"}
-    output = run_program(score, tmp_path / "score", inputs, metrics=NAMES, labels=NAMED, **wanted)
+    (tags / "data/labels.json").write_text(json.dumps(NAMED))
+    output = run_program(score, tmp_path / "score", inputs, metrics=NAMES, splits=["validation"], **wanted)
     table = pq.read_table(predicted / "validation.parquet")
     given = [[NAMED[tag or 0] for tag in row] for row in table["prediction"].to_pylist()]
     true = [[NAMED[tag] for tag in row] for row in table["label"].to_pylist()]
