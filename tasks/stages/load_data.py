@@ -13,7 +13,7 @@ from tasks.cache.refs import Lock, PinnedRows, Ref
 from tasks.cache.stage import Inputs, Work, stage
 from tasks.hub.client import explain_read_errors
 from tasks.tracking.reports import emit_warnings, read_report
-from training.data.sources import delimiter_of, split_names
+from training.data.sources import delimiter_of, is_conllu, split_names
 from training.recipe import Data, Recipe
 from training.recipe.mixture import OF_MIXTURE, SHARED
 from training.recipe.rules.column_rules import code_for_rows, source_columns
@@ -72,8 +72,11 @@ def counts_tokens(recipe: Recipe) -> bool:
 def _inputs_of_set(data: Data, pinned: PinnedRows, evaluated: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """The inputs of one set of rows, and what names of them stand for."""
     settings = _settings(data, None, exclude=NOT_INPUTS | {*OF_MIXTURE})
+    paths = [pin.path for files in pinned.files.values() for pin in files]
     if data.source == "csv":  # a file's name decides its delimiter
-        settings["delimiter"] = [delimiter_of(pin.path, data) for files in pinned.files.values() for pin in files]
+        settings["delimiter"] = [delimiter_of(path, data) for path in paths]
+    if data.source == "conll":  # and its columns
+        settings["conllu"] = [is_conllu(path) for path in paths]
     if data.source in ("hub", "python"):
         settings |= data.model_dump(include={"path", "config"}) | {"splits": split_names(data, evaluated)}
     values = {

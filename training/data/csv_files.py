@@ -21,7 +21,7 @@ import pyarrow.csv
 from training.data.arrow_files import BLOCK_ROWS
 from training.data.blocks import Block, Numbers, match_columns, source_error
 from training.data.csv_quotes import QuotedFields
-from training.data.decoding import LONGEST_ROW_BYTES, open_text
+from training.data.decoding import LONGEST_ROW_BYTES, SEPARATOR, open_text
 from training.data.faults import HEADER_READ, OTHER_FILE, OTHER_ORDER, REPEATED_HEADER, Fault, level_of, shorten
 from training.data.file_systems import display_name
 from training.data.sources import delimiter_of
@@ -281,6 +281,7 @@ def _read_head(file: str, data: Data) -> _Head:
             message = f"{data.delimiter!r} contradicts the first line of {where}, {start.strip()!r}: set it to null."
             raise UserError([Problem(kind="data", where="data.delimiter", message=message)])
         delimiter = hint[1] if hint else delimiter_of(file, data)
+        delimiter = delimiter if data.maxsplit is None else SEPARATOR.decode()
         skipped = int(hint is not None)
         if data.header is not None:
             return _Head(data.header, delimiter, skipped, first=skipped + 1)
@@ -373,7 +374,8 @@ class _Ragged:
     def faults(self) -> tuple[Fault, ...]:
         """Returns the faults found since the last call. Raises UserError if there are too many."""
         if self._left_out >= MAX_RAGGED:
-            delimiter = DELIMITERS.get(self._head.delimiter, self._head.delimiter)
+            delimiter = self._data.delimiter or self._head.delimiter
+            delimiter = DELIMITERS.get(delimiter, delimiter)
             message = (
                 f"has {MAX_RAGGED:,} rows and more that do not fit its header: does {delimiter} separate its "
                 "columns (data.delimiter)?"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from training.data.file_systems import PIECE_BYTES, as_user_error, display_name, is_url, name_of, open_url
-from training.data.sources import EXPORT, SPREADSHEETS
+from training.data.sources import EXPORT, SPREADSHEETS, delimiter_of
 from training.local_files import open_local
 from training.problems import Problem, UserError
 from training.recipe.tables.formats import PACKED
@@ -37,6 +37,8 @@ _NO_TEXT = {
 }
 LONGEST_ROW_BYTES = 2 * 2**20
 """Of CSV and JSON."""
+SEPARATOR = b"\x1f"
+"""A control character, which texts do not hold."""
 _SAMPLE_BYTES = 4096
 _MANY_NULS = 0.2  # of a sample: more than any text in UTF-8 holds, fewer than any Latin text in UTF-16
 _NOT_DECODED = "training.data.decoding.not_decoded"
@@ -88,7 +90,8 @@ class TextFile(io.BufferedReader):
 
 @contextlib.contextmanager
 def open_text(file: str, data: Data) -> Iterator[TextFile]:
-    """Opens a local path or URL: unpacked if its name ends in .gz or .zst, in UTF-8, without a byte order mark.
+    """Opens a local path or URL: unpacked if its name ends in .gz or .zst, in UTF-8, without a byte order mark; with
+    `data.maxsplit`, the delimiters that it counts are SEPARATOR.
 
     Bytes that `data.encoding` cannot decode become invalid UTF-8, so that readers can name the row. Memory is that of a
     few pieces, for a file of any size.
@@ -97,7 +100,10 @@ def open_text(file: str, data: Data) -> Iterator[TextFile]:
     system that does not answer.
     """
     stored = _Stored(file)
-    with contextlib.closing(TextFile(stored, _decode_pieces(stored, data))) as result:
+    pieces = _decode_pieces(stored, data)
+    if data.maxsplit is not None:
+        pieces = _separate(pieces, delimiter_of(file, data).encode(), data.maxsplit)
+    with contextlib.closing(TextFile(stored, pieces)) as result:
         yield result
 
 
@@ -190,6 +196,18 @@ def _decode_pieces(stored: _Stored, data: Data) -> Generator[bytes, None, None]:
     for piece in capped:
         yield _encode(decoder.decode(piece, final=False))
     yield _encode(decoder.decode(b"", final=True))
+
+
+def _separate(pieces: Iterator[bytes], delimiter: bytes, most: int) -> Generator[bytes, None, None]:
+    """Yields the same text with SEPARATOR in place of the first delimiters of each line."""
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        yield b"".join(line.replace(delimiter, SEPARATOR, most) + b"\n" for line in lines)
+        if len(rest) > LONGEST_ROW_BYTES:  # which the reader refuses
+            yield rest
+            rest = b""
+    yield rest.replace(delimiter, SEPARATOR, most)
 
 
 def _unpack(stored: _Stored, packing: str) -> Iterator[bytes]:

@@ -33,6 +33,11 @@ def delimiter_of(file: str, data: Data) -> str:
     return data.delimiter or ("\t" if ".tsv" in name_of(file).lower() else ",")
 
 
+def is_conllu(file: str) -> bool:
+    """Whether a file has the columns of CoNLL-U, by its name."""
+    return ".conllu" in name_of(file).lower()
+
+
 def split_names(data: Data, evaluated: Collection[str] = ()) -> dict[str, str]:
     """Returns the name of each split at the Hub or for the callable: as in data.splits; else train, validation, and
     test if it is evaluated and not held out of train."""

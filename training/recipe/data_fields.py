@@ -45,15 +45,19 @@ class _Rows(Section):
     """Share of the train rows held out for test if there is no test split, chosen as for validation."""
     delimiter: str | None = Field(default=None, min_length=1, max_length=1)
     """The character between the columns of a CSV file (null: the one that a first line such as `sep=;` names, else a
-    tab in .tsv files and a comma in others)."""
+    tab in .tsv files and a comma in others) or of a CoNLL file (null: tabs, in lines without one any white space)."""
+    maxsplit: int | None = Field(default=None, ge=1)
+    """How many delimiters of a line of CSV separate columns, from the left, as in Python's `str.split`: with 1, a line
+    `LABEL a text` has the two columns `LABEL` and `a text`. It needs `quoting: none` (null: all delimiters do)."""
     quoting: Literal["standard", "none"] = "standard"
     """The meaning of quotation marks in a CSV file. standard: they enclose fields that hold delimiters, line breaks or
     doubled quotation marks, and are removed. none: they are ordinary text, and each line is a row."""
     header: list[Text] | None = Field(default=None, min_length=1)
     """The column names of a CSV file without a header row, in order (null: the first row has the names). A row may end
-    early if only columns that the recipe does not use are missing."""
+    early if only columns that the recipe does not use are missing. The names of all columns of a CoNLL file (null:
+    those of CoNLL-U in .conllu files; in others `tokens`, the first column, and `tags`, the last)."""
     encoding: Text = "utf-8"
-    """The text encoding of CSV and JSON files: utf-8, utf-16, latin-1, cp1252, …"""
+    """The text encoding of CSV, JSON and CoNLL files: utf-8, utf-16, latin-1, cp1252, …"""
     rename: dict[Text, Text] = Field(default_factory=dict)
     """New names of columns by their old names. All other fields use the new names."""
     cast: dict[Text, ColumnType] = Field(default_factory=dict)
@@ -111,8 +115,8 @@ class Data(_Rows):
 
     source: Annotated[str, NameIn([*SOURCES, MIX])] = MIX
     """hub: a dataset of the Hugging Face Hub. csv (also tab-separated), json (one object a line, or one array of
-    objects), parquet, arrow: files; csv and json may be packed by gzip or zstd. python: a function or object that
-    returns the rows. mix: the sets in `mix`."""
+    objects), conll (a word and its tags a line), parquet, arrow: files; csv, json and conll may be packed by gzip or
+    zstd. python: a function or object that returns the rows. mix: the sets in `mix`."""
     path: Annotated[str, RunsCode()] = ""
     """The dataset's name on the Hub; or a file, folder, glob or URL (`s3://…`, `https://…`); or `module:name`. Relative
     paths start from the working directory. Empty for a mixture."""

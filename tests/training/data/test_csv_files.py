@@ -351,3 +351,23 @@ def test_a_delimiter_that_contradicts_the_first_line_is_reported(tmp_path: Path)
     assert run(tmp_path, text, delimiter=";") == ["one", "two"]
     (found,) = errors(tmp_path, text, delimiter=",")
     assert found == "data.delimiter: ',' contradicts the first line of train.csv, 'sep=;': set it to null."
+
+
+@pytest.mark.parametrize("text", ["DESC:manner How did serfdom  end ?\n", '__label__x He said, "no" to\tit\n'])
+def test_with_maxsplit_only_the_first_delimiters_separate_columns(tmp_path: Path, text: str) -> None:
+    fields = {"delimiter": " ", "maxsplit": 1, "quoting": "none", "header": ["label", "text"]}
+    label, _, rest = text.rstrip("\n").partition(" ")
+    assert run(tmp_path, text + "NUM:date When is it ?\n", **fields) == [rest, "When is it ?"]
+    assert set(json.loads((tmp_path / "out" / "labels.json").read_text())) == {label, "NUM:date"}
+    found = errors(tmp_path, text + "alone\nb c\n", **fields)
+    assert "row 2: has 1 fields where data.header names 2" in found[0]
+    three = {"delimiter": ",", "maxsplit": 2, "quoting": "none"}
+    assert run(tmp_path, "id,label,text\n1,a,x, y, z\n2,b,w\n", **three) == ["x, y, z", "w"]
+
+
+def test_maxsplit_holds_across_the_pieces_in_which_a_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.data.decoding.PIECE_BYTES", 5)
+    fields = {"delimiter": " ", "maxsplit": 1, "quoting": "none", "header": ["label", "text"]}
+    assert run(tmp_path, "a one two three\nb four five six\n", **fields) == ["one two three", "four five six"]

@@ -132,7 +132,9 @@ def _text_files(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     names = written["data.header"] or []
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield "data.header", f"{name!r} is listed twice; use each name once."
-    if source == "csv" and delimiter is not None and (not delimiter.isascii() or delimiter in '"\r\n\0'):
+    if written["data.maxsplit"] is not None and source == "csv" and written["data.quoting"] != "none":
+        yield "data.maxsplit", f"{written['data.maxsplit']} is for lines without quoted fields: set data.quoting: none."
+    if delimiter is not None and "delimiter" in read_fields and (not delimiter.isascii() or delimiter in '"\r\n\0'):
         yield "data.delimiter", f"{delimiter!r} cannot separate columns: use one ASCII character, such as ; or |."
     try:
         codec = " ".encode(encoding) and codecs.lookup(encoding).name

@@ -16,6 +16,7 @@ LEVELS: dict[str, Level] = {
     "stray_quotes": "warning",  # quotation marks of CSV that are removed although they may belong to the text
     "line_breaks": "warning",  # line breaks within a quoted field of CSV: a text of several lines, or swallowed rows
     "merged_rows": "error",  # rows of CSV that a stray or unclosed quotation mark swallows
+    "iob1": "warning",  # a CoNLL file with tags in IOB1, which are read as IOB2
     # Found here:
     "blank_text": "error",
     "long_text": "error",

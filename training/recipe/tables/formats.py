@@ -38,7 +38,7 @@ SOURCES: dict[str, Source] = {
         "training.data.csv_files:read_csv",
         _also_packed(".csv", ".tsv"),
         predicted=(".csv", ".tsv"),
-        fields=("delimiter", "quoting", "header", "encoding"),
+        fields=("delimiter", "maxsplit", "quoting", "header", "encoding"),
     ),
     "json": Source(
         "training.data.json_files:read_json",
@@ -46,6 +46,11 @@ SOURCES: dict[str, Source] = {
         predicted=(".jsonl",),
         fields=("encoding",),
         libraries=("pyarrow", "ijson"),
+    ),
+    "conll": Source(
+        "training.data.conll_files:read_conll",
+        _also_packed(".conll", ".conllu", ".iob", ".iob2", ".bio"),
+        fields=("delimiter", "header", "encoding"),
     ),
     "parquet": Source("training.data.parquet_files:read_parquet", (".parquet", ".pq"), (".parquet",)),
     "arrow": Source("training.data.parquet_files:read_arrow", (".arrow", ".feather", ".ipc")),

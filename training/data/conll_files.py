@@ -1,0 +1,132 @@
+"""Rows of CoNLL files: a word a line with its tags, and a blank line between sentences.
+
+Each column of a file is a list a sentence. Without data.header, .conllu files have the columns of CoNLL-U
+(https://universaldependencies.org/format.html), and others have `tokens`, the first, and `tags`, the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from training.data.blocks import Block
+from training.data.decoding import LONGEST_ROW_BYTES, open_text
+from training.data.faults import Fault
+from training.data.file_systems import display_name
+from training.data.mappings import from_mappings
+from training.data.sources import is_conllu
+
+if TYPE_CHECKING:
+    from training.data.blocks import ExtraColumns
+    from training.recipe import Data
+    from training.recipe.source_columns import SourceColumns
+
+CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+_SENTENCE_WORDS = 100_000
+"""The words of a sentence that suggest that no blank line separates sentences."""
+
+Sentence = list[list[str]]
+"""The fields of each word."""
+
+
+def read_conll(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: ExtraColumns) -> Iterator[Block]:
+    """CoNLL: a word a line, its columns between tabs or white space, a blank line between sentences. Comments and
+    -DOCSTART- lines are skipped. Tags in IOB1 are read as IOB2."""
+    for file in pinned[split]:
+        where = display_name(file)
+        labels = wanted.source_names[wanted.labels.source_name] if wanted.labels else None
+        in_iob1 = labels is not None and _is_in_iob1(file, wanted.data, labels)
+        remarks: list[Fault] = []
+
+        def rows(file: str = file, labels: str | None = labels if in_iob1 else None) -> Iterator[tuple[int, Any]]:
+            for number, row in read_sentences(file, wanted.data):
+                if labels is not None and not isinstance(row, Fault) and labels in row:
+                    row[labels] = _to_iob2(row[labels])
+                yield number, row
+
+        for block in from_mappings(rows(), wanted, where, slices):
+            if in_iob1 and len(block.numbers):
+                remarks = [Fault(int(block.numbers[0]), "iob1", "is in a file with tags in IOB1, read as IOB2")]
+                in_iob1 = False
+            yield replace(block, remarks=tuple(remarks))
+            remarks = []
+
+
+def read_sentences(file: str, data: Data) -> Iterator[tuple[int, Any]]:
+    """Yields the columns of each sentence with the number of its first line, or a Fault."""
+    names = data.header or (CONLLU if is_conllu(file) else None)
+    width = None if names is None else len(names)
+    for number, lines in _split_sentences(file, data):
+        try:
+            words = [line.decode() for line in lines]
+        except UnicodeDecodeError as error:
+            yield number, Fault(number, "encoding", "is not UTF-8 text", f" (byte 0x{error.object[error.start]:02x})")
+            continue
+        fields = [_split_fields(word, data) for word in words]
+        # A comment at the start of a sentence, such as "# source", has not the columns of words.
+        while len(fields) > 1 and words[0].startswith("#") and len(fields[0]) != len(fields[-1]):
+            del words[0], fields[0]
+        is_comment = fields[0][0] == "#" if width is None else words[0].startswith("#") and len(fields[0]) != width
+        if len(fields) == 1 and is_comment:
+            continue
+        width = width or len(fields[0])
+        uneven = next((place for place, one in enumerate(fields) if len(one) != width), None)
+        if uneven is not None:
+            expected = f"where {'data.header names' if data.header else 'other words have'} {width}"
+            description = f"has a word with {len(fields[uneven])} columns {expected}"
+            yield number, Fault(number, "ragged", description, f": {words[uneven]!r}")
+            continue
+        if names == CONLLU:  # no words: ranges of words such as 1-2, and empty nodes such as 1.1
+            fields = [one for one in fields if one[0].isdigit()]
+        columns = [list(column) for column in zip(*fields, strict=True)]
+        if names is not None:
+            yield number, dict(zip(names, columns, strict=True))
+        else:
+            yield number, {"tokens": columns[0]} | ({"tags": columns[-1]} if width > 1 else {})
+
+
+def _split_sentences(file: str, data: Data) -> Iterator[tuple[int, list[bytes]]]:
+    """Yields the lines of each sentence, with the number of the first."""
+    lines: list[bytes] = []
+    start, number, has_comments = 0, 0, is_conllu(file)
+    with open_text(file, data) as raw:
+        while line := raw.readline(LONGEST_ROW_BYTES):
+            number += 1
+            is_blank = not (line if line.isascii() else line.decode("utf-8", "replace")).strip()
+            is_comment = line.startswith(b"-DOCSTART-") or (has_comments and line.startswith(b"#"))
+            if not is_blank and not is_comment:
+                start = start if lines else number
+                lines.append(line.rstrip(b"\r\n"))
+            if lines and (is_blank or len(lines) >= _SENTENCE_WORDS):
+                yield start, lines
+                lines = []
+    if lines:
+        yield start, lines
+
+
+def _split_fields(line: str, data: Data) -> list[str]:
+    delimiter = data.delimiter or ("\t" if "\t" in line else None)
+    return line.split(delimiter)
+
+
+def _is_in_iob1(file: str, data: Data, column: str) -> bool:
+    """Whether spans begin with I-X, and with B-X only directly after another span of X (Ramshaw and Marcus, 1995)."""
+    found = False
+    for _, row in read_sentences(file, data):
+        before = "O"
+        for tag in () if isinstance(row, Fault) else row.get(column, ()):
+            begins = before == "O" or before[2:] != tag[2:]
+            if tag.startswith("B-") and begins:
+                return False
+            found |= tag.startswith("I-") and begins
+            before = tag
+    return found
+
+
+def _to_iob2(tags: list[str]) -> list[str]:
+    before = ["O", *tags]
+    return [
+        f"B-{tag[2:]}" if tag.startswith("I-") and (last == "O" or last[2:] != tag[2:]) else tag
+        for last, tag in zip(before, tags, strict=False)
+    ]
