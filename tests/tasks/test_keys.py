@@ -137,6 +137,7 @@ FIELDS: dict[str, Change | Nothing] = {
     "data.cast": Change({"label": "string"}, "load_data"),
     "data.filter": Change("label == 'a'", "load_data"),
     "data.limit": Change(5, "load_data"),
+    "data.maxsplit": Change(1, "load_data", {"data.quoting": "none"}),
     "data.text": Change(["text", "label"], "load_data load_model", {"data.label": "other"}),
     "data.label": Change("other", "load_data"),
     "data.columns": Change({"source": "en", "target": "fr"}, "load_data", TRANSLATION),

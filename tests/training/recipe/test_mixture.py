@@ -119,7 +119,7 @@ def test_mistakes_in_all_sets_are_reported_together_each_by_its_place() -> None:
     }
     assert found["data.weight_by"].startswith("'token' is unknown: choose from rows, characters, tokens. Did you mean")
     assert found["data.mix[0].weight"] == "is missing: data.mix[1] has one. Give all sets a weight, or none."
-    assert found["data.mix[1].delimiter"] == "'|' is for `source: csv` only; with hub, set it to null."
+    assert found["data.mix[1].delimiter"] == "'|' is for `source: csv` and `conll` only; with hub, set it to null."
     assert found["data.mix[0].name"].startswith("'-' is not a name for it: use letters, digits")
     assert found["data.source"] == "'csv' is for one set of rows: leave it out, each set in data.mix has its own."
 

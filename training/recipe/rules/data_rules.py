@@ -153,7 +153,8 @@ def _text_files(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 def _list_formats(field: str) -> str:
     """Returns `source: csv` and `json`, for example."""
     first, *others = (f"`{name}`" for name, file_format in FORMATS.items() if field in file_format.fields)
-    return " and ".join([f"`source: {first[1:]}", *others])
+    *leading, last = [f"`source: {first[1:]}", *others]
+    return f"{', '.join(leading)} and {last}" if leading else last
 
 
 def _renamed(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
