@@ -48,6 +48,8 @@ class Findings:
     tokens: dict[str, Any] | None = None
     """The report on the tokens; None if they were not counted."""
     problems: list[dict[str, Any]] = field(default_factory=list)
+    vocab_size: int | None = None
+    """The number of the model's tokens, if it is known."""
     notes: list[str] = field(default_factory=list)
     """Checks that were skipped, and versions to which names were resolved."""
 
@@ -139,6 +141,7 @@ def _check_model(recipe: Recipe, findings: Findings, terminal: Terminal) -> Lock
         findings.notes += lock.notes
         checked = require_model(recipe, lock, download=True)
         findings.notes += checked.notes
+        findings.vocab_size = checked.vocab_size
         findings.problems += [problem.model_dump() for problem in checked.warnings]
     except MlflowFailed as error:
         findings.notes.append(f"The model was not checked. {error}")
@@ -166,7 +169,8 @@ def _count_tokens(recipe: Recipe, lock: Lock | None, folder: Path, findings: Fin
     elif not exact:
         findings.notes.append("Tokens were counted by tokenizer.json alone: a run may count some rows differently.")
     progress = terminal.progress_of("tokenize")
-    findings.tokens = count_tokens(recipe, tokenizer, folder / "rows", folder / "tokens", progress)
+    rows, out = folder / "rows", folder / "tokens"
+    findings.tokens = count_tokens(recipe, tokenizer, rows, out, progress, findings.vocab_size)
     findings.problems += findings.tokens["problems"]
     if exact:
         _require(require_fitting_lengths, recipe, folder / "tokens", findings)

@@ -33,9 +33,12 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     rows = [_parse_values(row, forms, may_be_empty) for row in settings.rows]
     _check_rows(task_type, columns, rows)
     folder = fetch_model(settings.model, job_dir / "model")
-    predictions = Predictor(task_type, *find_parts(folder), settings.max_length).predict(
-        to_batch(task_type, columns, rows)
-    )
+    predictor = Predictor(task_type, *find_parts(folder), settings.max_length)
+    predictions = predictor.predict(to_batch(task_type, columns, rows))
+    if predictor.beyond:
+        raise UserError(Problem(kind="model", where="TEXT", message=message) for message in predictor.warnings())
+    for message in predictor.warnings():
+        events.warning(message)
     return {"predictions": [task_type.lines(prediction) for prediction in predictions]}
 
 

@@ -94,7 +94,8 @@ def load_model(work: Work, recipe: Recipe, lock: Lock, data: Ref | None) -> Mapp
     work.on_events([{"kind": "note", "message": note} for note in checked.notes])
     work.on_events([{"kind": "warning", "message": f"{one.where}: {one.message}"} for one in checked.warnings])
     size = sum(path.stat().st_size for path in (work.out / "model").glob("*.safetensors"))
-    return {"megabytes": round(size / 1e6, 1)}
+    known = {} if checked.vocab_size is None else {"vocab_size": checked.vocab_size}
+    return {"megabytes": round(size / 1e6, 1), **known}
 
 
 def _create(work: Work, recipe: Recipe, data: Ref) -> dict[str, Any]:

@@ -27,7 +27,8 @@ OPTIONAL_LIBRARIES = ("sentencepiece", "sacremoses", "tiktoken")
 
 
 def inputs(recipe: Recipe, data: Ref, model: Ref) -> Inputs:
-    """The rows, the tokenizer's files (not the model's weights), the length, and the level of the check for cut rows.
+    """The rows, the tokenizer's files (not the model's weights), the number of the model's tokens, the length, and the
+    level of the check for cut rows.
 
     If the tokenizer's class can change the tokens, also the model's type and the version of transformers.
     """
@@ -43,6 +44,7 @@ def inputs(recipe: Recipe, data: Ref, model: Ref) -> Inputs:
             },
             "tokenizer": model.parts["tokenizer"],
         },
+        **({"vocab_size": size} if (size := model.figures.get("vocab_size")) else {}),
     }
     libraries = ("tokenizers", "pyarrow", *task_type.libraries)
     root = "training.tokenization.token_files"
@@ -84,6 +86,7 @@ def _tokenize_here(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Mapping
         recipe.tokens.max_length,
         _level(recipe),
         progress=work.progress,
+        vocab_size=model.figures.get("vocab_size"),
     )
 
 
@@ -92,7 +95,12 @@ def _tokenize_in_child(work: Work, recipe: Recipe, data: Ref, model: Ref) -> Map
         work,
         "training.programs.tokenize_with_transformers",
         python_argv("training.programs.tokenize_with_transformers"),
-        settings=TokenizeSettings(**recipe.task_and_options, max_length=recipe.tokens.max_length, level=_level(recipe)),
+        settings=TokenizeSettings(
+            **recipe.task_and_options,
+            max_length=recipe.tokens.max_length,
+            level=_level(recipe),
+            vocab_size=model.figures.get("vocab_size"),
+        ),
         inputs={"data": data.path, "tokenizer": model.path / "tokenizer", "model": model.path / "model"},
         env={"TOKENIZERS_PARALLELISM": "true"},  # other programs run without it
     )

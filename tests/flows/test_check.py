@@ -82,10 +82,13 @@ def test_warnings_are_printed_a_line_each_and_count_only_with_strict(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert check(file, rows=DOUBLED) == 0
-    *_, output, blank, last = capsys.readouterr().out.splitlines()
+    *_, output, unknown, blank, last = capsys.readouterr().out.splitlines()
     assert output.startswith(f"warning  duplicates  {file.parent}/train.csv row 3: 1 row of train repeats")
+    assert (
+        unknown.startswith("warning              validation: 6") and "stand for what the tokenizer does not" in unknown
+    )
     assert blank == ""
-    assert last == "1 warning."
+    assert last == "2 warnings."
     assert check(file, "--strict") == 1
 
 
@@ -126,7 +129,7 @@ def test_the_result_as_json_holds_both_reports_and_all_problems(file: Path, tmp_
     assert found["rows"] == {"train": 3, "validation": 60}
     assert found["labels"]["train"] == {"neg": 1, "pos": 2}
     assert found["truncated"]["validation"] > 0
-    assert [problem["check"] for problem in found["problems"]] == ["duplicates", "truncated"]
+    assert [problem["check"] for problem in found["problems"]] == ["duplicates", "truncated", None]
 
 
 def test_a_mistake_in_the_recipe_is_reported_as_by_the_other_commands(
@@ -259,7 +262,7 @@ def test_on_a_terminal_messages_are_wrapped_below_each_other(file: Path, home: P
     assert run.wait(240) == 0
     lines = printed.decode().splitlines()
     first = lines.index("warning  duplicates  train.csv row 3: 1 row of train repeats the text")
-    assert lines[first + 1].startswith(" " * 21 + "of an earlier row") and lines[-1] == "1 warning."
+    assert lines[first + 1].startswith(" " * 21 + "of an earlier row") and lines[-1] == "2 warnings."
     assert max(map(len, lines)) <= 70
 
 

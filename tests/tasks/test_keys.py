@@ -390,7 +390,7 @@ class Keys:
         digest = f"{stage.name} edited" if edited else stage.name
         if stage.cached:
             parts = Parts(stage.name, self._part if edited else None)
-            return SimpleNamespace(stage=stage.name, digest=digest, parts=parts, path=Path("nowhere"))
+            return SimpleNamespace(stage=stage.name, digest=digest, parts=parts, path=Path("nowhere"), figures={})
         made = {
             "count_comparison": NumberedComparison(comparison=2 if edited else 1, confidence=0.95),
             "find_champion": CHAMPION.model_copy(update={"model": digest}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from training.batching.batches import TokenRows
 from training.engine.inference import predict
 from training.models import loading
 from training.task_types.task_type import TaskType
+from training.tokenization.features import find_beyond
+from training.tokenization.special_tokens import find_spelt
 from training.tokenization.transformers_encoder import load_encoder
 
 BATCH_ROWS = 32
@@ -52,16 +54,39 @@ class Predictor:
         self._network = loading.load_trained(task_type, folder).to(device)
         self.labels: list[str] = task_type.labels_of(self._network.config)
         """The names of the labels, in the order of the outputs."""
+        self._vocab_size = loading.vocab_size(self._network)
+        self.spelt = 0
+        """Rows so far whose texts spell special tokens."""
+        self.beyond = 0
+        """Rows so far with tokens that the model does not have, whose records are empty."""
+
+    def warnings(self) -> Iterator[str]:
+        """What is to be said of the rows so far."""
+        if self.beyond:
+            yield (
+                f"{self.beyond:,} rows have no prediction, because their texts have tokens that the model does not "
+                f"have: its embedding has {self._vocab_size:,} rows, and its tokenizer has more tokens."
+            )
+        if self.spelt:
+            yield f"{self.spelt:,} rows spell special tokens: the model reads them as marks of its own, not as text."
 
     def predict(self, rows: pa.RecordBatch, report: Callable[[int], None] | None = None) -> list[dict[str, Any]]:
-        """A record for each row, with the names and types of `TaskType.record_types`. The rows have the task type's
-        columns except for the label. `report` is called with the number of rows that are done."""
+        """A record for each row, with the names and types of `TaskType.record_types`; an empty one for a row with
+        tokens that the model does not have. The rows have the task type's columns except for the label. `report` is
+        called with the number of rows that are done."""
         if not rows.num_rows:
             return []
         report = report or _no_report
-        features = iter([self._task_type.features(self._encoder, rows).rows])
+        features = self._task_type.features(self._encoder, rows).rows
+        beyond = np.unique(find_beyond(features, self._vocab_size))
+        if len(beyond):
+            self.beyond += len(beyond)
+            kept = np.setdiff1d(np.arange(rows.num_rows), beyond)
+            of_kept = iter(self.predict(rows.take(pa.array(kept)), report))
+            return [{} if row in beyond else next(of_kept) for row in range(rows.num_rows)]
+        self.spelt += int(np.count_nonzero(find_spelt(rows, self._encoder.special_texts)[0]))
         token_rows = TokenRows(
-            pa.Table.from_batches(self._task_type.token_rows("rows", self._encoder.max_length, features))
+            pa.Table.from_batches(self._task_type.token_rows("rows", self._encoder.max_length, iter([features])))
         )
         # Of a model that generates texts, the second pass takes nearly all of the time; of others the first.
         passes = (_no_report, report) if self._task_type.generates_text else (report, _no_report)

@@ -152,6 +152,14 @@ def load_base(task_type: TaskModel, folder: Path, seed: int) -> PreTrainedModel:
     return _load(task_type, folder, {})[0].eval()
 
 
+def vocab_size(model: PreTrainedModel) -> int | None:
+    """The rows of the model's embedding; None for models that read bytes or characters."""
+    try:
+        return int(model.get_input_embeddings().num_embeddings)
+    except (NotImplementedError, AttributeError):
+        return None
+
+
 def require_positions(model: PreTrainedModel, **tokens: int) -> None:
     """Raises UserError if the model has fewer positions than these numbers of tokens, which are `max_length` and
     options by name. Models without a table of positions accept texts of any length."""

@@ -45,6 +45,7 @@ def check(settings: CheckModelSettings) -> CheckedModel:
     found = CheckedModel(notes=list(_ignored_code(settings)))
     if network is None:
         return found
+    found = found.model_copy(update={"vocab_size": loading.vocab_size(network)})
     problems: list[Problem] = []
     try:
         loading.require_positions(network, max_length=settings.max_length, **task_type.position_limits())

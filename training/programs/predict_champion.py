@@ -46,7 +46,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     if rank() == 0:
         encoder = load_encoder(tokenizer, folder, settings.max_length)
         token_files.write_tokens(
-            task_type, Path(job.inputs["data"]), encoder, job_dir / "tokens", "ignore", tell_tokens, [split]
+            task_type, Path(job.inputs["data"]), encoder, job_dir / "tokens", "ignore", tell_tokens, splits=[split]
         )
     ranks.barrier()
     rows = TokenRows(job_dir / "tokens" / f"{split}.arrow")

@@ -64,6 +64,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         write(job_dir / SHARDS / f"{digest}.parquet", pa.Table.from_pylist(records, schema))
         figures = {"rows": len(inputs), "rows_per_second": rate(len(inputs), time.monotonic() - started)}
         events.write("shard", digest=digest, predicted_at_s=int(time.time()), **figures)
+    for message in predictor.warnings():
+        events.warning(message)
     return {"rows": progress.before, "rows_per_second": rate(progress.before, time.monotonic() - began)}
 
 

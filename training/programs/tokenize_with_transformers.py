@@ -34,6 +34,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         job_dir / OUTPUT,
         settings.level,
         lambda done, total: events.progress(done=done, total=total),
+        settings.vocab_size,
     )
 
 

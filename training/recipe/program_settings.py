@@ -74,6 +74,8 @@ class CheckedModel(Settings):
 
     notes: list[str] = Field(default_factory=list)
     warnings: list[Problem] = Field(default_factory=list)
+    vocab_size: int | None = None
+    """The rows of the model's embedding; None if it has none."""
 
 
 class CreateModelSettings(Settings):
@@ -95,6 +97,8 @@ class TokenizeSettings(TaskSettings):
     """Tokens a row."""
     level: Level
     """Severity of a truncated row."""
+    vocab_size: int | None = None
+    """The tokens that the model has, if known."""
 
 
 class PredictSettings(TaskSettings):

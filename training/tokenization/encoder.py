@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,6 +53,11 @@ class Encoder(ABC):
     @abstractmethod
     def added_tokens(self) -> Set[int]:
         """The tokens that are found in a text before it is split, such as special tokens."""
+
+    @property
+    @abstractmethod
+    def special_texts(self) -> Sequence[str]:
+        """The special tokens that a text can spell; none if they are encoded as text."""
 
     @abstractmethod
     def special_tokens(self, pairs: bool) -> int:
@@ -129,6 +134,13 @@ class FastEncoder(Encoder):
     @property
     def added_tokens(self) -> Set[int]:
         return self.tokenizer.get_added_tokens_decoder().keys()
+
+    @cached_property
+    def special_texts(self) -> Sequence[str]:
+        if self.tokenizer.encode_special_tokens:
+            return []
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        return [token.content for token in added if token.special]
 
     def special_tokens(self, pairs: bool) -> int:
         return self.tokenizer.num_special_tokens_to_add(pairs)

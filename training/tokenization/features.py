@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,25 @@ class Features:
         if place < 0:
             return self.rows
         return self.rows.set_column(place, "row", pa.array(self.rows.column(place).to_numpy() + before))
+
+
+def read_ids(features: pa.RecordBatch) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
+    """(T,) the tokens of each column with tokens, and the feature row of each."""
+    for name, column in zip(features.schema.names, features.columns, strict=True):
+        if name.endswith("input_ids") and pa.types.is_list(column.type):
+            lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+            yield column.flatten().to_numpy(zero_copy_only=False), np.repeat(np.arange(len(lengths)), lengths)
+
+
+def find_beyond(features: pa.RecordBatch, vocab_size: int | None) -> npt.NDArray[np.int64]:
+    """The rows of the data, some of them several times, with tokens that a model of `vocab_size` tokens does not
+    have."""
+    if vocab_size is None:
+        return np.zeros(0, np.int64)
+    found = [row[ids >= vocab_size] for ids, row in read_ids(features)]
+    rows = np.concatenate([np.zeros(0, np.int64), *found])
+    place = features.schema.get_field_index("row")
+    return rows if place < 0 else features.column(place).to_numpy()[rows]
 
 
 def encode_texts(encoder: Encoder, rows: pa.RecordBatch) -> Features:

@@ -18,6 +18,8 @@ from training.data.arrow_files import Spread, ipc_reader, ipc_writer
 from training.data.plain_types import text_sizes
 from training.problems import Problem, UserError, user_code_errors
 from training.tokenization.encoder import Encoder, load_encoder
+from training.tokenization.features import find_beyond, read_ids
+from training.tokenization.special_tokens import find_spelt
 
 if TYPE_CHECKING:
     from training.recipe.tables.checks import Level
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 BYTES_AT_ONCE = 2**19
 """Bytes of text that are encoded together: enough for all cores. Encodings take about 100 bytes a token."""
 CHECK = "truncated"
+FEW_UNKNOWN, MOST_UNKNOWN = 0.05, 0.5
+"""The shares of unknown tokens above which there is a warning, and for training rows an error."""
 SPLITS = ("train", "validation", "test")
 
 Progress = Callable[[int, int], None]
@@ -51,9 +55,10 @@ def tokenize(
     max_length: int,
     level: Level = "warning",
     progress: Progress = lambda done, total: None,
+    vocab_size: int | None = None,
 ) -> dict[str, int]:
     """Runs `write_tokens` with the tokenizer.json of the folder `tokenizer`. Raises UserError if it cannot be read."""
-    return write_tokens(task_type, data, load_encoder(tokenizer, max_length), out, level, progress)
+    return write_tokens(task_type, data, load_encoder(tokenizer, max_length), out, level, progress, vocab_size)
 
 
 def write_tokens(
@@ -63,6 +68,7 @@ def write_tokens(
     out: Path,
     level: Level,
     progress: Progress,
+    vocab_size: int | None = None,
     splits: Sequence[str] = SPLITS,
 ) -> dict[str, int]:
     """Writes the token features of the splits in the folder `data` (see training.data.load_rows) to `out`; returns the
@@ -70,8 +76,9 @@ def write_tokens(
 
     The encoder's `max_length` includes special tokens; of a pair the longer text is cut first. `progress` gets the rows
     done and the rows in total. `out` gets `<split>.arrow`, the task type's features without padding, and
-    `log/report.json`, the statistics of each split and the warnings. Raises UserError if max_length leaves no room for
-    a text, or if rows are truncated and `level` is error.
+    `log/report.json`, the statistics of each split and the warnings. `vocab_size` is the number of the model's tokens.
+    Raises UserError if max_length leaves no room for a text, if rows are truncated and `level` is error, and for tokens
+    that the model does not have or that are mostly unknown.
     """
     out.mkdir(parents=True, exist_ok=True)
     files = [path for split in splits if (path := data / f"{split}.arrow").is_file()]
@@ -85,7 +92,7 @@ def write_tokens(
             columns |= dict.fromkeys(reader.schema.names)
             _require_room(encoder, "text_pair" in reader.schema.names)
             batches = map(reader.get_batch, range(reader.num_record_batches))
-            features = (_tokens(task_type, encoder, batch, statistics) for batch in batches)
+            features = (_tokens(task_type, encoder, batch, statistics, vocab_size) for batch in batches)
             blocks = task_type.token_rows(path.stem, encoder.max_length, features)
             first = next(blocks)
             with ipc_writer(out / path.name, first.schema) as writer:
@@ -94,6 +101,7 @@ def write_tokens(
                     progress(done + statistics.rows, total)
         done += statistics.rows
     problems = [] if level == "ignore" else list(truncation_problems(by_split, encoder.max_length, level))
+    problems += vocabulary_problems(by_split, vocab_size)
     problems += [*remarked_problems(by_split), *wordless_problems(by_split), *unwritable_problems(by_split)]
     if any(problem.level == "error" for problem in problems):
         raise UserError(problems)
@@ -111,7 +119,11 @@ def _require_room(encoder: Encoder, pairs: bool) -> None:
 
 
 def _tokens(
-    task_type: Featurizer, encoder: Encoder, block: pa.RecordBatch, statistics: TokenStatistics
+    task_type: Featurizer,
+    encoder: Encoder,
+    block: pa.RecordBatch,
+    statistics: TokenStatistics,
+    vocab_size: int | None,
 ) -> pa.RecordBatch:
     """The token features of a block, copied: a slice would be written with up to 63 bytes of its neighbours in the
     larger buffer."""
@@ -119,9 +131,11 @@ def _tokens(
     ends = np.flatnonzero(np.diff(np.cumsum(sizes) // BYTES_AT_ONCE)) + 1  # about BYTES_AT_ONCE of text each
     pieces = []
     for start, stop in pairwise([0, *ends.tolist(), block.num_rows]):
-        features = task_type.features(encoder, block.slice(start, stop - start))
+        rows = block.slice(start, stop - start)
+        features = task_type.features(encoder, rows)
         pieces.append(features.numbered(statistics.rows))
         statistics.add(features, stop - start)
+        statistics.read(rows, features, encoder, vocab_size)
     return pa.concat_batches(pieces)
 
 
@@ -156,6 +170,33 @@ class TokenStatistics:
 
     unwritable: int = 0
     """Targets with a token for what the tokenizer cannot write."""
+
+    spelt: int = 0
+    """Rows whose texts spell special tokens."""
+    first_spelt: str = ""
+    read_tokens: int = 0
+    unknown: int = 0
+    """Those of the read tokens that stand for what the tokenizer does not know."""
+    unknown_rows: int = 0
+    beyond: int = 0
+    """Rows with tokens that the model does not have."""
+    largest: int = 0
+
+    def read(self, rows: pa.RecordBatch, features: Features, encoder: Encoder, vocab_size: int | None) -> None:
+        """Counts the special tokens in the texts of rows, and the unknown tokens and largest numbers in features."""
+        spelt, first = find_spelt(rows, encoder.special_texts)
+        self.spelt += int(np.count_nonzero(spelt))
+        self.first_spelt = self.first_spelt or first
+        unknown = np.zeros(features.rows.num_rows, np.bool_)
+        for ids, row in read_ids(features.rows):
+            self.read_tokens += len(ids)
+            self.largest = max(self.largest, int(ids.max(initial=0)))
+            if encoder.unk is not None:
+                places = ids == encoder.unk
+                self.unknown += int(np.count_nonzero(places))
+                unknown[row[places]] = True
+        self.unknown_rows += int(np.count_nonzero(unknown))
+        self.beyond += len(np.unique(find_beyond(features.rows, vocab_size)))
 
     def add(self, features: Features, rows: int) -> None:
         self.unwritable += features.unwritable
@@ -232,6 +273,34 @@ REMARKS = {
     ),
 }
 """The message on rows with such a remark, after their number."""
+
+
+def vocabulary_problems(by_split: Mapping[str, TokenStatistics], vocab_size: int | None) -> Iterator[Problem]:
+    """The problems of tokens that the model does not have, unknown tokens, and special tokens in texts, by split."""
+    for split, found in by_split.items():
+        if found.beyond:
+            message = (
+                f"{found.beyond:,} of {found.rows:,} rows have tokens that the model does not have: its tokenizer "
+                f"gives the number {found.largest:,}, and its embedding has {vocab_size:,} rows. Name the tokenizer's "
+                "own model, or call resize_token_embeddings(len(tokenizer)) of this one and save it."
+            )
+            yield Problem(kind="tokens", where=split, message=message)
+        share = found.unknown / max(1, found.read_tokens)
+        if share > FEW_UNKNOWN:
+            message = (
+                f"{share:.1%} of {found.read_tokens:,} tokens, in {found.unknown_rows:,} of {found.rows:,} rows, stand "
+                "for what the tokenizer does not know: the model cannot tell such texts apart. Choose a model for "
+                "their language and script."
+            )
+            level: Literal["error", "warning"] = "error" if share > MOST_UNKNOWN and split == "train" else "warning"
+            yield Problem(kind="tokens", where=split, message=message, level=level)
+        if found.spelt:
+            message = (
+                f"{found.spelt:,} of {found.rows:,} rows spell special tokens, such as {found.first_spelt!a}. The "
+                "model reads them as marks of its own and not as text, so a text can end a turn or begin another: "
+                "remove them unless they are meant."
+            )
+            yield Problem(kind="tokens", where=split, message=message, level="warning")
 
 
 def remarked_problems(by_split: Mapping[str, TokenStatistics]) -> Iterator[Problem]:

@@ -3,7 +3,7 @@ tokenizer than tokenizer.json holds."""
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,6 +87,10 @@ class PythonEncoder(Encoder):
     @property
     def added_tokens(self) -> Set[int]:
         return self._tokenizer.added_tokens_decoder.keys()
+
+    @property
+    def special_texts(self) -> Sequence[str]:
+        return [] if self._tokenizer.split_special_tokens else list(self._tokenizer.all_special_tokens)
 
     def special_tokens(self, pairs: bool) -> int:
         return int(self._tokenizer.num_special_tokens_to_add(pair=pairs))

@@ -107,7 +107,9 @@ def has_exact_counts(recipe: Recipe, tokenizer: Path) -> bool:
     return recipe.model.source == "scratch" or uses_tokenizer_json(tokenizer, tokenizer)
 
 
-def count_tokens(recipe: Recipe, tokenizer: Path, rows: Path, out: Path, progress: Progress) -> dict[str, Any]:
+def count_tokens(
+    recipe: Recipe, tokenizer: Path, rows: Path, out: Path, progress: Progress, vocab_size: int | None = None
+) -> dict[str, Any]:
     """The report on the rows' tokens. Raises UserError with every problem."""
     from training.tokenization.token_files import tokenize
 
@@ -115,9 +117,8 @@ def count_tokens(recipe: Recipe, tokenizer: Path, rows: Path, out: Path, progres
         template = Path(recipe.model.chat_template).expanduser()
         tokenizer = _add_template(tokenizer, template, out.with_name("with_template"))
     level = recipe.data.checks.get("truncated", "warning")
-    tokenize(
-        task_types.load(**recipe.task_and_options), rows, tokenizer, out, recipe.tokens.max_length, level, progress
-    )
+    task_type, longest = task_types.load(**recipe.task_and_options), recipe.tokens.max_length
+    tokenize(task_type, rows, tokenizer, out, longest, level, progress, vocab_size)
     return read_report(out)
 
 

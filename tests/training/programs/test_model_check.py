@@ -143,7 +143,7 @@ def test_a_new_head_for_the_task_is_expected(config: dict[str, Any], auto_class:
     labels = ["a", "b"] if "classification" in task else []
     most = {"options": {"max_target_length": 32, "max_new_tokens": 32}} if task == "seq2seq" else {}
     found = checked(config, task, labels=labels, weights=saved(config, auto_class), **most)
-    assert found == CheckedModel()
+    assert found == CheckedModel(vocab_size=config["vocab_size"])
 
 
 def test_a_masked_language_models_missing_pooler_is_a_note_and_the_random_head_of_a_causal_one_a_warning() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer
 
 from tests.training import tiny
 from training import task_types
@@ -103,3 +105,21 @@ def test_rows_that_have_changed_since_they_were_listed_end_the_job(
     with pytest.raises(UserError, match=r"rows\.csv: has changed since this run began"):
         run(trained, tmp_path, shards)
     assert len([*(tmp_path / "shards").iterdir()]) == 2
+
+
+def test_a_row_with_tokens_that_the_model_does_not_have_is_the_only_one_without_a_prediction(
+    trained: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(trained, tmp_path / "trained")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<image>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (tmp_path / "rows.csv").write_text("text\ncat dog\nsaw <image> drill\nbread [SEP] soup\n")
+    (tmp_path / "job").mkdir()
+    [(shard, _)] = listed(tmp_path / "rows.csv")
+    run(folder, tmp_path / "job", [shard])
+    found = pq.read_table(tmp_path / "job/shards" / f"{shard.digest}.parquet").column("label").to_pylist()
+    assert found[1] is None and found[0] in tiny.LABELS and found[2] in tiny.LABELS
+    first, second = (event["message"] for event in read_events(tmp_path / "job/events.jsonl", 0, ["warning"])[0])
+    assert first.startswith("1 rows have no prediction, because their texts have tokens that the model does not have")
+    assert second.startswith("1 rows spell special tokens")
