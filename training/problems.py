@@ -29,6 +29,16 @@ _PERHAPS_FULL = "inline_container"
 _OF_ACCELERATOR = ("CUDA", "CUBLAS", "CUDNN", "cuDNN", "NCCL", "HIP error")
 
 
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Characters that control a terminal or the direction of a text, other than tabs and line ends."""
+
+
+def visible(text: str) -> str:
+    """The text with the codes of characters that would control a terminal: texts of rows, labels and file names may
+    contain any."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 class Problem(BaseModel):
     """A problem that only the user can solve."""
 
@@ -49,7 +59,7 @@ class Problem(BaseModel):
     @classmethod
     def _can_be_written(cls, text: str) -> str:
         # Values of the user's rows may hold half a surrogate pair, which no terminal, file or database accepts.
-        return text.encode("utf-8", "backslashreplace").decode()
+        return visible(text.encode("utf-8", "backslashreplace").decode())
 
 
 class UserError(Exception):

@@ -13,6 +13,7 @@ import gc
 import io
 import locale
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -114,6 +115,20 @@ def _docstring(command: str) -> str:
     return ast.get_docstring(ast.parse(source)) or ""
 
 
+class _Output(io.TextIOWrapper):
+    """The output of a command. On a terminal, sequences are written as text, except those of colours, lines and the
+    cursor, which tables draw with: a row could set the clipboard, or ask the terminal to type."""
+
+    def write(self, text: str, /) -> int:
+        """As TextIOWrapper."""
+        if self.isatty():
+            text = _SEQUENCE.sub(lambda found: found[1] or found[0].encode("unicode_escape").decode(), text)
+        return super().write(text)
+
+
+_SEQUENCE = re.compile("(\x1b\\[[0-9;]*[mAKHJ]|\x1b\\[\\?25[lh])|[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
+
 class _Pipe(io.FileIO):
     """A descriptor that discards its data after its reader has gone, so that the command completes."""
 
@@ -136,4 +151,4 @@ def _survive_closed_pipe(stream: io.TextIOWrapper | None) -> io.TextIOWrapper | 
     buffer = io.BufferedWriter(_Pipe(stream.fileno(), "w", closefd=False))
     # PYTHONIOENCODING may name an encoding without the characters of tables.
     errors = stream.errors if stream.errors != "strict" else "backslashreplace"
-    return io.TextIOWrapper(buffer, stream.encoding, errors, line_buffering=stream.line_buffering)
+    return _Output(buffer, stream.encoding, errors, line_buffering=stream.line_buffering)

@@ -15,6 +15,7 @@ from flows.reports.terminal import Terminal, stage_line
 from tasks.cache.stage import Row
 from tasks.tracking.stage_summary import Pace
 from tasks.tracking.stage_table import STAGES
+from training.problems import visible
 from training.recipe import Recipe
 
 REFRESHES_PER_SECOND = 4
@@ -49,7 +50,7 @@ class LiveTable(Terminal):
         """Prints the stage's line above the table."""
         self._running = None
         for text in self._stage_lines(row, result):
-            self._console.print(Text(text, "red" if row.state == "failed" else ""), soft_wrap=True)
+            self._console.print(Text(visible(text), "red" if row.state == "failed" else ""), soft_wrap=True)
 
     def close(self) -> None:
         """Removes the table."""
@@ -63,7 +64,7 @@ class LiveTable(Terminal):
         self._bar_text = self._format_bar(event, self._console.width - INDENT)
 
     def _note(self, text: str) -> None:
-        self._console.print(Text(text), soft_wrap=True)
+        self._console.print(Text(visible(text)), soft_wrap=True)
 
     def _frame(self) -> Text:
         lines = []

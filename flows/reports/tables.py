@@ -21,6 +21,7 @@ from tasks.tracking.reports import (
     tabulate_comparison,
     tabulate_mixture,
 )
+from training.problems import visible
 
 WIDTH = 100  # columns of a file or pipe
 MIN_MESSAGE_WIDTH = 40  # narrower messages are not wrapped
@@ -46,6 +47,7 @@ def fit_to_terminal(lines: list[str]) -> list[str]:
 
 def align(table: Sequence[Sequence[str]]) -> list[str]:
     """Formats rows as lines with aligned columns. Columns of numbers are aligned to the right, like their heads."""
+    table = [[visible(cell) for cell in row] for row in table]
     columns = list(zip(*table, strict=True))
     widths = [max(map(cell_len, column)) for column in columns]
     numeric = [any(cell[:1].isdigit() for cell in column[1:]) and " " not in "".join(column[1:]) for column in columns]
@@ -61,6 +63,7 @@ def align(table: Sequence[Sequence[str]]) -> list[str]:
 
 def wrap(text: str, width: int, start: str, indent: str) -> list[str]:
     """Wraps text without breaking words, because paths and names are copied."""
+    text = visible(text)
     return textwrap.wrap(
         text, width, initial_indent=start, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )

@@ -13,6 +13,7 @@ from tasks.cache.refs import Ref
 from tasks.cache.stage import Listener, Row, fetch_event
 from tasks.tracking.reports import find_worst_groups
 from tasks.tracking.stage_summary import Pace, format_evaluation, summarize_row
+from training.problems import visible
 from training.recipe import Recipe
 
 # Intervals of progress lines: a terminal redraws one line, a file gets a new line each time.
@@ -54,7 +55,7 @@ class Terminal(Listener):
     def stage_ended(self, row: Row, result: Any) -> None:
         """Prints the stage's line."""
         self.clear()
-        self._out.write("".join(f"{line}\n" for line in self._stage_lines(row, result)))
+        self._out.write("".join(f"{visible(line)}\n" for line in self._stage_lines(row, result)))
         self._out.flush()
 
     def run_ended(self, result: dict[str, Any]) -> None:
@@ -111,7 +112,7 @@ class Terminal(Listener):
 
     def _note(self, text: str) -> None:
         self.clear()
-        self._err.write(f"{text}\n")
+        self._err.write(f"{visible(text)}\n")
         self._err.flush()
 
     def _draw(self, text: str) -> None:

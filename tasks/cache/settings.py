@@ -43,6 +43,8 @@ ACCESS_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 """The variables in which the Hub's clients look for an access token first."""
 
 SWEEPS = "FINETUNE_SWEEPS"
+_UNMAPPED_USER = 65534
+"""Owner of the folders of the host in a container without root: no process of the container has this user."""
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -104,9 +106,10 @@ def home_path() -> Path:
 
 
 def home() -> Path:
-    """The absolute path of the home folder, created with mode 0700 if missing.
+    """The absolute path of the home folder, created with mode 0700 if missing. One of this user's gets this mode.
 
-    Raises UserError if other users may write to it, because Prefect's records in it can execute code.
+    Raises UserError if other users may write to it or to a folder above it, because Prefect's records in it can execute
+    code.
     """
     folder = home_path()
     require_usable_path(folder)
@@ -118,6 +121,11 @@ def home() -> Path:
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or status.st_uid not in (os.getuid(), 0):
         message = f"{folder} may be written by others, and what it holds is trusted: chmod 700 it, or name another"
         raise UserError([_home_problem(message)])
+    if foreign := _find_replaceable(folder):
+        message = f"{foreign} belongs to another user or may be written by others, who could put another folder in the "
+        raise UserError([_home_problem(f"{message}place of {folder}: change its mode, or name another")])
+    if status.st_mode & 0o077 and status.st_uid == os.getuid():  # passwords and rows are private
+        folder.chmod(0o700)
     if not os.access(folder, os.W_OK | os.X_OK):
         read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
         remedy = "its file system is read-only: name" if read_only else "change its mode, or name"
@@ -130,6 +138,19 @@ def require_usable_path(folder: Path) -> None:
     if found := re.search(r"\?|%[0-9a-fA-F]{2}", str(folder)):
         message = f"{folder} contains {found[0]!r}, which paths in URLs of databases cannot have: name another folder"
         raise UserError([_home_problem(message)])
+
+
+def _find_replaceable(folder: Path) -> Path | None:
+    """The first folder above in which another user could rename the home; None if there is none. In a folder with the
+    sticky bit, such as /tmp, only owners rename."""
+    for above in dict.fromkeys([*folder.parents, *folder.resolve().parents]):
+        status = above.stat()
+        others = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid != os.getgid() else 0)  # one's own group is private
+        if status.st_uid not in (os.getuid(), 0, _UNMAPPED_USER) or (
+            status.st_mode & others and not status.st_mode & stat.S_ISVTX
+        ):
+            return above
+    return None
 
 
 def _home_problem(message: str) -> Problem:

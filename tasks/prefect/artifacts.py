@@ -34,6 +34,7 @@ from tasks.tracking.export_reports import tabulate_exports
 from tasks.tracking.reports import (
     describe_rows,
     describe_verdict,
+    escape_markdown,
     find_worst_errors,
     limit_rows,
     tabulate_checks,
@@ -65,17 +66,21 @@ class Bar:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows below a description in Markdown."""
+    """Rows below a description in Markdown. The UI shows cells as Markdown too."""
 
     rows: list[dict[str, str]]
     description: str
 
     def create(self, key: str) -> Any:
-        return create_table_artifact(self.rows, key=key, description=self.description)
+        return create_table_artifact(self.cells(), key=key, description=self.description)
+
+    def cells(self) -> list[dict[str, str]]:
+        """The rows with their texts as they are."""
+        return [{escape_markdown(name): escape_markdown(cell) for name, cell in row.items()} for row in self.rows]
 
     def update(self, artifact: UUID) -> None:
         # A second table of the same key would appear next to the first one on the run's page.
-        update = ArtifactUpdate(data=json.dumps(self.rows), description=self.description)
+        update = ArtifactUpdate(data=json.dumps(self.cells()), description=self.description)
         with get_client(sync_client=True) as client:
             client.update_artifact(artifact, update)
 
@@ -191,7 +196,7 @@ def build_result_artifacts(row: Row, result: Any) -> dict[str, Artifact]:
     if row.name == "compare_exports" and isinstance(result, Ref):
         found["exports"] = Table(tabulate_exports(result.figures), "Exports of the model, compared with it row by row.")
     if row.name == "drift" and isinstance(result, Ref):
-        found["drift"] = Table(tabulate_drift(result.figures), describe_drift(result.figures))
+        found["drift"] = Table(tabulate_drift(result.figures), escape_markdown(describe_drift(result.figures)))
     if isinstance(result, Verdict):
         checks = limit_rows(tabulate_checks(result), "figure", "gate/verdict.json")
         found["verdict"] = Table(checks, describe_verdict(result))

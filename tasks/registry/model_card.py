@@ -19,6 +19,8 @@ from tasks.cache.refs import Lock, PinnedRows, Ref, Verdict
 from tasks.hub.client import repository_url
 from tasks.tracking.export_reports import tabulate_exports
 from tasks.tracking.reports import (
+    Markdown,
+    escape_markdown,
     find_worst_groups,
     format_markdown,
     make_printable,
@@ -97,7 +99,7 @@ def _build_introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: 
         base = f"version {start.version} of `{start.name}`" + (", which was the champion" if lock.started_from else "")
     elif lock.model_hub:
         url = repository_url("model", str(recipe.model.path))
-        base = f"[{recipe.model.path}]({url}) at commit `{lock.model_hub.commit}`"
+        base = f"[{escape_markdown(str(recipe.model.path))}]({url}) at commit `{lock.model_hub.commit}`"
     else:
         base = "a model made from a configuration" if recipe.model.source == "scratch" else "a model in a folder"
     names = ", ".join(_format_code(label) for label in labels[:20]) + (", …" if len(labels) > 20 else "")
@@ -112,7 +114,7 @@ def _build_introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: 
 def format_figures(recipe: Recipe, scores: Ref) -> str:
     """Formats the metrics of each split with their intervals as a table."""
     table = tabulate_scores(scores.figures)
-    titles: dict[str, str] = {recipe.judged_split: f"**{recipe.judged_split}** (judged)"}
+    titles: dict[str, str] = {recipe.judged_split: Markdown(f"**{escape_markdown(recipe.judged_split)}** (judged)")}
     return format_markdown([{**row, "split": titles.get(row["split"], row["split"])} for row in table])
 
 
@@ -141,15 +143,15 @@ def _describe_rows(recipe: Recipe, lock: Lock, data: Ref) -> str:
 def _describe_origin(data: Data, pinned: PinnedRows) -> str:
     """Describes the source of one set of rows."""
     if pinned.hub:
-        link = f"[{data.path}]({repository_url('dataset', data.path)})"
-        configuration = f", configuration `{data.config}`" if data.config else ""
+        link = f"[{escape_markdown(data.path)}]({repository_url('dataset', data.path)})"
+        configuration = f", configuration {_format_code(data.config)}" if data.config else ""
         return f"{link} at commit `{pinned.hub.commit}`{configuration}"
     if pinned.files:
         digests = [f"`{pin.sha256[:12]}`" for files in pinned.files.values() for pin in files]
         more = f" and {len(digests) - 10} more" if len(digests) > 10 else ""
         return f"Files ({data.source}) with SHA-256 {', '.join(digests[:10])}{more}"
     mark = f", fingerprint {_format_code(make_printable(pinned.fingerprint))}" if pinned.fingerprint else ""
-    return f"The Python object `{data.path}`{mark}"
+    return f"The Python object {_format_code(data.path)}{mark}"
 
 
 def _describe_limits(
@@ -168,7 +170,7 @@ def _describe_limits(
             f"{missing:,} weights of the base model were not in its files, or had another shape there, and were drawn "
             "at random before training."
         )
-    return "\n\n".join([" ".join(sentences), *(f"Warning: {warning}" for warning in warnings)])
+    return "\n\n".join([" ".join(sentences), *(f"Warning: {escape_markdown(warning)}" for warning in warnings)])
 
 
 def _describe_worst_label(recipe: Recipe, predictions: Ref, labels: list[str]) -> Iterator[str]:

@@ -51,6 +51,7 @@ from tasks.tracking.connection import (
     find_or_create_run,
     mlflow_errors,
 )
+from tasks.tracking.reports import escape_markdown
 from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe
 from training.recipe.column_types import EXAMPLES
@@ -123,7 +124,7 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
         log_exports(client, name, version, refs, exports)
         data, trained, predicted, scored = map(refs.__getitem__, ("load_data", "fit", "predict", "score"))
         card = build_description(CardFacts(recipe, lock, data, trained, predicted, scored, verdict, exports))
-        text = f"{judged[VERDICT_TAG]}: {judged[REASON_TAG]}\n\n{card}"
+        text = f"{judged[VERDICT_TAG]}: {escape_markdown(judged[REASON_TAG])}\n\n{card}"
         _update_version(client, name, version, judged, text[:LONGEST_DESCRIPTION])
     return Version(name=name, version=version, taken=taken)
 

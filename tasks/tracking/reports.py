@@ -193,6 +193,23 @@ def make_printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "�" for letter in text)
 
 
+class Markdown(str):
+    """A text that is Markdown on purpose: `escape_markdown` leaves it as it is."""
+
+
+def escape_markdown(text: str) -> str:
+    """The text as Markdown that shows it. Rows, labels and names may contain anything, such as links that run code."""
+    if isinstance(text, Markdown):
+        return text
+    escaped = _BEGINS_BLOCK.sub(r"\1\\\2", _MARKUP.sub(r"\\\g<0>", " ".join(text.splitlines())))
+    return _ADDRESS.sub(r"\1\\\2", escaped)
+
+
+_MARKUP = re.compile(r"[\\`*\[\]<>|~&!]|(?<!\w)_|_(?!\w)")
+_BEGINS_BLOCK = re.compile(r"^(\s*)([#+\-=](?=\s|[=#-]{2}))")
+_ADDRESS = re.compile(r"(?i)(\b(?:https?|ftp|mailto|xmpp|www))([:.])")
+
+
 def describe_rows(rows: Mapping[str, Any] | None, tokens: Mapping[str, Any] | None) -> str:
     """Markdown tables of the splits: rows, labels, and lengths in characters and, if known, in tokens."""
     if rows is None:
@@ -277,8 +294,8 @@ def tabulate_answers(verdict: Verdict) -> list[dict[str, str]]:
 def describe_verdict(verdict: Verdict) -> str:
     """The decision, its reason, the comparison and the warnings, as Markdown."""
     tables = [table for table in (tabulate_comparison(verdict), tabulate_answers(verdict)) if table]
-    parts = [f"**{verdict.decision}**: {verdict.reason}", *map(format_markdown, tables)]
-    return "\n\n".join([*parts, *(f"Warning: {warning}" for warning in verdict.warnings)])
+    parts = [f"**{verdict.decision}**: {escape_markdown(verdict.reason)}", *map(format_markdown, tables)]
+    return "\n\n".join([*parts, *(f"Warning: {escape_markdown(warning)}" for warning in verdict.warnings)])
 
 
 def _format_split(split: str, rows: Mapping[str, Any], tokens: Mapping[str, Any] | None) -> list[str]:
@@ -312,6 +329,5 @@ def format_markdown(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def _format_table(head: list[str], lines: Iterable[list[str]]) -> str:
-    # Labels are the user's: they may contain any character.
-    clean = ([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *clean])
+    names, *cells = ([escape_markdown(cell) for cell in line] for line in [head, *lines])
+    return "\n".join(f"| {' | '.join(line)} |" for line in [names, ["---"] * len(head), *cells])

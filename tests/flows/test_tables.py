@@ -6,9 +6,19 @@ from typing import Any
 
 import pytest
 
-from flows.reports.tables import count_line, label_lines, problem_line, problem_lines, split_lines, verdict_lines
+from flows.reports.tables import (
+    align,
+    count_line,
+    label_lines,
+    problem_line,
+    problem_lines,
+    split_lines,
+    verdict_lines,
+    wrap,
+)
 from tasks.cache.refs import Check, Verdict
 from tests.made import COMPARISON
+from training.problems import Problem
 
 
 def problem(level: str, message: str, check: str | None = None) -> dict[str, Any]:
@@ -34,6 +44,13 @@ def test_for_a_person_messages_are_wrapped_to_the_right_of_their_check() -> None
 
 def test_problems_that_no_check_found_have_no_empty_column() -> None:
     assert problem_lines([problem("error", "is absent.")], None) == ["error    a.csv row 2: is absent."]
+
+
+def test_texts_of_rows_do_not_control_the_terminal() -> None:
+    hostile = "\x1b]52;c;cm0gLXJm\x07\x9b31m\u202eabc\r"
+    assert align([["label"], [hostile]])[1] == r"\x1b]52;c;cm0gLXJm\x07\x9b31m\u202eabc\r"
+    assert "\x1b" not in "".join(wrap(hostile, 80, "", ""))
+    assert Problem(kind="data", where=f"{hostile}.csv", message=hostile).message.startswith(r"\x1b]52")
 
 
 def test_a_warning_is_marked_where_problems_are_listed_alone() -> None:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+from markdown_it import MarkdownIt
 from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
 
 from tasks.cache.code import code_digests
 from tasks.cache.stage import Work
+from tasks.prefect import artifacts
 from tasks.tracking.reports import (
     describe_rows,
     emit_warnings,
+    escape_markdown,
     find_worst_errors,
     find_worst_groups,
     format_group_name,
+    format_markdown,
     format_score,
     read_slice_figures,
     tabulate_problems,
@@ -28,6 +34,24 @@ from tests.tasks.watching import Heard
 from training.problems import Problem
 from training.programs.score import write_samples
 from training.recipe import Recipe, parse
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[x](javascript:alert(1))", "<img src=x onerror=a>", "![x](y)", "# head", "- item", "_a_ **b** `c` ~~d~~", "&lt;"],
+)
+def test_texts_of_rows_are_shown_as_they_are_where_markdown_is_rendered(text: str) -> None:
+    rendered = MarkdownIt("commonmark").render(escape_markdown(text))
+    assert rendered == f"<p>{html.escape(text)}</p>\n"
+    (cell,) = artifacts.Table([{text: text}], "").cells()
+    assert cell == {escape_markdown(text): escape_markdown(text)}
+    assert escape_markdown(text) in format_markdown([{"label": text}])
+    assert MarkdownIt("js-default").render(escape_markdown("www.a.org https://a.org")).count("<a ") == 0
+
+
+def test_numbers_and_names_are_the_same_in_markdown() -> None:
+    for text in ("0.9750 (0.960 to 0.988; baseline 0.465)", "-0.5", "+0.6748", "f1_macro", "≥ 0.75", "a-b"):
+        assert escape_markdown(text) == text
 
 
 def warnings(number: int) -> list[dict[str, Any]]:

@@ -37,6 +37,26 @@ def test_a_home_that_others_may_write_is_refused(home: Path, mode: int) -> None:
         settings.home()
 
 
+def test_a_home_that_others_may_read_becomes_its_owners_alone(home: Path) -> None:
+    home.mkdir(mode=0o755)
+    home.chmod(0o755)
+    settings.home()
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+def test_a_home_in_a_folder_in_which_others_may_rename_it_is_refused_by_the_name_of_that_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "shared"
+    (shared / "mine").mkdir(parents=True)
+    monkeypatch.setenv("FINETUNE_HOME", str(shared / "mine" / "home"))
+    shared.chmod(0o1777)  # as /tmp
+    settings.home()
+    shared.chmod(0o777)
+    with pytest.raises(UserError, match=rf"{shared} belongs to another user or may be written by others"):
+        settings.home()
+
+
 def test_a_home_that_is_a_file_is_refused(home: Path) -> None:
     home.write_text("x")
     with pytest.raises(UserError, match="Name another folder"):

@@ -2,24 +2,37 @@
 
 Templates are third-party programs. They run in the sandbox of transformers, as in apply_chat_template, with one
 difference: `strftime_now` is undefined. A text with today's date would give the same rows other tokens tomorrow;
-templates that use the function have a fixed date for that case.
+templates that use the function have a fixed date for that case. The length of a text, and the time to write it, are
+limited.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import re
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.local_files import open_local
 from training.problems import Problem, UserError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 ROLES = ("system", "user", "assistant")
 CALLS = ("tool_calls", "function_call")
 """Names under which a message has calls of functions, beside its content or instead of it."""
 FIELD = "model.chat_template"
+LONGEST_TEXT = 20_000_000
+"""Characters of a conversation."""
+LARGEST_POWER = 64
+LONGEST_S = 30.0
+"""The time to write a conversation."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -126,20 +139,99 @@ class ChatTemplate:
         from transformers.utils import chat_template_utils
 
         try:
-            compiled = chat_template_utils._compile_jinja_template(self.text)  # cached
-            compiled.environment.globals.pop("strftime_now", None)
-            texts, spans = chat_template_utils.render_jinja_template(
-                [[{name: value for name, value in message.items() if value is not None} for message in messages]],
-                chat_template=self.text,
-                **options,
-                **self.tokens,
-            )
+            with _WATCH.limit():
+                _compile_limited(self.text)  # for the next line, which finds it in the cache
+                texts, spans = chat_template_utils.render_jinja_template(
+                    [[{name: value for name, value in message.items() if value is not None} for message in messages]],
+                    chat_template=self.text,
+                    **options,
+                    **self.tokens,
+                )
         except Exception as error:  # a template can fail like any program
             reason = str(error).rstrip(".")
             raise _error(
                 f"cannot write {_first_words(messages)}: {reason}. Change the template, or the rows."
             ) from error
         return texts[0], spans[0] if options.get("return_assistant_tokens_mask") else []
+
+
+class _LimitError(Exception):
+    def __init__(self) -> None:
+        super().__init__(f"it writes more than {LONGEST_TEXT:,} characters, or takes longer than {LONGEST_S:g} s")
+
+
+def _compile_limited(text: str) -> None:
+    """Compiles a template in the cache of transformers, with limits for its text and for the products from which that
+    is made. Without the list of operators, the compiler would multiply constants."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from transformers.utils import chat_template_utils
+
+    before = ImmutableSandboxedEnvironment.intercepted_binops
+    ImmutableSandboxedEnvironment.intercepted_binops = frozenset(["*", "**"])
+    try:
+        compiled: Template = chat_template_utils._compile_jinja_template(text)
+    finally:
+        ImmutableSandboxedEnvironment.intercepted_binops = before
+    if hasattr(compiled, "is_limited"):
+        return
+    environment: Any = compiled.environment
+    environment.globals.pop("strftime_now", None)
+    environment.binop_table |= {"*": _multiply, "**": _power}
+    write = compiled.root_render_func
+
+    def write_limited(context: Any) -> Iterator[str]:
+        length = 0
+        for piece in write(context):
+            length += len(piece)
+            if length > LONGEST_TEXT:
+                raise _LimitError
+            yield piece
+
+    compiled.root_render_func = write_limited
+    compiled.is_limited = True  # type: ignore[attr-defined]
+
+
+def _multiply(left: Any, right: Any) -> Any:
+    for sequence, count in ((left, right), (right, left)):
+        if isinstance(sequence, Sized) and isinstance(count, int) and len(sequence) * count > LONGEST_TEXT:
+            raise _LimitError
+    return left * right
+
+
+def _power(left: Any, right: Any) -> Any:
+    if abs(right) > LARGEST_POWER:
+        raise _LimitError
+    return left**right
+
+
+class _Watch:
+    """Ends a template that runs too long. A template may loop without writing anything, so another thread does it."""
+
+    def __init__(self) -> None:
+        self._began: dict[int, float] = {}
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def limit(self) -> Iterator[None]:
+        """Inside, this thread gets a _LimitError after LONGEST_S."""
+        self._began[threading.get_ident()] = time.monotonic()
+        if self._thread is None or not self._thread.is_alive():  # a fork has no threads
+            self._thread = threading.Thread(target=self._run, name="chat-templates", daemon=True)
+            self._thread.start()
+        try:
+            yield
+        finally:
+            self._began.pop(threading.get_ident(), None)
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(1.0)
+            for thread, began in [*self._began.items()]:
+                if time.monotonic() - began > LONGEST_S and self._began.pop(thread, None) is not None:
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_LimitError))
+
+
+_WATCH = _Watch()
 
 
 def require_template(file: Path) -> None:

@@ -34,8 +34,8 @@ from training.programs import create_model, predict_shards
 from training.recipe import Training
 from training.recipe.program_settings import PredictShardsSettings, WantedShard
 from training.task_types.sft import SupervisedFineTuning
+from training.tokenization import chat_templates, token_files, transformers_encoder
 from training.tokenization import encoder as encoder_module
-from training.tokenization import token_files, transformers_encoder
 from training.tokenization.chat_templates import ChatTemplate, find_fault
 from training.tokenization.packing import pack_whole_documents
 
@@ -211,6 +211,22 @@ def test_a_template_that_rewrites_messages_is_refused_unless_it_marks_the_answer
 def test_an_error_of_a_template_is_reported_with_the_conversation(template: str, why: str) -> None:
     with pytest.raises(UserError, match=rf"model\.chat_template: cannot write the conversation 'b c': .*{why}"):
         ChatTemplate(template, {}).render_answers([USER, BOT])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'x' * 3000000000 }}",
+        "{{ 'x' * (messages|length * 3000000000) }}",
+        "{% for i in range(100000) %}{{ 'x' * 1000000 }}{% endfor %}",
+        "{% set a = range(100000)|list %}{% for i in a %}{% for j in a %}{% endfor %}{% endfor %}",
+        "{{ 99999 ** 99999 ** 99 }}",
+    ],
+)
+def test_a_template_without_end_is_ended(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_templates, "LONGEST_S", 0.5)
+    with pytest.raises(UserError, match="it writes more than 20,000,000 characters, or takes longer than"):
+        chat_templates.ChatTemplate(template, {}).render_prompt([{"role": "user", "content": "hi"}])
 
 
 def test_a_template_that_uses_the_date_gets_a_fixed_one(tmp_path: Path) -> None:
