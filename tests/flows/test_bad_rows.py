@@ -255,8 +255,8 @@ CASES: dict[str, Case] = {
         LINES + '{"text": null, "label": "a"}\n', "train.jsonl row 3: has no text in column 'text'"
     ),
     "a line without an end": lines(
-        '{"text": "' + "x" * 9_000_000 + '", "label": "a"}\n',
-        "train.jsonl: has a line of more than 2,097,152 bytes (line 1)",
+        LINES + '{"text": "' + "x" * 20_000_000 + '", "label": "a"}\n',
+        "train.jsonl row 3: has more than 16 MiB: correct or remove it",
     ),
     "an array that was cut": lines(
         '[{"text": "one", "label": "a"}, {"text": "tw', "train.jsonl: is not a JSON array to its end: after row 1"

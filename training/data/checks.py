@@ -30,6 +30,7 @@ MAX_LABELS_NAMED = 5
 MIN_ROWS_OF_LABELS = 20  # with fewer rows, each may have a label of its own
 MAX_LABELS_PER_ROW = 0.5
 LONGEST_TEXT_BYTES = 1_000_000  # several novels in one row; tokenizers take hours for one word of this length
+LONGEST_DOCUMENT_BYTES = 16 * 2**20  # for task types that cut documents into blocks
 
 
 Places = Mapping[str, int]
@@ -58,18 +59,18 @@ def blank_text(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[st
 
 def long_text(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[str, Mask]]:
     """Texts of implausible length, such as a whole file behind an unclosed quotation mark."""
-    description = f"has a text of more than {LONGEST_TEXT_BYTES:,} bytes in column"
+    most = LONGEST_DOCUMENT_BYTES if wanted.task_type.takes_documents else LONGEST_TEXT_BYTES
+    description = f"has a text of more than {most:,} bytes in column"
+    has_quotes = wanted.data.source == "csv" and wanted.data.quoting == "standard"
+    cause = " (is a quotation mark never closed?)" if has_quotes else ""
     for column in wanted.contents:
         values = rows.column(column.name)
         if column.form == "texts":
-            long = row_sums(values, pc.binary_length(flat_values(values))) > LONGEST_TEXT_BYTES
-            yield f"has texts of more than {LONGEST_TEXT_BYTES:,} bytes together in column {column.source_name!r}", long
+            long = row_sums(values, pc.binary_length(flat_values(values))) > most
+            yield f"has texts of more than {most:,} bytes together in column {column.source_name!r}", long
         elif column.name in wanted.texts:
-            too_long = pc.greater(pc.binary_length(values), LONGEST_TEXT_BYTES).fill_null(False)
-            yield (
-                f"{description} {column.source_name!r} (is a quotation mark never closed?)",
-                too_long.to_numpy(zero_copy_only=False),
-            )
+            too_long = pc.greater(pc.binary_length(values), most).fill_null(False)
+            yield f"{description} {column.source_name!r}{cause}", too_long.to_numpy(zero_copy_only=False)
 
 
 def missing_label(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[str, Mask]]:

@@ -11,7 +11,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -79,7 +79,7 @@ class CsvParser:
         with open_text(self._file, data) as raw:
             has_header = data.header is None
             self.quotes = QuotedFields(raw, head.delimiter, len(head.names), head.first, has_header=has_header)
-            source = pa.PythonFile(self.quotes if is_quoted else raw, "r")
+            source = pa.PythonFile(self.quotes if is_quoted else _ShortLines(raw, ragged), "r")
             try:
                 with pyarrow.csv.open_csv(
                     source, read_options=options, parse_options=parse, convert_options=convert
@@ -90,9 +90,43 @@ class CsvParser:
                             rows, numbers = ragged.merge_short_rows(part, ragged.numbers(part.num_rows))
                             yield CsvPart(rows, numbers, batch, raw.share)
             except pa.ArrowInvalid as error:
-                raise source_error(self.where, _describe_error(error, ragged.last)) from error
+                raise source_error(self.where, _describe_error(error, ragged.last, is_quoted=is_quoted)) from error
         no_rows = pa.RecordBatch.from_pydict({name: pa.array([], pa.binary()) for name in read})
         yield CsvPart(*ragged.merge_short_rows(no_rows, ragged.numbers(0), at_end=True), no_rows, 1.0)
+
+
+class _ShortLines:
+    """The lines of a CSV file without quoting as a file object. A line that is too long is empty."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes], ragged: _Ragged) -> None:
+        self._file, self._ragged = file, ragged
+        self._rest, self._row, self._skips = b"", 1, False
+
+    def read(self, size: int = -1) -> bytes:
+        """The next whole lines; nothing at the end of the file."""
+        while True:
+            piece = self._file.read(size)
+            data, first = self._rest + piece, piece.find(b"\n")
+            if self._skips:
+                self._skips = bool(piece) and first < 0
+                data = b"" if first < 0 else piece[first:]
+            elif data.find(b"\n") > LONGEST_ROW_BYTES:
+                self._ragged.leave_out_long(self._row)
+                data = data[data.find(b"\n") :]
+            end = data.rfind(b"\n") + 1 if piece else len(data)
+            whole, self._rest = data[:end], data[end:]
+            self._row += whole.count(b"\n")
+            if len(self._rest) > LONGEST_ROW_BYTES:
+                self._ragged.leave_out_long(self._row)
+                self._rest, self._skips = b"", True
+            if whole or not piece:
+                return whole
+
+    def close(self) -> None:
+        """Closes the file beneath."""
+        self._file.close()
 
 
 class CsvPart(NamedTuple):
@@ -348,6 +382,9 @@ class _Ragged:
             self._new_faults.append(Fault(row.number, "ragged", description))
         return "skip"
 
+    def leave_out_long(self, row: int) -> None:
+        self._new_faults.append(Fault(row, "long_text", f"has more than {LONGEST_ROW_BYTES / 2**20:g} MiB"))
+
     def merge_short_rows(
         self, rows: pa.RecordBatch, numbers: Numbers, *, at_end: bool = False
     ) -> tuple[pa.RecordBatch, Numbers]:
@@ -432,7 +469,8 @@ def _example_header(wanted: SourceColumns, count: int) -> list[str]:
     return names[:count]
 
 
-def _describe_error(error: pa.ArrowInvalid, last: int) -> str:
+def _describe_error(error: pa.ArrowInvalid, last: int, *, is_quoted: bool) -> str:
     if "straddling" in str(error):
-        return f"has a row of more than {LONGEST_ROW_BYTES:,} bytes after row {last}: is a quotation mark never closed?"
+        cause = ": is a quotation mark never closed? If it is text, set data.quoting: none" if is_quoted else ""
+        return f"has a row of more than {LONGEST_ROW_BYTES:,} bytes after row {last}{cause}"
     return f"is not readable as CSV: {error}"

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from training.data.blocks import Block, source_error
-from training.data.decoding import LONGEST_ROW_BYTES, TextFile, open_text
+from training.data.decoding import TextFile, open_text
 from training.data.faults import Fault
-from training.data.file_systems import display_name
+from training.data.file_systems import PIECE_BYTES, display_name
 from training.data.mappings import from_mappings
 
 if TYPE_CHECKING:
@@ -43,12 +43,13 @@ def json_values(file: TextFile, where: str) -> Iterator[tuple[int, Any]]:
 
 def _read_lines(lines: TextFile, where: str) -> Iterator[tuple[int, Any]]:
     number = 0
-    while line := lines.readline(LONGEST_ROW_BYTES + 1):
+    while line := lines.readline(LONGEST_ELEMENT_BYTES + 1):
         number += 1
-        if len(line) > LONGEST_ROW_BYTES:
-            raise source_error(
-                where, f"has a line of more than {LONGEST_ROW_BYTES:,} bytes (line {number}): one object a line"
-            )
+        if len(line) > LONGEST_ELEMENT_BYTES:
+            while line and not line.endswith(b"\n"):
+                line = lines.readline(PIECE_BYTES)
+            yield number, Fault(number, "long_text", f"has more than {LONGEST_ELEMENT_BYTES / 2**20:g} MiB")
+            continue
         line = line.removeprefix(codecs.BOM_UTF8)  # of joined files, each with its mark
         if line.strip():
             yield number, _parse_line(number, line)

@@ -69,6 +69,8 @@ class RowSpecification:
     unread_columns: ClassVar[Mapping[str, str]] = {}
     """Columns that rows of this kind have in other tools and that the task type does not read, each with the way to
     write its content. A source with such a column is refused unless the recipe renames it."""
+    takes_documents: ClassVar[bool] = False
+    """Whether a text may be a whole document, because it is cut into blocks of tokens."""
     generates_text: ClassVar[bool] = False
     """Whether its models generate text. A tokenizer that is made from scratch then keeps case and accents."""
 

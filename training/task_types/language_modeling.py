@@ -33,6 +33,7 @@ class LanguageModeling(TaskType):
     """The base of causal and masked language models."""
 
     columns: ClassVar[Mapping[str, Column]] = {"text": Column("text")}
+    takes_documents: ClassVar = True
     prediction_type: ClassVar = TOKENS
     metrics: ClassVar[Sequence[str]] = metrics_for(TOKENS)
     loss_fields: ClassVar[Sequence[str]] = ("label_smoothing_factor",)

@@ -371,3 +371,33 @@ def test_maxsplit_holds_across_the_pieces_in_which_a_file_is_read(
     monkeypatch.setattr("training.data.decoding.PIECE_BYTES", 5)
     fields = {"delimiter": " ", "maxsplit": 1, "quoting": "none", "header": ["label", "text"]}
     assert run(tmp_path, "a one two three\nb four five six\n", **fields) == ["one two three", "four five six"]
+
+
+@pytest.mark.parametrize("length", [2_500_000, 7_000_000])
+def test_a_line_that_is_too_long_is_a_row_of_the_check_long_text(tmp_path: Path, length: int) -> None:
+    for quoting, name in (("none", "train.csv"), ("json", "train.jsonl")):
+        long = "x" * length
+        if quoting == "none":
+            rows = f"text,label\none,a\n{long},b\ntwo,b\n{long},a\n"
+            fields: dict[str, Any] = {"quoting": "none"}
+        else:
+            values = [("one", "a"), (long * 8, "b"), ("two", "b"), (long * 8, "a")]
+            rows = "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in values)
+            fields = {"source": "json"}
+        found = errors(tmp_path, rows, name, **fields)
+        number = 3 if quoting == "none" else 2
+        assert len(found) == 1 and f"{name} row {number}: has " in found[0] and f"{number}, {number + 2})" in found[0]
+        assert run(tmp_path, rows, name, checks={"long_text": "warning"}, **fields) == ["one", "two"]
+        assert warnings_of(tmp_path)["long_text"].message.endswith("left out.")
+
+
+def test_documents_that_a_task_type_cuts_may_be_longer(tmp_path: Path) -> None:
+    class Documents(Lines):
+        takes_documents = True
+
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "word " * 1_000_000}) + "\n")
+    data = Data(source="json", path="-", text=["text"], checks={"shared_rows": "ignore"})
+    pinned = {split: [str(tmp_path / "rows.jsonl")] for split in ("train", "validation")}
+    load(data, Documents(), pinned, tmp_path / "out")
+    with pytest.raises(UserError, match=r"has a text of more than 1,000,000 bytes in column 'text' \(2 rows"):
+        load(data, Lines(), pinned, tmp_path / "out")
