@@ -104,7 +104,7 @@ def find_server_problems(experiment: str) -> list[Problem]:
             message += "update it to MLflow 3, or name another."
             return [_build_server_problem(message)]
     for location in locations:
-        if folder := _find_unwritable(location):
+        if folder := find_unwritable(location):
             message = (
                 f"the server at {shown} has clients write files to {folder} themselves, a folder that this machine "
             )
@@ -116,7 +116,7 @@ def find_server_problems(experiment: str) -> list[Problem]:
     return []
 
 
-def _find_unwritable(location: str) -> Path | None:
+def find_unwritable(location: str) -> Path | None:
     """The local folder above an experiment's artifacts, if this machine does not have it or may not write there. A
     client would make it without a word, on its own disk."""
     parts = urlsplit(location)

@@ -15,7 +15,7 @@ from typing import Any
 from tasks.cache import settings
 from tasks.cache.refs import Ref, Verdict, Version
 from tasks.cache.stage import Listener, Row
-from tasks.tracking.connection import connect, find_or_create_run, first_line, one_line, run_url
+from tasks.tracking.connection import connect, find_or_create_run, find_unwritable, first_line, one_line, run_url
 from tasks.tracking.outbox import Outbox, find_undelivered
 from tasks.tracking.reports import format_check_name, read_slice_figures
 from training.jobs.protocol import EVENTS, read_events
@@ -227,6 +227,7 @@ class Delivery:
         self._client = connect()
         self._warn = warn
         self._runs: dict[str, str] = {}  # flow run -> MLflow run
+        self._unreachable: dict[str, Path | None] = {}  # MLflow run -> the folder of its files
 
     def deliver(self, outbox: Outbox) -> None:
         """Delivers the undelivered entries in order, and marks each as delivered. An entry that MLflow refuses is
@@ -288,6 +289,8 @@ class Delivery:
             self._log_batches(run_id, "tags", [RunTag(name, value) for name, value in entry["values"].items()], 100)
         elif kind == "metrics":
             self._log_batches(run_id, "metrics", [Metric(*point) for point in entry["points"]], 1000)
+        elif kind in ("file", "text") and self._find_unreachable(run_id):
+            pass  # MLflow's client would write to this machine's disk, where nobody looks
         elif kind == "file":
             path = settings.home() / entry["path"]
             if path.is_file():
@@ -298,6 +301,18 @@ class Delivery:
             self._client.log_inputs(run_id, datasets=[_build_dataset(entry)])
         elif kind == "end":
             self._client.set_terminated(run_id, entry["status"], int(entry["time"] * 1000))
+
+    def _find_unreachable(self, run_id: str) -> Path | None:
+        """The folder of a server's files if this machine does not have it or may not write there. Warns of it once."""
+        if run_id not in self._unreachable:
+            location = self._client.get_run(run_id).info.artifact_uri.removesuffix(f"/{run_id}/artifacts")
+            folder = None if settings.tracking_is_local() else find_unwritable(location)
+            self._unreachable[run_id] = folder
+            if folder is not None:
+                self._warn(
+                    f"MLflow has no files of this run: its server keeps them in {folder}, out of reach from here."
+                )
+        return self._unreachable[run_id]
 
     def _log_batches(self, run_id: str, kind: str, values: list[Any], at_once: int) -> None:
         """Logs the values in batches. If MLflow refuses a batch, its values are logged one by one."""

@@ -15,6 +15,8 @@ import pytest
 
 from tasks.tracking import connection
 from tasks.tracking.connection import connect, find_or_create_run, list_registered, search_all
+from tasks.tracking.mlflow_run import Delivery
+from tasks.tracking.outbox import Outbox
 from tests.fork_server import COMMANDS, Fork
 from tests.servers import closed_port, mlflow_server
 
@@ -117,3 +119,24 @@ def test_a_server_without_an_endpoint_is_named_before_training_and_one_that_is_a
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
     (away,) = connection.find_server_problems("small")
     assert away.level == "warning" and "does not answer" in away.message
+
+
+def test_files_of_a_run_are_not_written_to_this_machine_for_a_server_that_keeps_them_elsewhere(
+    home: Path, fresh_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, warnings = mlflow_server(tmp_path, fresh_database), list[str]()
+    server._env["_MLFLOW_SERVER_ARTIFACT_ROOT"] = str(tmp_path / "elsewhere")
+    server.start()
+    try:
+        server.wait()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
+        outbox = Outbox("flow")
+        outbox.put("start", experiment="small")
+        outbox.put("text", name="a.txt", content="a")
+        outbox.put("text", name="b.txt", content="b")
+        Delivery(warnings.append).deliver(outbox)
+    finally:
+        server.kill()
+    assert not (tmp_path / "elsewhere").exists() and not list(outbox.read_undelivered())
+    (warning,) = warnings
+    assert f"keeps them in {tmp_path}/elsewhere" in warning
