@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 OF_FILES = {
     "keep": "--keep",
     "id": "--id",
+    "escape_formulas": "--escape-formulas",
     "max_error_rate": "--max-error-rate",
     "format": "--format",
     "batch_size": "--batch-size",
@@ -80,6 +81,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         type=float,
         help="the share of rows that may be unusable (default: 0.1); more of them end the run before it predicts",
+    )
+    parser.add_argument(
+        "--escape-formulas",
+        action="store_const",
+        const=True,
+        help="begin cells of CSV that a spreadsheet would run as a formula with an apostrophe",
     )
     parser.add_argument("--batch-size", metavar="ROWS", type=int, help="rows in one forward pass (default: 64)")
     parser.add_argument("--shard-rows", metavar="ROWS", type=int, help="rows that are predicted and stored as a whole")

@@ -18,7 +18,7 @@ import secrets
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -81,7 +81,7 @@ def open_output(prediction: BatchPrediction, model: ModelSpec, scan: Scan, keys:
             with contextlib.closing(_SingleFile(_open_place(above, Path(aside)), name, prediction, model, scan)) as one:
                 yield one
         else:
-            yield _Folder(_open_place(place, Path(aside)), prediction.format or "parquet", model, scan, keys)
+            yield _Folder(_open_place(place, Path(aside)), prediction, model, scan, keys)
 
 
 class _Place(ABC):
@@ -220,8 +220,12 @@ def _open_place(place: str, aside: Path) -> _Place:
 
 
 class _Folder(Output):
-    def __init__(self, place: _Place, form: str, model: ModelSpec, scan: Scan, keys: Mapping[str, str]) -> None:
-        self._place, self._form, self._model, self._kept = place, form, model, scan.kept
+    def __init__(
+        self, place: _Place, prediction: BatchPrediction, model: ModelSpec, scan: Scan, keys: Mapping[str, str]
+    ) -> None:
+        self._place, self._model, self._kept = place, model, scan.kept
+        self._form, self._escape_formulas = prediction.format or "parquet", prediction.escape_formulas
+        form = [self._form, "escape_formulas"] if self._escape_formulas else [self._form]
         self._names = {
             (shard.file, shard.number): _part_name(shard, form, model, scan.kept, keys) for shard in scan.shards
         }
@@ -247,7 +251,7 @@ class _Folder(Output):
     def write(self, shard: Shard, rows: Rows, predictions: pa.Table, predicted_at_s: int) -> None:
         name = self._names[shard.file, shard.number]
         staged = self._place.staged(name)
-        with Writer(staged, self._form, self._kept) as writer:
+        with Writer(staged, self._form, self._kept, escape_formulas=self._escape_formulas) as writer:
             writer.write(rows, predictions, _stamp(self._model, shard, predicted_at_s))
         entry = {
             "name": name,
@@ -283,7 +287,8 @@ class _SingleFile(Output):
         self._place, self._name, self._model = place, name, model
         self._staged = place.staged(name)
         form = prediction.format or WRITTEN[Path(name).suffix]
-        self._writer = Writer(self._staged, form, scan.kept, "\t" if name.endswith(".tsv") else ",")
+        delimiter = "\t" if name.endswith(".tsv") else ","
+        self._writer = Writer(self._staged, form, scan.kept, delimiter, prediction.escape_formulas)
 
     def lacks(self, shard: Shard) -> bool:
         return True
@@ -300,7 +305,8 @@ class _SingleFile(Output):
         self._staged.unlink(missing_ok=True)
 
 
-def _part_name(shard: Shard, form: str, model: ModelSpec, kept: KeptColumns, keys: Mapping[str, str]) -> str:
+def _part_name(shard: Shard, form: Sequence[str], model: ModelSpec, kept: KeptColumns, keys: Mapping[str, str]) -> str:
+    """The name of a shard's file. `form` is its format, and the options that change what is written."""
     identity = digest_of(
         {
             "content": shard.content,
@@ -308,11 +314,11 @@ def _part_name(shard: Shard, form: str, model: ModelSpec, kept: KeptColumns, key
             "predictions": keys[shard.digest],
             "model": [model.name, model.version, model.digest],
             "kept": kept.described(),
-            "format": form,
+            "format": form[0] if len(form) == 1 else [*form],
         }
     )
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", name_of(shard.file).partition(".")[0])[:40]
-    return f"part-{stem}-{shard.number:05}-{identity[:16]}{SUFFIXES[form]}"
+    return f"part-{stem}-{shard.number:05}-{identity[:16]}{SUFFIXES[form[0]]}"
 
 
 def _stamp(model: ModelSpec, shard: Shard, predicted_at_s: int) -> Stamp:

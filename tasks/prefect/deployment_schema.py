@@ -18,6 +18,7 @@ _INPUTS = "For the flows drift and evaluate: files, folders, globs and URLs of n
 _THRESHOLDS = 'For the flow drift: fields of release.drift, such as {"auc": 0.6}.'
 _TASK = "For the flows drift and evaluate: the class of the model's task type if it is your own; its code is run."
 _REASON = "For the flows retrain and batch_predict: why a run is started, shown with the run."
+_RUN_CODE = "For the flow evaluate: whether to run other code that the model's recipe names, such as metrics."
 
 
 def deployment_schema() -> dict[str, Any]:
@@ -48,6 +49,7 @@ def deployment_schema() -> dict[str, Any]:
                 "inputs": {"type": "array", "items": {"type": "string"}, "description": _INPUTS},
                 "thresholds": {"type": "object", "description": _THRESHOLDS},
                 "task": {"type": "string", "description": _TASK},
+                "run_code": {"type": "boolean", "description": _RUN_CODE},
             },
             "anyOf": [{"required": ["recipe"]}, {"required": ["prediction"]}, {"required": ["model"]}],
             "additionalProperties": False,

@@ -35,6 +35,8 @@ WRITTEN = {
     suffix: "jsonl" if name == "json" else name for name, source in FORMATS.items() for suffix in source.predicted
 }
 """The suffixes of single files of predictions, with their formats."""
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""The first characters of a formula in spreadsheets."""
 GENERATED = "generated_text"
 """The predicted column that is an assistant's answer."""
 
@@ -98,10 +100,14 @@ class Writer:
         form: one of SUFFIXES.
         kept: the columns that travel along.
         delimiter: of a CSV file.
+        escape_formulas: in a CSV file, see BatchPrediction.
     """
 
-    def __init__(self, file: Path, form: str, kept: KeptColumns, delimiter: str = ",") -> None:
+    def __init__(
+        self, file: Path, form: str, kept: KeptColumns, delimiter: str = ",", escape_formulas: bool = False
+    ) -> None:
         self._file, self._form, self._kept, self._delimiter = file, form, kept, delimiter
+        self._escape_formulas = escape_formulas
         self._stack = ExitStack()
         self._out: Any = None
 
@@ -141,8 +147,9 @@ class Writer:
         lines = _lines(rows, self._kept, predictions, stamp)
         if self._out is None:
             self._out = csv.writer(self._open_text(), delimiter=self._delimiter, lineterminator="\n")
-            self._out.writerow([*self._kept.types, *predictions.column_names, *STAMPS])
-        self._out.writerows([_cell(value) for value in line.values()] for line in lines)
+            names = [*self._kept.types, *predictions.column_names, *STAMPS]
+            self._out.writerow([_cell(name, self._escape_formulas) for name in names])
+        self._out.writerows([_cell(value, self._escape_formulas) for value in line.values()] for line in lines)
 
     def _json_lines(self, rows: Rows, predictions: pa.Table, stamp: Stamp) -> None:
         self._write_json(_lines(rows, self._kept, predictions, stamp))
@@ -200,8 +207,10 @@ def _lines(rows: Rows, kept: KeptColumns, predictions: pa.Table, stamp: Stamp) -
     return (dict(zip(names, line, strict=True)) for line in zip(*columns.values(), strict=True))
 
 
-def _cell(value: Any) -> Any:
-    if value is None or isinstance(value, str):
+def _cell(value: Any, escape_formulas: bool) -> Any:
+    if isinstance(value, str):
+        return f"'{value}" if escape_formulas and value.startswith(FORMULA) else value
+    if value is None:
         return value
     return json.dumps(without_nan(value), ensure_ascii=False, default=str)
 

@@ -38,6 +38,9 @@ class BatchPrediction(Section):
     """The columns of the input that travel along (null: those that the model reads, and `id`)."""
     id: Text | None = None
     """A column with a different value in each row of all files; duplicates end the run before anything is predicted."""
+    escape_formulas: bool = False
+    """Whether texts in CSV that begin with `=`, `+`, `-`, `@`, a tab or a carriage return get a `'` in front, so that no
+    spreadsheet runs them as a formula. They are then no longer the texts of the input."""
     max_error_rate: float = Field(default=0.1, ge=0, le=1)
     """The share of rows that may be unusable: they get an `error` and no prediction. More of them end the run before
     anything is predicted."""
@@ -109,6 +112,8 @@ def _find_contradictions(found: BatchPrediction) -> list[Problem]:
         add("format", f"{found.format!r} is for a folder: leave it out, because the suffix of {found.output} decides.")
     if found.format == "openai" and found.is_single_file and not found.output.endswith(".jsonl"):
         add("output", f"{found.output!r} is no place for openai: name a folder, or a file that ends in .jsonl.")
+    if found.escape_formulas and found.format != "csv" and not found.output.endswith((".csv", ".tsv")):
+        add("escape_formulas", "is for CSV, which spreadsheets open: leave it out, or write .csv files.")
     if found.cluster is not None and found.processes == "auto":
         add("processes", "'auto' counts the GPUs of this machine, not of a cluster: give the number of programs.")
     if found.cluster is None and found.cluster_address is not None:

@@ -63,6 +63,21 @@ def test_each_row_has_its_prediction_or_its_error_and_the_model_behind_it(tmp_pa
     assert ("probabilities" in found[0]) == (form != "csv")
 
 
+@pytest.mark.parametrize("escape_formulas", [False, True])
+def test_formulas_in_csv_are_escaped_if_asked_for(tmp_path: Path, escape_formulas: bool) -> None:
+    texts = ["=1+1", "+1", "-1", "@a", "\tx", "\rx", "a=b", ""]
+    rows = some_rows(len(texts), **{"=id": texts, "n": [-1] * len(texts)})
+    kept = KeptColumns().seen(rows)
+    with Writer(tmp_path / "out.csv", "csv", kept, escape_formulas=escape_formulas) as writer:
+        writer.write(rows, predictions(rows), STAMP)
+    with (tmp_path / "out.csv").open(newline="") as lines:
+        head, *found = csv.reader(lines)
+    mark = "'" if escape_formulas else ""
+    assert head[0] == f"{mark}=id"
+    assert [line[0] for line in found] == [*(f"{mark}{text}" for text in texts[:6]), "a=b", ""]
+    assert {line[1] for line in found} == {"-1"}
+
+
 def test_a_predicted_column_whose_name_travels_along_gets_another_name(tmp_path: Path) -> None:
     (first, *_) = write(tmp_path / "out", "jsonl", [some_rows(2, label=["own", "own"])])
     assert first["label"] == "own" and first["predicted_label"] == "text 0"
