@@ -146,7 +146,7 @@ class Writer:
         predictions = predictions.select([one.name for one in predictions.schema if not pa.types.is_nested(one.type)])
         lines = _lines(rows, self._kept, predictions, stamp)
         if self._out is None:
-            self._out = csv.writer(self._open_text(), delimiter=self._delimiter, lineterminator="\n")
+            self._out = csv.writer(_UnixLines(self._open_text()), delimiter=self._delimiter)
             names = [*self._kept.types, *predictions.column_names, *STAMPS]
             self._out.writerow([_cell(name, self._escape_formulas) for name in names])
         self._out.writerows([_cell(value, self._escape_formulas) for value in line.values()] for line in lines)
@@ -205,6 +205,16 @@ def _lines(rows: Rows, kept: KeptColumns, predictions: pa.Table, stamp: Stamp) -
     columns["predicted_at"] = [when.isoformat() for when in columns["predicted_at"]]
     names = list(columns)
     return (dict(zip(names, line, strict=True)) for line in zip(*columns.values(), strict=True))
+
+
+class _UnixLines:
+    """A text file for csv.writer, which quotes a carriage return only if its own lines end with one."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, line: str) -> None:
+        self._file.write(line.removesuffix("\r\n") + "\n")
 
 
 def _cell(value: Any, escape_formulas: bool) -> Any:

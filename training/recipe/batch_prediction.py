@@ -39,8 +39,8 @@ class BatchPrediction(Section):
     id: Text | None = None
     """A column with a different value in each row of all files; duplicates end the run before anything is predicted."""
     escape_formulas: bool = False
-    """Whether texts in CSV that begin with `=`, `+`, `-`, `@`, a tab or a carriage return get a `'` in front, so that no
-    spreadsheet runs them as a formula. They are then no longer the texts of the input."""
+    """Whether texts in CSV that begin with `=`, `+`, `-`, `@`, a tab or a carriage return get a `'` in front, so that
+    no spreadsheet runs them as a formula. They are then no longer the texts of the input."""
     max_error_rate: float = Field(default=0.1, ge=0, le=1)
     """The share of rows that may be unusable: they get an `error` and no prediction. More of them end the run before
     anything is predicted."""
