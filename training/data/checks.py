@@ -170,7 +170,8 @@ def single_label(statistics: SplitStatistics, places: Places, texts: DuplicateTe
             message = f"the train split has only the number {value:g}: it needs rows of at least two different numbers."
             yield Finding(column.field, message)
     labels = [label for label in statistics.labels if label in places]
-    has_one = len({places[label] for label in labels}) < 2
+    unread = statistics.left_out - statistics.labels_left_out.total()  # rows that may have other labels
+    has_one = len({places[label] for label in labels}) < 2 and not (statistics.corrected and unread > 0)
     if statistics.wanted.labels and statistics.split == "train" and statistics.rows and has_one:
         has = f"only the label {labels[0]!r}" if labels else "no known label"
         message = f"the train split has {has}: it needs rows of at least two labels."

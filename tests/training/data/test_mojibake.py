@@ -39,6 +39,9 @@ def test_utf_8_in_a_folder_of_another_encoding_is_refused_with_its_file_and_rows
     assert "is UTF-8, not cp1252 (column 'text': 'Ein schöner Tag') (2 rows like this: 2, 3)" in problem.message
     with pytest.raises(UserError, match=r"one\.csv row 2: is not UTF-8 text"):
         read(tmp_path, files)
+    with pytest.raises(UserError) as alone:  # and a train split without a row left is no second problem
+        read(tmp_path, {"two.csv": ROWS.encode()}, encoding="cp1252")
+    assert [problem.check for problem in alone.value.problems if problem.level == "error"] == ["encoding"]
 
 
 def test_rows_in_the_encoding_that_the_recipe_names_have_no_problem(tmp_path: Path) -> None:
