@@ -37,6 +37,9 @@ def compare_new_rows(
     if not isinstance(monitoring, Monitoring):
         return _undecided(monitoring, 0) if monitoring else None, []
     version, section, new = monitoring.version, monitoring.section, monitoring.new_rows
+    if prepared.scan.unfiltered:
+        reason = f"the training rows were filtered, and these rows are not: {prepared.scan.unfiltered[0]}. Set "
+        return _undecided(f"{reason}data.filter to null, or to a condition on columns that they have", new.total), []
     at_least = f"at least {section.min_rows:,} are needed (release.drift.min_rows)"
     if not new.total:
         return _undecided("no rows are new", 0), []

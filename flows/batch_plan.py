@@ -14,8 +14,9 @@ from tasks.cache.stage import Listener
 from tasks.prediction.new_rows import Monitoring, find_monitoring
 from tasks.prediction.row_files import RowFiles
 from tasks.prediction.scan import Scan, Shard, list_files, scan_rows
-from tasks.registry.prediction_job import ModelSpec, find_model
+from tasks.registry.prediction_job import ModelSpec, find_model, read_by
 from tasks.stages.predict_shard import predict_shard
+from training.data.prediction_rows import format_of
 from training.recipe import BatchPrediction
 
 
@@ -49,9 +50,11 @@ class Prepared:
 
 def prepare(prediction: BatchPrediction, remote: Remote, listener: Listener) -> Prepared:
     """Pins the version, reads all rows once, and looks up the stored shards. Raises UserError and MlflowFailed."""
-    model = find_model(prediction.name, prediction.alias, prediction.version, prediction.task or "")
+    found = find_model(prediction.name, prediction.alias, prediction.version, prediction.task or "")
+    model = read_by(found, prediction.data)
     rows = RowFiles(prediction, model)
     listed = list_files(prediction.input, prediction.output)
+    model.rules.require_used(format_of(file.file) for file in listed)
     artifacts, monitoring = _Artifacts(model, prediction.batch_size, remote), None
     if prediction.drift:
         compared = history_of(prediction).last_compared()

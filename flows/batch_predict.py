@@ -74,7 +74,7 @@ def batch_predict(prediction: BatchPrediction, reason: str | None = None) -> dic
         except BaseException as raised:  # what ended the run is part of its result
             error = full_disk(settings.home(), raised) or raised
         shards.end(failed=error is not None)
-        warnings += prepared.files.warnings() if prepared else []
+        warnings += [*prepared.scan.warnings(), *prepared.files.warnings()] if prepared else []
         result = build_result(run, prepared, began_s, error) | {"drift": drift}
         result["warnings"] = [*warnings, *remote.end_run(wait=result["state"] != "interrupted")]
         progress.end()

@@ -23,7 +23,11 @@ def drift_run_name() -> str:
 
 @flow(name="drift", flow_run_name=drift_run_name)
 def drift(
-    model: str, inputs: list[str], thresholds: dict[str, int | float] | None = None, task: str = ""
+    model: str,
+    inputs: list[str],
+    thresholds: dict[str, int | float] | None = None,
+    task: str = "",
+    data: dict[str, Any] | None = None,
 ) -> dict[str, Any] | State[Any]:
     """Compares new rows with the validation rows of a registered version, and reports the verdict.
 
@@ -34,15 +38,18 @@ def drift(
         inputs: Files, folders, globs and URLs of the new rows.
         thresholds: Fields of the recipe's section release.drift, such as {"auc": 0.6}.
         task: The class of the model's task type if it is your own; its code is run.
+        data: Fields of the recipe's section data by which these rows are read, such as {"delimiter": ";"}.
     """
+    warnings = list[str]()
 
     def compare(executor: Executor, version: Monitored) -> dict[str, Any]:
         require_single_inputs(version)
         section, files = read_drift_section(version, thresholds or {}), list_files(inputs, field="inputs")
-        sample = draw_sample(version, files, section.max_rows, executor.progress_of("observe", "files read"))
+        sample, found = draw_sample(version, files, section.max_rows, executor.progress_of("observe", "files read"))
+        warnings.extend(found)
         return run_drift_stages(executor, version, section, sample, [file.file for file in files])
 
     def announce(version: Monitored, report: dict[str, Any]) -> None:
         announce_drift(version, report, inputs)
 
-    return run_for_version("drift", model, task, listeners.get(), stages=compare, announce=announce)
+    return run_for_version("drift", model, task, data, listeners.get(), warnings, stages=compare, announce=announce)

@@ -29,7 +29,9 @@ def evaluate_run_name() -> str:
 
 
 @flow(name="evaluate", flow_run_name=evaluate_run_name)
-def evaluate(model: str, inputs: list[str], task: str = "", run_code: bool = False) -> dict[str, Any] | State[Any]:
+def evaluate(
+    model: str, inputs: list[str], task: str = "", run_code: bool = False, data: dict[str, Any] | None = None
+) -> dict[str, Any] | State[Any]:
     """Evaluates a registered version on rows with labels, next to the figures of its registration.
 
     If a figure is outside of the gate's bounds, the event `finetune.evaluated` may start a deployment that retrains.
@@ -39,6 +41,7 @@ def evaluate(model: str, inputs: list[str], task: str = "", run_code: bool = Fal
         inputs: Files, folders, globs and URLs of the rows and their labels, in columns as the recipe names them.
         task: The class of the model's task type if it is your own; its code is run.
         run_code: Whether to run other code that the recipe names, such as metrics, if another home registered it.
+        data: Fields of the recipe's section data by which these rows are read, such as {"delimiter": ";"}.
     """
 
     def score(executor: Executor, version: Monitored) -> dict[str, Any]:
@@ -60,7 +63,7 @@ def evaluate(model: str, inputs: list[str], task: str = "", run_code: bool = Fal
             payload |= {"summary": summary, "flow_run_id": str(flow_run.get_id()), "inputs": inputs}
             events.emit_evaluated(version.champion.name, payload)
 
-    return run_for_version("evaluation", model, task, listeners.get(), stages=score, announce=announce)
+    return run_for_version("evaluation", model, task, data, listeners.get(), [], stages=score, announce=announce)
 
 
 def build_evaluation(version: Monitored, scored: Ref, entry: Evaluation) -> dict[str, Any]:

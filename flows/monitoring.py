@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from prefect import get_run_logger
@@ -36,7 +36,9 @@ def run_for_version(
     report_name: str,
     model: str,
     task: str,
+    data: Mapping[str, Any] | None,
     followers: Sequence[Listener],
+    warnings: list[str],
     *,
     stages: Callable[[Executor, Monitored], dict[str, Any]],
     announce: Callable[[Monitored, dict[str, Any]], None],
@@ -48,7 +50,9 @@ def run_for_version(
         report_name: The field of the result that has the report.
         model: NAME, NAME@ALIAS or NAME/VERSION; a NAME alone is its champion.
         task: The class of the model's task type if it is the user's own.
+        data: Fields of the recipe's section data by which rows are read, in place of the recipe's values.
         followers: Listeners besides Prefect's progress.
+        warnings: Those that the stages find.
         stages: Runs the stages. Returns their report, JSON values.
         announce: Logs the report and emits its event.
     """
@@ -60,14 +64,16 @@ def run_for_version(
         report: dict[str, Any] | None = None
         version: Monitored | None = None
         try:
-            version = find_monitored(model, task)
+            version = find_monitored(model, task, data)
             executor = Executor(version.recipe, run, (progress, *followers), remote=remote)
             report = stages(executor, version)
         except (UserError, MlflowFailed, JobFailed) as caught:
             error = caught
         rows = executor.rows if executor else []
-        warnings = executor.end_uploads(wait=True) if executor else []
+        warnings += executor.end_uploads(wait=True) if executor else []
         progress.end()
+        for warning in warnings:
+            get_run_logger().warning(warning)
         result = build_result("failed" if error else "completed", rows, flow_run_id=run, error=error, where=report_name)
         result |= {"version": str(version.champion) if version else None, report_name: report, "warnings": warnings}
         for follower in followers:

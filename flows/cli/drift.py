@@ -7,12 +7,22 @@ The verdict is steady, watch or drifted. A difference counts only if it is signi
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flows.cli.local_flow import call_model_flow, exit_without_server, print_failure
-from flows.cli.shared import COMPLETED, add_json_argument, add_version_arguments, option_error, output_file, write_json
+from flows.cli.shared import (
+    COMPLETED,
+    add_json_argument,
+    add_reading_argument,
+    add_version_arguments,
+    option_error,
+    output_file,
+    parse_reading,
+    write_json,
+)
 from flows.reports.tables import align, terminal_width, wrap
 from tasks.cache import settings
 from tasks.tracking.drift_reports import describe_accuracy, describe_words, summarize_drift, tabulate_drift
@@ -20,13 +30,7 @@ from tasks.tracking.drift_reports import describe_accuracy, describe_words, summ
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, "new rows")
-    parser.add_argument(
-        "--set",
-        metavar="FIELD=VALUE",
-        action="append",
-        default=[],
-        help="override a field of the recipe's release.drift, such as auc=0.6; repeatable",
-    )
+    add_reading_argument(parser, "; or override one of its release.drift, such as auc=0.6")
     parser.add_argument(
         "--evidently",
         metavar="FILE",
@@ -51,15 +55,19 @@ def add_model_arguments(parser: argparse.ArgumentParser, rows: str) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Prints the report; returns 0 for every verdict. Raises UserError for mistakes in the options."""
-    thresholds = parse_thresholds(arguments.set)
+    about_rows = [word for word in arguments.set if word.startswith("data.")]
+    thresholds = parse_thresholds([word for word in arguments.set if word not in about_rows])
+    data = parse_reading(about_rows)
     if arguments.evidently:
         from tasks.tracking.evidently_export import require_evidently
 
         require_evidently(arguments.evidently)
     result = call_model_flow(
-        "drift", model=arguments.model, inputs=arguments.input, thresholds=thresholds, task=arguments.task
+        "drift", model=arguments.model, inputs=arguments.input, thresholds=thresholds, task=arguments.task, data=data
     )
     write_json(arguments.json, result)
+    for warning in result["warnings"]:
+        print(warning, file=sys.stderr)
     if result["state"] != "completed":
         return print_failure(result)
     for line in report_lines(result["drift"], result["version"], terminal_width()):

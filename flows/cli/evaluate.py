@@ -9,7 +9,7 @@ import argparse
 
 from flows.cli.drift import add_model_arguments
 from flows.cli.local_flow import call_model_flow, exit_without_server, print_failure
-from flows.cli.shared import COMPLETED, add_json_argument, write_json
+from flows.cli.shared import COMPLETED, add_json_argument, add_reading_argument, parse_reading, write_json
 from flows.reports.tables import align, terminal_width, wrap
 from tasks.registry.consent import OPTION, OPTION_HELP
 from tasks.tracking.evaluation_reports import describe_evaluation, tabulate_evaluation
@@ -18,6 +18,7 @@ from tasks.tracking.evaluation_reports import describe_evaluation, tabulate_eval
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, "rows and their labels")
     parser.add_argument(OPTION, action="store_true", help=OPTION_HELP)
+    add_reading_argument(parser)
     add_json_argument(parser, "the result with all figures")
 
 
@@ -29,6 +30,7 @@ def execute(arguments: argparse.Namespace) -> int:
         inputs=arguments.input,
         task=arguments.task,
         run_code=arguments.run_code,
+        data=parse_reading(arguments.set),
     )
     write_json(arguments.json, result)
     if result["state"] != "completed":

@@ -16,8 +16,10 @@ from flows.cli.shared import (
     COMPLETED,
     INTERRUPTED,
     add_json_argument,
+    add_reading_argument,
     add_version_arguments,
     name_options,
+    parse_reading,
     write_json,
 )
 from flows.reports.terminal import Terminal
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
 OF_FILES = {
+    "data": "--set",
     "keep": "--keep",
     "id": "--id",
     "escape_formulas": "--escape-formulas",
@@ -63,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="write the predictions to this folder or URL; or to one file, .parquet, .csv, .tsv or .jsonl",
     )
+    add_reading_argument(parser)
     parser.add_argument(
         "--format",
         choices=("parquet", "csv", "jsonl", "openai"),
@@ -136,8 +140,8 @@ def _predict_texts(arguments: argparse.Namespace) -> int:
 
 def _parse(arguments: argparse.Namespace) -> BatchPrediction:
     """The parameters of the flow. Raises UserError."""
-    values = {name: getattr(arguments, name) for name in OPTIONS}
-    values["task"] = values["task"] or None
+    values = {name: getattr(arguments, name) for name in OPTIONS if name != "data"}
+    values |= {"task": values["task"] or None, "data": parse_reading(arguments.set)}
     return parse_batch_prediction({name: value for name, value in values.items() if value is not None})
 
 
@@ -163,7 +167,7 @@ def _plan(prediction: BatchPrediction, arguments: argparse.Namespace) -> int:
           f"{counts['new']:,} of them{f' ({lasts})' if counts['new'] else ''}.")  # fmt: skip
     for line in describe_errors(counts["errors"]):
         print(line)
-    for warning in remote.end_run(wait=False):
+    for warning in [*prepared.scan.warnings(), *remote.end_run(wait=False)]:
         print(warning, file=sys.stderr)
     write_json(arguments.json, {"counts": counts, "seconds": seconds})
     return COMPLETED
@@ -223,6 +227,7 @@ def _find_problems(arguments: argparse.Namespace) -> Iterator[Problem]:
     if of_files and not (arguments.input and arguments.output):
         missing = "--output" if arguments.input else "--input"
         yield problem(missing, "is missing: --input PATH… and --output PATH go together.")
+    given = vars(arguments) | {"data": arguments.set or None}
     for name in OF_FILES:
-        if texts and getattr(arguments, name) is not None:
+        if texts and given[name] is not None:
             yield problem(OF_FILES[name], "is for files: leave it out, or give --input and --output.")

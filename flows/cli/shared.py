@@ -63,6 +63,27 @@ def add_version_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_reading_argument(parser: argparse.ArgumentParser, other: str = "") -> None:
+    """Adds --set, for fields of `data`. `other` describes those that the command takes too."""
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="read the rows with another value of a field of the recipe's data, such as data.delimiter=;, or "
+        f"data.filter=null{other}; the value is YAML; repeatable",
+    )
+
+
+def parse_reading(settings: Iterable[str]) -> dict[str, Any]:
+    """Returns the fields of `data` in the values of --set. Raises UserError for other fields."""
+    found = parse_set(settings)
+    if others := [name for name in found if not name.startswith("data.")]:
+        message = f"{', '.join(others)}: only fields of data can be set here, such as data.delimiter=;."
+        raise option_error("--set", message)
+    return {name.removeprefix("data."): value for name, value in found.items()}
+
+
 def load_recipe(arguments: argparse.Namespace) -> Recipe:
     """Loads the recipe of FILE, --entry and --set. Raises UserError with all mistakes."""
     return load(arguments.file, parse_set(arguments.set), arguments.entry)

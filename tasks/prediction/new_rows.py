@@ -60,7 +60,7 @@ class NewRows:
         known = self._find_compared(shard, rows)
         if known is not None:
             self.before.append(known)
-        new = rows.inputs[known.rows if known else 0 :]
+        new = rows.like_training_rows(start=known.rows if known else 0)
         if new:
             self.files[shard.file] = None
         self._reservoir.add(new)

@@ -31,7 +31,7 @@ class RowFiles:
         self.kept = list(dict.fromkeys([*([self.id] if self.id else []), *kept]))
         """The columns that travel along."""
         self._version, self._options = f"{model.name} version {model.version}", task_type.options
-        self.reader = RowReader(task_type, model.columns, self.kept)
+        self.reader = RowReader(task_type, model.columns, self.kept, model.rules)
         auto = SHARD_TEXTS if task_type.generates_text else SHARD_ROWS
         self.shard_rows = auto if prediction.shard_rows == "auto" else int(prediction.shard_rows)
         taken = {*STAMPS, *predicted_names(task_type.record_types([]), self.kept).values()}

@@ -8,14 +8,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.prediction.scan import Progress
+from tasks.prediction.scan import Progress, require_usable_files, scan_rows
 from tasks.registry.monitored import Monitored
 from training import task_types
 from training.data.listing import SourceFile
 from training.data.model_inputs import Values
-from training.data.prediction_rows import RowReader
+from training.data.prediction_rows import RowReader, format_of
 from training.evaluation.drift.sampling import Reservoir
 from training.problems import Problem, UserError
+from training.recipe.batch_prediction import SHARD_ROWS
+
+FIELD = "inputs"
+"""The parameter of the flow `drift` with the paths."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +48,23 @@ class Sample:
         return (json.dumps(values, separators=(",", ":")).encode() + b"\n" for values in self.rows)
 
 
-def draw_sample(version: Monitored, files: Sequence[SourceFile], most: int, progress: Progress) -> Sample:
-    """Reads the rows of all files as a batch prediction does, and draws at most `most` of them.
+def draw_sample(
+    version: Monitored, files: Sequence[SourceFile], most: int, progress: Progress
+) -> tuple[Sample, list[str]]:
+    """Reads the rows of all files as a batch prediction does, and draws at most `most` of those that the filter of the
+    training data keeps. Returns warnings about the rows too.
 
     Raises UserError with the problems of all files, and if there are no rows.
     """
-    reader = RowReader(task_types.load(version.task, version.options), version.columns)
-    reservoir, problems = Reservoir[Values | None](most), list[Problem]()
-    for done, file in enumerate(files, 1):
-        try:
-            for rows in reader.read(file.file):
-                reservoir.add(rows.inputs)
-        except UserError as error:
-            problems += error.problems
-        progress(done, len(files))
-    if not problems and not reservoir.total:
-        problems.append(Problem(kind="data", where="inputs", message="hold no rows: give files that have some."))
-    if problems:
-        raise UserError(problems)
-    return Sample(reservoir.draw(), reservoir.total)
+    version.rules.require_used(format_of(file.file) for file in files)
+    task_type = task_types.load(version.task, version.options)
+    reader = RowReader(task_type, version.columns, rules=version.rules, needs_filter=True)
+    reservoir = Reservoir[Values | None](most)
+    scan = scan_rows(
+        files, reader, SHARD_ROWS, None, progress, lambda _, rows: reservoir.add(rows.like_training_rows()), field=FIELD
+    )
+    require_usable_files(scan.unusable, FIELD)
+    if not reservoir.total:
+        message = "data.filter removes all rows: give files that have others, or set it to null."
+        raise UserError([Problem(kind="data", where=FIELD, message=message)])
+    return Sample(reservoir.draw(), reservoir.total), scan.warnings()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -33,8 +33,8 @@ LABELLED = tuple(suffix for suffix in READ if suffix != ".txt")
 ID = np.dtype([("hash", "<u8"), ("file", "<i4"), ("row", "<i8")])
 PARTS = 64
 """The number of files with the ids' hashes: 100 million ids take 32 MB of memory at once."""
-MAX_REASONS = 10
-"""The largest number of reasons in a message."""
+MAX_REASONS = MAX_NAMES = 10
+"""The largest number of reasons, and of files, in a message."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,14 @@ class Scan:
     """The number of unusable rows by reason."""
     examples: dict[str, str] = field(default_factory=dict)
     """The first row with each reason."""
+    without_rows: list[str] = field(default_factory=list)
+    """The files that have no rows."""
+    unusable: dict[str, str] = field(default_factory=dict)
+    """The first error of each file in which no row can be used, unless its rows were read and are only empty."""
+    remarks: list[str] = field(default_factory=list)
+    """What training would warn of."""
+    unfiltered: list[str] = field(default_factory=list)
+    """Why the rows of files are not filtered as the training data were."""
 
     @property
     def rows(self) -> int:
@@ -74,6 +82,13 @@ class Scan:
     def files(self) -> int:
         """The number of files with rows."""
         return len({shard.file for shard in self.shards})
+
+    def warnings(self) -> list[str]:
+        """What training would warn of, and the files without rows."""
+        if not self.without_rows:
+            return self.remarks
+        files = format_count(len(self.without_rows), "file")
+        return [*self.remarks, f"{files} without rows: {_list_names(self.without_rows)}"]
 
 
 def list_files(
@@ -131,28 +146,62 @@ def scan_rows(
     id_column: str | None,
     progress: Progress,
     on_shard: Callable[[Shard, Rows], None] = lambda shard, rows: None,
+    *,
+    field: str = "input",
 ) -> Scan:
-    """Reads all rows; calls `on_shard` with each shard in order.
+    """Reads all rows; calls `on_shard` with each shard in order. `field` is the parameter with the paths, for messages.
 
     Raises UserError with the problems of all files, if there are no rows, and for duplicate ids.
     """
     scan, problems, ids = Scan(), list[Problem](), None if id_column is None else UniqueIds(id_column)
     for done, file in enumerate(files, 1):
+        seen = _File(file.file)
         try:
             for number, rows in enumerate(reader.shards(file.file, shard_rows)):
                 _add(scan, file.file, number, rows)
+                seen.add(rows)
                 on_shard(scan.shards[-1], rows)
                 if ids is not None:
                     ids.add(file.file, rows)
+            seen.end(scan, reader)
         except UserError as error:
             problems += error.problems
         progress(done, len(files))
     problems += [] if ids is None else ids.problems()
     if not problems and not scan.shards:
-        problems.append(Problem(kind="data", where="input", message="holds no rows: give files that have some."))
+        problems.append(Problem(kind="data", where=field, message="there are no rows: give files that have some."))
     if problems:
         raise UserError(problems)
     return scan
+
+
+class _File:
+    """What a scan finds in one file."""
+
+    def __init__(self, file: str) -> None:
+        self._file, self._rows, self._has_usable, self._first_error = file, 0, False, ""
+
+    def add(self, rows: Rows) -> None:
+        """Adds the next rows."""
+        self._rows += len(rows.numbers)
+        for number, error in zip(rows.numbers, rows.errors, strict=True):
+            self._has_usable |= error is None or error.is_empty
+            if error is not None and not self._first_error:
+                self._first_error = f"row {number} {error}"
+
+    def end(self, scan: Scan, reader: RowReader) -> None:
+        """Adds the findings to the scan, after all rows of the file."""
+        if not self._rows:
+            scan.without_rows.append(display_name(self._file))
+        elif not self._has_usable:
+            scan.unusable[display_name(self._file)] = self._first_error
+        scan.remarks += reader.warnings.get(self._file, [])
+        scan.unfiltered += [reader.unfiltered[self._file]] if self._file in reader.unfiltered else []
+
+
+def _list_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
 
 
 def _add(scan: Scan, file: str, number: int, rows: Rows) -> None:
@@ -166,7 +215,10 @@ def _add(scan: Scan, file: str, number: int, rows: Rows) -> None:
 
 
 def require_few_errors(scan: Scan, max_error_rate: float) -> None:
-    """Raises UserError, with the counts by reason, if more rows than this share are unusable."""
+    """Raises UserError, with the counts by reason, if more rows than this share are unusable; and for files in which no
+    row can be used, unless all rows may be unusable."""
+    if max_error_rate < 1:
+        require_usable_files(scan.unusable, "input", " Or allow all rows to be unusable.")
     count = scan.errors.total()
     if count <= max_error_rate * scan.rows:
         return
@@ -179,6 +231,15 @@ def require_few_errors(scan: Scan, max_error_rate: float) -> None:
         "Correct them, or allow a larger share."
     )
     raise UserError([Problem(kind="data", where="max_error_rate", message=message)])
+
+
+def require_usable_files(unusable: Mapping[str, str], where: str, other_way: str = "") -> None:
+    """Raises UserError if there are files in which no row can be used; `unusable` has the first error of each."""
+    if unusable:
+        named = _list_names([f"{file} ({error})" for file, error in unusable.items()])
+        files = format_count(len(unusable), "file")
+        message = f"no row can be used of {files}: {named}. Correct or remove them.{other_way}"
+        raise UserError([Problem(kind="data", where=where, message=message)])
 
 
 class UniqueIds:

@@ -238,6 +238,7 @@ class _Program:
         values = PredictShardsSettings(
             **spec.task,
             columns=dict(spec.columns),
+            reading=spec.rules.model_dump(),
             shards=[
                 WantedShard(file=shard.file, number=shard.number, digest=shard.digest)
                 for shard in self._waiting.values()

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from tasks.cache import settings, store
 from tasks.cache.refs import Champion, PinnedFile, Ref
 from tasks.registry import consent, lineage
-from tasks.registry.prediction_job import find_model
+from tasks.registry.prediction_job import find_model, read_by
 from tasks.registry.versions import RECIPE_TAG, SPLIT_TAG, build_error, read_figures
 from tasks.shared_store.opening import open_remote
 from tasks.tracking.connection import MODEL_TAG, connect, mlflow_errors
@@ -19,6 +19,7 @@ from training import task_types
 from training.problems import Problem, UserError, nearest
 from training.recipe import Data, Recipe, parse
 from training.recipe.drift import Drift
+from training.recipe.reading_rules import ReadingRules
 from training.recipe.tables.formats import FORMATS
 from training.recipe.tables.metrics import PAIRS, RATED
 from training.recipe.version_names import split_version_name
@@ -35,6 +36,8 @@ class Monitored(BaseModel):
     options: dict[str, Any]
     columns: dict[str, str]
     """The names of the model's input columns in files, by the task type's names."""
+    rules: ReadingRules = ReadingRules()
+    """How its rows are read."""
     recipe: str
     """The name of the recipe that registered it."""
     split: str
@@ -49,13 +52,15 @@ class Monitored(BaseModel):
     """The run that registered it."""
 
 
-def find_monitored(model: str, own_task: str = "") -> Monitored:
-    """Finds `NAME`, `NAME@ALIAS` or `NAME/VERSION`; a NAME alone is its champion.
+def find_monitored(model: str, own_task: str = "", data: Mapping[str, Any] | None = None) -> Monitored:
+    """Finds `NAME`, `NAME@ALIAS` or `NAME/VERSION`; a NAME alone is its champion. `data` has other values of fields by
+    which its rows are read.
 
-    Raises UserError as `prediction_job.find_model` does, and for a version that no run of this project registered.
+    Raises UserError as `prediction_job.find_model` and `read_by` do, and for a version that no run of this project
+    registered.
     """
     name, alias, number = split_version_name(model)
-    spec = find_model(name, alias, number, own_task)
+    spec = read_by(find_model(name, alias, number, own_task), data)
     version = spec.uri.rpartition("/")[2]
     with mlflow_errors():
         found = connect().get_model_version(name, version)
@@ -74,6 +79,7 @@ def find_monitored(model: str, own_task: str = "") -> Monitored:
         task=spec.task["task"],
         options=dict(spec.task["options"]),
         columns=dict(spec.columns),
+        rules=spec.rules,
         recipe=found.tags[RECIPE_TAG],
         split=found.tags[SPLIT_TAG],
         load_data=found.tags["finetune.load_data.key"],
@@ -138,9 +144,9 @@ def read_recipe(version: Monitored, run_code: bool) -> Recipe:
     return parse(record[lineage.RECIPE_SET])
 
 
-def labelled_data(recipe: Recipe, rows: Ref, files: Sequence[PinnedFile]) -> Data:
-    """The recipe's section `data` for rows in these files, with the labels of the version in their order. Of a mixture
-    they have the columns of the first set.
+def labelled_data(version: Monitored, rows: Ref, files: Sequence[PinnedFile]) -> Data:
+    """The section `data` for rows in these files, read as the version's rules say, with its labels in their order. Of a
+    mixture they have the columns of the first set.
 
     Equal rows are no fault here, and rows that lack a text or a label are left out with a warning. Raises UserError for
     files of several formats.
@@ -150,21 +156,16 @@ def labelled_data(recipe: Recipe, rows: Ref, files: Sequence[PinnedFile]) -> Dat
         message = f"the files have several formats ({', '.join(sorted(formats))}): evaluate one format at a time."
         raise UserError([Problem(kind="option", where="inputs", message=message)])
     (source,) = formats
-    kept = {"text", "label", "columns", "label_separator", "rename", "cast", "filter", "max_file_gb"}
-    kept |= set(FORMATS[source].fields)
-    values = recipe.data.sets[0].model_dump(mode="json", include=kept)
+    version.rules.require_used([source])
+    data = version.rules.data(source)
     levels = dict.fromkeys(("duplicates", "conflicting_labels", "shared_rows", "absent_label"), "ignore")
     levels |= dict.fromkeys(("blank_text", "missing_label"), "warning")
     names = label_names(rows)
-    return Data.model_validate(
-        {
-            **{name: value for name, value in values.items() if value is not None},
-            "source": source,
-            "path": "rows with labels",
-            "checks": {**recipe.data.checks, **levels},
-            **({"label_names": names} if len(names) > 1 else {}),
-        }
-    )
+    values = {
+        "checks": {**data.checks, **levels},
+        "label_names": names if len(names) > 1 else None,
+    }
+    return Data.model_validate(data.model_dump(mode="json") | values)
 
 
 def read_drift_section(version: Monitored, overrides: Mapping[str, Any]) -> Drift:

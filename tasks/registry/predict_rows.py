@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from tasks.registry.program_settings import PredictRowsSettings
 from tasks.registry.versions import LOGGED_PARTS
 from tasks.tracking.connection import mlflow_errors
 from training.data.faults import Faults
+from training.data.lists import as_json, from_json, texts_as_json
+from training.data.mappings import BOOLEANS
 from training.data.model_inputs import Values, to_batch
-from training.data.prediction_rows import complete_values, parse_value
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job
 from training.problems import Problem, UserError
+from training.recipe.column_types import EXAMPLES
 
 if TYPE_CHECKING:
     from training.recipe.column_types import Form
@@ -47,12 +52,61 @@ def _parse_values(row: Sequence[str], forms: Mapping[str, Form], may_be_empty: C
     given = []
     for value, (name, form) in zip(row, forms.items(), strict=True):
         try:
-            given.append(parse_value(value, form))
+            given.append(_parse_value(value, form))
         except ValueError as expected:
             raise _error(f"{value!r:.60} is given, where {expected} belongs.") from expected
         if given[-1] is None and name not in may_be_empty:
             raise _error("is empty: there is nothing to predict.")
-    return complete_values(given, forms)
+    return _complete_values(given, forms)
+
+
+def _complete_values(values: Sequence[Any], columns: Mapping[str, Form]) -> Values:
+    """A row's values as they are stored, with empty texts and lists for missing ones."""
+    nothing: dict[str, Any] = {"text": "", "texts": []}
+    return tuple(
+        nothing.get(form) if value is None else value for value, form in zip(values, columns.values(), strict=True)
+    )
+
+
+def _parse_value(value: Any, form: Form) -> Any:
+    """A value of that form as it is stored; nested ones are parsed from JSON. None for a missing value.
+
+    Raises ValueError for any other value, with the description of a right one.
+    """
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    if form == "text":
+        if _is_text(value):
+            return value
+        raise ValueError("a text")
+    if form == "number":
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if math.isfinite(number):
+            return number
+        raise ValueError("a number")
+    if form == "boolean":
+        known = BOOLEANS.get(value.strip().lower() if isinstance(value, str) else str(value).lower())
+        if known is not None:
+            return known
+        raise ValueError("true or false")
+    try:
+        cell = pa.array([value if isinstance(value, str) else as_json(value)])
+        column, wrong = from_json(texts_as_json(cell) if form == "content" else cell, "", form)
+    except (TypeError, ValueError, RecursionError):
+        wrong = {0: ("", "", "")}
+    if wrong:
+        raise ValueError(f"a value such as {EXAMPLES[form]}")
+    return column[0].as_py() or None
+
+
+def _is_text(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and (value.isascii() or value.encode() is not None)
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can hold
+        return False
 
 
 def _error(message: str) -> UserError:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
+
+from pydantic import ValidationError
 
 from tasks.cache import settings
 from tasks.cache.refs import Champion
 from tasks.jobs.commands import python_argv
 from tasks.jobs.hardware import mixed_precision, visible_gpus
 from tasks.jobs.launch import require_finished, run_job
+from tasks.registry import lineage
 from tasks.registry.program_settings import PredictRowsSettings
 from tasks.registry.versions import (
     COLUMNS_TAG,
     PRECISION_TAG,
+    READING_TAG,
     TASK_TAG,
     need_model,
     need_version,
@@ -27,6 +32,9 @@ from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, build_environme
 from training import task_types
 from training.jobs.protocol import Job
 from training.problems import Problem, UserError
+from training.recipe import Data
+from training.recipe.reading_rules import ReadingRules
+from training.recipe.validation import override_reading
 from training.task_types import TASK_TYPES
 
 PROGRAM = "tasks.registry.predict_rows"
@@ -54,6 +62,10 @@ class ModelSpec:
     """Its artifact of `fit`, which a store may still have."""
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     """The number format in which it predicts here: that of its training, if this machine computes in it."""
+    reading: str | None = None
+    """The tag that says how its recipe reads rows; None for a version of an earlier release of this project."""
+    rules: ReadingRules = field(default_factory=ReadingRules)
+    """How its rows are read, after `read_by`."""
 
     @property
     def champion(self) -> Champion:
@@ -97,7 +109,25 @@ def find_model(name: str, alias: str = "", version: str = "", own_task: str = ""
         digest=found.tags.get(MODEL_TAG) or identity,
         key=found.tags.get("finetune.fit.key"),
         mixed_precision=_precision_here(found.tags.get(PRECISION_TAG, "no")),
+        reading=found.tags.get(READING_TAG),
     )
+
+
+def read_by(model: ModelSpec, overrides: Mapping[str, Any] | None = None) -> ModelSpec:
+    """The version with the rules by which its rows are read: those of its recipe, with other values of fields of
+    `data`. Raises UserError with every mistake in these, and MlflowFailed."""
+    rules = override_reading(_recipe_rules(model), overrides or {}, model.task, model.columns)
+    return replace(model, rules=rules, columns=rules.columns(model.columns))
+
+
+def _recipe_rules(model: ModelSpec) -> ReadingRules:
+    """The rules of the version's recipe; the defaults if it is unknown."""
+    if model.reading is not None:
+        return ReadingRules(sets=json.loads(model.reading))
+    with contextlib.suppress(UserError, ValidationError):  # of no run of this project, or of another version of it
+        record = lineage.find_version(f"{model.name}/{model.version}")
+        return ReadingRules.of(Data.model_validate(record[lineage.RECIPE_SET]["data"]))
+    return ReadingRules()
 
 
 def _precision_here(trained: str) -> Literal["no", "bf16", "fp16"]:

@@ -18,6 +18,8 @@ from tasks.registry.evaluations import Evaluation, record
 from tasks.registry.monitored import Monitored, find_predictions, find_rows, label_names, labelled_data
 from tasks.tracking.reports import emit_warnings, read_report
 from training import task_types
+from training.data.sources import delimiter_of
+from training.problems import renamed
 from training.recipe import Recipe
 from training.recipe.mixture import OF_MIXTURE
 from training.recipe.monitoring_settings import EvaluateSettings
@@ -32,12 +34,14 @@ SPLIT = "test"
 
 def load_inputs(version: Monitored, recipe: Recipe, rows: Ref, files: Sequence[PinnedFile]) -> Inputs:
     """The settings of reading, the labels' names, and the content of the files."""
-    data = labelled_data(recipe, rows, files)
+    data = labelled_data(version, rows, files)
     code, named, options = code_for_rows(recipe)
     source = SOURCES[data.source]
     return Inputs(
         {
             "data": data.model_dump(exclude={"path", "config", "revision", "splits", "max_file_gb", *OF_MIXTURE}),
+            "delimiter": [delimiter_of(pin.path, data) for pin in files] if data.source == "csv" else None,
+            "spelt": _read_spelling(rows),
             "task": {"name": version.task, "options": options},
             "files": [pin.sha256 for pin in files],
         },
@@ -48,21 +52,25 @@ def load_inputs(version: Monitored, recipe: Recipe, rows: Ref, files: Sequence[P
     )
 
 
+def _read_spelling(rows: Ref) -> dict[str, int]:
+    """The indices of labels as the version's rows spell them, where these are not the labels' names."""
+    return dict(read_report(rows.path).get("spelt", {}))
+
+
 @stage(load_inputs)
 def load_labelled(
     work: Work, version: Monitored, recipe: Recipe, rows: Ref, files: Sequence[PinnedFile]
 ) -> Mapping[str, Any]:
-    """Reads and checks the rows as `load_data` does, with the labels of the version in their order."""
+    """Reads and checks the rows as `load_data` does, as one split, with the labels of the version in their order."""
     from training.data.load_rows import load
 
-    paths = [pin.path for pin in files]
-    # A split train is required: labels that the recipe does not name are those of its rows.
-    sources, data = {"train": paths, SPLIT: paths}, labelled_data(recipe, rows, files)
-    figures = load(data, source_columns(recipe).task_type, sources, work.out, work.progress, [SPLIT])
+    data, task_type = labelled_data(version, rows, files), source_columns(recipe).task_type
+    sources = {SPLIT: [pin.path for pin in files]}
+    with renamed({f"data.splits.{SPLIT}": "inputs"}):
+        figures = load(
+            data, task_type, sources, work.out, work.progress, [SPLIT], only=SPLIT, spelt=_read_spelling(rows)
+        )
     require_unchanged(files)
-    for split in ("train", "validation"):
-        (work.out / f"{split}.arrow").unlink(missing_ok=True)
-        (work.out / f"{split}.slices.arrow").unlink(missing_ok=True)
     emit_warnings(work, read_report(work.out))
     return {f"{SPLIT}_rows": figures[f"{SPLIT}_rows"], "labels": figures["labels"], "warnings": figures["warnings"]}
 

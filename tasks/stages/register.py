@@ -30,6 +30,7 @@ from tasks.registry.versions import (
     FIGURES_TAG,
     GIT_COMMIT_TAG,
     PRECISION_TAG,
+    READING_TAG,
     REASON_TAG,
     RECIPE_TAG,
     ROWS_TAG,
@@ -55,6 +56,7 @@ from tasks.tracking.reports import escape_markdown
 from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe
 from training.recipe.column_types import EXAMPLES
+from training.recipe.reading_rules import ReadingRules
 from training.recipe.rules.column_rules import source_columns
 
 SERVED_WITH = ("torch", "transformers", "accelerate", "tokenizers", "safetensors")
@@ -239,6 +241,7 @@ def _build_judgement_tags(recipe: Recipe, verdict: Verdict, refs: Mapping[str, R
         MAX_LENGTH_TAG: str(recipe.tokens.max_length),
         TASK_TAG: json.dumps(recipe.task_and_options, ensure_ascii=False),
         COLUMNS_TAG: json.dumps({column.name: column.source_name for column in columns}, ensure_ascii=False),
+        READING_TAG: json.dumps(ReadingRules.of(recipe.data).sets, ensure_ascii=False),
         VERDICT_TAG: verdict.decision,
         REASON_TAG: verdict.reason,
         SPLIT_TAG: recipe.judged_split,

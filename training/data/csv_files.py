@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from training.recipe.source_columns import SourceColumns
 
 MAX_RAGGED = 10_000  # With this many rows that do not fit the header, the delimiter is probably wrong.
+HEAD_ROWS = 100  # that show how many columns a file without a header has
 MAX_NAME_LENGTH = 100  # characters; a longer name is probably a text
 MIN_WORDS_OF_TEXT = 3  # a name of this many words may be a text
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
@@ -44,14 +45,15 @@ DELIMITERS = {";": "';'", "\t": '"\\t"', "|": "'|'", ",": "','"}
 def read_csv(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: ExtraColumns) -> Iterator[Block]:
     """CSV. Every value stays a text: `NA`, `1.0`, quoted line breaks. Empty rows are skipped."""
     for file in pinned[split]:
-        yield from _CsvFile(file, wanted, slices).blocks()
+        if (head := _read_head(file, wanted.data)) is not None:
+            yield from _CsvFile(file, wanted, slices, head).blocks()
 
 
 class CsvParser:
     """One CSV file, parsed into columns of bytes."""
 
-    def __init__(self, file: str, data: Data) -> None:
-        self.where, self.head = display_name(file), _read_head(file, data)
+    def __init__(self, file: str, data: Data, head: _Head) -> None:
+        self.where, self.head = display_name(file), head
         self._file, self._data = file, data
 
     def read_parts(self, read: list[str], needed: list[str]) -> Iterator[CsvPart]:
@@ -74,7 +76,10 @@ class CsvParser:
         )
         # One thread, since pyarrow numbers rows in that mode only.
         options = pyarrow.csv.ReadOptions(
-            use_threads=False, block_size=LONGEST_ROW_BYTES, skip_rows=head.skipped, column_names=data.header
+            use_threads=False,
+            block_size=LONGEST_ROW_BYTES,
+            skip_rows=head.skipped,
+            column_names=None if data.header is None else head.names,
         )
         with open_text(self._file, data) as raw:
             has_header = data.header is None
@@ -143,14 +148,17 @@ class CsvPart(NamedTuple):
 class _CsvFile:
     """The columns of one CSV file that a recipe reads."""
 
-    def __init__(self, file: str, wanted: SourceColumns, slices: ExtraColumns) -> None:
-        self._parser = CsvParser(file, wanted.data)
+    def __init__(self, file: str, wanted: SourceColumns, slices: ExtraColumns, head: _Head) -> None:
+        if wanted.keeps_rows and head.width is not None:  # rows to predict may lack columns at their end
+            head = replace(head, names=head.names[: head.width])
+        self._parser, self._head = CsvParser(file, wanted.data, head), head
         self._where, self._wanted, self._slices = self._parser.where, wanted, slices
-        self._head = self._parser.head
-        self._columns = _match_header(self._head, wanted, self._where)
-        self._slice_columns = slices.of_file(self._head.names)
-        first = self._head.names[: self._head.names.count(self._head.names[0]) == 1]  # a repeated name names no column
+        self._columns = _match_header(head, wanted, self._where)
+        self._slice_columns = slices.of_file(head.names)
+        first = head.names[: head.names.count(head.names[0]) == 1]  # a repeated name names no column
         self._read = list(dict.fromkeys([*self._columns.values(), *self._slice_columns.values(), *first]))
+        if wanted.keeps_rows:  # only a line without any value is no row
+            self._read += [name for name in head.names if head.names.count(name) == 1 and name not in self._read]
         self._header_read: int | None = None  # the number of the header, if it is read as a row because of data.header
 
     def blocks(self) -> Iterator[Block]:
@@ -173,7 +181,12 @@ class _CsvFile:
                 name: part.column(source) for name, source in self._slice_columns.items() if self._slices.reads(name)
             }
             block = Block(self._where, columns, numbers, share=read.share, slices=slices, spelt=True)
-            is_empty = empty_rows(columns)
+            if not self._wanted.keeps_rows:
+                is_empty = empty_rows(columns)
+            elif len(self._head.names) > 1:
+                is_empty = empty_rows(part)
+            else:
+                is_empty = np.zeros(part.num_rows, bool)
             if is_empty.any():
                 block = block.filter(~is_empty)
             headers, remarks = self._find_headers(part, numbers, marked)
@@ -296,9 +309,12 @@ class _Head:
     """Lines before the header, or before the first row where there is no header: `sep=;` and blank ones."""
     first: int
     """The number of the first row of data."""
+    width: int | None = None
+    """Without a header: the fields of the first rows, if all of them have as many, and fewer than there are names."""
 
 
-def _read_head(file: str, data: Data) -> _Head:
+def _read_head(file: str, data: Data) -> _Head | None:
+    """Returns the beginning of a CSV file; None for a file that has neither rows nor a header."""
     where = display_name(file)
 
     def lines(text: io.TextIOWrapper) -> Iterator[str]:
@@ -317,17 +333,29 @@ def _read_head(file: str, data: Data) -> _Head:
         delimiter = hint[1] if hint else delimiter_of(file, data)
         delimiter = delimiter if data.maxsplit is None else SEPARATOR.decode()
         skipped = int(hint is not None)
+        rows = _parse(rest if hint else itertools.chain([start], rest), delimiter, data)
         if data.header is not None:
-            return _Head(data.header, delimiter, skipped, first=skipped + 1)
+            widths = _first_widths(rows)
+            fewer = widths[0] if len(widths) == 1 and widths[0] < len(data.header) else None
+            return _Head(data.header, delimiter, skipped, skipped + 1, fewer) if widths else None
         try:
-            for blank, row in enumerate(_parse(rest if hint else itertools.chain([start], rest), delimiter, data)):
+            for blank, row in enumerate(rows):
                 if row:
                     return _Head(row, delimiter, skipped + blank, first=skipped + blank + 2)
         except csv.Error as error:
             raise source_error(
                 where, f"has no header that can be read ({error}): is a quotation mark never closed?"
             ) from error
-    raise source_error(where, "is empty: its first row must name the columns")
+    return None
+
+
+def _first_widths(rows: Iterator[list[str]]) -> list[int]:
+    """Returns the different numbers of fields of the first rows, without blank lines; 0 for rows that are not
+    readable."""
+    try:
+        return list({len(row) for row in itertools.islice(filter(None, rows), HEAD_ROWS)})
+    except (csv.Error, UserError):  # the parser reports them with the row
+        return [0, 1]
 
 
 def _parse(lines: Iterable[str], delimiter: str, data: Data) -> Iterator[list[str]]:
@@ -442,7 +470,13 @@ def _match_header(head: _Head, wanted: SourceColumns, where: str) -> dict[str, s
         return match_columns(wanted, header, where)
     except UserError as error:
         if wanted.data.header is not None:
-            raise
+            if head.width is None:
+                raise
+            message = (
+                f"names {len(wanted.data.header)} columns ({', '.join(wanted.data.header)}), and the rows of {where} "
+                f"have {head.width}, taken for {', '.join(header)}: name the columns of these rows, in order."
+            )
+            raise UserError([Problem(kind="data", where="data.header", message=message)]) from error
         for other, yaml in DELIMITERS.items():
             if len(header) == 1 and other in header[0]:
                 message = f"the header of {where} is one column, {header[0]!r}: set data.delimiter: {yaml}."

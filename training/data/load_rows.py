@@ -59,6 +59,9 @@ def load(
     evaluated: Sequence[str] = (),
     explain: Explain = lambda index: nullcontext(),
     count_tokens: CountTokens | None = None,
+    *,
+    only: str | None = None,
+    spelt: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
     """Writes the rows of every split to the folder `out`, with their labels and a report. Returns the rows of each
     split, the number of labels and of warnings.
@@ -68,7 +71,8 @@ def load(
     `progress` gets the rows read and an estimate of all. `evaluated` are the splits that the recipe evaluates, which a
     Hub data set and a callable have to provide. `explain` gives the context in which a set is read, by its number: it
     may raise UserError in place of other errors. `count_tokens` returns the tokens of texts; a mixture that is weighted
-    by tokens needs it.
+    by tokens needs it. `only` is the one split to read, whole, if nothing is trained; `spelt` are then the indices of
+    labels whose spelling in the training rows is not their name, as the report has them.
 
     `out` gets `<split>.arrow` with the task type's columns, in the types of RowSpecification.columns;
     `labels.json` (names in order, none for a task type without labels); `log/report.json` (rows, labels, characters
@@ -85,7 +89,7 @@ def load(
     given = [sources] if isinstance(sources, Mapping) else list(sources)
     wanted = [SourceColumns(one, task_type, tuple(evaluated)) for one in data.sets]
     with user_code_errors(task_type), TemporaryDirectory(dir=out, prefix=".as-written-") as folder:
-        reading = _Reading(data, wanted, given, Path(folder), progress, explain)
+        reading = _Reading(data, wanted, given, Path(folder), progress, explain, only, spelt or {})
         reading.read_all()
         names, places, problems = reading.problems_and_labels()
         _require(problems)
@@ -114,7 +118,7 @@ def _require(problems: Iterable[Problem]) -> None:
         raise UserError(found)
 
 
-def _split_shares(wanted: SourceColumns, sources: Mapping[str, Any]) -> dict[str, float]:
+def _split_shares(wanted: SourceColumns, sources: Mapping[str, Any], needed: str) -> dict[str, float]:
     """Returns the splits to read, in order, each with its share of the bytes to read."""
     data = wanted.data
     if data.source == "hub":
@@ -122,7 +126,7 @@ def _split_shares(wanted: SourceColumns, sources: Mapping[str, Any]) -> dict[str
     else:
         existing = object_splits(data, wanted.evaluated) if data.source == "python" else sources
     splits = [split for split in SPLITS if split in existing]
-    if "train" not in splits:
+    if needed not in splits:
         message = f"there are no rows for train: {data.path} has {', '.join(existing)}. Name them in data.splits.train."
         raise UserError([Problem(kind="data", where="data.splits.train", message=message)])
     sizes = {split: sum(_size_of(file) for file in sources[split]) if split in sources else 1 for split in splits}
@@ -145,6 +149,10 @@ class _Reading:
     """The folder with the rows of each split, labels as names. In a mixture the sets follow each other."""
     progress: Progress
     explain: Explain
+    only: str | None = None
+    """The one split to read, if nothing is trained."""
+    spelt: Mapping[str, int] = field(default_factory=dict)
+    """The indices of labels whose spelling is not their name."""
     statistics_by_split: dict[str, SplitStatistics] = field(default_factory=dict)
     source_problems: list[Problem] = field(default_factory=list)
     """Problems of sources that could not be read completely."""
@@ -172,7 +180,7 @@ class _Reading:
             for index, wanted in enumerate(self.sets):
                 try:
                     with self.explain(index):
-                        splits = _split_shares(wanted, self.sources[index])
+                        splits = _split_shares(wanted, self.sources[index], self.only or "train")
                         for split, share in splits.items():
                             held_out = held_out_shares(wanted.data, splits) if split == "train" else {}
                             self._read(index, split, share / len(self.sets), held_out)
@@ -246,15 +254,19 @@ class _Reading:
                 statistics.as_if_corrected()
         by_split = {split: [part for part in parts if part.split == split] for split in SPLITS}
         self.statistics_by_split = {split: joined(found, self.wanted) for split, found in by_split.items() if found}
-        train = self.statistics_by_split.get("train")
+        train = self.statistics_by_split.get(self.only or "train")
         if train is None:
             return [], {}, _limit_problems(problems)
-        trained = [part for part in parts if part.split == "train" or part.held_out is not None]
+        trained = [part for part in parts if part.split == (self.only or "train") or part.held_out is not None]
         seen = in_order({label for statistics in trained for label in statistics.labels})
         stored = train.named or self.wanted.task_type.label_order(seen) or ()
         others = {label for statistics in parts for label in statistics.labels}
         try:
-            names, places = label_places(self.data.label_names, stored, seen, others)
+            if self.spelt and self.data.label_names:
+                names = list(self.data.label_names)
+                places = {name: place for place, name in enumerate(names)} | dict(self.spelt)
+            else:
+                names, places = label_places(self.data.label_names, stored, seen, others)
         except UserError as error:
             return [], {}, _limit_problems([*problems, *error.problems])
         if (column := self.wanted.labels) and (misfit := self.wanted.task_type.incompatible_label(names)):
@@ -499,7 +511,7 @@ def _report(
         "left_out": {split: statistics.left_out for split, statistics in statistics_by_split.items()},
         "filtered": {split: statistics.filtered for split, statistics in statistics_by_split.items()},
         "problems": [problem.model_dump() for problem in problems],
-    }
+    } | ({"spelt": dict(places)} if list(places) != list(names) else {})
 
 
 def _write_json(path: Path, value: Any) -> None:

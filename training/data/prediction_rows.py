@@ -1,7 +1,9 @@
-"""Rows to predict: files read as load_data reads them, with an error in place of the inputs of an unusable row.
+"""Rows to predict: files read by the readers and rules of training, with an error in place of the inputs of an unusable
+row.
 
 Every format of files in training/recipe/tables/formats.py is read, and .txt: a text a line. The rows of a file keep
-their order, and each is yielded once: a row that cannot be read at all has nothing but its number and its error.
+their order, and each is yielded once: a row that cannot be read at all has nothing but its number and its error. What
+training refuses in a row is the row's error; what training warns of is a warning.
 """
 
 from __future__ import annotations
@@ -9,35 +11,37 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby, islice
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from training.data.batch_requests import RefusedRequest, as_row, ignored_fields, is_request
-from training.data.casting import decode_texts
-from training.data.csv_files import CsvParser, empty_rows
-from training.data.decoding import open_seekable, open_text
-from training.data.faults import Fault, shorten
+from training.data.arrow_files import BLOCK_ROWS
+from training.data.batch_requests import as_row, ignored_fields, is_request
+from training.data.blocks import Block, ExtraColumns, load_reader, match_columns
+from training.data.casting import UNCODED_TYPES, convert_block, decode_texts, mask_of, to_stored_type
+from training.data.checks import ROW_CHECKS
+from training.data.decoding import open_text
+from training.data.faults import Fault, Faults, level_of
 from training.data.file_systems import display_name, name_of
-from training.data.json_files import json_values
-from training.data.lists import as_json, from_json, texts_as_json
-from training.data.mappings import BOOLEANS
-from training.data.model_inputs import TaskType, Values, to_batch
-from training.data.parquet_files import ipc_batches, open_ipc, readable
+from training.data.model_inputs import Values, to_batch
 from training.problems import Problem, UserError, nearest
-from training.recipe.column_types import EXAMPLES, Form
-from training.recipe.data_fields import Data
+from training.recipe.filters import parse_filter
 from training.recipe.program_settings import WantedShard
-from training.recipe.tables.checks import LEVELS
+from training.recipe.reading_rules import TEXT_LINES, ReadingRules
+from training.recipe.source_columns import ROLE_FIELDS, SourceColumns, StoredColumn
 from training.recipe.tables.formats import FORMATS
 
-READ = (".txt", *(suffix for source in FORMATS.values() for suffix in source.suffixes))
-BATCH_ROWS = 2048
+if TYPE_CHECKING:
+    from training.task_types.task_type import TaskType
+
+SPLIT = "input"
+READ = (f".{TEXT_LINES}", *(suffix for source in FORMATS.values() for suffix in source.suffixes))
+"""The ends of the names of files that are read."""
 
 Column: TypeAlias = "list[Any] | pa.Array"
 """The values of a column: an array of Parquet or Arrow, which keeps its type; Python values of other formats."""
@@ -51,6 +55,8 @@ class RowError:
     """Words that follow "row 7", the same for all rows with this fault."""
     detail: str = ""
     """The row's value, which follows the reason."""
+    is_empty: bool = False
+    """Whether the row was read, and has nothing to predict."""
 
     def __str__(self) -> str:
         return self.reason + self.detail
@@ -68,10 +74,122 @@ class Rows:
     """The reason for each of these; None for the others."""
     kept: dict[str, Column] = field(default_factory=dict)
     """The values of the columns that travel along, None where a row lacks one."""
+    filtered: frozenset[int] = frozenset()
+    """The numbers of the rows that the filter of the training data would remove."""
 
     def usable(self) -> list[Values]:
         """The inputs of the rows that can be used."""
         return [values for values in self.inputs if values is not None]
+
+    def like_training_rows(self, start: int = 0) -> list[Values | None]:
+        """The inputs of the rows that the filter of the training data would keep, from the one at `start`."""
+        pairs = zip(self.numbers[start:], self.inputs[start:], strict=True)
+        return [values for number, values in pairs if number not in self.filtered]
+
+
+@dataclass(frozen=True)
+class InputColumns(SourceColumns):
+    """The columns that are read from files of rows to predict: the model's inputs, and those of the filter if the file
+    has them."""
+
+    keeps_rows = True
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """The rows' names of the columns that the model reads, by their roles."""
+    beside: tuple[str, ...] = ()
+    """The columns that a file has to have beside these, because they travel along."""
+    needs_filter: bool = False
+    """Whether a file without the columns of the filter is a problem."""
+
+    @cached_property
+    def columns(self) -> tuple[StoredColumn, ...]:
+        """The model's inputs, in the order of their roles."""
+        types = {role: self.task_type.columns[role] for role in self.roles}
+        return tuple(
+            StoredColumn(
+                role,
+                name,
+                types[role].form,
+                ROLE_FIELDS.get(role, f"data.columns.{role}"),
+                types[role].may_be_empty,
+                types[role].target,
+            )
+            for role, name in self.roles.items()
+        )
+
+    def is_optional(self, column: StoredColumn) -> bool:
+        """Whether a file may lack the column."""
+        return self.task_type.columns[column.name].optional and column.may_be_empty
+
+    def in_file(self, there: Sequence[str]) -> InputColumns:
+        """Returns the columns to read from this file: without optional ones that it lacks, and with the names that its
+        columns have, those before or those after data.rename."""
+        data, needed = self.data, {name for name in self.by_source if not self.is_optional(self.by_source[name])}
+        rename = {old: new for old, new in data.rename.items() if old in there or (new in needed and new not in there)}
+        names = {rename.get(name, name) for name in there} | set(rename.values())
+        lacks_filter = bool(data.filter) and not names.issuperset(parse_filter(data.filter or "").columns)
+        cast = {name: to for name, to in data.cast.items() if name in names}
+        changes = {"rename": rename, "cast": cast}
+        if lacks_filter and not self.needs_filter:
+            changes["filter"] = None
+        roles = {role: name for role, name in self.roles.items() if name in names or name in needed}
+        return replace(self, data=data.model_copy(update=changes), roles=roles)
+
+    def unnamed(self, available: Iterable[str]) -> list[str]:
+        """None: the recipe has decided which columns are read."""
+        return []
+
+    def other_problems(self, there: Sequence[str], where: str) -> list[Problem]:
+        """Returns a problem for each column that is to travel along and that the file lacks. Rows of JSON may lack
+        it."""
+        renamed = [self.data.rename.get(name, name) for name in there]
+        if self.data.source == "json":
+            return []
+        return [
+            Problem(
+                kind="option",
+                where="keep",
+                message=f"{where} has no column {name!r}: it has {', '.join(renamed)}.{nearest(name, renamed)}",
+            )
+            for name in self.beside
+            if name not in renamed and name not in there
+        ]
+
+
+class _KeptColumns:
+    """The columns that travel along, as training/data/blocks.py reads them: with their values unchanged."""
+
+    def __init__(self, wanted: InputColumns, names: Sequence[str], found_fields: set[str]) -> None:
+        self._wanted, self._names, self._ignored_fields = wanted, names, found_fields
+        self._messages = wanted.roles.get("messages")
+
+    def of_file(self, names: Sequence[str], column_types: Sequence[pa.DataType] = ()) -> dict[str, str]:
+        renamed = {new: old for old, new in self._wanted.data.rename.items() if old in names}
+        sources = {name: name if name in names else renamed.get(name) for name in self._names}
+        return {name: source for name, source in sources.items() if source is not None}
+
+    def of_more_rows(self, names: Sequence[str]) -> dict[str, str]:
+        return self.of_file(names)
+
+    def reads(self, name: str) -> bool:
+        return True
+
+    def of_values(self, name: str, values: list[Any]) -> list[Any]:
+        return values
+
+    def of_array(self, column: pa.Array, label_names: Sequence[str]) -> pa.Array:
+        return column
+
+    def of_rows(self, rows: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        """Yields requests of batch files as rows, and rows that have the names after data.rename with those before."""
+        rename = self._wanted.data.rename
+        for number, row in rows:
+            if isinstance(row, Mapping):
+                if self._messages and self._messages not in row and is_request(row):
+                    self._ignored_fields |= ignored_fields(row)
+                    row = as_row(number, row, self._messages)
+                elif rename:
+                    row = {**{old: row[new] for old, new in rename.items() if new in row}, **row}
+            yield number, row
 
 
 class RowReader:
@@ -81,29 +199,45 @@ class RowReader:
         task_type: of the model.
         columns: the rows' names for the columns that the model reads, by the task type's.
         kept: further columns to read.
+        rules: how the files are read.
+        needs_filter: whether a file without the columns of the filter is a problem.
     """
 
-    def __init__(self, task_type: TaskType, columns: Mapping[str, str], kept: Sequence[str] = ()) -> None:
-        self._task_type, self._columns, self._kept = task_type, columns, list(kept)
-        self._forms: dict[str, Form] = {column: task_type.columns[name].form for name, column in columns.items()}
-        self._blank = {column for name, column in columns.items() if task_type.columns[name].may_be_empty}
-        optional = {column for name, column in columns.items() if task_type.columns[name].optional} & self._blank
-        self._needed = [column for column in self._forms if column not in optional]
+    def __init__(
+        self,
+        task_type: TaskType,
+        columns: Mapping[str, str],
+        kept: Sequence[str] = (),
+        rules: ReadingRules | None = None,
+        *,
+        needs_filter: bool = False,
+    ) -> None:
+        self._task_type, self._kept = task_type, list(kept)
+        self._rules = rules or ReadingRules()
+        self._columns, self._needs_filter = self._rules.columns(columns), needs_filter
         self.ignored_fields: set[str] = set()
         """The fields of requests that would change their answers elsewhere, among the rows read so far."""
-        self._messages = next((column for name, column in columns.items() if name == "messages"), None)
+        self.warnings: dict[str, list[str]] = {}
+        """What training would warn of, by file, after its rows were read to the end."""
+        self.unfiltered: dict[str, str] = {}
+        """Why no row of a file was filtered, although the training data were."""
 
     def read(self, file: str) -> Iterator[Rows]:
-        """Yields the rows of the file in order, at most BATCH_ROWS at once.
+        """Yields the rows of the file in order.
 
         Raises UserError for a file that is unreadable, or lacks a column that the model needs or that is kept.
         """
-        source, is_first = format_of(file), True
-        for names, numbers, rows in self._typed(file, source) if _is_typed(source) else self._untyped(file, source):
-            if is_first and names is not None:
-                self._require_columns(names, file, all_of_them=source != "json")
-                is_first = False
-            yield self._convert(numbers, rows)
+        source = format_of(file)
+        data = self._rules.data(source, needs_filter=self._needs_filter)
+        beside = tuple(name for name in self._kept if name not in self._columns.values())
+        wanted = InputColumns(data, self._task_type, (), self._columns, beside, self._needs_filter)
+        kept = _KeptColumns(wanted, self._kept, self.ignored_fields)
+        reader = _read_lines if source == TEXT_LINES else load_reader(source)
+        reading = _FileReading(file, wanted, self._task_type, self._kept)
+        yield from reading.in_order(reader(wanted, SPLIT, {SPLIT: [file]}, kept))
+        self.warnings[file] = reading.warnings()
+        if self._rules.has_filter and (lacking := reading.lacking_filter):
+            self.unfiltered[file] = lacking
 
     def shards(self, file: str, shard_rows: int) -> Iterator[Rows]:
         """Yields the rows of the file in parts of `shard_rows`; the last may have fewer. They stay the same when rows
@@ -118,109 +252,182 @@ class RowReader:
         if any(part.numbers for part in waiting):
             yield _join(waiting)
 
-    def _typed(self, file: str, source: str) -> Iterator[tuple[list[str], Sequence[int], pa.RecordBatch]]:
-        form = "Parquet" if source == "parquet" else "Arrow"
-        with open_seekable(file) as stored, readable(display_name(file), form):
-            if source == "parquet":
-                batches = pq.ParquetFile(stored, pre_buffer=False).iter_batches(BATCH_ROWS)
-            else:
-                batches = ipc_batches(open_ipc(stored))
-            done = 0
-            for batch in batches:
-                for start in range(0, batch.num_rows, BATCH_ROWS):
-                    rows = batch.slice(start, BATCH_ROWS)
-                    yield rows.schema.names, range(done + 1, done + 1 + rows.num_rows), rows
-                    done += rows.num_rows
 
-    def _untyped(self, file: str, source: str) -> Iterator[tuple[list[str] | None, Sequence[int], list[Any]]]:
-        """Yields rows of files without types as mappings, or as Fault."""
-        if source == "csv":
-            names, rows = _csv_rows(file)
-        else:
-            names, rows = None, self._json_rows(file) if source == "json" else self._text_rows(file)
-        while held := list(islice(rows, BATCH_ROWS)):
-            mappings = [row for _, row in held if not isinstance(row, Fault)]
-            there = names or list(dict.fromkeys(name for row in mappings for name in row)) or None
-            yield there, [number for number, _ in held], [row for _, row in held]
+def _read_lines(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: ExtraColumns) -> Iterator[Block]:
+    """A text a line, in the one column that the model needs."""
+    assert isinstance(wanted, InputColumns)
+    needed = [column.source_name for column in wanted.columns if not wanted.is_optional(column)]
+    for file in pinned[split]:
+        if len(needed) > 1:
+            message = f"holds a text a line, and the model takes {len(needed)} values: give {' and '.join(needed)} as "
+            raise _problem(file, f"{message}columns of a .csv.")
+        where = display_name(file)
+        match_columns(wanted, needed, where)
+        kept, done = slices.of_file(needed), 0
+        with open_text(file, wanted.data) as raw:
+            while lines := list(islice(raw, BLOCK_ROWS)):
+                texts = [line.removesuffix(b"\n").removesuffix(b"\r") for line in lines]
+                rows = pa.RecordBatch.from_pydict({needed[0]: pa.array(texts, pa.binary())})
+                numbers = np.arange(done + 1, done + 1 + len(lines))
+                done += len(lines)
+                yield Block(where, rows, numbers, slices=dict.fromkeys(kept, rows.column(0)), spelt=True)
 
-    def _text_rows(self, file: str) -> Iterator[tuple[int, Any]]:
-        if len(self._needed) > 1:
-            needed = " and ".join(self._needed)
-            message = f"holds a text a line, and the model takes {len(self._needed)} values: give {needed} as columns "
-            raise _problem(file, f"{message}of a .csv.")
-        with open_text(file, Data(source="csv", path=file)) as raw:
-            for number, line in enumerate(raw, 1):
-                try:
-                    yield number, {self._needed[0]: line.decode().removesuffix("\n").removesuffix("\r")}
-                except UnicodeDecodeError:
-                    yield number, Fault(number, "encoding", "is not UTF-8 text")
 
-    def _json_rows(self, file: str) -> Iterator[tuple[int, Any]]:
-        with open_text(file, Data(source="json", path=file)) as raw:
-            for number, row in json_values(raw, display_name(file)):
-                if isinstance(row, Fault):
-                    yield number, row
-                elif not isinstance(row, dict):
-                    yield number, Fault(number, "malformed", "is no object", f": {shorten(row)}")
-                elif self._messages and self._messages not in row and is_request(row):
-                    self.ignored_fields |= ignored_fields(row)
-                    yield number, as_row(number, row, self._messages)
-                else:
-                    yield number, row
+class _FileReading:
+    """The rows of one file in their order, made of the blocks of its reader."""
 
-    def _require_columns(self, there: Sequence[str], file: str, all_of_them: bool) -> None:
-        """Raises UserError with all problems of a file's column names. Rows of JSON may lack columns that are kept."""
-        repeated = [name for name in dict.fromkeys(there) if there.count(name) > 1]
-        messages = [f"has two columns {name!r}: rename one." for name in repeated]
-        kept = [name for name in self._kept if all_of_them and name not in self._forms]
-        for name in dict.fromkeys([*self._needed, *kept]):
-            if name not in there:
-                messages.append(f"has no column {name!r}: it has {', '.join(there)}.{nearest(name, there)}")
-        if messages:
-            where = display_name(file)
-            raise UserError([Problem(kind="data", where=where, message=message) for message in messages])
+    def __init__(self, file: str, wanted: InputColumns, task_type: TaskType, kept: Sequence[str]) -> None:
+        self._where, self._wanted, self._task_type, self._kept = display_name(file), wanted, task_type, kept
+        self._filter = parse_filter(wanted.data.filter) if wanted.data.filter else None
+        self._unread: dict[int, Fault] = {}
+        """Faults of rows that are in no block and that are not yielded yet: a reader may read ahead."""
+        self._done = 0
+        """The number of the last row that was yielded."""
+        self._remarks = Faults()
+        self.lacking_filter = "" if self._filter else "the sets of rows that the model was trained on are filtered "
+        """Why no row is filtered."""
+        self.lacking_filter += "" if self._filter else "differently"
 
-    def _convert(self, numbers: Sequence[int], rows: pa.RecordBatch | list[Any]) -> Rows:
+    def warnings(self) -> list[str]:
+        """What training would warn of in the rows that were read, in words."""
+        problems = self._remarks.problems(self._wanted)
+        return [f"{problem.where}: {problem.message}" for problem in problems if problem.level == "warning"]
+
+    def in_order(self, blocks: Iterable[Block]) -> Iterator[Rows]:
+        """Yields each row once. Raises UserError after the last one for columns that are missing in all of them."""
+        column_problems: Sequence[Problem] = ()
+        for block in blocks:
+            column_problems = block.column_problems
+            rows = self._convert(block)
+            if rows.numbers:
+                yield self._with_unread(rows, rows.numbers[-1])
+                self._done = rows.numbers[-1]
+        if self._unread:
+            nothing: dict[str, Column] = {name: [] for name in self._kept}
+            yield self._with_unread(Rows([], [], [], nothing), math.inf)
+        errors = [problem for problem in self._remarks.problems(self._wanted) if problem.level == "error"]
+        if column_problems or errors:
+            raise UserError([*column_problems, *errors])
+
+    def _convert(self, block: Block) -> Rows:
+        """The rows of a block. Collects the faults of other rows, and warnings."""
+        converted, faults = convert_block(block, self._wanted)
+        numbers = block.numbers.tolist()
+        places = {number: place for place, number in enumerate(numbers)}
         errors: list[RowError | None] = [None] * len(numbers)
-        if isinstance(rows, pa.RecordBatch):
-            nothing = pa.nulls(rows.num_rows)
-            kept: dict[str, Column] = {name: _column(rows, name, nothing) for name in self._kept}
-            by_column = [_texts_or_bytes(_column(rows, name, nothing)) for name in self._forms]
-        else:
-            for place, row in enumerate(rows):
-                if isinstance(row, Fault):
-                    errors[place] = RowError(row.description, row.value)
-            mappings = [_mapping(row) for row in rows]
-            kept = {name: [row.get(name) for row in mappings] for name in self._kept}
-            by_column = [[row.get(name) for row in mappings] for name in self._forms]
-        inputs: list[Values | None] = []
-        for place, values in enumerate(zip(*by_column, strict=True)):
-            if errors[place] is None:
-                found = self._row(values)
-                errors[place] = found if isinstance(found, RowError) else None
-            inputs.append(None if errors[place] else found)  # type: ignore[arg-type]
-        for name, fault, mask, detail in self._faults(inputs):
-            usable = [place for place, row in enumerate(inputs) if row is not None]
+
+        def add(place: int, reason: str, detail: str = "", *, is_empty: bool = False) -> None:
+            errors[place] = errors[place] or RowError(reason, detail, is_empty)
+
+        for fault in faults:
+            if fault.row in places:
+                add(places[fault.row], fault.description, fault.value)
+            elif fault.row > self._done:
+                self._unread.setdefault(fault.row, fault)
+        filtered = self._filtered(converted, block, errors)
+        for remark in block.remarks:
+            if level_of(remark.check, self._wanted) == "error" and remark.row in places:
+                add(places[remark.row], remark.description, remark.value)
+            elif remark.row not in self._unread:
+                self._remarks.add(block.where, remark.check, remark.description, [remark.row], remark.value)
+        kept = {name: self._kept_values(block.slices.get(name), block, add) for name in self._kept}
+        stored = pa.RecordBatch.from_pydict(
+            {column.name: to_stored_type(_column(converted, column), column, ()) for column in self._wanted.columns}
+        )
+        for check, find in ROW_CHECKS.items():
+            for reason, mask in find(stored, self._wanted):
+                for place in np.flatnonzero(mask).tolist():
+                    add(place, reason, is_empty=check == "blank_text")
+        by_row = zip(*(values.to_pylist() for values in stored.columns), strict=True)
+        inputs: list[Values | None] = [None if errors[place] else values for place, values in enumerate(by_row)]
+        usable = [place for place, values in enumerate(inputs) if values is not None]
+        batch = to_batch(self._task_type, self._wanted.roles, [values for values in inputs if values is not None])
+        for role, reason, mask, detail in self._task_type.faults_on_request(batch):
             for place in (place for place, is_faulty in zip(usable, mask, strict=True) if is_faulty):
-                errors[place] = errors[place] or RowError(f"{fault} in column {self._columns[name]!r}", detail)
-        inputs = [None if error else row for row, error in zip(inputs, errors, strict=True)]
-        return Rows(list(numbers), inputs, errors, kept)
+                add(place, f"{reason} in column {self._wanted.roles[role]!r}", detail)
+                inputs[place] = None
+        return Rows(numbers, inputs, errors, kept, filtered)
 
-    def _row(self, values: Sequence[Any]) -> Values | RowError:
-        given = []
-        for (name, form), value in zip(self._forms.items(), values, strict=True):
-            try:
-                stored = parse_value(value, form)
-            except ValueError as error:
-                return RowError(f"has something else in column {name!r}, where {error} belongs", f": {shorten(value)}")
-            if stored is None and name not in self._blank:
-                return RowError(f"has nothing in column {name!r}")
-            given.append(stored)
-        return complete_values(given, self._forms)
+    def _filtered(self, rows: pa.RecordBatch, block: Block, errors: Sequence[RowError | None]) -> frozenset[int]:
+        if self._filter is None:
+            return frozenset()
+        # Rows of mappings have all columns, empty if no row has them.
+        lacking = [
+            name
+            for name in self._filter.columns
+            if name not in rows.schema.names or (block.spelt and rows.column(name).null_count == rows.num_rows)
+        ]
+        if lacking:
+            if rows.num_rows and not self._wanted.needs_filter:
+                self.lacking_filter = f"{block.where} has no {' and '.join(lacking)}, which data.filter reads"
+            return frozenset()
+        mask = mask_of(self._filter, rows, block.where)
+        pairs = zip(block.numbers.tolist(), mask.tolist(), errors, strict=True)
+        return frozenset(number for number, is_kept, error in pairs if not is_kept and error is None)
 
-    def _faults(self, inputs: Sequence[Values | None]) -> list[tuple[str, str, Any, str]]:
-        usable = [values for values in inputs if values is not None]
-        return list(self._task_type.faults_on_request(to_batch(self._task_type, self._columns, usable)))
+    def _kept_values(self, values: Any, block: Block, add: Callable[..., None]) -> Column:
+        """The values of a column that travels along. A row with a damaged one has an error."""
+        if values is None:
+            return [None] * len(block.numbers)
+        if isinstance(values, list):
+            return values
+        if block.spelt:
+            texts, damaged = decode_texts(values)
+            column: Column = texts.to_pylist()
+        else:
+            column, damaged = _without_damage(values)
+        for place in damaged:
+            add(place, "is not UTF-8 text")
+        return column
+
+    def _with_unread(self, rows: Rows, last: float) -> Rows:
+        """The rows, with those up to `last` that are in no block in their places."""
+        unread = {number: self._unread.pop(number) for number in [*self._unread] if number <= last}
+        if not unread:
+            return rows
+        places = {number: place for place, number in enumerate(rows.numbers)}
+        numbers = sorted([*rows.numbers, *unread])
+        taken = [places.get(number) for number in numbers]
+        return Rows(
+            numbers,
+            [None if place is None else rows.inputs[place] for place in taken],
+            [
+                RowError(unread[number].description, unread[number].value) if place is None else rows.errors[place]
+                for number, place in zip(numbers, taken, strict=True)
+            ],
+            {name: _take(column, taken) for name, column in rows.kept.items()},
+            rows.filtered,
+        )
+
+
+def _column(rows: pa.RecordBatch, column: StoredColumn) -> pa.Array:
+    """The values of an input; nulls for an optional column that the file lacks."""
+    if column.source_name in rows.schema.names:
+        return rows.column(column.source_name)
+    return pa.nulls(rows.num_rows, UNCODED_TYPES[column.form])
+
+
+def _without_damage(column: pa.Array) -> tuple[pa.Array, list[int]]:
+    """The column with null for texts that are not UTF-8, and their places."""
+
+    def is_damaged(values: pa.Array) -> bool:
+        try:
+            values.validate(full=True)
+        except pa.ArrowInvalid:
+            return True
+        return False
+
+    if not is_damaged(column):
+        return column, []
+    damaged = [place for place in range(len(column)) if is_damaged(column.slice(place, 1))]
+    return _take(column, [None if place in damaged else place for place in range(len(column))]), damaged
+
+
+def _take(column: Column, places: Sequence[int | None]) -> Column:
+    """The values at these places, with null for None."""
+    if isinstance(column, pa.Array):
+        return column.take(pa.array(places, pa.int64()))
+    return [None if place is None else column[place] for place in places]
 
 
 def read_shards(reader: RowReader, wanted: Sequence[WantedShard], shard_rows: int) -> Iterator[tuple[str, Rows]]:
@@ -242,123 +449,14 @@ def read_shards(reader: RowReader, wanted: Sequence[WantedShard], shard_rows: in
 
 
 def format_of(file: str) -> str:
-    """The value of data.source for a file; `txt` for a file without columns."""
-    return next((name for name, form in FORMATS.items() if name_of(file).endswith(form.suffixes)), "txt")
-
-
-def complete_values(values: Sequence[Any], columns: Mapping[str, Form]) -> Values:
-    """A row's values as they are stored, with empty texts and lists for missing ones."""
-    nothing: dict[str, Any] = {"text": "", "texts": []}
-    return tuple(
-        nothing.get(form) if value is None else value for value, form in zip(values, columns.values(), strict=True)
-    )
-
-
-def parse_value(value: Any, form: Form) -> Any:
-    """A value of that form as it is stored; nested ones are parsed from JSON. None for a missing value.
-
-    Raises ValueError for any other value, with the description of a right one.
-    """
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return None
-    if form == "text":
-        if _is_text(value):
-            return value
-        raise ValueError("a text")
-    if form == "number":
-        try:
-            number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if math.isfinite(number):
-            return number
-        raise ValueError("a number")
-    if form == "boolean":
-        known = BOOLEANS.get(value.strip().lower() if isinstance(value, str) else str(value).lower())
-        if known is not None:
-            return known
-        raise ValueError("true or false")
-    try:
-        cell = pa.array([value if isinstance(value, str) else as_json(value)])
-        column, wrong = from_json(texts_as_json(cell) if form == "content" else cell, "", form)
-    except (TypeError, ValueError, RecursionError):
-        wrong = {0: ("", "", "")}
-    if wrong:
-        raise ValueError(f"a value such as {EXAMPLES[form]}")
-    return column[0].as_py() or None
-
-
-def _is_text(value: Any) -> bool:
-    try:
-        return isinstance(value, str) and (value.isascii() or value.encode() is not None)
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON can hold
-        return False
-
-
-def _mapping(row: Mapping[str, Any] | Fault) -> Mapping[str, Any]:
-    if isinstance(row, Fault):
-        return row.kept if isinstance(row, RefusedRequest) else {}
-    return row
-
-
-def _is_typed(source: str) -> bool:
-    return source in ("parquet", "arrow")
-
-
-def _column(rows: pa.RecordBatch, name: str, nothing: pa.Array) -> pa.Array:
-    return rows.column(name) if name in rows.schema.names else nothing
-
-
-def _texts_or_bytes(column: pa.Array) -> list[Any]:
-    """The column's values; a text that is not UTF-8 stays bytes."""
-    try:
-        values: list[Any] = column.to_pylist()
-        return values
-    except UnicodeDecodeError:
-        return [_decode_or_keep(value) for value in column.cast(pa.binary()).to_pylist()]
-
-
-def _decode_or_keep(value: bytes | None) -> str | bytes | None:
-    try:
-        return None if value is None else value.decode()
-    except UnicodeDecodeError:
-        return value
-
-
-def _csv_rows(file: str) -> tuple[list[str], Iterator[tuple[int, Any]]]:
-    parser = CsvParser(file, Data(source="csv", path=file))
-    names = parser.head.names
-
-    def rows() -> Iterator[tuple[int, Any]]:
-        done, waiting = 0, list[Fault]()
-        for part in parser.read_parts(names, names):
-            # pyarrow reads ahead: the faults of later rows wait, so that the order does not depend on its speed.
-            last = int(part.numbers[-1]) if len(part.numbers) else math.inf
-            waiting += parser.ragged.faults()
-            found = dict(_csv_part(part.rows, part.numbers, names))
-            found |= {fault.row: fault for fault in waiting if fault.row <= last}
-            waiting = [fault for fault in waiting if fault.row > last]
-            for fault in parser.quotes.take_faults(None if last == math.inf else int(last)):
-                # The row's text lacks quotation marks that may belong to it.
-                alters_text = fault.check == "stray_quotes" and fault.row in parser.quotes.unclear_rows
-                if alters_text or LEVELS[fault.check] == "error":
-                    found[fault.row] = fault
-            yield from ((number, found[number]) for number in sorted(found) if number > done)
-            done = max([done, *found])
-
-    return names, rows()
-
-
-def _csv_part(rows: pa.RecordBatch, numbers: Any, names: Sequence[str]) -> Iterator[tuple[int, Any]]:
-    # An empty row among several columns is a blank line, or was left below a table by a spreadsheet.
-    is_row = ~empty_rows(rows) if len(names) > 1 else np.ones(rows.num_rows, bool)
-    kept = pa.array(is_row, pa.bool_())
-    decoded = [decode_texts(column.filter(kept)) for column in rows.columns]
-    bad = {place for _, places in decoded for place in places}
-    texts = zip(*(column.to_pylist() for column, _ in decoded), strict=True)
-    for place, (number, row) in enumerate(zip(numbers[is_row].tolist(), texts, strict=True)):
-        is_bad = place in bad
-        yield number, Fault(number, "encoding", "is not UTF-8 text") if is_bad else dict(zip(names, row, strict=True))
+    """The value of data.source for a file, or TEXT_LINES. Raises UserError for a file of another format."""
+    name = name_of(file)
+    if name.endswith(f".{TEXT_LINES}"):
+        return TEXT_LINES
+    found = next((source for source, form in FORMATS.items() if name.endswith(form.suffixes)), None)
+    if found is None:
+        raise _problem(file, f"has an unknown format: choose from {', '.join(READ)}.")
+    return found
 
 
 def _join(parts: Sequence[Rows]) -> Rows:
@@ -369,7 +467,8 @@ def _join(parts: Sequence[Rows]) -> Rows:
         numbers += part.numbers
         inputs += part.inputs
         errors += part.errors
-    return Rows(numbers, inputs, errors, {name: _concat([part.kept[name] for part in parts]) for name in parts[0].kept})
+    kept = {name: _concat([part.kept[name] for part in parts]) for name in parts[0].kept}
+    return Rows(numbers, inputs, errors, kept, frozenset[int]().union(*(part.filtered for part in parts)))
 
 
 def _concat(columns: Sequence[Column]) -> Column:
@@ -380,7 +479,7 @@ def _concat(columns: Sequence[Column]) -> Column:
 
 def _slice(rows: Rows, start: int, stop: int) -> Rows:
     kept = {name: column[start:stop] for name, column in rows.kept.items()}
-    return Rows(rows.numbers[start:stop], rows.inputs[start:stop], rows.errors[start:stop], kept)
+    return Rows(rows.numbers[start:stop], rows.inputs[start:stop], rows.errors[start:stop], kept, rows.filtered)
 
 
 def _problem(file: str, message: str) -> UserError:

@@ -41,6 +41,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     from training.data.prediction_rows import RowReader, read_shards
     from training.engine.serving import Predictor
     from training.models import loading
+    from training.recipe.reading_rules import ReadingRules
 
     loading.make_deterministic()
     settings = PredictShardsSettings.model_validate(job.settings)
@@ -57,7 +58,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     schema = pa.schema(list(task_type.record_types(predictor.labels).items()))
     (job_dir / SHARDS).mkdir(exist_ok=True)
     progress, began = _Progress(events), time.monotonic()
-    for digest, rows in read_shards(RowReader(task_type, settings.columns), settings.shards, settings.shard_rows):
+    reader = RowReader(task_type, settings.columns, rules=ReadingRules.model_validate(settings.reading))
+    for digest, rows in read_shards(reader, settings.shards, settings.shard_rows):
         inputs, started = rows.usable(), time.monotonic()
         records = predictor.predict(to_batch(task_type, settings.columns, inputs), progress.report)
         progress.end_shard(len(inputs))

@@ -34,6 +34,9 @@ class BatchPrediction(Section):
     format: Literal["parquet", "csv", "jsonl", "openai"] | None = None
     """The format of the files in a folder: parquet, csv, jsonl (JSON lines), or openai (the output file of OpenAI's
     batches, for assistants). Null: parquet, or the format of a single file's suffix."""
+    data: dict[str, Any] = Field(default_factory=dict)
+    """Fields of the recipe's `data` by which these rows are read, such as `{delimiter: ";"}` for files unlike the
+    training data. All other fields are those of the version's recipe."""
     keep: list[Text] | None = None
     """The columns of the input that travel along (null: those that the model reads, and `id`)."""
     id: Text | None = None

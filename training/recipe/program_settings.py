@@ -158,6 +158,8 @@ class PredictShardsSettings(TaskSettings):
 
     columns: dict[str, str]
     """The rows' names for the columns that the model reads, by the task type's."""
+    reading: dict[str, Any] = Field(default_factory=dict)
+    """How rows are read: training.recipe.reading_rules.ReadingRules."""
     shards: list[WantedShard]
     """The shards to predict, file by file."""
     shard_rows: int

@@ -10,20 +10,24 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from training.problems import Problem, UserError
+from training.problems import Problem, UserError, nearest
+from training.recipe.data_fields import Data
 from training.recipe.error_messages import describe, field_name, find_templates
 from training.recipe.fields import Recipe
 from training.recipe.mixture import MIX, entries_of, locate_all, section_of_set, set_names
 from training.recipe.overrides import ENTRYPOINT, merge, read_entry
+from training.recipe.reading_rules import FIELDS as READING_FIELDS
+from training.recipe.reading_rules import ReadingRules
 from training.recipe.referenced_files import ExpandedRecipe
 from training.recipe.rules.compute_rules import COMPUTE_RULES
-from training.recipe.rules.data_rules import DATA_RULES
+from training.recipe.rules.data_rules import DATA_RULES, READING_RULES
 from training.recipe.rules.mix_rules import MIX_RULES, unfitting_columns
 from training.recipe.rules.model_rules import MODEL_RULES, TASK_RULES
 from training.recipe.rules.release_rules import RELEASE_RULES, with_usual_metric
 from training.recipe.rules.rule import InvalidFieldError, WrittenRecipe, broken_rules
 from training.recipe.rules.slice_rules import with_usual_slice
 from training.recipe.rules.training_rules import TRAINING_RULES
+from training.recipe.source_columns import ROLE_FIELDS, TEXTS, columns_by_role
 
 _IS_SHARE = re.compile(r"data\.mix\[\d+\](\.weight|\.epochs)?")
 OTHER_RULES = (*MODEL_RULES, *TRAINING_RULES, *COMPUTE_RULES, *RELEASE_RULES)
@@ -92,6 +96,59 @@ def _without_index(field: str, index: int, entry: Mapping[str, Any]) -> str:
         return f"data{field.removeprefix(place)}" if field.startswith((f"{place}.", f"{place}[")) else ""
     name = field.removeprefix("data.").partition(".")[0].partition("[")[0]
     return "" if field.startswith("data.") and entry.get(name) is not None else field
+
+
+def override_reading(
+    rules: ReadingRules, values: Mapping[str, Any], task: Mapping[str, Any], columns: Mapping[str, str]
+) -> ReadingRules:
+    """The rules with other values of fields. Raises UserError with every mistake, as for a recipe.
+
+    Args:
+        rules: Of a registered version.
+        values: By the names of the fields of `data`, such as `delimiter`, or `rename.body` for one of a mapping.
+        task: The task type and its options.
+        columns: The recipe's names of the columns that the model reads, by their roles.
+    """
+    fields = {name: name.partition(".")[0] for name in map(str, values)}
+    problems = [
+        Problem(
+            kind="option",
+            where=f"data.{name}",
+            message=f"does not shape rows: choose from {', '.join(READING_FIELDS)}.{nearest(field, READING_FIELDS)}",
+        )
+        for name, field in fields.items()
+        if field not in READING_FIELDS
+    ]
+    problems += find_templates(values, "data")
+    known = {f"data.{name}": values[name] for name, field in fields.items() if field in READING_FIELDS}
+    merged, not_merged = merge({"data": rules.mappings()}, known, Recipe)
+    problems += not_merged
+    given = {field: merged["data"][field] for field in fields.values() if field in merged["data"]}
+    section = {
+        "source": "csv",  # which takes all fields
+        "path": "rows",
+        "text": [columns[role] for role in TEXTS if role in columns] or None,
+        "columns": {role: name for role, name in columns.items() if role not in ROLE_FIELDS},
+        **{name: value for name, value in rules.sets[0].items() if name == "label"},
+        **given,
+    }
+    checked, wrong = dict[str, Any](), {problem.where for problem in problems}
+    try:
+        checked = Data.model_validate(section).model_dump(mode="json", include={*given})
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            detail["loc"] = ("data", *detail["loc"])
+            problems.append(describe(detail, Recipe))
+            wrong.add(field_name(detail["loc"]))
+    problems += broken_rules(READING_RULES, WrittenRecipe(Recipe, {**task, "data": section}, wrong))
+    for role in columns_by_role(checked.get("text"), None, checked.get("columns") or {}):
+        if role not in columns:
+            where = "data.text" if role in TEXTS else f"data.columns.{role}"
+            message = f"the model does not read {role!r}: it reads {', '.join(columns)}."
+            problems.append(Problem(kind="option", where=where, message=message))
+    if problems:
+        raise UserError(problem.model_copy(update={"kind": "option"}) for problem in problems)
+    return rules.model_copy(update={"overrides": {**rules.overrides, **checked}})
 
 
 def load(file: Path, overrides: Mapping[str, Any] | None = None, entry: str | None = None) -> Recipe:

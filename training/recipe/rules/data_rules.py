@@ -208,6 +208,8 @@ def _checks(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
             yield f"data.checks.{name}", f"no such check: choose from {', '.join(known)}.{nearest(name, known)}"
 
 
+READING_RULES: tuple[Rule, ...] = (_text_files, one_role_each, _filter, _renamed, _cast, _label_separator, _checks)
+"""The rules about how the rows of files are read."""
 DATA_RULES: tuple[Rule, ...] = (
     _has_source,
     _secrets,
