@@ -16,7 +16,6 @@ from tasks.prediction.row_files import RowFiles
 from tasks.prediction.scan import Scan, Shard, list_files, scan_rows
 from tasks.registry.prediction_job import ModelSpec, find_model, read_by
 from tasks.stages.predict_shard import predict_shard
-from training.data.prediction_rows import format_of
 from training.recipe import BatchPrediction
 
 
@@ -53,8 +52,7 @@ def prepare(prediction: BatchPrediction, remote: Remote, listener: Listener) -> 
     found = find_model(prediction.name, prediction.alias, prediction.version, prediction.task or "")
     model = read_by(found, prediction.data)
     rows = RowFiles(prediction, model)
-    listed = list_files(prediction.input, prediction.output)
-    model.rules.require_used(format_of(file.file) for file in listed)
+    listed = list_files(prediction.input, prediction.output, rules=model.rules)
     artifacts, monitoring = _Artifacts(model, prediction.batch_size, remote), None
     if prediction.drift:
         compared = history_of(prediction).last_compared()

@@ -14,7 +14,7 @@ from flows.monitoring import run_for_version
 from tasks.cache.executor import Executor
 from tasks.cache.input_files import pin_files
 from tasks.cache.refs import Ref
-from tasks.prediction.scan import LABELLED, list_files
+from tasks.prediction.scan import list_files
 from tasks.prefect import events
 from tasks.registry.evaluations import Evaluation
 from tasks.registry.monitored import Monitored, find_rows, read_recipe, require_no_reference
@@ -47,7 +47,7 @@ def evaluate(
     def score(executor: Executor, version: Monitored) -> dict[str, Any]:
         require_no_reference(version)
         recipe, rows = read_recipe(version, run_code), find_rows(version)
-        files = pin_files(list_files(inputs, field="inputs", suffixes=LABELLED))
+        files = pin_files(list_files(inputs, field="inputs", rules=version.rules))
         labelled: Ref = executor(load_labelled, version, recipe, rows, files)
         predicted: Ref = executor(predict_labelled, version, recipe, labelled)
         scored: Ref = executor(score_labelled, version, recipe, labelled, predicted)

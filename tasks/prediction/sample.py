@@ -13,7 +13,7 @@ from tasks.registry.monitored import Monitored
 from training import task_types
 from training.data.listing import SourceFile
 from training.data.model_inputs import Values
-from training.data.prediction_rows import RowReader, format_of
+from training.data.prediction_rows import RowReader
 from training.evaluation.drift.sampling import Reservoir
 from training.problems import Problem, UserError
 from training.recipe.batch_prediction import SHARD_ROWS
@@ -56,7 +56,6 @@ def draw_sample(
 
     Raises UserError with the problems of all files, and if there are no rows.
     """
-    version.rules.require_used(format_of(file.file) for file in files)
     task_type = task_types.load(version.task, version.options)
     reader = RowReader(task_type, version.columns, rules=version.rules, needs_filter=True)
     reservoir = Reservoir[Values | None](most)

@@ -23,13 +23,12 @@ from training.data.file_systems import display_name, is_url
 from training.data.listing import Listing, SourceFile
 from training.data.lists import as_json
 from training.data.prediction_files import KeptColumns
-from training.data.prediction_rows import READ, RowReader, Rows, digest_all, digest_inputs
+from training.data.prediction_rows import RowReader, Rows, digest_all, digest_inputs, format_of
 from training.problems import Problem, UserError
+from training.recipe.reading_rules import ReadingRules
 
 Progress = Callable[[int, int], None]
 """Called with the number of files that were read and that of all files."""
-LABELLED = tuple(suffix for suffix in READ if suffix != ".txt")
-"""The suffixes of files that can have labels."""
 ID = np.dtype([("hash", "<u8"), ("file", "<i4"), ("row", "<i8")])
 PARTS = 64
 """The number of files with the ids' hashes: 100 million ids take 32 MB of memory at once."""
@@ -92,7 +91,7 @@ class Scan:
 
 
 def list_files(
-    inputs: Sequence[str], output: str | None = None, *, field: str = "input", suffixes: Sequence[str] = READ
+    inputs: Sequence[str], output: str | None = None, *, field: str = "input", rules: ReadingRules
 ) -> list[SourceFile]:
     """The files of paths, folders, globs and URLs, each once. Raises UserError with the problems of all of them.
 
@@ -100,8 +99,9 @@ def list_files(
         inputs: The paths.
         output: The place of the run's predictions: a file in it is a problem.
         field: The name of the parameter with the paths, for messages.
-        suffixes: Of the files.
+        rules: How the files are read: they know its formats.
     """
+    suffixes = rules.suffixes
     listing, problems = Listing(), list[Problem]()
     found: dict[str, SourceFile] = {}
     for number, path in enumerate(inputs):
@@ -120,15 +120,20 @@ def list_files(
             )
             problems.append(Problem(kind="data", where=where, message=message))
         for file in files:
-            if not file.name.endswith(tuple(suffixes)):
-                message = f"{display_name(file.file)} has an unknown format: choose from {', '.join(suffixes)}."
-                problems.append(Problem(kind="data", where=where, message=message))
+            try:
+                format_of(file.file, rules)
+            except UserError as error:
+                problems += [
+                    problem.model_copy(update={"where": where, "message": f"{problem.where} {problem.message}"})
+                    for problem in error.problems
+                ]
             if output is not None and _is_inside(file.file, output):
                 message = f"{display_name(file.file)} is in the output: name another output, or move the file."
                 problems.append(Problem(kind="data", where=where, message=message))
             found[file.file] = file
     if problems:
         raise UserError(problems)
+    rules.require_used(format_of(file, rules) for file in found)
     return list(found.values())
 
 

@@ -16,11 +16,12 @@ from tasks.registry.versions import RECIPE_TAG, SPLIT_TAG, build_error, read_fig
 from tasks.shared_store.opening import open_remote
 from tasks.tracking.connection import MODEL_TAG, connect, mlflow_errors
 from training import task_types
+from training.data.file_systems import display_name
+from training.data.prediction_rows import format_of
 from training.problems import Problem, UserError, nearest
 from training.recipe import Data, Recipe, parse
 from training.recipe.drift import Drift
-from training.recipe.reading_rules import ReadingRules
-from training.recipe.tables.formats import FORMATS
+from training.recipe.reading_rules import TEXT_LINES, ReadingRules
 from training.recipe.tables.metrics import PAIRS, RATED
 from training.recipe.version_names import split_version_name
 
@@ -151,12 +152,15 @@ def labelled_data(version: Monitored, rows: Ref, files: Sequence[PinnedFile]) ->
     Equal rows are no fault here, and rows that lack a text or a label are left out with a warning. Raises UserError for
     files of several formats.
     """
-    formats = {next(name for name, form in FORMATS.items() if pin.path.endswith(form.suffixes)) for pin in files}
+    formats = {format_of(pin.path, version.rules): pin.path for pin in files}
+    if TEXT_LINES in formats:
+        named = display_name(formats[TEXT_LINES])
+        message = f"{named} holds a text a line, without labels: choose from {', '.join(version.rules.suffixes[1:])}."
+        raise UserError([Problem(kind="option", where="inputs", message=message)])
     if len(formats) > 1:
         message = f"the files have several formats ({', '.join(sorted(formats))}): evaluate one format at a time."
         raise UserError([Problem(kind="option", where="inputs", message=message)])
     (source,) = formats
-    version.rules.require_used([source])
     data = version.rules.data(source)
     levels = dict.fromkeys(("duplicates", "conflicting_labels", "shared_rows", "absent_label"), "ignore")
     levels |= dict.fromkeys(("blank_text", "missing_label"), "warning")

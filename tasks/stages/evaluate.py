@@ -19,7 +19,7 @@ from tasks.registry.monitored import Monitored, find_predictions, find_rows, lab
 from tasks.tracking.reports import emit_warnings, read_report
 from training import task_types
 from training.data.sources import delimiter_of
-from training.problems import renamed
+from training.problems import UserError
 from training.recipe import Recipe
 from training.recipe.mixture import OF_MIXTURE
 from training.recipe.monitoring_settings import EvaluateSettings
@@ -66,10 +66,16 @@ def load_labelled(
 
     data, task_type = labelled_data(version, rows, files), source_columns(recipe).task_type
     sources = {SPLIT: [pin.path for pin in files]}
-    with renamed({f"data.splits.{SPLIT}": "inputs"}):
-        figures = load(
-            data, task_type, sources, work.out, work.progress, [SPLIT], only=SPLIT, spelt=_read_spelling(rows)
-        )
+    spelt = _read_spelling(rows)
+    try:
+        figures = load(data, task_type, sources, work.out, work.progress, [SPLIT], only=SPLIT, spelt=spelt)
+    except UserError as error:
+        words = {"where": "inputs", "message": "there are no rows that can be evaluated: give files that have some."}
+        is_empty = [problem.check == "no_rows" for problem in error.problems]
+        raise UserError(
+            problem.model_copy(update=words) if empty else problem
+            for problem, empty in zip(error.problems, is_empty, strict=True)
+        ) from error
     require_unchanged(files)
     emit_warnings(work, read_report(work.out))
     return {f"{SPLIT}_rows": figures[f"{SPLIT}_rows"], "labels": figures["labels"], "warnings": figures["warnings"]}

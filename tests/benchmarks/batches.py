@@ -29,6 +29,7 @@ from tests.benchmarks.table import Row
 from training.jobs.protocol import OUTPUT, Events, Job
 from training.recipe.batch_prediction import SHARD_ROWS
 from training.recipe.program_settings import PredictShardsSettings, WantedShard
+from training.recipe.reading_rules import ReadingRules
 
 FEW = 100_000
 RATED_ROWS = SHARD_ROWS // 2
@@ -175,7 +176,7 @@ def _run_mib(model: Path, tokenizer: Path, file: Path) -> float:
         values = {"model": "m", "input": [str(file)], "output": f"{folder}/out", "id": "id"}
         prediction = parse_batch_prediction(values)
         files = RowFiles(prediction, spec)
-        listed = list_files(prediction.input, prediction.output)
+        listed = list_files(prediction.input, prediction.output, rules=ReadingRules())
         scan = scan_rows(listed, files.reader, files.shard_rows, "id", lambda done, total: None)
         keys = {shard.digest: shard.digest for shard in scan.shards}
         with open_output(prediction, spec, scan, keys) as output:

@@ -84,7 +84,7 @@ CASES: dict[str, Case] = {
     "a quotation mark that is never closed": csv('one,a\n"two,b\nthree,c\n', "train.csv", "mark never closed?"),
     "bytes that are no text": csv(b"\xe9n,a\ntwo,b\n", "train.csv row 2: is not UTF-8 text (column 'text')"),
     "UTF-16": Case(("train.csv", "UTF-16", "data.encoding: utf-16"), TRAIN.encode("utf-16")),
-    "nothing": Case(("train.csv: is empty: its first row must name the columns",), ""),
+    "nothing": Case(("data.splits.train: the train split has no rows (train.csv): choose another",), ""),
     "a header alone": csv("", "data.splits.train: the train split has no rows"),
     "no such column": csv(
         "one,a\ntwo,b\n",

@@ -143,7 +143,7 @@ def test_if_memory_runs_out_rows_are_observed_in_half_the_batches(
     monkeypatch.setattr(profile, "PROGRAM", "tests.flows.scarce_memory")
     write_rows(tmp_path / "rows.csv", 70, seed=3)
     version, shown = find_monitored("small"), Warnings()
-    sample = draw_sample(version, [SourceFile(str(tmp_path / "rows.csv"))], 50, lambda done, total: None)
+    sample, _ = draw_sample(version, [SourceFile(str(tmp_path / "rows.csv"))], 50, lambda done, total: None)
     work = Work("k", tmp_path / "out", "run", (shown,), "observe")
     work.out.mkdir()
     figures = profile.observe.make(work, version, Drift(), sample)

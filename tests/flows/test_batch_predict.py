@@ -23,7 +23,9 @@ from tasks.cache.stage import Listener
 from tasks.jobs.launch import JobFailed
 from tasks.prediction import shard_job
 from tasks.prediction.output import MANIFEST
+from tasks.prediction.scan import require_few_errors
 from tasks.prediction.shard_job import ShardPredictor
+from tasks.registry.versions import READING_TAG
 from tasks.stages.predict_shard import predict_shard
 from tasks.tracking.connection import MODEL_TAG
 from tests.flows.forked import finetune
@@ -94,8 +96,8 @@ def test_every_row_is_in_the_output_once_and_later_runs_predict_the_new_rows_alo
         "rows": 124,
         "new": 122,
         "errors": {
-            "has nothing in column 'text'": 1,
-            "has something else in column 'text', where a text belongs": 1,
+            "has no text in column 'text'": 1,
+            "holds int in column 'text' where a text belongs": 1,
         },
     }
     rows = rows_in(out)
@@ -137,7 +139,7 @@ def test_too_many_unusable_rows_end_the_run_with_their_counts_and_nothing_is_wri
     )
     assert run.returncode == 2 and not out.exists()
     assert "--max-error-rate: 2 of 124 rows cannot be used, which is more than 0.01 of them" in run.stderr
-    assert "has nothing in column 'text': 1 row (such as" in run.stderr and "tuesday.jsonl row 2" in run.stderr
+    assert "has no text in column 'text': 1 row (such as" in run.stderr and "tuesday.jsonl row 2" in run.stderr
 
 
 class Quiet(Listener):
@@ -163,6 +165,79 @@ def test_rows_of_another_format_with_the_same_values_are_predicted_already(
     second = prepare(prediction(other, tmp_path / "out"), Remote(), Quiet())
     assert [shard.digest for shard in second.scan.shards] == [shard.digest for shard in first.scan.shards][:3]
     assert second.keys.items() <= first.keys.items()
+
+
+def as_other_table(inbox: Path) -> None:
+    """monday.csv with other delimiters, without a header, and as another encoding."""
+    with (inbox / "monday.csv").open(newline="") as file:
+        rows = [[row["text"], row["label"]] for row in csv.DictReader(file)]
+    with (inbox / "monday.csv").open("w", newline="", encoding="cp1252") as file:
+        csv.writer(file, delimiter=";").writerows(rows)
+
+
+TABLE = {"source": "csv", "delimiter": ";", "header": ["text", "label"], "encoding": "cp1252"}
+
+
+def test_files_are_read_as_the_recipe_of_the_version_read_them(home: Path, inbox: Path, tmp_path: Path) -> None:
+    """The registered version carries it; for one of an earlier release it is in the record of its run."""
+    client, out = MlflowClient(f"sqlite:///{home / 'mlflow.db'}"), tmp_path / "out"
+    sets = json.loads(client.get_model_version("small", "1").tags[READING_TAG])
+    assert sets == [{"name": "", "suffixes": [], "source": "csv", "text": ["text"], "label": "label"}]
+    first = prepare(prediction(inbox, out), Remote(), Quiet()).scan
+    as_other_table(inbox)
+    with pytest.raises(UserError, match=r"monday\.csv"):
+        prepare(prediction(inbox, out), Remote(), Quiet())
+    client.set_model_version_tag("small", "1", READING_TAG, json.dumps([sets[0] | TABLE]))
+    assert prepare(prediction(inbox, out), Remote(), Quiet()).scan.shards[0].digest == first.shards[0].digest
+    client.delete_model_version_tag("small", "1", READING_TAG)
+    (record,) = (home / "runs").glob("*/lineage.json")
+    known = json.loads(record.read_text())
+    known["recipe_without_defaults"]["data"] |= TABLE
+    record.write_text(json.dumps(known))
+    assert prepare(prediction(inbox, out), Remote(), Quiet()).scan.shards[0].digest == first.shards[0].digest
+
+
+def test_an_option_says_how_files_are_read_that_are_not_like_the_training_data(
+    home: Path, inbox: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = prepare(prediction(inbox, tmp_path / "out"), Remote(), Quiet()).scan
+    as_other_table(inbox)
+    data = {name: value for name, value in TABLE.items() if name != "source"}
+    found = prepare(prediction(inbox, tmp_path / "out", data=data), Remote(), Quiet()).scan
+    assert found.shards[0].digest == first.shards[0].digest
+    options = ["predict", "small", "--input", str(inbox), "--output", str(tmp_path / "out"), "--plan"]
+    named = ["--set", "data.delimiter=;", "--set", "data.header=[text, label]", "--set", "data.encoding=cp1252"]
+    assert main([*options, *named]) == 0
+    capsys.readouterr()
+    assert main([*options, "--set", "data.delimeter=;", "--set", "data.encoding=utf8x"]) == 2
+    error = capsys.readouterr().err
+    assert "data.delimeter: does not shape rows" in error and "data.encoding: 'utf8x' is not a text encoding" in error
+    assert main([*options, "--set", "training.seed=1"]) == 2
+    assert "--set: training.seed: only fields of data can be set here" in capsys.readouterr().err
+
+
+def test_files_in_which_no_row_can_be_used_end_the_run_by_their_names(home: Path, inbox: Path, tmp_path: Path) -> None:
+    """Many rows on one line are one bad row, which the allowed share would hide."""
+    (inbox / "lines.jsonl").write_text("text\n")
+    (inbox / "table.json").write_text('["a", "b"]')
+    (inbox / "empty.jsonl").write_text('{"text": ""}\n')  # read, and of no use
+    prepared = prepare(prediction(inbox, tmp_path / "out"), Remote(), Quiet())
+    with pytest.raises(UserError, match=r"input: no row can be used of 2 files: .*lines.*, .*table") as raised:
+        require_few_errors(prepared.scan, 0.5)
+    assert "empty.jsonl" not in str(raised.value)
+    require_few_errors(prepared.scan, 1)
+
+
+def test_files_without_rows_are_counted_and_named(home: Path, inbox: Path, tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv", "c.jsonl"):
+        (inbox / name).write_text("" if name != "b.csv" else "\ufeff")
+    scan = prepare(prediction(inbox, tmp_path / "out"), Remote(), Quiet()).scan
+    (warning,) = scan.warnings()
+    assert warning.startswith("3 files without rows: ") and "b.csv" in warning and scan.files == 2
+    for file in inbox.glob("*day*"):
+        file.unlink()
+    with pytest.raises(UserError, match="input: there are no rows"):
+        prepare(prediction(inbox, tmp_path / "out"), Remote(), Quiet())
 
 
 def test_another_model_or_other_options_have_other_keys_and_names_have_not(home: Path, inbox: Path) -> None:
@@ -296,7 +371,9 @@ def test_all_mistakes_of_the_inputs_are_reported_together(home: Path, inbox: Pat
         prepare(prediction(inbox, tmp_path / "out", input=wrong), Remote(), Quiet())
     messages = [f"{problem.where} {problem.message}" for problem in raised.value.problems]
     assert [message.partition(" ")[0] for message in messages] == [f"input[{number}]" for number in range(4)]
-    for message, words in zip(messages, ["in the output", "does not exist", "no file of rows", "unknown"], strict=True):
+    for message, words in zip(
+        messages, ["in the output", "does not exist", "no file of rows", "unknown format"], strict=True
+    ):
         assert words in message
 
 

@@ -99,6 +99,19 @@ def test_figures_below_the_gate_are_an_event_and_all_are_the_versions_history(
     assert event["payload"]["flow_run_id"] == bad["flow_run_id"] and event["payload"]["version"] == "small/1"
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_few_rows_of_one_label_are_evaluated_whole_and_read_as_an_option_says(
+    own_home: Path, tmp_path: Path, server: dict[str, str], rows: int
+) -> None:
+    (tmp_path / "rows.csv").write_text("text;label\n" + "".join(f"good film {place};pos\n" for place in range(rows)))
+    out = tmp_path / "out.json"
+    options = ["--input", str(tmp_path / "rows.csv"), "--set", "data.delimiter=;", "--json", str(out)]
+    run = finetune(own_home, "evaluate", "small", *options, **server)
+    assert run.returncode == 0, run.stdout + run.stderr
+    found = json.loads(out.read_text(), parse_constant=pytest.fail)["evaluation"]
+    assert found["rows"] == rows and found["metrics"]["accuracy"]["value"] == 1
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -121,5 +134,5 @@ def test_rows_that_cannot_be_evaluated_are_one_message(
 def test_texts_alone_have_no_labels_to_evaluate(own_home: Path, tmp_path: Path, server: dict[str, str]) -> None:
     (tmp_path / "rows.txt").write_text("good film\n")
     run = finetune(own_home, "evaluate", "small", "--input", str(tmp_path / "rows.txt"), **server)
-    assert run.returncode == 2 and run.stderr.startswith(f"--input: {tmp_path / 'rows.txt'} has an unknown format")
+    assert run.returncode == 2 and run.stderr.startswith(f"--input: {tmp_path / 'rows.txt'} holds a text a line")
     assert "choose from .csv" in run.stderr

@@ -137,15 +137,29 @@ def no_rows(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) 
         yield Finding(f"data.{statistics.split}_size", message)
     elif not statistics.rows:
         removed = " once it is filtered" if statistics.filtered else ""
-        message = (
-            f"the {statistics.split} split has no rows{of_label}{removed}: choose another or, for test, leave it out."
-        )
+        empty = f" ({_list_files(statistics.without_rows)})" if statistics.without_rows else ""
+        message = f"the {statistics.split} split has no rows{of_label}{removed}{empty}: choose another or, for test, "
+        message += "leave it out."
         yield Finding(f"data.splits.{statistics.split}", message)
+
+
+def empty_file(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
+    """Files without rows next to others that have some, such as an export that found nothing."""
+    if statistics.without_rows and (statistics.rows or statistics.left_out or statistics.filtered):
+        files = statistics.without_rows
+        like = f" ({len(files):,} files like this: {_list_files(files)})" if len(files) > 1 else ""
+        yield Finding(files[0], f"has no rows{like}: leave it out of {statistics.split}, or export it anew.")
+
+
+def _list_files(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_LABELS_NAMED:,} more" if len(names) > MAX_LABELS_NAMED else ""
+    return ", ".join(names[:MAX_LABELS_NAMED]) + more
 
 
 def unknown_label(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
     """Labels for which the model has no output."""
-    unknown = [label for label in statistics.labels if label not in places]
+    # Without rows of train, no label is known: that is the problem.
+    unknown = [label for label in statistics.labels if label not in places] if places else []
     for label in unknown[:MAX_LABELS_NAMED]:
         if count := statistics.labels[label]:
             rows = "1 row" if count == 1 else f"{count:,} rows"
@@ -404,6 +418,7 @@ ROW_REMARKS: dict[str, RowRemark] = {
 
 SPLIT_CHECKS: dict[str, SplitCheck] = {
     "no_rows": no_rows,
+    "empty_file": empty_file,
     "unknown_label": unknown_label,
     "single_label": single_label,
     "label_per_row": label_per_row,

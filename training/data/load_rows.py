@@ -26,6 +26,7 @@ from training.data.casting import UNCODED_TYPES, CastBlock, cast_blocks
 from training.data.checks import ROW_CHECKS, SET_CHECKS, SPLIT_CHECKS, Finding, without_faulty
 from training.data.duplicates import DuplicateTexts, Hashes, hash_rows
 from training.data.faults import Faults, level_of
+from training.data.file_systems import display_name
 from training.data.holdout import held_out_shares, split_masks
 from training.data.hub_datasets import hub_splits
 from training.data.lists import flat_values, lists_like
@@ -37,6 +38,7 @@ from training.data.sources import object_splits
 from training.problems import Problem, UserError, user_code_errors
 from training.recipe.mixture import SHARED
 from training.recipe.source_columns import SourceColumns
+from training.recipe.tables.formats import FORMATS
 
 if TYPE_CHECKING:
     from training.recipe import Data
@@ -193,14 +195,21 @@ class _Reading:
         statistics_of |= {other: SplitStatistics(other, wanted, size) for other, size in held_out.items()}
         self.slices.begin(split, [name for name in statistics_of if name != "train"], wanted, self.names[index])
         blocks = load_reader(wanted.data.source)(wanted, split, self.sources[index], self.slices)
+        with_rows = set[str]()
         try:
             for name in statistics_of:
                 self._open(name)
             for cast in cast_blocks(self._named(blocks, index), wanted):
+                if cast.filtered or cast.block.faults or cast.block.rows.num_rows:
+                    with_rows.add(cast.block.where)
                 statistics_of[split].filtered += cast.filtered
                 block = without_faulty(cast.block, statistics_of[split], self.faults[index])
                 self._keep(index, block, statistics_of, held_out)
                 self._report_progress(cast, share)
+            if wanted.data.source in FORMATS and wanted.data.limit is None:
+                names = map(display_name, self.sources[index][split])
+                files = [f"{self.names[index]}: {name}" if self.names[index] else name for name in names]
+                statistics_of[split].without_rows += [file for file in files if file not in with_rows]
             self._parts += [(index, statistics) for statistics in statistics_of.values()]
         except UserError as error:
             if isinstance(error, MissingColumns):
@@ -265,6 +274,8 @@ class _Reading:
             if self.spelt and self.data.label_names:
                 names = list(self.data.label_names)
                 places = {name: place for place, name in enumerate(names)} | dict(self.spelt)
+                numbers = {label: whole_number(label) for label in seen if label not in places}
+                places |= {label: places[number] for label, number in numbers.items() if number in places}
             else:
                 names, places = label_places(self.data.label_names, stored, seen, others)
         except UserError as error:

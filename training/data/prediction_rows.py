@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,24 +24,20 @@ from training.data.arrow_files import BLOCK_ROWS
 from training.data.batch_requests import as_row, ignored_fields, is_request
 from training.data.blocks import Block, ExtraColumns, load_reader, match_columns
 from training.data.casting import UNCODED_TYPES, convert_block, decode_texts, mask_of, to_stored_type
-from training.data.checks import ROW_CHECKS
+from training.data.checks import ROW_CHECKS, ROW_REMARKS
 from training.data.decoding import open_text
 from training.data.faults import Fault, Faults, level_of
 from training.data.file_systems import display_name, name_of
-from training.data.model_inputs import Values, to_batch
+from training.data.model_inputs import TaskType, Values, to_batch
 from training.problems import Problem, UserError, nearest
+from training.recipe.column_types import RowSpecification
 from training.recipe.filters import parse_filter
 from training.recipe.program_settings import WantedShard
 from training.recipe.reading_rules import TEXT_LINES, ReadingRules
 from training.recipe.source_columns import ROLE_FIELDS, SourceColumns, StoredColumn
-from training.recipe.tables.formats import FORMATS
-
-if TYPE_CHECKING:
-    from training.task_types.task_type import TaskType
 
 SPLIT = "input"
-READ = (f".{TEXT_LINES}", *(suffix for source in FORMATS.values() for suffix in source.suffixes))
-"""The ends of the names of files that are read."""
+
 
 Column: TypeAlias = "list[Any] | pa.Array"
 """The values of a column: an array of Parquet or Arrow, which keeps its type; Python values of other formats."""
@@ -188,7 +184,8 @@ class _KeptColumns:
                     self._ignored_fields |= ignored_fields(row)
                     row = as_row(number, row, self._messages)
                 elif rename:
-                    row = {**{old: row[new] for old, new in rename.items() if new in row}, **row}
+                    old_names = {new: old for old, new in rename.items() if old not in row}
+                    row = {old_names.get(name, name): value for name, value in row.items()}
             yield number, row
 
 
@@ -227,10 +224,11 @@ class RowReader:
 
         Raises UserError for a file that is unreadable, or lacks a column that the model needs or that is kept.
         """
-        source = format_of(file)
+        source = format_of(file, self._rules)
         data = self._rules.data(source, needs_filter=self._needs_filter)
         beside = tuple(name for name in self._kept if name not in self._columns.values())
-        wanted = InputColumns(data, self._task_type, (), self._columns, beside, self._needs_filter)
+        specification = cast(RowSpecification, self._task_type)
+        wanted = InputColumns(data, specification, (), self._columns, beside, self._needs_filter)
         kept = _KeptColumns(wanted, self._kept, self.ignored_fields)
         reader = _read_lines if source == TEXT_LINES else load_reader(source)
         reading = _FileReading(file, wanted, self._task_type, self._kept)
@@ -338,6 +336,9 @@ class _FileReading:
             for reason, mask in find(stored, self._wanted):
                 for place in np.flatnonzero(mask).tolist():
                     add(place, reason, is_empty=check == "blank_text")
+        for check, remark_on in ROW_REMARKS.items():
+            for reason, mask, example in remark_on(stored, self._wanted):
+                self._remarks.add(block.where, check, reason, block.numbers[mask].tolist(), example)
         by_row = zip(*(values.to_pylist() for values in stored.columns), strict=True)
         inputs: list[Values | None] = [None if errors[place] else values for place, values in enumerate(by_row)]
         usable = [place for place, values in enumerate(inputs) if values is not None]
@@ -448,14 +449,12 @@ def read_shards(reader: RowReader, wanted: Sequence[WantedShard], shard_rows: in
             raise _problem(file, "has changed since this run began: start another one.")
 
 
-def format_of(file: str) -> str:
-    """The value of data.source for a file, or TEXT_LINES. Raises UserError for a file of another format."""
-    name = name_of(file)
-    if name.endswith(f".{TEXT_LINES}"):
-        return TEXT_LINES
-    found = next((source for source, form in FORMATS.items() if name.endswith(form.suffixes)), None)
+def format_of(file: str, rules: ReadingRules) -> str:
+    """The format of a file, a key of FORMATS or TEXT_LINES. Raises UserError for a file of another format."""
+    found = rules.format_of(name_of(file))
     if found is None:
-        raise _problem(file, f"has an unknown format: choose from {', '.join(READ)}.")
+        known = ", ".join(rules.suffixes)
+        raise _problem(file, f"has an unknown format: choose from {known}; or name its format by data.source.")
     return found
 
 

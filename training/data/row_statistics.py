@@ -37,6 +37,8 @@ class SplitStatistics:
     rows: int = 0
     filtered: int = 0
     left_out: int = 0
+    without_rows: list[str] = field(default_factory=list)
+    """The files that have no rows."""
     labels: Counter[str] = field(default_factory=Counter)
     corrected: bool = False
     labels_left_out: Counter[str] = field(default_factory=Counter)
@@ -125,6 +127,7 @@ def joined(parts: Sequence[SplitStatistics], wanted: SourceColumns) -> SplitStat
         found.rows += part.rows
         found.filtered += part.filtered
         found.left_out += part.left_out
+        found.without_rows += part.without_rows
         found.repeats_text += part.repeats_text
         found.labels.update(part.labels)
         found.labels_left_out.update(part.labels_left_out)

@@ -7,6 +7,8 @@ them: predictions, drift reports and evaluations.
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,14 +18,14 @@ from training.problems import Problem, UserError
 from training.recipe.data_fields import Data
 from training.recipe.section import ClosedModel
 from training.recipe.source_columns import columns_by_role
-from training.recipe.tables.formats import FORMATS
+from training.recipe.tables.formats import FORMATS, PACKED
 
 OF_FORMAT = tuple(dict.fromkeys(field for one in FORMATS.values() for field in one.fields))
 """Fields about the bytes of a file: they hold for files of the format that the recipe read, and not for others."""
 TEXT_LINES, TEXT_LINES_FIELDS = "txt", ("encoding",)
 """Files with a text a line, which only predictions read, and the fields about their bytes."""
 OF_ROLES = ("text", "label", "columns")
-FIELDS = (*OF_FORMAT, "rename", "cast", "filter", *OF_ROLES, "label_separator", "max_file_gb", "checks")
+FIELDS = ("source", *OF_FORMAT, "rename", "cast", "filter", *OF_ROLES, "label_separator", "max_file_gb", "checks")
 """The fields of `data` that shape rows."""
 
 
@@ -31,7 +33,8 @@ class ReadingRules(ClosedModel):
     """The fields of `data` by which rows are read."""
 
     sets: list[dict[str, Any]] = [{}]  # noqa: RUF012 (pydantic copies it)
-    """Those of the recipe, of each set of a mixture: its `source`, its `name`, and the FIELDS that are not defaults."""
+    """Those of the recipe, of each set of a mixture: its `name`, the other `suffixes` of its files than those of its
+    format, and the FIELDS that are not defaults."""
     overrides: dict[str, Any] = Field(default_factory=dict)
     """Those that an option gives instead."""
 
@@ -42,7 +45,7 @@ class ReadingRules(ClosedModel):
         shaping = [one.model_dump(mode="json", include={*FIELDS}, exclude_defaults=True) for one in data.sets]
         return cls(
             sets=[
-                {"name": name, "source": one.source, **fields}
+                {"name": name, "suffixes": _other_suffixes(one), "source": one.source, **fields}
                 for name, one, fields in zip(names, data.sets, shaping, strict=True)
             ]
         )
@@ -54,7 +57,7 @@ class ReadingRules(ClosedModel):
         if the filter is one of them.
         """
         values, problems = dict[str, Any](), list[Problem]()
-        for field in FIELDS:
+        for field in FIELDS[1:]:
             if field in OF_FORMAT and field not in _fields_of(source):
                 continue
             if field in self.overrides:
@@ -68,6 +71,22 @@ class ReadingRules(ClosedModel):
         if problems:
             raise UserError(problems)
         return Data.model_validate({**values, "source": "csv" if source == TEXT_LINES else source, "path": "rows"})
+
+    def format_of(self, name: str) -> str | None:
+        """Returns the format of a file by its name, or as the recipe or an option says: a key of FORMATS or TEXT_LINES.
+        None if it is unknown."""
+        if "source" in self.overrides:
+            return str(self.overrides["source"])
+        found = next((source for source, form in FORMATS.items() if name.endswith(form.suffixes)), None)
+        others = {suffix: one["source"] for one in self.sets for suffix in one.get("suffixes", ())}
+        found = found or next((source for suffix, source in others.items() if name.endswith(suffix)), None)
+        return TEXT_LINES if found is None and name.endswith(f".{TEXT_LINES}") else found
+
+    @property
+    def suffixes(self) -> list[str]:
+        """The ends of the names of files that can be read."""
+        known = [suffix for form in FORMATS.values() for suffix in form.suffixes]
+        return [f".{TEXT_LINES}", *known, *(suffix for one in self.sets for suffix in one.get("suffixes", ()))]
 
     @property
     def has_filter(self) -> bool:
@@ -100,6 +119,19 @@ class ReadingRules(ClosedModel):
             raise UserError(problems)
 
 
+def _other_suffixes(data: Data) -> list[str]:
+    """Returns the suffixes of the recipe's files that are not those of its format, such as .txt for tables."""
+    if data.source not in FORMATS:
+        return []
+    named = [name for names in (data.splits or {}).values() for name in ([names] if isinstance(names, str) else names)]
+    paths = [path for path in (data.path, *named) if not os.path.isdir(os.path.expanduser(path))]
+    names = [path.rpartition("/")[2] for path in paths]
+    packed = [re.sub(rf"({'|'.join(map(re.escape, PACKED))})$", "", name) for name in names]
+    others = [name for name in packed if "." in name and not name.endswith(FORMATS[data.source].suffixes)]
+    found = [f".{name.rpartition('.')[2]}" for name in others]
+    return [suffix for suffix in dict.fromkeys(found) if re.fullmatch(r"\.\w+", suffix)]
+
+
 def _fields_of(source: str) -> tuple[str, ...]:
     return TEXT_LINES_FIELDS if source == TEXT_LINES else FORMATS[source].fields
 
@@ -118,6 +150,6 @@ def _shared_value(field: str, sets: Iterable[Mapping[str, Any]]) -> dict[str, An
             return {field: {key: value for mapping in values for key, value in mapping.items()}}
     elif all(value == values[0] for _, value in given):
         return {field: values[0]}
-    shown = "; ".join(f"{name}: {'the default' if value is None else value!r}" for name, value in given)
+    shown = "; ".join(f"{name}: {'the default' if value is None else repr(value)}" for name, value in given)
     message = f"differs among the sets of rows that the model was trained on ({shown}): set it for these rows."
     raise UserError([Problem(kind="option", where=f"data.{field}", message=message)])

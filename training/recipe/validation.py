@@ -28,6 +28,7 @@ from training.recipe.rules.rule import InvalidFieldError, WrittenRecipe, broken_
 from training.recipe.rules.slice_rules import with_usual_slice
 from training.recipe.rules.training_rules import TRAINING_RULES
 from training.recipe.source_columns import ROLE_FIELDS, TEXTS, columns_by_role
+from training.recipe.tables.formats import FORMATS
 
 _IS_SHARE = re.compile(r"data\.mix\[\d+\](\.weight|\.epochs)?")
 OTHER_RULES = (*MODEL_RULES, *TRAINING_RULES, *COMPUTE_RULES, *RELEASE_RULES)
@@ -132,6 +133,10 @@ def override_reading(
         **{name: value for name, value in rules.sets[0].items() if name == "label"},
         **given,
     }
+    if given.get("source", "csv") not in FORMATS:
+        message = f"{given['source']!r} is no format of files: choose from {', '.join(FORMATS)}."
+        problems.append(Problem(kind="option", where="data.source", message=message))
+        section["source"] = "csv"
     checked, wrong = dict[str, Any](), {problem.where for problem in problems}
     try:
         checked = Data.model_validate(section).model_dump(mode="json", include={*given})

@@ -401,3 +401,26 @@ def test_documents_that_a_task_type_cuts_may_be_longer(tmp_path: Path) -> None:
     load(data, Documents(), pinned, tmp_path / "out")
     with pytest.raises(UserError, match=r"has a text of more than 1,000,000 bytes in column 'text' \(2 rows"):
         load(data, Lines(), pinned, tmp_path / "out")
+
+
+@pytest.mark.parametrize("empty", [b"", b"\xef\xbb\xbf", b"\n\n", b"sep=;\n", b"text,label\n"])
+@pytest.mark.parametrize("header", [None, ["text", "label"]])
+def test_a_file_without_rows_among_others_is_a_warning_with_its_name(
+    tmp_path: Path, empty: bytes, header: list[str] | None
+) -> None:
+    if header and empty.startswith(b"text"):
+        empty = b""
+    rows = "one,pos\ntwo,neg\nthree,pos\n"
+    files = [str(tmp_path / name) for name in ("a.csv", "b.csv", "c.csv")]
+    for file, content in zip(files, (empty, rows if header else f"text,label\n{rows}", empty), strict=True):
+        Path(file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    checks = dict.fromkeys(("duplicates", "shared_rows"), "ignore")
+    recipe = Data(source="csv", path="-", text=["text"], label="label", header=header, checks=checks)
+    found = load(recipe, CLASSIFICATION, {"train": files, "validation": files[1:2]}, tmp_path / "out")
+    assert found["train_rows"] == 3
+    problem = warnings_of(tmp_path)["empty_file"]
+    assert problem.where == "a.csv" and "2 files like this: " in problem.message and "c.csv" in problem.message
+    with pytest.raises(UserError) as raised:
+        load(recipe, CLASSIFICATION, {"train": files[:1], "validation": files[1:2]}, tmp_path / "none")
+    (only,) = raised.value.problems
+    assert only.check == "no_rows" and "a.csv" in only.message

@@ -455,3 +455,33 @@ def test_the_number_of_reported_problems_is_limited(tmp_path: Path) -> None:
     found = problems(recipe("json", tmp_path), tmp_path / "out")
     assert len(found) == 201
     assert found[-1].message == "… and 50 more problems: fix these, and check again."
+
+
+def evaluated(folder: Path, rows: list[tuple[Any, Any]], names: list[str], **more: Any) -> tuple[list[int], int]:
+    """The labels of rows that are judged by the labels of a version, and the number of warnings."""
+    write_json(folder, {"test": rows})
+    checks = dict.fromkeys(("absent_label", "duplicates"), "ignore")
+    data = recipe("json", folder, label_names=names, checks=checks)
+    files = {"test": [str(folder / "test.jsonl")]}
+    found = load(data, CLASSIFICATION, files, folder / "out", evaluated=["test"], only="test", **more)
+    labels: list[int] = pa.ipc.open_file(folder / "out" / "test.arrow").read_all()["label"].to_pylist()
+    assert found["test_rows"] == len(labels) and not (folder / "out" / "validation.arrow").exists()
+    return labels, found["warnings"]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 60])
+def test_rows_to_evaluate_are_one_split_whole_whatever_their_number_and_labels(tmp_path: Path, rows: int) -> None:
+    """The audit of last week's "fraud": a tenth of them was held out, and one label alone was refused."""
+    found = evaluated(tmp_path, [(f"text {number}", "fraud") for number in range(rows)], ["fair", "fraud"])
+    assert found == ([1] * rows, 0)
+
+
+def test_numbers_of_rows_to_evaluate_are_the_labels_that_they_were_in_training(tmp_path: Path) -> None:
+    write_json(tmp_path, {"train": [("a", 1), ("b", 2), ("c", 1)], "validation": [("d", 1), ("e", 2)]})
+    run(recipe("json", tmp_path, label_names=["fair", "fraud"]), tmp_path / "trained")
+    report = json.loads((tmp_path / "trained" / "log" / "report.json").read_text())
+    assert report["spelt"] == {"1": 0, "2": 1}
+    rows = [("x", 2), ("y", 2)]
+    assert evaluated(tmp_path, rows, ["fair", "fraud"], spelt=report["spelt"])[0] == [1, 1]
+    with pytest.raises(UserError, match="label '3'"):
+        evaluated(tmp_path, [("x", 2), ("y", 3)], ["fair", "fraud"], spelt=report["spelt"])

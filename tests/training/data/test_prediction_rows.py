@@ -10,28 +10,39 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import orc
 
 from training import task_types
 from training.data.arrow_files import BLOCK_ROWS
+from training.data.blocks import Block, match_columns
 from training.data.prediction_rows import (
-    READ,
     RowReader,
     Rows,
     digest_all,
     digest_inputs,
 )
 from training.problems import UserError
+from training.recipe import Data
+from training.recipe.reading_rules import ReadingRules
+from training.recipe.tables import formats
 
 TEXT = {"text": "text"}
 
 
 def reader(
-    task: str = "sequence-classification", columns: Mapping[str, str] = TEXT, kept: Sequence[str] = ()
+    task: str = "sequence-classification",
+    columns: Mapping[str, str] = TEXT,
+    kept: Sequence[str] = (),
+    needs_filter: bool = False,
+    **data: Any,
 ) -> RowReader:
-    return RowReader(task_types.load(task), columns, kept)
+    """The reader for a model whose recipe has these fields of `data`."""
+    rules = ReadingRules.of(Data.model_validate({"source": "csv", "path": "rows", "text": ["text"], **data}))
+    return RowReader(task_types.load(task), columns, kept, rules, needs_filter=needs_filter)
 
 
 def read(file: Path, **options: Any) -> Rows:
@@ -113,7 +124,7 @@ def test_pairs_of_texts_are_taken_in_the_models_order_and_a_text_a_line_is_refus
 
 @pytest.mark.parametrize("name", ["in.csv.gz", "in.jsonl.zst", "in.json", "in.arrow"])
 def test_every_format_of_training_data_is_read_and_equal_rows_have_one_digest(tmp_path: Path, name: str) -> None:
-    assert any(name.endswith(suffix) for suffix in READ)
+    assert any(name.endswith(suffix) for suffix in ReadingRules().suffixes)
     rows = [{"id": "1", "text": "good"}, {"id": "2", "text": "bad é"}]
     if name == "in.arrow":
         table = pa.Table.from_pylist(rows)
@@ -226,3 +237,128 @@ def test_more_rows_need_no_more_memory(tmp_path: Path) -> None:
         return found
 
     assert peak(5 * BLOCK_ROWS) < 1.2 * peak(2 * BLOCK_ROWS)
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "content", "texts"),
+    [
+        ({"delimiter": ";"}, "in.csv", "id;text\n1;good, really\n", ["good, really"]),
+        ({"quoting": "none"}, "in.tsv", 'id\ttext\n1\t"so" he said\n2\t"fine"\n', ['"so" he said', '"fine"']),
+        ({"encoding": "cp1252"}, "in.csv", "id,text\n1,caf\xe9\n".encode("cp1252"), ["caf\xe9"]),
+        ({"header": ["text", "label"]}, "in.tsv", "one\tspam\ntwo\tham\n", ["one", "two"]),
+        ({"header": ["id", "text", "label"]}, "in.tsv", "1\tone\n2\ttwo\n", ["one", "two"]),
+        ({"rename": {"body": "text", "stars": "label"}}, "in.csv", "id,body\n1,one\n", ["one"]),
+        ({"rename": {"body": "text"}}, "in.csv", "id,text\n1,one\n", ["one"]),
+        ({"rename": {"body": "text"}}, "in.jsonl", '{"body": "one"}\n{"text": "two"}\n', ["one", "two"]),
+        ({"source": "parquet", "cast": {"text": "string", "n": "int64"}}, "in.parquet", {"text": [7, 8]}, ["7", "8"]),
+        ({"source": "json", "cast": {"text": "string"}}, "in.jsonl", '{"text": 7}\n{"text": "b"}\n', ["7", "b"]),
+    ],
+)
+def test_rows_to_predict_are_read_as_the_recipe_read_its_rows(
+    tmp_path: Path, data: dict[str, Any], name: str, content: Any, texts: list[str]
+) -> None:
+    if isinstance(content, dict):
+        pq.write_table(pa.table(content), tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    rows = read(tmp_path / name, **data)
+    assert [values and values[0] for values in rows.inputs] == texts and not any(rows.errors)
+
+
+def test_a_text_file_is_a_table_for_a_model_that_was_trained_on_such_tables(tmp_path: Path) -> None:
+    """Line by line, the label would be a part of the text."""
+    (tmp_path / "new.txt").write_text("one\tspam\ntwo\tham\n")
+    table = {"header": ["text", "label"], "delimiter": "\t"}
+    assert read(tmp_path / "new.txt", path="rows/train.txt", **table).inputs == [("one",), ("two",)]
+    assert read(tmp_path / "new.txt", path="rows", splits={"train": "train.txt"}, **table).inputs[0] == ("one",)
+    assert read(tmp_path / "new.txt", path="rows/train.csv", **table).inputs[0] == ("one\tspam",)
+
+
+def test_fields_about_the_bytes_of_a_format_do_not_hold_for_another(tmp_path: Path) -> None:
+    """UTF-8 read as cp1252 is garbled without a word."""
+    (tmp_path / "in.jsonl").write_text('{"text": "caf\xe9"}\n', encoding="utf-8")
+    (tmp_path / "in.txt").write_text("caf\xe9\n", encoding="utf-8")
+    for name in ("in.jsonl", "in.txt"):
+        assert read(tmp_path / name, encoding="cp1252").inputs == [("caf\xe9",)]
+
+
+@pytest.mark.parametrize(
+    ("header", "line"),
+    [(["label", "text"], "one\n"), (["id", "label", "text"], "7\tone\n")],
+)
+def test_a_headerless_file_that_may_lack_any_column_is_one_message(
+    tmp_path: Path, header: list[str], line: str
+) -> None:
+    (tmp_path / "in.tsv").write_text(line * 3)
+    with pytest.raises(UserError, match=r"data\.header: names .* columns .* name the columns of these rows") as raised:
+        read(tmp_path / "in.tsv", header=header)
+    assert len(raised.value.problems) == 1
+
+
+def test_what_training_refuses_in_a_row_is_its_error_and_what_it_warns_of_is_said_once_with_the_count(
+    tmp_path: Path,
+) -> None:
+    lines = ["id,text", '1,"so" he said', '2,"well" she said', "id,text", "3,", '4,"a\nb"', "5,plain"]
+    (tmp_path / "in.csv").write_text("\n".join(lines) + "\n")
+    own, file = reader(kept=["id"]), str(tmp_path / "in.csv")
+    (rows,) = own.shards(file, 10**6)
+    assert errors(rows) == {4: "repeats the header", 5: "has no text in column 'text'"}
+    assert rows.kept["id"] == ["1", "2", "id", "3", "4", "5"]
+    stray, breaks = (next(text for text in own.warnings[file] if word in text) for word in ("marks may", "line breaks"))
+    assert "(2 rows like this: 2, 3)" in stray and "row 6" in breaks and len(own.warnings[file]) == 2
+    strict = reader(checks={"stray_quotes": "error", "line_breaks": "ignore", "header_row": "ignore"})
+    (rows,) = strict.shards(file, 10**6)
+    assert sorted(errors(rows)) == [2, 3, 5] and strict.warnings[file] == []
+
+
+def test_rows_that_a_stray_quotation_mark_swallows_are_an_error(tmp_path: Path) -> None:
+    swallowed = "".join(f"{number},text {number}\n" for number in range(3, 20))
+    (tmp_path / "in.csv").write_text('id,text\n1,good\n2,"never closed\n' + swallowed)
+    rows = read(tmp_path / "in.csv")
+    assert rows.usable() == [("good",)] and "never closed" in errors(rows)[3]
+
+
+def test_the_filter_marks_rows_and_every_row_is_predicted(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("lang,text\nen,one\nde,zwei\nen,\nen,three\n")
+    rows = read(tmp_path / "in.csv", filter='lang == "en"')
+    assert len(rows.usable()) == 3 and rows.filtered == {3}
+    assert rows.like_training_rows() == [("one",), None, ("three",)]
+    assert rows.like_training_rows(start=1) == [None, ("three",)]
+
+
+@pytest.mark.parametrize("name", ["in.csv", "in.jsonl"])
+def test_a_filter_on_a_column_that_new_rows_lack_is_named_and_stops_only_what_needs_it(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text("text\none\n" if name == "in.csv" else '{"text": "one"}\n')
+    own = reader(filter='label != "unsure"')
+    (rows,) = own.shards(str(tmp_path / name), 10)
+    assert rows.usable() == [("one",)] and not rows.filtered
+    assert "has no label, which data.filter reads" in own.unfiltered[str(tmp_path / name)]
+    with pytest.raises(UserError, match=r"data\.filter: .* has no column 'label'"):
+        read(tmp_path / name, filter='label != "unsure"', needs_filter=True)
+
+
+def test_a_format_that_is_added_to_the_table_is_read_and_another_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orc.write_table(pa.table({"text": ["one", "two"], "id": [1, 2]}), tmp_path / "in.orc")
+    with pytest.raises(UserError, match=r"in\.orc: has an unknown format: choose from \.txt, \.csv"):
+        read(tmp_path / "in.orc")
+    added = formats.Source(f"{__name__}:read_orc", (".orc",))
+    monkeypatch.setitem(formats.SOURCES, "arrow", added)  # in its place, since the recipe knows the names of formats
+    monkeypatch.setitem(formats.FORMATS, "arrow", added)
+    rows = read(tmp_path / "in.orc", kept=["id"])
+    assert rows.inputs == [("one",), ("two",)] and rows.kept["id"].to_pylist() == [1, 2]
+
+
+def read_orc(wanted: Any, split: str, pinned: Mapping[str, Any], slices: Any) -> Any:
+    """A reader as a contributor adds it."""
+    for file in pinned[split]:
+        table = orc.read_table(file)
+        columns = match_columns(wanted, table.column_names, file)
+        others = slices.of_file(table.column_names, table.schema.types)
+        for batch in table.to_batches():
+            rows = pa.RecordBatch.from_pydict({name: batch.column(theirs) for name, theirs in columns.items()})
+            kept = {name: slices.of_array(batch.column(theirs), ()) for name, theirs in others.items()}
+            yield Block(file, rows, np.arange(1, 1 + batch.num_rows), slices=kept)

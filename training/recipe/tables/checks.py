@@ -23,6 +23,7 @@ LEVELS: dict[str, Level] = {
     "missing_label": "error",
     "garbled_text": "warning",
     "no_rows": "error",
+    "empty_file": "warning",
     "unknown_label": "error",
     "single_label": "error",
     "label_per_row": "error",
