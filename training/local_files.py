@@ -6,13 +6,26 @@ that others fill must not hand out a file of this user's.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from training.problems import Problem, UserError
+
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_MOST_LINKS = 40
+"""On the way to a file, as in the kernel."""
+
+
+class _Owners(NamedTuple):
+    """The owners of the links on the way to a file."""
+
+    of_folders: list[int]
+    of_file: list[int]
 
 
 def shown_path(file: Path | str) -> str:
@@ -24,18 +37,23 @@ def shown_path(file: Path | str) -> str:
 def open_local(file: str, home_rooms: Sequence[str] = (), kind: str = "data") -> int:
     """Opens a local file for reading. Returns its descriptor.
 
-    Raises OSError; and UserError for a link out of its folder, or to a file of another owner than the link's, and for a
-    file below the home, except in `home_rooms`. All is checked on the open file, so that none can be put in its place.
+    Raises OSError; and UserError for a link out of its folder, or to a file of another owner than the link's, for a
+    folder that another user's link names instead of the file's owner, for a pipe or a device, and for a file below the
+    home, except in `home_rooms`. All is checked on what was opened, so that nothing can be put in its place.
     """
-    file = os.path.abspath(file)
-    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for a writer
+    file, owners = os.path.abspath(file), _Owners([], [])
     try:
-        if found := _find_foreign(file, descriptor, home_rooms):
-            raise UserError([Problem(kind=kind, where=shown_path(file), message=found)])
-    except BaseException:
-        os.close(descriptor)
+        with contextlib.ExitStack() as opened:
+            folder = _descend(os.path.dirname(file), None, owners.of_folders)
+            opened.callback(os.close, folder)
+            reached = _descend(os.path.basename(file), folder, owners.of_file)
+            opened.callback(os.close, reached)
+            if found := _find_foreign(reached, folder, owners, home_rooms):
+                raise UserError([Problem(kind=kind, where=shown_path(file), message=found)])
+            return os.open(f"/proc/self/fd/{reached}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        error.filename = file  # a part of it, or a descriptor
         raise
-    return descriptor
 
 
 def read_local(file: str) -> bytes:
@@ -57,26 +75,64 @@ def find_foreign(files: Iterable[str], home_rooms: Sequence[str] = (), kind: str
     return problems
 
 
-def _find_foreign(file: str, descriptor: int, home_rooms: Sequence[str]) -> str | None:
-    real, folder = os.readlink(f"/proc/self/fd/{descriptor}"), os.path.realpath(os.path.dirname(file))
-    status, named = os.fstat(descriptor), os.lstat(file)
+def _find_foreign(reached: int, folder: int, owners: _Owners, home_rooms: Sequence[str]) -> str | None:
+    """Returns the reason for which an open file is refused; None if it may be read."""
+    real, beside = (os.readlink(f"/proc/self/fd/{descriptor}") for descriptor in (reached, folder))
+    status = os.fstat(reached)
     if status.st_nlink == 0:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)  # removed: `real` is not its path
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # removed: `real` is not its path
     if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     home = os.path.realpath(os.environ.get("FINETUNE_HOME") or ".finetune")
     if _is_below(real, home) and not any(_is_below(real, f"{home}/{room}") for room in home_rooms):
         return "lies in the home of finetune, which holds passwords and keys: name a file elsewhere."
     # The Hub's cache links the files of a commit to their contents, which lie in the same repository's folder.
-    repository, snapshots, _ = folder.rpartition("/snapshots/")
-    blobs = f"{repository}/blobs" if snapshots else folder
-    if not (_is_below(real, folder) or _is_below(real, blobs)):
+    repository, snapshots, _ = beside.rpartition("/snapshots/")
+    blobs = f"{repository}/blobs" if snapshots else beside
+    if not (_is_below(real, beside) or _is_below(real, blobs)):
         return f"is a link to {real}, outside of its folder: name that file itself, or copy it here."
-    if stat.S_ISLNK(named.st_mode) and named.st_uid != status.st_uid:
-        return f"is a link of user {named.st_uid} to a file of user {status.st_uid}: copy the file here."
-    if status.st_nlink > 1 and status.st_uid != os.stat(folder).st_uid:
+    others = {owner for owner in owners.of_folders if owner not in (0, os.getuid())}
+    if foreign := sorted({*owners.of_file, *others} - {status.st_uid}):
+        place = "is" if owners.of_file else "lies in a folder that is"
+        return f"{place} a link of user {foreign[0]} to a file of user {status.st_uid}: name {real} itself, or copy it."
+    if status.st_nlink > 1 and status.st_uid != os.fstat(folder).st_uid:
         return f"is one of several names of a file of user {status.st_uid}, in a folder of another: copy the file here."
+    if not stat.S_ISREG(status.st_mode):
+        return "is a pipe, a socket or a device: write its content to a file."
     return None
+
+
+def _descend(path: str, folder: int | None, owners: list[int]) -> int:
+    """Opens a path for a look at it, part by part, and adds the owners of its links: while a path is opened as a whole,
+    others can put links into it, and take them out before anybody asks. Raises OSError."""
+    at = os.open("/", _LOOK) if folder is None else os.dup(folder)
+    parts = path.split("/")[::-1]
+    try:
+        while parts:
+            if (part := parts.pop()) in ("", "."):
+                continue
+            try:
+                inner = os.open(part, _LOOK | os.O_DIRECTORY, dir_fd=at)  # mounts what is mounted on demand
+            except NotADirectoryError:
+                inner = os.open(part, _LOOK, dir_fd=at)
+            status = os.fstat(inner)
+            if not stat.S_ISLNK(status.st_mode):
+                os.close(at)
+                at = inner
+                continue
+            target = os.readlink("", dir_fd=inner)
+            os.close(inner)
+            owners.append(status.st_uid)
+            if len(owners) > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            if target.startswith("/"):
+                os.close(at)
+                at = os.open("/", _LOOK)
+            parts += target.split("/")[::-1]
+    except BaseException:
+        os.close(at)
+        raise
+    return at
 
 
 def _is_below(path: str, folder: str) -> bool:

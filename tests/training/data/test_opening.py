@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gzip
 import os
 import threading
+import time
 import tracemalloc
 import uuid
 from collections.abc import Callable, Iterator
@@ -372,3 +375,44 @@ def test_names_that_another_user_gave_a_file_are_refused(tmp_path: Path, link: C
     os.chown(tmp_path / "inbox" / "notes.csv", 1234, 1234, follow_symlinks=False)
     os.chown(tmp_path / "inbox" / "own.csv", 0, 0)
     assert "of user 0" in problem(tmp_path / "inbox" / "notes.csv")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives links to another user")
+def test_a_folder_that_another_user_has_linked_to_one_of_ours_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir()
+    written(tmp_path / "private" / "train.csv", b"text,label\nhush,1\n")
+    (tmp_path / "inbox").symlink_to(tmp_path / "private")
+    assert read(tmp_path / "inbox" / "train.csv") == b"text,label\nhush,1\n", "a link of one's own"
+    os.chown(tmp_path / "inbox", 1234, 1234, follow_symlinks=False)
+    assert "lies in a folder that is a link of user 1234 to a file of user 0" in problem(tmp_path / "inbox/train.csv")
+    os.chown(tmp_path / "private" / "train.csv", 1234, 1234)
+    assert read(tmp_path / "inbox" / "train.csv") == b"text,label\nhush,1\n", "their own rows"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives links to another user")
+def test_a_folder_that_becomes_a_link_while_it_is_read_hands_out_nothing(tmp_path: Path) -> None:
+    for folder in ("inbox", "private"):
+        (tmp_path / folder).mkdir()
+        written(tmp_path / folder / "train.csv", f"text,label\n{folder},1\n".encode())
+    (tmp_path / "link").symlink_to(tmp_path / "private")
+    os.chown(tmp_path / "link", 1234, 1234, follow_symlinks=False)
+    inbox, link = (str(tmp_path / name).encode() for name in ("inbox", "link"))
+    rename, at_cwd, exchange = ctypes.CDLL(None).renameat2, -100, 2
+    ended, seen = time.monotonic() + 1.0, set()
+
+    def keep_swapping() -> None:
+        while time.monotonic() < ended:
+            rename(at_cwd, inbox, at_cwd, link, exchange)
+
+    swapping = threading.Thread(target=keep_swapping)
+    swapping.start()
+    while time.monotonic() < ended:
+        with contextlib.suppress(UserError):
+            seen.add(read(tmp_path / "inbox" / "train.csv"))
+    swapping.join()
+    assert seen == {b"text,label\ninbox,1\n"}
+
+
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.csv")
+    assert "is a pipe, a socket or a device" in problem(tmp_path / "rows.csv")
