@@ -1,4 +1,5 @@
-"""Rows of JSON files: JSON lines, or one array of objects.
+"""Rows of JSON files: JSON lines, one array of objects, or objects one after another. A table in another shape is
+refused by its shape.
 
 Python's json parses the lines, since pyarrow's reader stops at the first line that differs and does not name it. ijson
 parses arrays, one object at a time.
@@ -15,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from training.data.batch_requests import is_request
 from training.data.blocks import Block, source_error
 from training.data.decoding import TextFile, open_text
 from training.data.faults import Fault
 from training.data.file_systems import PIECE_BYTES, display_name
+from training.data.lists import NESTED
 from training.data.mappings import from_mappings
 
 if TYPE_CHECKING:
@@ -27,18 +30,76 @@ if TYPE_CHECKING:
 
 
 def read_json(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: ExtraColumns) -> Iterator[Block]:
-    """JSON lines, one object a line, blank lines skipped; or one array of objects."""
+    """JSON lines, one object a line, blank lines skipped; or one array of objects, also as the one list of an object,
+    such as `{"data": […]}`; or objects one after another, each on one line or several."""
     for file in pinned[split]:
         where = display_name(file)
         with open_text(file, wanted.data) as raw:
-            for block in from_mappings(json_values(raw, where), wanted, where, slices):
+            for block in from_mappings(json_values(raw, where, wanted), wanted, where, slices):
                 yield replace(block, share=raw.share)
 
 
-def json_values(file: TextFile, where: str) -> Iterator[tuple[int, Any]]:
-    """Returns the numbered values of a file, with a Fault in place of a line that is not JSON."""
-    is_array = file.peek(1000).lstrip(b" \t\r\n").startswith(b"[")
-    return _read_elements(file, where) if is_array else _read_lines(file, where)
+def json_values(file: TextFile, where: str, wanted: SourceColumns) -> Iterator[tuple[int, Any]]:
+    """Returns the numbered values of a file, with a Fault in place of a line that is not JSON.
+
+    Raises UserError for a table in another shape than rows.
+    """
+    start = file.peek(PIECE_BYTES).decode(errors="replace").lstrip(" \t\r\n")
+    if start.startswith("["):
+        if start[1:].lstrip().startswith("["):
+            raise source_error(where, f"holds rows as lists without names: {RECORDS}")
+        return _read_elements(file, where, "item")
+    try:
+        first, end = json.JSONDecoder().raw_decode(start)
+    except (ValueError, RecursionError):  # a faulty line, or an object that is longer than the start
+        lines = start.split("\n", 2)
+        is_long = len(lines) == 1 and len(start) > PIECE_BYTES // 2
+        goes_on = len(lines) > 1 and lines[0].rstrip().endswith(("{", "[", ",")) and not lines[1].startswith("{")
+        names = _names_of(wanted)
+        if (is_long or goes_on) and (opening := _LIST_OF_OBJECTS.match(start)):
+            name, first_row = json.loads(opening[1]), start[opening.end() : opening.end() + PIECE_BYTES // 16]
+            if name not in names and any(json.dumps(column) in first_row for column in names):
+                return _read_elements(file, where, f"{name}.item")
+        return _read_elements(file, where, "") if goes_on else _read_lines(file, where)
+    rest = start[end:].lstrip(" \t\r")
+    if isinstance(first, dict) and not rest.strip() and len(start) < PIECE_BYTES // 2:
+        rows_under = _find_list(first, wanted, where)
+        if rows_under is not None:
+            return _read_elements(file, where, f"{rows_under}.item")
+    is_joined = rest.startswith("{") or "\n" in start[:end]
+    return _read_elements(file, where, "") if is_joined else _read_lines(file, where)
+
+
+def _names_of(wanted: SourceColumns) -> set[str]:
+    """The names of columns to read, before and after data.rename."""
+    return {*wanted.names, *wanted.source_names.values()}
+
+
+def _find_list(only: Mapping[str, Any], wanted: SourceColumns, where: str) -> str | None:
+    """Returns the name of the list of rows in the one object of a file; None if the object is a row.
+
+    Raises UserError for a table in another shape.
+    """
+    names = _names_of(wanted)
+    plain = {wanted.source_names[name] for name in wanted.names if wanted.form_of(name) not in NESTED}
+    if any(isinstance(only.get(name), dict | list) for name in plain):
+        raise source_error(where, f"holds its table by columns: {RECORDS}")
+    if names & only.keys() or is_request(only):
+        return None
+    lists = [name for name, rows in only.items() if isinstance(rows, list) and rows and isinstance(rows[0], dict)]
+    with_columns = [name for name in lists if names & only[name][0].keys()]
+    if len(with_columns) == 1:
+        return with_columns[0]
+    if with_columns:
+        message = (
+            f"holds lists of rows under several names ({', '.join(with_columns)}): write each to a file of its own"
+        )
+        raise source_error(where, message)
+    if isinstance(only.get("columns"), list) and isinstance(only.get("data"), list):
+        raise source_error(where, f"holds its columns' names apart from its rows: {RECORDS}")
+    if only and all(isinstance(row, dict) and names & row.keys() for row in only.values()):
+        raise source_error(where, f"holds its rows by index: {RECORDS}")
+    return None
 
 
 def _read_lines(lines: TextFile, where: str) -> Iterator[tuple[int, Any]]:
@@ -60,7 +121,9 @@ def _parse_line(number: int, line: bytes) -> Any:
     try:
         if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _depth(line) > MAX_DEPTH:
             return Fault(number, "malformed", "has brackets in brackets", f", more than {MAX_DEPTH} deep")
-        return _DECODER.decode(line.decode())
+        text = line.decode()
+        stripped = text.rstrip()
+        return _DECODER.decode(stripped[:-1] if stripped.endswith("},") else text)
     except _RepeatedName as error:
         return _repeated(number, str(error))
     except UnicodeDecodeError as error:
@@ -72,18 +135,21 @@ def _parse_line(number: int, line: bytes) -> Any:
         return Fault(number, "malformed", "is not JSON that can be read", f" ({str(error).partition(';')[0]})")
 
 
-def _read_elements(array: TextFile, where: str) -> Iterator[tuple[int, Any]]:
+def _read_elements(file: TextFile, where: str, place: str) -> Iterator[tuple[int, Any]]:
+    """Yields the values at a place, as ijson names it: `item` of an array, or empty for values one after another."""
     import ijson
 
     number = 0
     try:
-        elements = ijson.items(_Shallow(array, where), "item", use_float=True, map_type=_Object)
+        options = {"use_float": True, "map_type": _Object, "multiple_values": not place}
+        elements = ijson.items(_Shallow(file, where), place, **options)
         for number, row in enumerate(elements, 1):
             name = _find_repeated(row)
             yield number, row if name is None else _repeated(number, name)
     except (ijson.JSONError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
-        raise source_error(where, f"is not a JSON array to its end: after row {number}, {reason}") from error
+        shape = "a JSON array" if place else "JSON"
+        raise source_error(where, f"is not {shape} to its end: after row {number}, {reason}") from error
 
 
 class _Shallow:
@@ -164,6 +230,8 @@ def _repeated(number: int, name: str) -> Fault:
     return Fault(number, "malformed", "has an object with one name twice", f" ({name!r})")
 
 
+RECORDS = 'write it with a line a row (in pandas, orient="records", lines=True)'
+_LIST_OF_OBJECTS = re.compile(r'\{\s*("(?:[^"\\]|\\.)*")\s*:\s*\[\s*\{')
 LONGEST_ELEMENT_BYTES = 16 * 2**20
 """Of an array."""
 MAX_DEPTH = 100

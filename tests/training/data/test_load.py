@@ -26,11 +26,15 @@ from training.data.sources import find_split_files, load_object
 from training.problems import Problem, UserError
 from training.recipe import Data
 from training.recipe.source_columns import SourceColumns
+from training.recipe.task_specification import specification
 
 ROWS: dict[str, list[tuple[str, str]]] = {
     "train": [("good, really", "pos"), ("NA", "neg"), ('say "no"\nand leave', "neg"), ("1.0", "pos")],
     "validation": [("fine", "pos"), ("äußerst schlecht", "neg")],
 }
+
+
+WANTED = SourceColumns(Data(source="json", path="-", text=["text"], label="label"), CLASSIFICATION)
 
 
 def find_files(data: Data) -> dict[str, list[str]]:
@@ -379,10 +383,10 @@ def test_brackets_in_brackets_are_refused_at_a_depth_in_arrays_and_a_faulty_row_
     (tmp_path / "rows.json").write_bytes(b'[{"text": "\\"[", "more": [[]]}, ' + row + b"]")
     too_deep = pytest.raises(UserError, match=r"^rows\.json: has brackets in brackets, more than 100 deep")
     with too_deep, open_text(str(tmp_path / "rows.json"), Data(source="json", path="-")) as file:
-        list(json_values(file, "rows.json"))
+        list(json_values(file, "rows.json", WANTED))
     (tmp_path / "rows.jsonl").write_bytes(row + b'\n{"text": "x"}\n')
     with open_text(str(tmp_path / "rows.jsonl"), Data(source="json", path="-")) as file:
-        (_, fault), (_, good) = json_values(file, "rows.jsonl")
+        (_, fault), (_, good) = json_values(file, "rows.jsonl", WANTED)
     assert fault.description == "has brackets in brackets" and good == {"text": "x"}
 
 
@@ -391,7 +395,7 @@ def test_a_name_twice_in_a_nested_object_is_reported_for_arrays_and_lines(tmp_pa
     for name, content in (("a.json", f"[{row}]"), ("b.jsonl", row)):
         (tmp_path / name).write_text(content)
         with open_text(str(tmp_path / name), Data(source="json", path="-")) as file:
-            ((number, fault),) = json_values(file, name)
+            ((number, fault),) = json_values(file, name, WANTED)
         assert number == 1 and isinstance(fault, Fault) and fault.value == " ('x')"
 
 
@@ -485,3 +489,63 @@ def test_numbers_of_rows_to_evaluate_are_the_labels_that_they_were_in_training(t
     assert evaluated(tmp_path, rows, ["fair", "fraud"], spelt=report["spelt"])[0] == [1, 1]
     with pytest.raises(UserError, match="label '3'"):
         evaluated(tmp_path, [("x", 2), ("y", 3)], ["fair", "fraud"], spelt=report["spelt"])
+
+
+PAIRS = [{"text": "a", "label": "x"}, {"text": "b {", "label": "y"}, {"text": "c", "label": "x"}]
+MANY = [{"text": f"text {number} " + "x" * 90, "label": "xy"[number % 2]} for number in range(20_000)]
+
+
+def json_rows(path: Path, content: str, wanted: SourceColumns = WANTED) -> list[Any]:
+    path.write_text(content)
+    with open_text(str(path), wanted.data) as file:
+        return [row for _, row in json_values(file, path.name, wanted)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "".join(json.dumps(row) for row in PAIRS),  # on one line
+        " ".join(json.dumps(row) for row in PAIRS) + "\n",
+        "\n".join(json.dumps(row, indent=2) for row in PAIRS),
+        "".join(json.dumps(row) + ",\n" for row in PAIRS),
+        json.dumps({"data": PAIRS}),
+        json.dumps({"schema": {"fields": []}, "data": PAIRS}, indent=1),
+    ],
+)
+def test_objects_one_after_another_and_in_the_one_list_of_an_object_are_rows(tmp_path: Path, content: str) -> None:
+    assert json_rows(tmp_path / "rows.json", content) == PAIRS
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_long_files_of_such_objects_are_read_piece_by_piece(tmp_path: Path, indent: int | None) -> None:
+    assert json_rows(tmp_path / "a.json", json.dumps({"data": MANY}, indent=indent)) == MANY
+    assert json_rows(tmp_path / "b.json", "".join(json.dumps(row, indent=indent) for row in MANY)) == MANY
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"text": {"0": "a", "1": "b"}, "label": {"0": "x", "1": "y"}}, "holds its table by columns: write it with"),
+        ({"text": ["a", "b"], "label": ["x", "y"]}, "holds its table by columns: write it with"),
+        ({"columns": ["text", "label"], "index": [0], "data": [["a", "x"]]}, "holds its columns' names apart"),
+        ({"0": PAIRS[0], "1": PAIRS[1]}, "holds its rows by index"),
+        ([["a", "x"], ["b", "y"]], "holds rows as lists without names"),
+        ({"train": PAIRS, "test": PAIRS}, "holds lists of rows under several names (train, test)"),
+    ],
+)
+def test_a_table_in_another_shape_is_one_message_with_the_way_out(tmp_path: Path, content: Any, words: str) -> None:
+    for indent in (None, 2):
+        (tmp_path / "train.json").write_text(json.dumps(content, indent=indent))
+        found = problems(recipe("json", tmp_path / "train.json"), tmp_path / "out")
+        assert [words in f"{problem.message}" for problem in found] == [True], found
+        assert "orient" in found[0].message or "several" in words
+
+
+def test_a_row_that_holds_objects_is_a_row(tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "Hi"}]
+    data = Data(source="json", path="-", columns={"messages": "messages"})
+    wanted = SourceColumns(data, specification("sft", {}))
+    for row in ({"messages": talk}, {"custom_id": "a", "messages": talk}, {"custom_id": "a", "body": {"x": talk}}):
+        assert json_rows(tmp_path / "one.jsonl", json.dumps(row), wanted) == [row]
+    faulty = '{"meta": [{"text": 1}], "text": "broken}\n' + json.dumps(PAIRS[0])
+    assert json_rows(tmp_path / "two.jsonl", faulty)[1:] == PAIRS[:1]
