@@ -23,8 +23,8 @@ def plan_stages(recipe: Recipe, planner: Planner, *, before_run: bool) -> tuple[
     warnings on the model.
 
     `before_run` allows downloading config.json, requires the cluster if training would run on one, and skips a model
-    from scratch without adapters, because load_model builds it at once. Raises UserError with the problems of the
-    stages, the cluster and the model together.
+    from scratch without adapters and exports, because load_model builds it at once. Raises UserError with the problems
+    of the stages, the cluster and the model together.
     """
     problems: list[Problem] = []
     finished, checked = None, CheckedModel()
@@ -33,7 +33,8 @@ def plan_stages(recipe: Recipe, planner: Planner, *, before_run: bool) -> tuple[
     except UserError as error:
         problems += error.problems
     trains = finished is None or any(row.name == "fit" and row.state != "cached" for row in planner.rows)
-    built_soon = before_run and recipe.model.source == "scratch" and recipe.training.lora is None
+    plain = recipe.training.lora is None and not recipe.release.exports
+    built_soon = before_run and recipe.model.source == "scratch" and plain
     if trains and before_run:
         problems += find_cluster_problems(recipe.compute.cluster, recipe.compute.cluster_address)
     if trains and not built_soon:

@@ -58,7 +58,7 @@ def convert(network: PreTrainedModel, auto_class: str, file: Path) -> None:
     """
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
-    outputs, inputs = OUTPUTS[auto_class], _example(network)
+    outputs, inputs = OUTPUTS[auto_class], example(network)
     # A named size would have to be free of bounds, such as the number of positions.
     any_size = {"inputs": {name: (torch.export.Dim.AUTO, torch.export.Dim.AUTO) for name in inputs}}
     named = {"inputs": {name: ("batch_size", "sequence_length") for name in inputs}}
@@ -173,7 +173,7 @@ class _Tuple(torch.nn.Module):
         return tuple(found[name] for name in self.outputs)
 
 
-def _example(network: PreTrainedModel) -> dict[str, torch.Tensor]:
+def example(network: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Inputs of the model: rows of padded tokens, and token types if the model distinguishes them."""
     ids = torch.ones(EXAMPLE_ROWS, EXAMPLE_TOKENS, dtype=torch.int64)
     mask = torch.ones_like(ids)

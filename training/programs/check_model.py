@@ -2,7 +2,7 @@
 JOB`.
 
 The model is built on the meta device, from its configuration alone, in some seconds. Of its weights, only the names and
-shapes are compared with it.
+shapes are compared with it. A small copy is tried: see training.models.trial.
 
 settings   training.recipe.program_settings.CheckModelSettings
 figures    notes and warnings, lists of texts; errors end it
@@ -38,7 +38,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 def check(settings: CheckModelSettings) -> CheckedModel:
     """What was found and does not end a run. Raises UserError with all problems of the model."""
     from training import task_types
-    from training.models import adapters, gpu_kernels, loading
+    from training.models import adapters, gpu_kernels, loading, trial
 
     task_type = task_types.load(settings.task, settings.options)
     network = build(settings.config, settings.field, task_type, settings.labels)
@@ -63,6 +63,9 @@ def check(settings: CheckModelSettings) -> CheckedModel:
                 f"{settings.field}: its files lack the pooler ({of_weights.pooler[0]}), as masked language models do: "
                 "it is drawn at random and trained."
             )
+    if not any(problem.level == "error" for problem in problems):
+        tried = (settings.mixed_precision, settings.exports)
+        problems += trial.find_failures(network, task_type.auto_class, *tried)
     if any(problem.level == "error" for problem in problems):
         raise UserError(problems)
     return found.model_copy(update={"warnings": problems})

@@ -61,6 +61,10 @@ class CheckModelSettings(TaskSettings):
     """model.attn_implementation."""
     use_liger_kernel: bool = False
     """training.use_liger_kernel."""
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    """The number format of the run."""
+    exports: list[str] = Field(default_factory=list)
+    """release.exports, if the packages for them are installed."""
     config: dict[str, Any]
     """The content of config.json, or `model.config`."""
     weights: dict[str, list[int]] | None = None

@@ -18,6 +18,7 @@ from tasks.cache.settings import home
 from tasks.cache.store import folder
 from tasks.hub.client import explain_read_errors
 from tasks.jobs.commands import python_argv
+from tasks.jobs.hardware import mixed_precision
 from tasks.jobs.launch import JobFailed, require_finished, run_job
 from tasks.registry.champions import fetch_config
 from training import task_types
@@ -27,6 +28,7 @@ from training.models.weights import INDEX, WEIGHTS, read_shapes
 from training.problems import UserError
 from training.recipe import Recipe
 from training.recipe.program_settings import CheckedModel, CheckModelSettings
+from training.recipe.tables.exports import PACKAGES, missing_packages
 
 __all__ = ["CheckedModel", "require_model"]
 
@@ -36,7 +38,8 @@ STALL_TIMEOUT_S = 300.0
 
 def require_model(recipe: Recipe, lock: Lock, *, download: bool = False, model: Path | None = None) -> CheckedModel:
     """Checks the model's type, its configuration, its number of positions, the names of its layers, and whether the
-    weights in its files are its own. Returns notes and warnings, and a note if the model could not be checked.
+    weights in its files are its own; tries the run's number format and exports on a small copy. Returns notes and
+    warnings, and a note if the model could not be checked.
 
     `download` allows fetching config.json from the Hub or the registry. `model` is the model's folder, if it is known;
     else it is looked for on this machine. Raises UserError for a model that cannot be trained by the recipe.
@@ -54,6 +57,8 @@ def require_model(recipe: Recipe, lock: Lock, *, download: bool = False, model: 
         lora=recipe.training.lora,
         attn_implementation=recipe.model.attn_implementation,
         use_liger_kernel=recipe.training.use_liger_kernel,
+        mixed_precision=mixed_precision() if (chosen := recipe.compute.mixed_precision) == "auto" else chosen,
+        exports=[] if missing_packages() else list(recipe.release.exports),
         config=config,
         weights=read_shapes({path.name: path for path in model.iterdir()}, field) if model else None,
         field=field,
@@ -62,6 +67,7 @@ def require_model(recipe: Recipe, lock: Lock, *, download: bool = False, model: 
     own, installed = users_code(task_types.user_code(recipe.task))
     code = code_digests([PROGRAM, *task_types.code_modules(recipe.task), *own])
     optional = [name for name in ("peft", "liger-kernel") if find_spec(name.replace("-", "_"))]
+    optional += PACKAGES if settings.exports else ()
     libraries = library_versions(["transformers", "torch", *optional, *installed])
     checked = home() / "checked" / digest_of([written, code, libraries])[:40]
     with contextlib.suppress(OSError, ValueError):

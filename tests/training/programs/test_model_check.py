@@ -197,3 +197,22 @@ def test_code_that_a_configuration_names_is_a_note_for_a_published_model_and_an_
         "model.path: attn_implementation 'owner/kernel' of its config.json is not used: only the recipe chooses code."
     )
     assert "code is chosen by model.attn_implementation alone: leave it out" in problems(named)["model.config"]
+
+
+DEBERTA = {**BERT, "model_type": "deberta", "num_hidden_layers": 40, "relative_attention": True}
+
+
+def test_a_number_format_that_the_model_cannot_compute_in_is_refused_by_its_field() -> None:
+    found = problems({**DEBERTA, "pos_att_type": ["c2p"]}, mixed_precision="bf16")
+    assert found["compute.mixed_precision"].startswith("'bf16' cannot be computed by DebertaForSequenceClassification")
+    assert problems({**DEBERTA, "pos_att_type": ["c2p"]}) == {} and problems(BERT, mixed_precision="bf16") == {}
+    for config, task in ((T5, "seq2seq"), (LLAMA, "causal-lm")):
+        short = {"options": {"max_target_length": 32, "max_new_tokens": 32}} if task == "seq2seq" else {}
+        assert problems(config, task, labels=[], mixed_precision="bf16", **short) == {}
+
+
+def test_an_export_that_torch_cannot_convert_is_refused_before_training() -> None:
+    pytest.importorskip("onnxscript")
+    xlnet = {"model_type": "xlnet", "vocab_size": 100, "d_model": 32, "n_layer": 12, "n_head": 2, "d_inner": 32}
+    assert "torch cannot convert XLNetFor" in problems(xlnet, exports=["onnx"])["release.exports"]
+    assert problems(BERT, exports=["onnx"]) == {}
