@@ -47,7 +47,7 @@ def json_values(file: TextFile, where: str, wanted: SourceColumns) -> Iterator[t
     start = file.peek(PIECE_BYTES).decode(errors="replace").lstrip(" \t\r\n")
     if start.startswith("["):
         if start[1:].lstrip().startswith("["):
-            raise source_error(where, f"holds rows as lists without names: {RECORDS}")
+            raise source_error(where, f"holds {_UNNAMED}")
         return _read_elements(file, where, "item")
     try:
         first, end = json.JSONDecoder().raw_decode(start)
@@ -56,6 +56,8 @@ def json_values(file: TextFile, where: str, wanted: SourceColumns) -> Iterator[t
         is_long = len(lines) == 1 and len(start) > PIECE_BYTES // 2
         goes_on = len(lines) > 1 and lines[0].rstrip().endswith(("{", "[", ",")) and not lines[1].startswith("{")
         names = _names_of(wanted)
+        if (is_long or goes_on) and (opening := _LIST_OF_LISTS.match(start)) and json.loads(opening[1]) not in names:
+            raise source_error(where, f"holds {_UNNAMED}") from None
         if (is_long or goes_on) and (opening := _LIST_OF_OBJECTS.match(start)):
             name, first_row = json.loads(opening[1]), start[opening.end() : opening.end() + PIECE_BYTES // 16]
             if name not in names and any(json.dumps(column) in first_row for column in names):
@@ -99,6 +101,8 @@ def _find_list(only: Mapping[str, Any], wanted: SourceColumns, where: str) -> st
         raise source_error(where, f"holds its columns' names apart from its rows: {RECORDS}")
     if only and all(isinstance(row, dict) and names & row.keys() for row in only.values()):
         raise source_error(where, f"holds its rows by index: {RECORDS}")
+    if only and all(isinstance(rows, list) and rows and isinstance(rows[0], list) for rows in only.values()):
+        raise source_error(where, f"holds {_UNNAMED}")
     return None
 
 
@@ -231,6 +235,11 @@ def _repeated(number: int, name: str) -> Fault:
 
 
 RECORDS = 'write it with a line a row (in pandas, orient="records", lines=True)'
+_UNNAMED = (
+    'rows as lists without names: write a row as an object such as {"text": …, "label": …}, a row a line, and each '
+    "split into a file of its own"
+)
+_LIST_OF_LISTS = re.compile(r'\{\s*("(?:[^"\\]|\\.)*")\s*:\s*\[\s*\[')
 _LIST_OF_OBJECTS = re.compile(r'\{\s*("(?:[^"\\]|\\.)*")\s*:\s*\[\s*\{')
 LONGEST_ELEMENT_BYTES = 16 * 2**20
 """Of an array."""
