@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -373,6 +374,16 @@ def test_a_name_that_a_json_object_has_twice_is_reported_with_its_row(tmp_path: 
     (problem,) = problems(recipe("json", tmp_path), tmp_path / "out")
     assert problem.check == "malformed" and problem.where.endswith("train.jsonl row 2")
     assert problem.message.startswith("has an object with one name twice ('label'): ")
+
+
+def test_a_repeated_name_among_very_many_is_found_in_seconds(tmp_path: Path) -> None:
+    names = ", ".join(f'"k{number}": 1' for number in range(100_000))
+    (tmp_path / "train.jsonl").write_text(f'{{{names}, "z": 1, "z": 2}}\n{{"text": "a", "label": 1}}')
+    (tmp_path / "validation.jsonl").write_text('{"text": "a", "label": 1}')
+    started = time.monotonic()
+    (problem,) = problems(recipe("json", tmp_path), tmp_path / "out")
+    assert "one name twice ('z')" in problem.message
+    assert time.monotonic() - started < 20
 
 
 @pytest.mark.parametrize("depth", [2_000, 20_000])
