@@ -16,6 +16,7 @@ another server, that server is used, and none is started.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -95,6 +96,21 @@ class State(BaseModel):
             login = {"MLFLOW_TRACKING_USERNAME": USER, "MLFLOW_TRACKING_PASSWORD": ensure_password(MLFLOW)}
             return {VARIABLES[MLFLOW]: self.mlflow, **login}
         return {}
+
+
+def take_port(port: int) -> tuple[socket.socket, ...]:
+    """A socket that listens on this port of 127.0.0.1; and one that keeps the port of ::1, where nothing answers then:
+    for `localhost`, browsers and ssh try ::1 first, and any user could listen there. Raises OSError if one is taken."""
+    listening = socket.create_server(("127.0.0.1", port))
+    try:
+        beside = socket.socket(socket.AF_INET6)
+        beside.bind(("::1", listening.getsockname()[1]))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            listening.close()
+            raise
+        return (listening,)  # no IPv6 on this machine
+    return listening, beside
 
 
 def services_folder() -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -33,6 +32,7 @@ from tasks.prefect.servers import (
     read_last_state,
     read_running,
     services_folder,
+    take_port,
     use_home_servers,
     worker_is_online,
 )
@@ -155,7 +155,8 @@ def _require_free(ports: dict[str, int]) -> None:
     problems = []
     for name, port in ports.items():
         try:
-            socket.create_server(("127.0.0.1", port)).close()
+            for taken in take_port(port):
+                taken.close()
         except OSError as error:
             message = (
                 f"port {port} cannot be used ({os.strerror(error.errno or 0)}): name another. If your {name} server "

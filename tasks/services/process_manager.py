@@ -44,6 +44,7 @@ from tasks.prefect.servers import (
     prefect_start_lock,
     process_manager_lock,
     services_folder,
+    take_port,
     worker_is_online,
     worker_name,
     write_state,
@@ -184,12 +185,12 @@ def trim_logs(services: Path) -> None:
 
 
 def _build_services(ports: Mapping[str, int], temporary: str) -> list[Service]:
-    listening = {name: socket.create_server(("127.0.0.1", port)) for name, port in ports.items()}
-    sockets = tuple(listening.values())
+    taken = {name: take_port(port) for name, port in ports.items()}
+    sockets = tuple(one for of_port in taken.values() for one in of_port)
     services = [
         Service(
             name,
-            [program, str(ports[name]), f"--fd={listening[name].fileno()}"],
+            [program, str(ports[name]), f"--fd={taken[name][0].fileno()}"],
             partial(server_environment, variables),
             partial(is_healthy, f"http://127.0.0.1:{ports[name]}{api}"),
             sockets,

@@ -226,6 +226,25 @@ def test_the_socket_of_a_service_reaches_its_program_and_keeps_the_port_while_th
     assert pids[0] != pids[1]
 
 
+def test_a_port_that_is_taken_is_taken_for_localhost_by_ipv6_too_and_nothing_answers_there(home: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    listening, beside = servers.take_port(0)
+    with listening, beside:
+        port = listening.getsockname()[1]
+        with pytest.raises(OSError, match="in use"), socket.create_server(("::1", port), family=socket.AF_INET6):
+            pass
+        with pytest.raises(ConnectionRefusedError), socket.create_connection(("::1", port), timeout=5):
+            pass
+        with pytest.raises(OSError, match="in use"):
+            servers.take_port(port)
+    with socket.create_server(("::1", port), family=socket.AF_INET6), pytest.raises(OSError, match="in use"):
+        servers.take_port(port)
+    socket.create_server(("127.0.0.1", port)).close()
+
+
 GREETER = """
 import os, socket, sys
 listening = socket.socket(fileno=int(sys.argv[1]))
