@@ -65,8 +65,11 @@ def json_values(file: TextFile, where: str, wanted: SourceColumns) -> Iterator[t
                 return _read_elements(file, where, f"{name}.item")
         return _read_elements(file, where, "") if goes_on else _read_lines(file, where)
     rest = start[end:].lstrip(" \t\r")
-    if isinstance(first, dict) and not rest.strip() and len(start) < PIECE_BYTES // 2:
-        rows_under = _find_list(first, wanted, where)
+    if isinstance(first, dict) and not rest.strip():
+        lists = [rows for rows in first.values() if isinstance(rows, list) and rows and isinstance(rows[0], list)]
+        if lists and len(lists) == len(first) and not _names_of(wanted) & first.keys():
+            raise source_error(where, f"holds {_UNNAMED}")
+        rows_under = _find_list(first, wanted, where) if len(start) < PIECE_BYTES // 2 else None
         if rows_under is not None:
             return _read_elements(file, where, f"{rows_under}.item")
     is_joined = rest.startswith("{") or "\n" in start[:end]
@@ -102,8 +105,6 @@ def _find_list(only: Mapping[str, Any], wanted: SourceColumns, where: str) -> st
         raise source_error(where, f"holds its columns' names apart from its rows: {RECORDS}")
     if only and all(isinstance(row, dict) and names & row.keys() for row in only.values()):
         raise source_error(where, f"holds its rows by index: {RECORDS}")
-    if only and all(isinstance(rows, list) and rows and isinstance(rows[0], list) for rows in only.values()):
-        raise source_error(where, f"holds {_UNNAMED}")
     return None
 
 
