@@ -70,7 +70,14 @@ class Tracker(Listener):
         # Held until the end: otherwise other commands would treat the run as killed and start it twice.
         self._claim = self._outbox.claim_run(math.inf, self._warn_of_waiting)
         self._claim.__enter__()
-        self._outbox.put("start", experiment=experiment, **({"parent": parent} if parent else {}))
+        self._earlier: dict[str, str] = {}  # the tags of earlier tries of the run
+        now = time.time()
+        starts = [now]
+        for entry in self._outbox.read_entries("start", "tags"):
+            self._earlier |= entry.get("values", {})
+            starts += [entry["time"]] if entry["entry"] == "start" else []
+        self._began = min(starts)
+        self._outbox.put("start", time=now, experiment=experiment, **({"parent": parent} if parent else {}))
         if name:
             self.set_tags({NAME_TAG: name})
         self._ended = threading.Event()
@@ -99,9 +106,9 @@ class Tracker(Listener):
         self._outbox.put("text", name=name, content=content)
 
     def log_points(self, values: Mapping[str, float], step: int) -> None:
-        """Logs a point of each curve."""
-        now = int(time.time() * 1000)
-        self._outbox.put("metrics", points=[[name, value, now, step] for name, value in values.items()])
+        """Logs a point of each curve, with the time of the run's first start: a resumed run logs the same point."""
+        began = int(self._began * 1000)
+        self._outbox.put("metrics", points=[[name, value, began, step] for name, value in values.items()])
 
     def set_tags(self, values: Mapping[str, str]) -> None:
         """Sets tags of the MLflow run."""
@@ -126,24 +133,29 @@ class Tracker(Listener):
             self._outbox.put("metrics", points=points)
 
     def stage_ended(self, row: Row, result: Any) -> None:
-        """Logs the stage's state, figures and files. Curves of a cached stage are read from its artifact."""
+        """Logs the stage's state, figures and files. Curves of a cached stage are read from its artifact. A result that
+        an earlier try of the run has logged adds no figures."""
         self.set_tags({f"{row.name}.state": row.state})
-        figures = {"seconds": row.seconds}
+        figures, logged = {"seconds": row.seconds}, {}
         if isinstance(result, Ref):
-            self.set_tags({f"{row.name}.digest": result.digest})
+            logged = {f"{row.name}.digest": result.digest}
             figures |= dict(_flatten_numbers(result.figures))
             figures |= read_slice_figures(result.path) if row.name == "score" else {}
             self._log_artifact(result, row)
         if isinstance(result, Verdict):
-            self.set_tags({f"{row.name}.decision": result.decision, f"{row.name}.reason": result.reason})
+            logged = {f"{row.name}.decision": result.decision, f"{row.name}.reason": result.reason}
             self.log_text(f"{row.name}/verdict.json", result.model_dump_json(indent=1))
             figures |= {format_check_name(check): check.value for check in result.checks}
         if isinstance(result, Version):
-            self.set_tags({VERSION_TAG: f"{result.name}/{result.version}"})
+            logged = {VERSION_TAG: f"{result.name}/{result.version}"}
+        if logged and logged.items() <= self._earlier.items():
+            return
         now = int(time.time() * 1000)
         points = [[f"{row.name}/{name}", value, now, 0] for name, value in figures.items()]
         # The final figure of a curve is left out: it would be one more point of the curve.
         self._outbox.put("metrics", points=[point for point in points if point[0] not in self._curves])
+        if logged:
+            self.set_tags(logged)  # last: it says that the rest is logged
 
     def end(self, status: str) -> None:
         """Ends the MLflow run (FINISHED, FAILED or KILLED) and waits for the last delivery, at most LAST_WAIT_S."""

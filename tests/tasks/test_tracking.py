@@ -148,6 +148,24 @@ def test_a_retried_flow_run_goes_on_in_its_mlflow_run(tracked: Path) -> None:
     assert the_run().info.status == "FINISHED"
 
 
+def test_a_resumed_run_has_each_figure_of_a_stage_once_and_new_figures_of_a_new_result(tracked: Path) -> None:
+    ref = artifact()
+    for state, seconds in (("ran", 1.25), ("cached", 0.5), ("cached", 0.25)):
+        tracker = Tracker("recipe", "flow-1")
+        tracker.stage_ended(Row("load_data", "k" * 40, state, seconds), ref)
+        tracker.log_points({"trials/accuracy": 0.75}, 1)
+        tracker.end("KILLED")
+    assert [(value, step) for value, _, step in history("trials/accuracy")] == [(0.75, 1)]
+    assert [value for value, _, _ in history("load_data/seconds")] == [1.25]
+    assert [value for value, _, _ in history("load_data/train_rows")] == [3.0]
+    other = Tracker("recipe", "flow-1")
+    other.stage_ended(
+        Row("load_data", "k" * 40, "ran", 2.0), ref.model_copy(update={"digest": "f" * 64, "figures": {"train_rows": 4}})
+    )
+    other.end("FINISHED")
+    assert the_run().data.metrics["load_data/train_rows"] == 4.0
+
+
 def test_a_record_that_mlflow_refuses_holds_up_no_other(tracked: Path) -> None:
     first = Tracker("recipe", "flow-1")
     first.log_params({"name": "recipe", "kind": "a"})

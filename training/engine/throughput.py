@@ -148,7 +148,7 @@ class Speed:
         amounts = self._sums | {"limit": self._limit}
         if amounts["seconds"] > 0:
             self._sums = dict.fromkeys(_AMOUNTS, 0.0)
-            self._events.write("speed", step=step, values=_rates([amounts]), **amounts)
+            self._events.speed(step, _rates([amounts]), amounts)
 
     def recent_rows_per_second(self) -> float:
         """Rows per second since the last call or pause."""

@@ -217,12 +217,14 @@ class Events:
         self.write("progress", **fields)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Records figures of a step, unless these names were recorded for that step before: a job that resumes from a
-        checkpoint repeats the steps after it."""
-        point = step, frozenset(values)
-        if point not in self._recorded:
-            self._recorded.add(point)
-            self.write("metrics", step=step, values={name: float(value) for name, value in values.items()})
+        """Records figures of a step, without those that were recorded for that step before."""
+        if new := self._add_points("metrics", step, values):
+            self.write("metrics", step=step, values=new)
+
+    def speed(self, step: int, values: Mapping[str, float], amounts: Mapping[str, float]) -> None:
+        """Records rates of the steps since the last report, without those that were recorded for that step before, and
+        the amounts that they are made of, which also count for repeated steps."""
+        self.write("speed", step=step, values=self._add_points("speed", step, values), **amounts)
 
     def warning(self, message: str) -> None:
         """Reports a problem that does not end the job."""
@@ -232,10 +234,18 @@ class Events:
         """Reports an occurrence, for the log."""
         self.write("note", message=message)
 
+    def _add_points(self, kind: str, step: int, values: Mapping[str, float]) -> dict[str, float]:
+        """The values without points that the file has: a job that resumes from a checkpoint repeats the steps after it,
+        and an evaluation has the epoch of the loss of its step."""
+        new = {name: float(value) for name, value in values.items() if (kind, step, name) not in self._recorded}
+        self._recorded.update((kind, step, name) for name in new)
+        return new
+
     @cached_property
-    def _recorded(self) -> set[tuple[int, frozenset[str]]]:
-        """The points of earlier tries, read on first use: most processes record none."""
-        return {(event["step"], frozenset(event["values"])) for event in read_events(self._path, 0, ["metrics"])[0]}
+    def _recorded(self) -> set[tuple[str, int, str]]:
+        """Kind, step and name of each point of earlier tries, read on first use: most processes record none."""
+        events = read_events(self._path, 0, ["metrics", "speed"])[0]
+        return {(event["kind"], event["step"], name) for event in events for name in event["values"]}
 
 
 def read_events(path: Path, offset: int, kinds: Collection[str] = ()) -> tuple[list[dict[str, Any]], int]:

@@ -145,6 +145,24 @@ def test_steps_repeated_after_a_kill_add_no_second_point(tmp_path: Path) -> None
     ]
 
 
+def test_after_kills_a_step_has_one_point_of_each_name_and_all_its_work_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    for seconds in (2.0, 3.0, 4.0):  # each try repeats the step
+        events = Events(path)
+        events.metrics(20, {"train_loss": 0.5, "epoch": 1.0})
+        events.metrics(20, {"eval_loss": 0.6, "epoch": 1.0})
+        events.speed(20, {"rows_per_second": 10 / seconds}, {"rows": 10, "seconds": seconds})
+    written = read_events(path, 0)[0]
+    points = [(event["kind"], name, value) for event in written for name, value in event["values"].items()]
+    assert points == [
+        ("metrics", "train_loss", 0.5),
+        ("metrics", "epoch", 1.0),
+        ("metrics", "eval_loss", 0.6),
+        ("speed", "rows_per_second", 5.0),
+    ]
+    assert sum(event["seconds"] for event in written if event["kind"] == "speed") == 9.0
+
+
 def test_a_program_that_returns_has_finished_with_figures_and_the_digest_of_every_file(
     tmp_path: Path,
 ) -> None:
