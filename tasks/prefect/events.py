@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tasks.prefect import servers
+from tasks.prefect import flow_runs, servers
 from tasks.prefect.deployments import require_server
 from tasks.prefect.servers import ServicesFailed
 from training.problems import Problem, UserError, nearest
@@ -41,12 +41,14 @@ ENDED_WAIT_S = 2.0
 
 @contextlib.contextmanager
 def emit_heartbeats(run: str) -> Iterator[None]:
-    """Emits heartbeats of this flow run from a thread during the block. A run without heartbeats counts as dead.
+    """Emits heartbeats of this flow run from a thread during the block. A run without heartbeats counts as dead. A run
+    that `finetune down` stops is Cancelled, instead of Crashed as by other signals.
 
     Prefect's own heartbeat is too slow to crash a dead run within two minutes: by default it comes every three minutes,
     and the program that starts the run sets its interval.
     """
     from prefect.events import emit_event
+    from prefect.exceptions import Abort
 
     ended = threading.Event()
 
@@ -60,6 +62,10 @@ def emit_heartbeats(run: str) -> Iterator[None]:
     thread.start()
     try:
         yield
+    except BaseException as error:
+        if isinstance(error, Exception) or not flow_runs.cancel_stopped(run):
+            raise
+        raise Abort("stopped by finetune down") from error  # Prefect reports no other state
     finally:
         ended.set()
         thread.join(ENDED_WAIT_S)  # after a heartbeat that follows the run's end, the run would seem to be running

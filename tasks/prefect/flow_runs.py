@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tasks.prefect.deployments import FLOWS, MODEL_FLOWS
+from tasks.prefect.servers import read_running
 from tasks.tracking.outbox import is_running_here, was_killed_here
 from training.problems import Problem, UserError
 
@@ -20,6 +22,8 @@ RESUMABLE = [name for entrypoint, name in FLOWS.items() if entrypoint not in MOD
 """Names of the flows whose runs can be resumed. Those that look at a registered model are started again."""
 REPORTED = [*FLOWS.values(), "trial"]
 """Names of the flows whose killed runs are reported. A trial is continued by its sweep."""
+FLOW_RUN = "PREFECT__FLOW_RUN_ID"
+"""The variable that a worker sets for its runs."""
 RECENT = 200
 """Number of flow runs that are searched for a name or the beginning of an id."""
 
@@ -84,6 +88,24 @@ def report_killed(silent_s: float = 0.0) -> None:
                 message += "" if _is_command(run) else " Continue it with `finetune resume`."
                 with contextlib.suppress(Exception):  # after an error, the next runs are still reported
                     client.set_flow_run_state(run.id, State(type=final, message=message), force=True)
+
+
+def cancel_stopped(run: str) -> bool:
+    """Sets the state of this process's flow run to Cancelled if `finetune down` has stopped it, so that nobody is told
+    of a crash. Returns whether it did: not if the process manager is not stopping, or the server is away."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.objects import State, StateType
+    from prefect.runtime import flow_run
+
+    manager = read_running() if FLOW_RUN in os.environ else None  # a command's flow is not stopped with the services
+    if manager is None or not manager.here or not manager.stopping:
+        return False
+    message = "Stopped by `finetune down`, or by the end of `finetune up`."
+    message += f" Continue it with `finetune resume {run}`." if flow_run.get_flow_name() in RESUMABLE else ""
+    with contextlib.suppress(Exception), get_client(sync_client=True) as client:
+        client.set_flow_run_state(uuid.UUID(run), State(type=StateType.CANCELLED, message=message), force=True)
+        return True
+    return False
 
 
 def flow_name(run: FlowRun) -> str:

@@ -66,6 +66,8 @@ class State(BaseModel):
     mlflow: str | None
     answering: tuple[str, ...] = ()
     """The services that have answered so far: prefect, mlflow, worker."""
+    stopping: bool = False
+    """Whether it stops the runs and the services, as `finetune down` asks."""
 
     @property
     def services(self) -> list[str]:

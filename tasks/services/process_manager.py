@@ -148,6 +148,9 @@ class ProcessManager:
             while not self._stopping:
                 self._tick()
         finally:
+            self._state = self._state.model_copy(update={"stopping": True})
+            with contextlib.suppress(OSError):  # a full disk
+                write_state(self._state)
             stop_runs()
             for service in reversed(self._services):
                 service.stop()

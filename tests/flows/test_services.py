@@ -241,7 +241,7 @@ def test_a_deployment_runs_is_cancelled_goes_on_to_the_same_bytes_and_down_leave
     wait_until(machine.trains)
     machine.prefect("flow-run", "cancel", flow_run)
     wait_until(lambda: not [pid for pid in of_home(machine.home) if variable(pid, "PREFECT__FLOW_RUN_ID")], 30)
-    assert not any(find_readers(lock) for lock in machine.home.glob("jobs/*/lock"))
+    assert not any(map(find_readers, machine.home.glob("jobs/*/lock")))
     wait_until(lambda: machine.state_of(flow_run) == "Cancelled")
     client = MlflowClient(machine.env["MLFLOW_TRACKING_URI"])
     experiment = client.get_experiment_by_name("small")
@@ -249,8 +249,18 @@ def test_a_deployment_runs_is_cancelled_goes_on_to_the_same_bytes_and_down_leave
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "KILLED"
 
-    (machine.home / QUICK).touch()
     machine.prefect("flow-run", "retry", flow_run)
+    wait_until(lambda: any(map(find_readers, machine.home.glob("jobs/*/lock"))), 60)
+    assert machine.finetune("down").returncode == 0
+    machine.up()
+    state = machine.api(f"flow_runs/{flow_run}")["state"]
+    assert (state["name"], state["type"]) == ("Cancelled", "CANCELLED")
+    assert state["message"].startswith("Stopped by `finetune down`")
+    assert [event["resource"] for event in machine.events("prefect.flow-run.Crashed")] == []
+
+    (machine.home / QUICK).touch()
+    resumed = machine.finetune("resume", flow_run)
+    assert resumed.returncode == 0, resumed.stderr
     wait_until(lambda: machine.state_of(flow_run) == "Completed", 150)
     (same,) = client.search_runs([experiment.experiment_id])
     assert (same.info.run_id, same.info.status) == (run.info.run_id, "FINISHED")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -9,9 +10,12 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.exceptions import Abort
 from prefect.flow_engine import FlowRunEngine
+from prefect.runtime import flow_run
 from prefect.states import Cancelling, Completed, Crashed, Running, State
 
+from tasks.prefect import events, servers
 from tasks.prefect.events import without_prefect_heartbeats
 from tasks.prefect.flow_runs import RESUMABLE, find, report_killed
 from tasks.tracking.outbox import Outbox, running
@@ -93,6 +97,39 @@ def test_a_killed_run_that_looks_at_a_registered_model_is_reported_and_not_said_
         report_killed()
         state = client.read_flow_run(run.id).state
     assert state is not None and state.is_crashed() and "resume" not in str(state.message)
+
+
+@flow(name="finetune")
+def stopped() -> None:
+    """Ends as a run that a signal interrupts."""
+    with events.emit_heartbeats(str(flow_run.get_id())):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("by_down", [True, False])
+def test_a_run_that_down_stops_is_cancelled_and_can_be_resumed_and_any_other_that_is_ended_is_crashed(
+    prefect_server: None, home: Path, monkeypatch: pytest.MonkeyPatch, by_down: bool
+) -> None:
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "of a worker")
+    with servers.process_manager_lock():
+        servers.write_state(servers.State(pid=os.getpid(), prefect=None, mlflow=None, stopping=by_down))
+        with pytest.raises(Abort if by_down else KeyboardInterrupt):
+            stopped()
+    found = find(None)
+    assert found.state is not None
+    assert (found.state.name, found.state.type) == (("Cancelled", "CANCELLED") if by_down else ("Crashed", "CRASHED"))
+    message = f"Stopped by `finetune down`, or by the end of `finetune up`. Continue it with `finetune resume {found.id}`."
+    assert (found.state.message == message) is by_down
+
+
+def test_a_run_of_a_command_is_not_stopped_by_down(
+    prefect_server: None, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PREFECT__FLOW_RUN_ID", raising=False)
+    with servers.process_manager_lock():
+        servers.write_state(servers.State(pid=os.getpid(), prefect=None, mlflow=None, stopping=True))
+        with pytest.raises(KeyboardInterrupt):
+            stopped()
 
 
 def test_a_flow_called_by_a_command_does_not_wait_for_heartbeats_of_prefect_s_own(
