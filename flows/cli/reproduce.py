@@ -19,14 +19,14 @@ from flows.cli.local_flow import call_flow, exit_without_server, print_failure
 from flows.cli.shared import COMPLETED, FAILED, option_error
 from flows.reports.tables import align
 from tasks.cache import settings
+from tasks.cache.garbage_collection import REPRODUCES, UNFINISHED, find_reproductions, remove_reproduction
+from tasks.cache.locks import exclusive_lock
 from tasks.registry import consent
 from tasks.tracking.reports import format_count, format_score
 
 if TYPE_CHECKING:
     from tasks.registry.reproduction import Difference, FigurePair
 
-MARK = "reproduces"
-"""A file of the fresh home: the digest of the model that is reproduced there."""
 RULE = "each value lies within the other's 95% interval"
 
 
@@ -78,10 +78,11 @@ def execute(arguments: argparse.Namespace) -> int:
         else:
             code, same = print_failure(result), False
             hint = f"Completed stages are stored: continue with --into {home}"
-        if same and into is None:
-            shutil.rmtree(home)
-        else:
+        if not same or into is not None:
             print(hint, file=sys.stderr)
+            (home / UNFINISHED).unlink(missing_ok=True)
+    if same and into is None:
+        remove_reproduction(home)
     exit_without_server(result, code)
     return code
 
@@ -144,10 +145,14 @@ def _describe_difference(
 @contextlib.contextmanager
 def _fresh_home(into: Path | None, model: str) -> Iterator[Path]:
     """Makes a folder the home of the block, with an MLflow database of its own and without the shared store, which has
-    the model. Removes a folder that it created if the block raises before a run begins."""
+    the model. Removes a folder that it created if the block raises before a run begins, and those that were left by
+    processes that were killed."""
     home = settings.home()
+    for piece in find_reproductions():
+        if not piece.needed_by:
+            remove_reproduction(piece.path)
     fresh = into or Path(tempfile.mkdtemp(prefix=f"{home.name}-reproduced-", dir=home.parent))
-    mark = fresh / MARK
+    mark = fresh / REPRODUCES
     marked = mark.is_file() and mark.read_text() == model
     if fresh.exists() and not fresh.is_dir():
         raise option_error("--into", f"{fresh} is not a folder: name an empty or a new folder.")
@@ -160,9 +165,17 @@ def _fresh_home(into: Path | None, model: str) -> Iterator[Path]:
         os.environ.pop(name, None)
     try:
         settings.home()  # creates it
-        if not marked:
-            mark.write_text(model)
-        yield fresh
+        with exclusive_lock(mark) as alone:
+            if not alone:
+                message = f"another `finetune reproduce` runs in {fresh}: wait until it ends, or name another folder."
+                raise option_error("--into", message)
+            if not marked:
+                mark.write_text(model)
+            if into is None:
+                (fresh / UNFINISHED).touch()
+            else:
+                (fresh / UNFINISHED).unlink(missing_ok=True)
+            yield fresh
     except BaseException:
         if into is None and not (fresh / "runs").exists():
             shutil.rmtree(fresh)

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from flows.cli.shared import COMPLETED, option_error
 from flows.reports.tables import align
 from tasks.cache import garbage_collection, settings
-from tasks.cache.garbage_collection import INCOMPLETE, JOBS, QUARANTINE, RECORDS, REMOVED, Piece, Sizes
+from tasks.cache.garbage_collection import INCOMPLETE, JOBS, QUARANTINE, RECORDS, REMOVED, REPRODUCED, Piece, Sizes
 from tasks.registry.retention import find_needs, find_shared_needs
 from tasks.tracking.reports import format_size
 
 DAYS = 30
 # Listed after the artifacts of the stages.
-LEFTOVERS = (JOBS, QUARANTINE, INCOMPLETE, REMOVED, RECORDS)
+LEFTOVERS = (JOBS, QUARANTINE, INCOMPLETE, REMOVED, RECORDS, REPRODUCED)
 # Other parts of the home that grow.
 OTHER_PARTS = ("runs", "services", "mlartifacts", "mlflow.db", "prefect")
 
@@ -152,6 +152,9 @@ def _format_tables(pieces: Sequence[Piece], sizes: Sizes) -> Iterator[str]:
         yield ""
         yield from align(table)
     yield ""
+    for piece in pieces:
+        if piece.sort == REPRODUCED and not piece.needed_by:
+            yield f"{piece.path} is of a `finetune reproduce` that was killed."
 
 
 def _part_rows(pieces: Sequence[Piece], sizes: Sizes) -> Iterator[list[str]]:

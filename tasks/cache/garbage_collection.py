@@ -2,6 +2,7 @@
 
     <home>/locks/home.lock    shared by all runs; held exclusively while folders are set aside
     <home>/.removed-<id>/     folders that were set aside and are being deleted; nothing reads them
+    <home>-reproduced-<id>/   a home beside this one, of a `finetune reproduce`: see REPRODUCES
 
 tasks/registry/retention.py finds which keys registered versions and runs still need.
 
@@ -12,6 +13,7 @@ before it is deleted, so that every reader finds all of it or nothing. The next 
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import pickle
 import shutil
@@ -25,11 +27,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tasks.cache import settings, store
-from tasks.cache.locks import FlockManager, is_held, shared_lock
+from tasks.cache.locks import FlockManager, exclusive_lock, is_held, shared_lock
 from training.problems import Problem, UserError
 
 JOBS, QUARANTINE, INCOMPLETE, REMOVED = "jobs", "quarantine", "incomplete", "half-removed"
-RECORDS = "old run records"
+RECORDS, REPRODUCED = "old run records", "reproductions"
+REPRODUCES = "reproduces"
+"""A file in a home of `finetune reproduce`, which locks it while it runs: the digest of the model to make."""
+UNFINISHED = "unfinished"
+"""A file beside it, as long as the user has not been told of this home: nobody misses it once its process is dead."""
 LOCK = "home"
 # Setting folders aside takes no longer than a query of MLflow; a run takes longer.
 LOCK_WAIT_S = 10.0
@@ -51,7 +57,7 @@ class Piece:
     """A folder that is kept or removed as a whole."""
 
     sort: str
-    """The stage of an artifact, else JOBS, QUARANTINE, INCOMPLETE, REMOVED or RECORDS."""
+    """The stage of an artifact, else JOBS, QUARANTINE, INCOMPLETE, REMOVED, RECORDS or REPRODUCED."""
     path: Path
     needed_by: tuple[str, ...]
     """Empty if the folder can be removed."""
@@ -73,7 +79,33 @@ def find_pieces(needs: Needs) -> list[Piece]:
     """All folders that could ever be removed, with the runs and versions that need them."""
     artifacts, jobs = [*_artifacts(needs)], [*_jobs(needs)]
     stored = {piece.path.name for piece in (*artifacts, *jobs)}
-    return [*artifacts, *jobs, *_leftovers(), *_records(needs, stored)]
+    return [*artifacts, *jobs, *_leftovers(), *_records(needs, stored), *find_reproductions()]
+
+
+def find_reproductions() -> Iterator[Piece]:
+    """The homes that `finetune reproduce` has made beside this one and not removed. One of a process that was killed
+    can be removed."""
+    home = settings.home()
+    for mark in sorted(home.parent.glob(f"{glob.escape(home.name)}-reproduced-*/{REPRODUCES}")):
+        folder, state = mark.parent, ""
+        if is_held(mark) or any(map(is_held, folder.glob("jobs/*/lock"))):
+            state = "is running"
+        elif not (folder / UNFINISHED).exists():
+            state = "was kept"
+        yield Piece(REPRODUCED, folder, (f"a reproduction that {state}: {folder}",) if state else ())
+
+
+def remove_reproduction(folder: Path) -> None:
+    """Removes a home of `finetune reproduce`, unless another process uses it."""
+    mark = folder / REPRODUCES
+    with exclusive_lock(mark) as alone:
+        for path in folder.iterdir() if alone else ():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name not in (REPRODUCES, UNFINISHED):
+                path.unlink()
+        if alone:  # the marks go last: a removal that is killed is completed by the next one
+            shutil.rmtree(folder)
 
 
 def remove(folders: Collection[Path], find_needs: Callable[[], Needs]) -> tuple[int, int]:
@@ -86,11 +118,14 @@ def remove(folders: Collection[Path], find_needs: Callable[[], Needs]) -> tuple[
         pieces = [piece for piece in find_pieces(find_needs()) if not piece.needed_by and piece.path in folders]
         aside.mkdir(mode=0o700)
         for number, piece in enumerate(pieces):
-            if piece.sort != REMOVED:
+            if piece.sort not in (REMOVED, REPRODUCED):  # these have a place of their own already
                 piece.path.rename(aside / str(number))
     # Runs may start again: nothing refers to the folders that were set aside.
     from_before = [piece.path for piece in pieces if piece.sort == REMOVED]
-    freed = bytes_on_disk([*aside.iterdir(), *from_before], freed=True)
+    reproductions = [piece.path for piece in pieces if piece.sort == REPRODUCED]
+    freed = bytes_on_disk([*aside.iterdir(), *from_before, *reproductions], freed=True)
+    for folder in reproductions:
+        remove_reproduction(folder)
     for folder in [aside, *from_before]:
         shutil.rmtree(folder, ignore_errors=True)  # another removal may be deleting it, too
     return len(pieces), freed

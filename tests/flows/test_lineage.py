@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from flows.cli.main import main
 from flows.cli.reproduce import _describe_difference, _fresh_home
 from flows.cli.show import _lines
+from tasks.cache import settings
 from tasks.cache.refs import Lock, Ref
 from tasks.cache.stage import Row
 from tasks.registry import lineage
@@ -156,6 +158,58 @@ def test_a_file_is_no_home_to_reproduce_in(home: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"^--into: .*/file is not a folder"), _fresh_home(tmp_path / "file", "m"):
         pass
+
+
+@pytest.fixture
+def tracked(home: Path, fresh_database: Path) -> Path:
+    """A home in which MLflow has its database."""
+    shutil.copyfile(fresh_database, settings.home() / "mlflow.db")
+    return home
+
+
+MAKES_A_MODEL_AGAIN = """
+import sys
+from flows.cli.reproduce import _fresh_home
+with _fresh_home(None, "m") as home:
+    (home / "runs" / "run").mkdir(parents=True)
+    print(home, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("remover", ["store", "reproduce"])
+def test_the_home_of_a_reproduction_is_listed_and_kept_while_it_runs_and_goes_once_it_was_killed(
+    tracked: Path, capsys: pytest.CaptureFixture[str], remover: str
+) -> None:
+    argv = [sys.executable, "-c", MAKES_A_MODEL_AGAIN]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        assert main(["store", "--remove", "--yes"]) == 0
+        assert f"a reproduction that is running: {folder}" in capsys.readouterr().out and folder.is_dir()
+        with pytest.raises(UserError, match="another `finetune reproduce` runs in"), _fresh_home(folder, "m"):
+            pass
+        process.kill()
+    assert main(["store"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{folder} is of a `finetune reproduce` that was killed." in printed and "reproductions" in printed
+    if remover == "store":
+        assert main(["store", "--remove", "--yes"]) == 0
+        assert "Removed 1 of 1" in capsys.readouterr().out
+    else:
+        with _fresh_home(None, "other") as fresh:
+            assert fresh.is_dir() and not folder.exists()
+    assert not folder.exists()
+
+
+def test_a_home_that_the_user_was_told_of_is_never_removed(tracked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tracked.with_name(f"{tracked.name}-reproduced-mine")
+    with _fresh_home(kept, "m"):
+        (kept / "runs").mkdir()
+    with _fresh_home(None, "other"):
+        pass
+    assert main(["store", "--remove", "--yes"]) == 0
+    assert f"a reproduction that was kept: {kept}" in capsys.readouterr().out and kept.is_dir()
 
 
 def test_each_ingredient_that_differs_is_named_with_both_values(record: dict[str, Any]) -> None:

@@ -118,7 +118,9 @@ def test_a_run_that_down_stops_is_cancelled_and_can_be_resumed_and_any_other_tha
     found = find(None)
     assert found.state is not None
     assert (found.state.name, found.state.type) == (("Cancelled", "CANCELLED") if by_down else ("Crashed", "CRASHED"))
-    message = f"Stopped by `finetune down`, or by the end of `finetune up`. Continue it with `finetune resume {found.id}`."
+    message = (
+        f"Stopped by `finetune down`, or by the end of `finetune up`. Continue it with `finetune resume {found.id}`."
+    )
     assert (found.state.message == message) is by_down
 
 
