@@ -88,8 +88,12 @@ class History:
         (self._folder / "unreachable.json").unlink(missing_ok=True)
 
     def last_completed(self) -> dict[str, Any] | None:
-        """The result of the last completed run."""
-        return self._read("completed.json", dict) or None
+        """The result of the last completed run, with the model's path in the home where it is now."""
+        result = self._read("completed.json", dict)
+        artifacts = {stage["name"]: stage.get("artifact") for stage in result.get("stages", ())}
+        if result.get("model") and artifacts.get("fit"):
+            result["model"]["path"] = str(settings.home() / artifacts["fit"] / "model")
+        return result or None
 
     def remember_completed(self, result: dict[str, Any]) -> None:
         """Stores the result of a completed run."""

@@ -55,6 +55,28 @@ def test_a_removal_frees_the_announced_bytes_and_no_command_misses_the_files(
     assert capsys.readouterr().out.splitlines()[-1] == "Nothing can go."
 
 
+def test_a_home_that_was_moved_is_named_where_it_is_now(
+    finished: FinishedRun, copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, printed = str(finished.file), ""
+    for command in (
+        ["run", file, "--json", str(tmp_path / "run.json")],
+        ["plan", file],
+        ["show", "small/1", "--json", str(tmp_path / "show.json")],
+        ["runs", "--json", str(tmp_path / "runs.json")],
+        ["models"],
+        ["store"],
+        ["resume"],
+    ):
+        main(command)
+        captured = capsys.readouterr()
+        printed += f"$ {command}\n{captured.out}{captured.err}"
+    printed += "".join(path.read_text() for path in tmp_path.glob("*.json"))
+    assert "Nothing changed since flow run" in printed
+    assert [line for line in printed.splitlines() if str(finished.home) in line] == []
+    assert f"{copied}/artifacts/fit/" in printed
+
+
 def test_without_a_terminal_nothing_is_removed_except_with_yes(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

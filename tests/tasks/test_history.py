@@ -27,6 +27,16 @@ def test_it_is_remembered_by_the_recipes_name(home: Path) -> None:
     )
 
 
+def test_the_model_of_the_last_run_is_where_the_home_is_now(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = [{"name": "fit", "key": "k", "artifact": "artifacts/fit/k"}]
+    model = {"path": str(home / "artifacts" / "fit" / "k" / "model")}
+    History("demo").remember_completed({"stages": stages, "model": model})
+    moved = home.rename(home.with_name("moved"))
+    monkeypatch.setenv("FINETUNE_HOME", str(moved))
+    found = History("demo").last_completed()
+    assert found is not None and found["model"]["path"] == str(moved / "artifacts" / "fit" / "k" / "model")
+
+
 @pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"dataset glue@main": 3}', b"\xff"])
 def test_a_damaged_memory_is_no_memory(home: Path, damage: bytes) -> None:
     history = History("sst2")
