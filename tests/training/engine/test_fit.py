@@ -65,6 +65,21 @@ def test_run_killed_while_saving_and_while_evaluating_ends_with_the_same_weights
     assert_same(job_dir, undisturbed)
 
 
+def test_after_kills_each_step_has_one_point_of_each_name_its_speed_and_epoch_among_them(
+    world: Path, tmp_path: Path
+) -> None:
+    job_dir = tiny.fit_job(world, tmp_path / "repeated", **EPOCHS | {"logging_steps": 7, "checkpoint_interval_s": 60.0})
+    for step in (7, 14):  # what is evaluated then is repeated, as its checkpoint is not written yet
+        assert kill_when(
+            job_dir,
+            lambda step=step: any(event["step"] >= step for event in events(job_dir, "speed")),
+        )
+    assert finish(job_dir).state == "finished"
+    found = [*events(job_dir, "metrics"), *events(job_dir, "speed")]
+    points = [(event["kind"], event["step"], name) for event in found for name in event["values"]]
+    assert {step for _, step, _ in points} == {7, 14, 21} and len(points) == len({*points})
+
+
 def test_a_stopped_training_saves_and_reports_interrupted_and_the_next_run_resumes_there(
     world: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
