@@ -43,7 +43,7 @@ ALLOWED = {
     "training.recipe.section": {"ClosedModel"},
     # Declarations alone: the values are inputs of the stage.
     "training.recipe.program_settings": {
-        *("CheckModelSettings", "CreateModelSettings", "FitSettings", "HubModel", "TokenizeSettings"),
+        *("CheckModelSettings", "CheckedModel", "CreateModelSettings", "FitSettings", "HubModel", "TokenizeSettings"),
         *("CompareSettings", "PredictChampionSettings", "PredictSettings", "ReferenceSettings", "ScoreSettings"),
         *("PredictShardsSettings", "ChatSettings", "ExportSettings", "CompareExportsSettings"),
     },
@@ -53,6 +53,9 @@ ALLOWED = {
     "training.recipe.mixture": {"DATASET", "OF_MIXTURE", "SHARED"},
     # The digest of the rows that it reads is an input of the stage.
     "training.data.prediction_rows": {"RowReader", "read_shards"},
+    "training.recipe.reading_rules": {"ReadingRules"},
+    # A row that only predictions have.
+    "training.data.batch_requests": {"RefusedRequest"},
     # Names of secrets.
     "training.recipe.credentials": {"variables_for", "remove_secrets"},
     # Declarations alone, and the beginning of a column's name.
