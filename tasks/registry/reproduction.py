@@ -256,9 +256,8 @@ class RecordedBatches(Listener):
         batch_size = self._recipe.training.per_device_train_batch_size
         division = self._find_division(self._recipe, self._lock, result)
         while -(-batch_size // division.divisor) > self._rows:
-            division.divisor *= 2
-        if division.divisor > 1:
-            division.save()
+            division.halve()
+        division.save()
 
 
 def differing_files(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:

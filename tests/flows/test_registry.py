@@ -53,7 +53,7 @@ def test_a_model_gives_the_same_answers_by_file_and_served_over_http(
         assert predicted.returncode == 0, predicted.stderr
         printed = predicted.stdout.splitlines()[1:]
         assert printed[0] == f"7 rows in 1 file, predicted by small version 1, 6 of them now: {out}"
-        assert printed[1] == "Without a prediction: 1 row (has nothing in column 'text': 1 row)"
+        assert printed[1] == "Without a prediction: 1 row (has no text in column 'text': 1 row)"
         *found, empty = map(json.loads, out.read_text().splitlines())
         assert [{"id": row["id"], "text": row["text"]} for row in found] == rows and empty["label"] is None
         assert all(sum(row["probabilities"].values()) == pytest.approx(1) for row in found)

@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[3]
 # The only files that import modules by a name that the recipe or a table has: `CodeField`, which the next test checks;
 # a Hub metric, which evaluation.metrics names; and from tables of the project's own, also before the job is known.
 IMPORTERS = {
-    *("training/jobs/user_code.py", "training/evaluation/hub_metrics.py", "training/evaluation/metrics/__init__.py"),
-    *("training/engine/training_task.py", "training/distributed/__init__.py", "training/data/load_rows.py"),
+    *("training/jobs/search_path.py", "training/evaluation/hub_metrics.py", "training/evaluation/metrics/__init__.py"),
+    *("training/engine/training_task.py", "training/distributed/__init__.py", "training/data/blocks.py"),
     *("flows/cli/main.py", "training/jobs/program.py"),
 }
 

@@ -85,7 +85,7 @@ def test_mistakes_in_options_are_named_as_in_a_recipe_all_at_once(values: dict[s
 def test_an_option_about_a_format_that_no_file_has_is_refused() -> None:
     own = override(rules(), delimiter=";")
     own.require_used(["csv", "json"])
-    with pytest.raises(UserError, match=r"data\.delimiter: is for files of csv, and there are none"):
+    with pytest.raises(UserError, match=r"data\.delimiter: is for files of csv and conll, and there are none"):
         own.require_used(["json", TEXT_LINES])
 
 

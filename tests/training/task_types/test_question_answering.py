@@ -169,14 +169,15 @@ def test_the_model_learns_and_the_best_window_of_a_row_answers_it(world: Path, t
 
     nothing = {"slices": ["length_bucket"], "each": ["length_bucket"], "named": {}, "fewest_rows": 5, "most_groups": 50}
     inputs = {"predictions": stored, "data": world / "data", "tokens": world / "tokens", "model": world / "base"}
+    (world / "data/labels.json").write_text("[]")
     out = run(
         score,
         tmp_path / "score",
         inputs,
         task=KIND,
         options=OPTIONS,
+        splits=["validation"],
         metrics=["f1", "exact_match"],
-        labels=[],
         **nothing,
     )
     found = json.loads((out / "metrics.json").read_text())["validation"]
