@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
-from tasks.cache.settings import ACCESS_TOKENS, ENVIRONMENT, WITHOUT_TERMINAL
+from tasks.cache.settings import ACCESS_TOKENS, ENVIRONMENT, WITHOUT_TERMINAL, home_path
 from training.jobs.resources import cores
 from training.jobs.search_path import VARIABLE, search_path, start_variables
 
@@ -113,6 +113,9 @@ def added_environment(added: Mapping[str, str]) -> dict[str, str]:
         # then clears 50 MB of pages at every step: a tenth of the step's time on a CPU.
         "MALLOC_MMAP_THRESHOLD_": str(2**30),
         "MALLOC_TRIM_THRESHOLD_": str(2**34),
+        # torch loads compiled code and pickles from here, Triton's kernels among them. By default it is a folder of
+        # /tmp with the user's name, which another user can create first.
+        "TORCHINDUCTOR_CACHE_DIR": str(home_path() / "compiled"),
     }
     env = {name: os.environ.get(name, value) for name, value in defaults.items()}
     # A checkout comes first: a `training` folder of the user's must not hide ours. Programs then take over the search

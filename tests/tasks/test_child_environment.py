@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.cache import settings
 from tasks.hub import push
 from tasks.jobs.child_environment import BUCKETS, PREFECT_SERVER, environment, passed, server_environment
 from tasks.jobs.commands import python_argv
@@ -75,6 +76,22 @@ def test_a_program_gets_the_variables_that_the_user_names_and_a_server_does_not(
     outcome, _ = run(tmp_path, "return dict(os.environ)")
     assert secrets_in(dict(outcome.figures)) == {"MY_OWN", "OPENAI_API_KEY"}
     assert secrets_in(server_environment(PREFECT_SERVER)) == {"PGPASSWORD"}
+
+
+def test_torch_loads_compiled_code_from_a_folder_that_no_other_user_can_create(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    settings.home()
+    code = """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
+    return {"compiled": cache_dir(), "kernels": triton_cache_dir(0)}
+    """
+    outcome, _ = run(tmp_path, code)
+    assert Path(outcome.figures["compiled"]).parent == home and home.stat().st_mode & 0o777 == 0o700
+    assert outcome.figures["kernels"].startswith(f"{home}/")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/of/the/user")
+    assert environment({})["TORCHINDUCTOR_CACHE_DIR"] == "/of/the/user"
 
 
 @pytest.mark.parametrize(("report_to", "given"), [([], set()), (["wandb"], {"WANDB_API_KEY"})])
