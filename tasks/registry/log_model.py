@@ -85,7 +85,6 @@ def _log_and_register(job_dir: Path, job: Job, settings: LogModelSettings, event
 def _build_pipeline_model(task_type: TaskType, folder: Path, settings: LogModelSettings) -> dict[str, Any]:
     """The arguments of Model.log for a model that MLflow serves by a pipeline of transformers."""
     import mlflow
-    from transformers import AutoTokenizer
 
     from training.models import loading
 
@@ -93,7 +92,7 @@ def _build_pipeline_model(task_type: TaskType, folder: Path, settings: LogModelS
         "flavor": mlflow.transformers,
         "transformers_model": {
             "model": loading.load_trained(task_type, folder),
-            "tokenizer": AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False),
+            "tokenizer": loading.load_tokenizer(folder),
         },
         "task": task_type.hub_task,
         # A served model truncates long texts as training did.

@@ -24,6 +24,7 @@ from training.models.repository_files import (
     part_of,
     read_json,
     require_files,
+    require_no_other_files,
     require_vocabulary,
 )
 from training.models.weights import read_shapes
@@ -89,6 +90,7 @@ def load_model(work: Work, recipe: Recipe, lock: Lock, data: Ref | None) -> Mapp
     for name, path in files.items():
         shutil.copyfile(path, _place(name, work.out))
     _copy_pinned(pinned, work.out)
+    require_no_other_files(work.out / "model", work.out / "tokenizer")
     require_vocabulary(work.out / "tokenizer", str(lock.start or recipe.model.path))
     checked = require_model(recipe, lock, model=work.out / "model")
     work.on_events([{"kind": "note", "message": note} for note in checked.notes])

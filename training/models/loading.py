@@ -20,6 +20,7 @@ from transformers.integrations import unset_hf_deepspeed_config
 
 from training.models import adapters, weights
 from training.models.configurations import require_class, without_code
+from training.models.repository_files import require_no_other_files
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def padding_multiple() -> int:
 
 def load_tokenizer(folder: Path, model: Path | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder; its class may depend on the config of its model, in the folder `model` if that is
-    another one. Raises OSError or ValueError if it cannot be read."""
+    another one. Raises OSError or ValueError if it cannot be read, and UserError if it names files of elsewhere."""
+    require_no_other_files(folder, *([] if model is None else [model]))
     config = {} if model is None else {"config": AutoConfig.from_pretrained(model, **_SAFE)}
     return AutoTokenizer.from_pretrained(folder, **_SAFE, **config)
 
@@ -208,6 +210,7 @@ def _load(
 ) -> tuple[PreTrainedModel, list[str], weights.Fit]:
     """The model; the names of its weights that are missing in the folder or have another shape; and how the others fit
     it."""
+    require_no_other_files(folder)
     # Otherwise the model is sharded too if ZeRO-3 has trained in this process.
     unset_hf_deepspeed_config()
     config = without_code(AutoConfig.from_pretrained(folder, **_SAFE, **config_fields))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -79,6 +80,23 @@ _KNOWN_SETTINGS = {
 }
 
 
+# Settings by which transformers reads other files than those of the folder by their usual names.
+_OTHER_FILES = {
+    "config.json": ("configuration_files", "transformers_weights"),
+    "tokenizer_config.json": (
+        "fast_tokenizer_files",
+        "gguf_file",
+        "init_inputs",
+        "merges",
+        "tokenizer_object",
+        "vocab",
+    ),
+}
+_PATHS = re.compile(r"(?<!^special_tokens_map)(?<!^tokenizer)_file$")
+"""Further settings of tokenizer_config.json: paths, which some classes of tokenizers read. Those that older versions of
+transformers wrote there are never read."""
+
+
 def part_of(name: str) -> Literal["model", "tokenizer"] | None:
     """The snapshot's folder for a file; None for files that are not downloaded (code, pickled weights, READMEs)."""
     if any(fnmatch.fnmatch(name, pattern) for pattern in MODEL_FILES):
@@ -121,7 +139,34 @@ def require_model_folder(folder: Path) -> None:
     files = [path for path in folder.iterdir() if path.is_file()]
     if foreign := find_foreign((str(path) for path in files if part_of(path.name)), HOME_ROOMS, "model"):
         raise UserError(foreign)
+    require_no_other_files(folder)
     require_files((path.name for path in files), str(folder))
+
+
+def require_no_other_files(*folders: Path) -> None:
+    """Raises UserError if settings of a model or its tokenizer name files that transformers would read instead of those
+    that are checked, copied and part of keys: they may be anywhere on this machine."""
+    problems = []
+    for path in (folder / name for folder in folders for name in _OTHER_FILES):
+        settings = read_json(path)
+        found = {name: settings[name] for name in _OTHER_FILES[path.name] if settings.get(name)}
+        for name in ("vocab", "merges"):
+            if not isinstance(found.get(name), str):  # the vocabulary itself
+                found.pop(name, None)
+        if path.name == "tokenizer_config.json":
+            found |= {
+                name: value
+                for name, value in settings.items()
+                if _PATHS.search(name) and isinstance(value, str) and re.search(r"[/\\]", value)
+            }
+            if isinstance(sentencepiece := settings.get("sp_model_kwargs"), dict) and sentencepiece.get("model_file"):
+                found["sp_model_kwargs"] = sentencepiece
+        for name, value in sorted(found.items()):
+            message = f"{path} has {name}: {value!r:.80}, and transformers would read other files than the model's: "
+            message += "remove the setting, or save the model and its tokenizer again with save_pretrained()."
+            problems.append(Problem(kind="model", where="model.path", message=message))
+    if problems:
+        raise UserError(problems)
 
 
 def require_vocabulary(tokenizer: Path, where: str) -> None:

@@ -27,6 +27,8 @@ def load_encoder(tokenizer: Path, model: Path, max_length: int) -> Encoder:
 
     try:
         loaded = load_tokenizer(tokenizer, model)
+    except UserError:
+        raise
     except Exception as error:  # classes fail in many ways on files that they do not expect
         message = f"AutoTokenizer cannot load it: {error}. Save the tokenizer again with save_pretrained()."
         raise UserError([Problem(kind="tokens", where=str(tokenizer), message=message)]) from error

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer, BertTokenizer
 
-from training.models.repository_files import part_of, require_files, require_model_folder
+from tests.training import tiny
+from training import task_types
+from training.models import loading
+from training.models.repository_files import (
+    part_of,
+    require_files,
+    require_model_folder,
+    require_no_other_files,
+)
 from training.problems import UserError
 
 WEIGHTS = ("config.json", "model.safetensors")
@@ -53,3 +64,84 @@ def test_links_of_a_model_folder_that_leave_it_are_refused_and_models_of_the_hom
     with pytest.raises(UserError) as raised:
         require_model_folder(tmp_path / "model")
     assert {Path(problem.where).name for problem in raised.value.problems} == {"chat_template.jinja", "vocab.txt"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and its tokenizer."""
+    world = tiny.make_world(tmp_path_factory.mktemp("snapshot"))
+    folder = world / "folder"
+    shutil.copytree(world / "base/model", folder)
+    shutil.copytree(world / "base/tokenizer", folder, dirs_exist_ok=True)
+    return folder
+
+
+def add(file: Path, **settings: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+
+def test_a_tokenizer_whose_settings_name_a_file_of_elsewhere_is_refused_before_that_is_read(
+    model: Path, tmp_path: Path
+) -> None:
+    folder, secret = tmp_path / "model", tmp_path / "secret"
+    shutil.copytree(model, folder)
+    (folder / "tokenizer.json").unlink()
+    secret.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\npassword\n")
+    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ncat\n")
+    add(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer", vocab=str(secret))
+    assert isinstance(loaded := AutoTokenizer.from_pretrained(folder), BertTokenizer)
+    assert "password" in loaded.get_vocab()  # as transformers does
+    for refuse in (require_model_folder, loading.load_tokenizer):
+        with pytest.raises(UserError, match=r"tokenizer_config\.json has vocab: '.*secret', and transformers would"):
+            refuse(folder)
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_a_config_that_names_other_weights_than_those_that_are_checked_is_refused(
+    model: Path, tmp_path: Path, index: bool
+) -> None:
+    folder, name = tmp_path / "model", "other.safetensors.index.json" if index else "other.safetensors"
+    shutil.copytree(model, folder)
+    shutil.copyfile(folder / "model.safetensors", tmp_path / "outside.safetensors")
+    (folder / name).write_text(json.dumps({"metadata": {}, "weight_map": {"w": str(tmp_path / "outside.safetensors")}}))
+    add(folder / "config.json", transformers_weights=name)
+    with pytest.raises(UserError, match=rf"config\.json has transformers_weights: '{name}', and transformers would"):
+        require_model_folder(folder)
+    with pytest.raises(UserError, match="transformers_weights"):
+        loading.load_trained(task_types.load("sequence-classification"), folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "settings"),
+    [
+        ("config.json", {"configuration_files": ["/elsewhere/config.4.0.0.json"]}),
+        ("tokenizer_config.json", {"fast_tokenizer_files": ["/elsewhere/tokenizer.4.0.0.json"]}),
+        ("tokenizer_config.json", {"gguf_file": "/elsewhere/x.gguf"}),
+        ("tokenizer_config.json", {"init_inputs": ["/elsewhere/vocab.txt"]}),
+        ("tokenizer_config.json", {"vocab_file": "/elsewhere/spiece.model"}),
+        ("tokenizer_config.json", {"merges": "../elsewhere/merges.txt"}),
+        ("tokenizer_config.json", {"sp_model_kwargs": {"model_file": "/elsewhere/spiece.model"}}),
+    ],
+)
+def test_each_setting_by_which_transformers_reads_files_of_elsewhere_is_refused_by_name(
+    tmp_path: Path, file: str, settings: dict[str, object]
+) -> None:
+    (tmp_path / file).write_text(json.dumps(settings))
+    with pytest.raises(UserError, match=rf"^model\.path: {tmp_path}/{file} has {next(iter(settings))}: .*: remove the"):
+        require_no_other_files(tmp_path)
+
+
+def test_paths_that_older_versions_of_transformers_wrote_and_nothing_reads_are_accepted(
+    tmp_path: Path,
+) -> None:
+    older = {
+        "special_tokens_map_file": "/root/.cache/special_tokens_map.json",
+        "tokenizer_file": "/root/.cache/tokenizer.json",
+        "name_or_path": "/content/model",
+        "vocab_file": "vocab.txt",
+        "init_inputs": [],
+        "sp_model_kwargs": {},
+        "vocab": {"a": 0},
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(older))
+    require_no_other_files(tmp_path)
