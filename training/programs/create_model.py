@@ -153,6 +153,7 @@ def create(config: dict[str, Any], tokenizer: Tokenizer, seed: int) -> PreTraine
     for name, token in {"bos_token_id": "cls_token", "eos_token_id": "sep_token"}.items():
         if name not in fields and getattr(made, name, None) is not None:
             setattr(made, name, tokenizer.token_to_id(SPECIAL[token]))
+    made.architectures = made.architectures or []  # AutoModel iterates over them for a type with two models, as Funnel
     set_seed(seed)
     with invalid_values(RECIPE, f"no {model_type} can be made of it"):
         model: PreTrainedModel = AutoModel.from_config(made, trust_remote_code=False)

@@ -89,3 +89,10 @@ def test_model_and_tokenizer_load_and_fit_each_other(made: list[Path]) -> None:
     pair = tokenizer("The CAT", "a Hammer", return_tensors="pt")
     assert tokenizer.decode(pair["input_ids"][0]) == "[CLS] the cat [SEP] a hammer [SEP]"
     assert model(**pair).last_hidden_state.shape[-1] == tiny.CONFIG["hidden_size"]
+
+
+def test_a_type_with_two_models_for_its_body_can_be_made() -> None:
+    learnt = create_model.train_bpe(lambda: iter(["a text"]), 300)
+    sizes = {"d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 16, "vocab_size": 300}
+    made = create_model.create({"model_type": "funnel", **sizes}, learnt, 0)
+    assert type(made).__name__ == "FunnelModel" and made.num_parameters() > 0
