@@ -43,7 +43,7 @@ OUTSIDE = (
     # The recipe's fields and tables: the values that a stage reads are inputs.
     "training.recipe",
     # Files of batch predictions: the digest of the rows that are read is an input, and no stage writes them.
-    *("training.data.prediction_rows", "training.data.prediction_files", "training.data.batch_requests"),
+    *("training.data.prediction_rows", "training.data.prediction_files"),
     # Plots, and measurements of speed and memory.
     *("training.evaluation.plots", "training.engine.throughput", "training.engine.estimation"),
 )

@@ -54,8 +54,6 @@ ALLOWED = {
     # The digest of the rows that it reads is an input of the stage.
     "training.data.prediction_rows": {"RowReader", "read_shards"},
     "training.recipe.reading_rules": {"ReadingRules"},
-    # A row that only predictions have.
-    "training.data.batch_requests": {"RefusedRequest"},
     # Names of secrets.
     "training.recipe.credentials": {"variables_for", "remove_secrets"},
     # Declarations alone, and the beginning of a column's name.
