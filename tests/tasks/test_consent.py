@@ -78,6 +78,15 @@ def test_reproduce_lists_the_code_that_a_record_names_and_imports_none_of_it(
     assert payload.exists() and "hostile:Kind' is the class int" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["hostile://Kind", "hostile:Kind://x"])
+def test_reproduce_lists_a_task_type_whose_name_looks_like_a_url(
+    home: Path, payload: Path, fresh_database: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    registered(home, fresh_database, {**RECIPE, "task": name})
+    assert main(["reproduce", "foreign/1"]) == 2
+    assert f"task: {name!r} is code" in capsys.readouterr().err and not payload.exists()
+
+
 def test_an_evaluation_imports_no_code_that_the_recipe_of_a_version_names(
     home: Path, payload: Path, fresh_database: Path
 ) -> None:

@@ -7,6 +7,7 @@ imported here, so a recipe can be inspected before any of its code runs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -28,26 +29,31 @@ def code_fields(recipe: type[BaseModel], above: str = "") -> Iterator[str]:
 def named_code(recipe: type[BaseModel], values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Each field of the recipe's values that names or permits code, with its value. The values need not be valid."""
     for name in code_fields(recipe):
-        for place, found in _values_at(values, name.split(".")):
-            yield from ((place, value) for value in _find_code(found))
+        for place, found, section in _values_at(values, name.split(".")):
+            # `module://name` would be imported too, so only the path of rows that are no Python object may be a URL.
+            of_files = name.endswith(".path") and section.get("source", "python") != "python"
+            yield from ((place, value) for value in _find_code(found) if not (of_files and "://" in value))
 
 
-def _values_at(values: Any, path: Sequence[str], place: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the value at a path with its place; several if a section on the way is a list of sections."""
+def _values_at(
+    values: Any, path: Sequence[str], place: str = "", section: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """Yields the value at a path with its place and the section that has it; several if a section on the way is a list
+    of sections."""
     if isinstance(values, list) and path:
         for index, inside in enumerate(values):
-            yield from _values_at(inside, path, f"{place}[{index}]")
+            yield from _values_at(inside, path, f"{place}[{index}]", section)
     elif not path:
-        yield place, values
+        yield place, values, section
     elif isinstance(values, Mapping):
-        yield from _values_at(values.get(path[0]), path[1:], f"{place}.{path[0]}".lstrip("."))
+        yield from _values_at(values.get(path[0]), path[1:], f"{place}.{path[0]}".lstrip("."), values)
 
 
 def _find_code(value: Any) -> Iterator[str]:
     if value is True:
         yield "true"
     elif isinstance(value, str):
-        if ":" in value and "://" not in value:  # module:name or hub:…; data.path may also be a URL
+        if ":" in value:  # module:name or hub:…
             yield value
     elif isinstance(value, Mapping):
         yield from _find_code([*value, *value.values()])

@@ -59,10 +59,23 @@ def test_no_other_file_imports_by_name_unpickles_or_evaluates() -> None:
             [("evaluation.metrics", "hub:a/b@" + "0" * 40), ("evaluation.allow_remote_code", "true")],
         ),
         (
-            {"task": "regression", "data": {"path": "s3://bucket/rows.csv"}, "training": {"engine": "accelerate"}},
+            {
+                "task": "regression",
+                "data": {"source": "csv", "path": "s3://b/rows.csv"},
+                "training": {"engine": "accelerate"},
+            },
             [],
         ),
         ({"training": "my:engine", "evaluation": None}, []),
+        # All of these would be imported: the module ends at the first colon.
+        ({"task": "my://Kind"}, [("task", "my://Kind")]),
+        ({"training": {"loss": "my:loss://x"}}, [("training.loss", "my:loss://x")]),
+        ({"data": {"source": "python", "path": "my://rows"}}, [("data.path", "my://rows")]),
+        ({"data": {"path": "my://rows"}}, [("data.path", "my://rows")]),
+        (
+            {"data": {"mix": [{"source": "csv", "path": "s3://b/c"}, {"source": "python", "path": "my://rows"}]}},
+            [("data.mix[1].path", "my://rows")],
+        ),
     ],
 )
 def test_code_is_found_in_values_that_were_not_validated(
