@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from tasks.registry.promotions import read_moves
@@ -17,6 +18,7 @@ from tasks.registry.versions import (
     read_figures,
 )
 from tasks.tracking.connection import connect, mlflow_errors, search_all
+from training.problems import UserError
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
@@ -45,7 +47,9 @@ def _build_model(model: RegisteredModel, versions: list[ModelVersion], limit: in
 
 
 def _build_row(model: RegisteredModel, version: ModelVersion) -> dict[str, Any]:
-    number = str(version.version)
+    number, figures = str(version.version), dict[str, Any]()
+    with contextlib.suppress(UserError):  # a damaged tag of one version must not hide the others
+        figures = read_figures(version)
     return {
         "version": number,
         "aliases": list_aliases(model, number),
@@ -53,7 +57,7 @@ def _build_row(model: RegisteredModel, version: ModelVersion) -> dict[str, Any]:
         "verdict": version.tags.get(VERDICT_TAG),
         "reason": version.tags.get(REASON_TAG),
         "split": version.tags.get(SPLIT_TAG),
-        "figures": read_figures(version.tags),
+        "figures": figures,
         "data": version.tags.get(DATA_TAG),
         "data_commit": version.tags.get(DATA_COMMIT_TAG),
         "tags": dict(version.tags),

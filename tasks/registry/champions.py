@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import PositiveInt
 
 from tasks.cache import settings, store
 from tasks.cache.code import code_digests, users_code
@@ -19,9 +20,11 @@ from tasks.registry.versions import (
     ROWS_TAG,
     STARTED_FROM_TAG,
     TASK_TAG,
+    TaskTag,
     find_model,
     need_model,
     need_version,
+    read_tag,
 )
 from tasks.shared_store.opening import open_remote
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, has_database, mlflow_errors
@@ -43,10 +46,11 @@ _NOT_IN_DIGEST = {"revision", "max_file_gb", "checks"}
 
 
 class CurrentChampion(NamedTuple):
-    """The champion, and the tags of its version."""
+    """The champion, the tags of its version, and the version that its training started from."""
 
     champion: Champion
     tags: Mapping[str, str]
+    started_from: Champion | None
 
 
 def find_current(recipe: Recipe) -> CurrentChampion | None:
@@ -61,12 +65,14 @@ def find_current(recipe: Recipe) -> CurrentChampion | None:
         if number is None:
             return None
         version = client.get_model_version(name, number)
-    return CurrentChampion(_describe(version, recipe.task), version.tags)
+    return CurrentChampion(
+        _describe(version, recipe.task), version.tags, read_tag(version, STARTED_FROM_TAG, Champion | None)
+    )
 
 
 def _describe(version: ModelVersion, task_type: str) -> Champion:
     """Describes a version for a recipe of this task type."""
-    name, number, task = version.name, version.version, json.loads(version.tags.get(TASK_TAG, "{}"))
+    name, number, task = version.name, version.version, read_tag(version, TASK_TAG, TaskTag | None)
     # A version without a digest is identified by its time of registration too: a new server counts from 1 again.
     identity = f"{settings.registry_place()}: {name}/{number}, {version.creation_timestamp}"
     return Champion(
@@ -74,8 +80,8 @@ def _describe(version: ModelVersion, task_type: str) -> Champion:
         version=str(number),
         model=version.tags.get(MODEL_TAG) or identity,
         key=version.tags.get("finetune.fit.key"),
-        max_length=int(version.tags.get(MAX_LENGTH_TAG, 512)),
-        options=task["options"] if task.get("task") == task_type else None,
+        max_length=read_tag(version, MAX_LENGTH_TAG, PositiveInt, "512"),
+        options=task["options"] if task and task["task"] == task_type else None,
     )
 
 
@@ -150,11 +156,9 @@ def find_start(recipe: Recipe, lock: Lock) -> tuple[Champion | None, str]:
     current = find_current(recipe)
     if current is None:
         return None, f"{recipe.release.registry} has no {recipe.release.champion} yet: training starts from the base"
-    champion, tags = current
+    champion, tags, earlier = current
     if tags.get(ROWS_TAG) != lock.rows:
         return champion, f"training starts from {champion}, the {recipe.release.champion}"
-    start = tags.get(STARTED_FROM_TAG)
-    earlier = Champion.model_validate_json(start) if start else None
     return earlier, f"{champion} was trained on these rows: training starts from {earlier or 'the base'}, as it did"
 
 

@@ -10,13 +10,17 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.cache.locks import named_lock
 from tasks.registry.monitored import Monitored
-from tasks.registry.versions import EVALUATIONS_TAG
+from tasks.registry.versions import EVALUATIONS_TAG, read_tag
 from tasks.tracking.connection import connect, mlflow_errors
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
 
 MAX_ENTRIES = 100
 """Of the tag; MLflow keeps the metrics of all."""
@@ -43,10 +47,11 @@ class Evaluation(BaseModel):
     """Figures outside of the gate's bounds, such as `accuracy 0.71 < 0.75`."""
 
 
-def read_evaluations(text: str | None) -> list[Evaluation]:
-    """Reads the history from the version's tag, oldest first; entries that cannot be read are left out."""
+def read_evaluations(version: ModelVersion) -> list[Evaluation]:
+    """Reads the history from the version's tag, oldest first; entries that cannot be read are left out. Raises
+    UserError as `read_tag` does."""
     found = []
-    for entry in json.loads(text or "[]"):
+    for entry in read_tag(version, EVALUATIONS_TAG, list[Any], "[]"):
         try:
             found.append(Evaluation.model_validate(entry))
         except ValidationError:  # of a later version of the project
@@ -93,7 +98,7 @@ def record(
         from mlflow.entities import Metric
 
         client = connect()
-        history = read_evaluations(client.get_model_version(name, number).tags.get(EVALUATIONS_TAG))
+        history = read_evaluations(client.get_model_version(name, number))
         known = next((entry.number for entry in history if entry.digest == digest), None)
         found = Evaluation(
             number=known or max((entry.number for entry in history), default=0) + 1,

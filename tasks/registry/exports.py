@@ -15,7 +15,7 @@ from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import require_finished, run_job
 from tasks.registry.prediction_job import ModelSpec
 from tasks.registry.program_settings import ExportVersionSettings
-from tasks.registry.versions import EXPORTS_TAG, need_model, need_version
+from tasks.registry.versions import EXPORTS_TAG, need_model, need_version, read_tag
 from tasks.tracking.connection import build_environment, connect, mlflow_errors
 from training import task_types
 from training.jobs.protocol import OUTPUT, Job
@@ -69,7 +69,7 @@ def export_version(model: ModelSpec, name: str, out: Path) -> Any:
     with mlflow_errors():
         client = connect()
         version = need_version(client, need_model(client, model.name), version=model.version)
-    released = json.loads(version.tags.get(EXPORTS_TAG, "{}")).get(name)
+    released = read_tag(version, EXPORTS_TAG, dict[str, Any], "{}").get(name)
     if name in EXPORTS and released is None:
         _require_export(name, task_types.class_of(model.task["task"]).auto_class)
     job = settings.home() / "jobs" / f"export-{uuid.uuid4().hex[:12]}"

@@ -32,6 +32,7 @@ from tasks.registry.versions import (
     list_aliases,
     need_model,
     need_version,
+    read_tag,
 )
 from tasks.tracking.connection import FLOW_RUN_TAG, connect, mlflow_errors, search_all
 from tasks.tracking.outbox import Outbox
@@ -201,8 +202,8 @@ def find_version(name: str) -> dict[str, Any]:
         "version": str(version.version),
         "aliases": list_aliases(model, str(version.version)),
         "registered": datetime.fromtimestamp(version.creation_timestamp / 1000, UTC).isoformat(timespec="seconds"),
-        "drift": json.loads(version.tags.get(DRIFT_TAG, "null")),
-        "evaluations": json.loads(version.tags.get(EVALUATIONS_TAG, "[]")),
+        "drift": read_tag(version, DRIFT_TAG, dict[str, Any] | None),
+        "evaluations": read_tag(version, EVALUATIONS_TAG, list[Any], "[]"),
     }
     return {**_parse(text, shown), "registered": registered}
 

@@ -85,7 +85,7 @@ def find_monitored(model: str, own_task: str = "", data: Mapping[str, Any] | Non
         split=found.tags[SPLIT_TAG],
         load_data=found.tags["finetune.load_data.key"],
         predict=found.tags.get("finetune.predict.key"),
-        promised=read_figures(found.tags).get(found.tags[SPLIT_TAG], {}),
+        promised=read_figures(found).get(found.tags[SPLIT_TAG], {}),
         mlflow_run=found.run_id,
     )
 

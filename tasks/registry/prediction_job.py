@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
-from pydantic import ValidationError
+from pydantic import PositiveInt, ValidationError
 
 from tasks.cache import settings
 from tasks.cache.refs import Champion
@@ -24,9 +23,11 @@ from tasks.registry.versions import (
     PRECISION_TAG,
     READING_TAG,
     TASK_TAG,
+    TaskTag,
     need_model,
     need_version,
     read_alias_names,
+    read_tag,
 )
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, build_environment, connect, mlflow_errors
 from training import task_types
@@ -62,8 +63,8 @@ class ModelSpec:
     """Its artifact of `fit`, which a store may still have."""
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     """The number format in which it predicts here: that of its training, if this machine computes in it."""
-    reading: str | None = None
-    """The tag that says how its recipe reads rows; None for a version of an earlier release of this project."""
+    reading: list[dict[str, Any]] | None = None
+    """How its recipe reads rows: `sets` of ReadingRules; None for a version of an earlier release of this project."""
     rules: ReadingRules = field(default_factory=ReadingRules)
     """How its rows are read, after `read_by`."""
 
@@ -92,7 +93,7 @@ def find_model(name: str, alias: str = "", version: str = "", own_task: str = ""
             f"{version_name} has no tags with its task and columns: run its recipe again to register one that has."
         )
         raise UserError([Problem(kind="option", where="NAME", message=message)])
-    task = json.loads(found.tags[TASK_TAG])
+    task = read_tag(found, TASK_TAG, TaskTag)
     if task["task"] not in TASK_TYPES and task["task"] != own_task:
         message = (
             f"{version_name} has a task type of its author: to run that code, as it is here, set --task {task['task']}."
@@ -101,15 +102,15 @@ def find_model(name: str, alias: str = "", version: str = "", own_task: str = ""
     identity = f"{settings.registry_place()}: {name}/{found.version}, {found.creation_timestamp}"
     return ModelSpec(
         uri=f"models:/{name}/{found.version}",
-        max_length=int(found.tags[MAX_LENGTH_TAG]),
+        max_length=read_tag(found, MAX_LENGTH_TAG, PositiveInt),
         task=task,
-        columns=json.loads(found.tags[COLUMNS_TAG]),
+        columns=read_tag(found, COLUMNS_TAG, dict[str, str]),
         name=name,
         version=str(found.version),
         digest=found.tags.get(MODEL_TAG) or identity,
         key=found.tags.get("finetune.fit.key"),
         mixed_precision=_precision_here(found.tags.get(PRECISION_TAG, "no")),
-        reading=found.tags.get(READING_TAG),
+        reading=read_tag(found, READING_TAG, list[dict[str, Any]] | None),
     )
 
 
@@ -123,7 +124,7 @@ def read_by(model: ModelSpec, overrides: Mapping[str, Any] | None = None) -> Mod
 def _recipe_rules(model: ModelSpec) -> ReadingRules:
     """The rules of the version's recipe; the defaults if it is unknown."""
     if model.reading is not None:
-        return ReadingRules(sets=json.loads(model.reading))
+        return ReadingRules(sets=model.reading)
     with contextlib.suppress(UserError, ValidationError):  # of no run of this project, or of another version of it
         record = lineage.find_version(f"{model.name}/{model.version}")
         return ReadingRules.of(Data.model_validate(record[lineage.RECIPE_SET]["data"]))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from tasks.cache import settings
 from tasks.tracking.connection import search_all
@@ -52,8 +53,16 @@ LOGGED_PARTS = {"model": "model", "tokenizer": "components/tokenizer"}
 """Folders of a model that mlflow.transformers has logged."""
 
 SHOWN_VERSIONS = 20
+SHOWN_CHARACTERS = 80
 MAX_PAGE = 10_000
 """The most versions in one answer of MLflow."""
+
+
+class TaskTag(TypedDict):
+    """The value of TASK_TAG, as `task_types.load` takes it."""
+
+    task: str
+    options: dict[str, Any]
 
 
 class Aliases(NamedTuple):
@@ -134,12 +143,24 @@ def _select(name: str) -> str:
     return f"name = {quote}{name}{quote}"
 
 
-def read_figures(tags: Mapping[str, str]) -> dict[str, Any]:
-    """Reads `{"validation": {"accuracy": {"value": 0.8, …}}}` from a version's tags; empty if they have none."""
+def read_tag(version: ModelVersion, tag: str, kind: Any, missing: str = "null") -> Any:
+    """Reads the JSON value of a version's tag, of a type `kind`. `missing` is the text of a tag that the version lacks.
+
+    Raises UserError for a damaged tag.
+    """
+    text = version.tags.get(tag, missing)
     try:
-        return dict(json.loads(tags.get(FIGURES_TAG, "{}")))
-    except ValueError:
-        return {}
+        return TypeAdapter(kind).validate_json(text)
+    except ValidationError as error:
+        shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+        message = f"its tag {tag} is damaged, {shown!r}: set it to its former value in MLflow, or use another version."
+        raise build_error(f"{version.name}/{version.version}", message) from error
+
+
+def read_figures(version: ModelVersion) -> dict[str, Any]:
+    """Reads `{"validation": {"accuracy": {"value": 0.8, …}}}` from a version's tag; empty if it has none. Raises
+    UserError as `read_tag` does."""
+    return dict(read_tag(version, FIGURES_TAG, dict[str, dict[str, Any]], "{}"))
 
 
 def build_error(where: str, message: str) -> UserError:

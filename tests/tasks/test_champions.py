@@ -12,13 +12,26 @@ from tasks.cache import settings
 from tasks.cache.refs import Champion, Lock, Ref
 from tasks.cache.stage import Work
 from tasks.registry.champions import find_current, find_folders
+from tasks.registry.evaluations import read_evaluations
+from tasks.registry.monitored import find_monitored
+from tasks.registry.prediction_job import find_model
 from tasks.registry.reproduction import start_model
-from tasks.registry.versions import ROWS_TAG, STARTED_FROM_TAG, TASK_TAG
+from tasks.registry.versions import (
+    COLUMNS_TAG,
+    EVALUATIONS_TAG,
+    FIGURES_TAG,
+    READING_TAG,
+    RECIPE_TAG,
+    ROWS_TAG,
+    SPLIT_TAG,
+    STARTED_FROM_TAG,
+    TASK_TAG,
+)
 from tasks.stages.champion import predict_champion
 from tasks.stages.load_model import load_model, require_same_labels
 from tasks.stages.register import _build_origin_tags
 from tasks.stages.resolve import pin
-from tasks.tracking.connection import MODEL_TAG, connect
+from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect
 from tests.made import KEY, LABELS, NO_WEIGHTS, artifact
 from training.problems import UserError
 from training.recipe import Recipe, parse
@@ -88,6 +101,45 @@ def test_a_champion_predicts_with_the_prefix_that_it_has_learnt_and_todays_other
     assert [one["options.num_beams"] for one in inputs[::2]] == [1, 1, 1]
     changed = {name for name in inputs[0] if inputs[0][name] != inputs[1][name]}
     assert changed == {"options.max_target_length"}
+
+
+@pytest.mark.parametrize(
+    ("tag", "value"),
+    [
+        (TASK_TAG, '{"task": "regres'),
+        (TASK_TAG, '{"task": "regression"}'),
+        (COLUMNS_TAG, "text"),
+        (MAX_LENGTH_TAG, "many"),
+        (READING_TAG, "[1]"),
+        (FIGURES_TAG, "[]"),
+        (EVALUATIONS_TAG, "{}"),
+    ],
+)
+def test_a_damaged_tag_of_a_version_is_one_message_with_the_version_and_the_tag(
+    tracked: Path, tag: str, value: str
+) -> None:
+    tags = {TASK_TAG: json.dumps({"task": "regression", "options": {}}), COLUMNS_TAG: "{}", MAX_LENGTH_TAG: "64"}
+    tags |= {READING_TAG: "[{}]", MODEL_TAG: "m", RECIPE_TAG: "small", SPLIT_TAG: "test", "finetune.load_data.key": "k"}
+    version = register_champion(**tags)
+    find_monitored(f"small/{version}")
+    damaged = register_champion(**{**tags, tag: value})
+    with pytest.raises(UserError) as raised:
+        if tag == EVALUATIONS_TAG:
+            read_evaluations(connect().get_model_version("small", damaged))
+        elif tag == FIGURES_TAG:
+            find_monitored("small")
+        else:
+            find_model("small")
+    (problem,) = raised.value.problems
+    assert problem.where == f"small/{damaged}"
+    assert problem.message.startswith(f"its tag {tag} is damaged, {value!r}: set it to its former value in MLflow")
+
+
+@pytest.mark.parametrize("tag", [TASK_TAG, STARTED_FROM_TAG])
+def test_a_damaged_tag_of_the_champion_is_one_message_in_a_run(recipe: Recipe, tag: str) -> None:
+    register_champion(**{MODEL_TAG: "m" * 40, tag: "{"})
+    with pytest.raises(UserError, match=f"small/1: its tag {tag} is damaged"):
+        pin(recipe)
 
 
 def test_to_look_for_a_champion_makes_no_database(recipe: Recipe, tracked: Path) -> None:
