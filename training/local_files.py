@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from training.problems import Problem, UserError
+from training.problems import Problem, UserError, on_one_line
 
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_LINKS = 40
@@ -29,9 +29,10 @@ class _Owners(NamedTuple):
 
 
 def shown_path(file: Path | str) -> str:
-    """Returns a file's name in messages: relative to the working directory if it is below it, else in full."""
+    """Returns a file's name in messages, on one line: relative to the working directory if it is below it, else in
+    full."""
     absolute, folder = Path(os.path.abspath(file)), Path.cwd()
-    return str(absolute.relative_to(folder)) if absolute.is_relative_to(folder) else str(absolute)
+    return on_one_line(str(absolute.relative_to(folder) if absolute.is_relative_to(folder) else absolute))
 
 
 def open_local(file: str, home_rooms: Sequence[str] = (), kind: str = "data") -> int:

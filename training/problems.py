@@ -39,6 +39,11 @@ def visible(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def on_one_line(name: str) -> str:
+    """A name that is visible and has codes in place of line ends and tabs: it cannot add a line to a message."""
+    return visible(name).replace("\n", "\\n").replace("\t", "\\t")
+
+
 class Problem(BaseModel):
     """A problem that only the user can solve."""
 

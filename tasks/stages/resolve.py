@@ -30,7 +30,7 @@ from training.evaluation.hub_metrics import PREFIX, fetch
 from training.jobs.protocol import write_atomically
 from training.models.repository_files import CHAT_TEMPLATE, part_of, require_files, require_model_folder
 from training.models.weights import read_shapes
-from training.problems import Problem, UserError
+from training.problems import Problem, UserError, on_one_line
 from training.recipe import Compute, Data, Recipe
 from training.recipe.lora import Lora, packages_of
 from training.recipe.rules.release_rules import absent_splits
@@ -279,7 +279,7 @@ def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict
 
 def _name_unread(data: Data, unread: Sequence[SourceFile]) -> Iterator[str]:
     if unread:
-        some = ", ".join(file.name for file in unread[:3]) + (", …" if len(unread) > 3 else "")
+        some = ", ".join(on_one_line(file.name) for file in unread[:3]) + (", …" if len(unread) > 3 else "")
         count = "1 file is" if len(unread) == 1 else f"{len(unread):,} files are"
         yield f"{data.path}: {count} in no split and not read ({some}): name files of other names in data.splits"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.local_files import shown_path
-from training.problems import NETWORK, Problem, UserError, nearest, server_fault
+from training.problems import NETWORK, Problem, UserError, nearest, on_one_line, server_fault
 from training.recipe.credentials import remove_secrets, variables_for
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ def name_of(file: str) -> str:
 
 def display_name(file: Path | str) -> str:
     """Returns a file's name in messages: a URL without its secrets; a path relative to the working directory if it is
-    below it, else in full."""
+    below it, else in full. It is on one line."""
     if is_url(str(file)):
-        return remove_secrets(str(file))
+        return on_one_line(remove_secrets(str(file)))
     return shown_path(file)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from training.data.file_systems import display_name, is_url, is_web, local_path, name_of
 from training.data.listing import Listing, SourceFile
 from training.jobs.user_code import CodeField
-from training.problems import Problem, UserError, nearest
+from training.problems import Problem, UserError, nearest, on_one_line
 from training.recipe.tables.formats import FORMATS, PACKED
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class _Search:
         looked = ", ".join(re.sub(r"(\[0-9\])+", "*", form).replace("[[]", "[") for form in forms)
         if self._suffixes[-1].endswith((*PACKED,)) and len(forms) > len(names):
             looked += f" (also {' and '.join(PACKED)})"
-        have = ", ".join(file.name for file in self.there[:20]) or f"no such file{self._other_files()}"
+        have = ", ".join(on_one_line(file.name) for file in self.there[:20]) or f"no such file{self._other_files()}"
         near = nearest(names[0], [text for file in self.there for text in (file.name, _stem(file.name))])
         return (
             f"no {split} file in {display_name(self._folder)}: looked for {looked}; there is {have}. "
@@ -167,7 +167,8 @@ class _Search:
         """Returns the files of a local folder that has none of the source's format."""
         if is_url(self._folder) or not os.path.isdir(self._folder):
             return ""
-        names = sorted(entry.name for entry in os.scandir(self._folder) if entry.is_file() and entry.name[0] != ".")
+        there = (entry.name for entry in os.scandir(self._folder) if entry.is_file() and entry.name[0] != ".")
+        names = sorted(map(on_one_line, there))
         sheet = next((name for name in names if name.lower().endswith(SPREADSHEETS)), None)
         advice = f" ({sheet} is a spreadsheet: {EXPORT})" if sheet else ""
         return f", only {', '.join(names[:5])}{advice}" if names else ""

@@ -49,6 +49,19 @@ def test_the_files_of_a_folder_are_known_by_their_names(tmp_path: Path, name: st
     assert find_split_files(data(tmp_path, splits={"train": "train"}))[1] == []
 
 
+def test_a_file_name_adds_no_line_to_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forged = "a\ntraining.loss: all is well\r\x1b[2K\t.csv"
+    monkeypatch.chdir(tmp_path)
+    escaped = r"a\ntraining.loss: all is well\r\x1b[2K\t.csv"
+    assert display_name(tmp_path / forged) == escaped and "\n" not in display_name("s3://bucket/a\nb.csv")
+    touch(tmp_path, forged)
+    for source, splits in (("csv", {"train": "other"}), ("parquet", None)):
+        with pytest.raises(UserError) as caught:
+            find_split_files(data(tmp_path, source, splits))
+        (problem,) = caught.value.problems
+        assert escaped in problem.message and not {"\n", "\t"} & set(problem.message)
+
+
 def test_validation_and_test_may_be_missing(tmp_path: Path) -> None:
     touch(tmp_path, "train.jsonl", "dev.json")
     assert list(find_files(data(tmp_path, "json"))) == ["train", "validation"]
