@@ -125,8 +125,13 @@ def _recipe_rules(model: ModelSpec) -> ReadingRules:
     """The rules of the version's recipe; the defaults if it is unknown."""
     if model.reading is not None:
         return ReadingRules(sets=model.reading)
-    with contextlib.suppress(UserError, ValidationError):  # of no run of this project, or of another version of it
+    try:
         record = lineage.find_version(f"{model.name}/{model.version}")
+    except UserError as error:
+        if error.problems[0].where != "VERSION":  # a damaged tag or record
+            raise
+        return ReadingRules()  # it was registered by no run of this project
+    with contextlib.suppress(ValidationError):  # by another version of it
         return ReadingRules.of(Data.model_validate(record[lineage.RECIPE_SET]["data"]))
     return ReadingRules()
 
