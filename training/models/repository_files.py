@@ -209,9 +209,13 @@ def chat_template(tokenizer: Path) -> tuple[str, dict[str, str]] | None:
     text = default_template(settings.get("chat_template"))
     if (tokenizer / CHAT_TEMPLATE).is_file():
         text = (tokenizer / CHAT_TEMPLATE).read_text(encoding="utf-8")
+    return None if text is None else (text, special_tokens(settings))
+
+
+def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens of a tokenizer_config.json by name, such as eos_token. Older files have an object for each."""
     named = {name: settings[name] for name in SPECIAL_TOKENS if settings.get(name) is not None}
-    tokens = {name: token["content"] if isinstance(token, dict) else str(token) for name, token in named.items()}
-    return None if text is None else (text, tokens)
+    return {name: str(token.get("content")) if isinstance(token, dict) else str(token) for name, token in named.items()}
 
 
 def default_template(value: Any) -> str | None:
@@ -233,6 +237,6 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a repository; empty if there is no such file or no object in it."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # the last for brackets in brackets
         return {}
     return value if isinstance(value, dict) else {}

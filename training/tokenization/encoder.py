@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from training.models.repository_files import SPECIAL_TOKENS, chat_template, read_json
+from training.models.repository_files import chat_template, read_json, special_tokens
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
@@ -246,13 +246,15 @@ def load_encoder(folder: Path, max_length: int) -> FastEncoder:
     settings = read_json(folder / "tokenizer_config.json")
     # As in transformers: special tokens that the file lacks are added, and the texts of a pair get different types.
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    named = dict.fromkeys(token for name in SPECIAL_TOKENS if (token := settings.get(name)) is not None)
-    tokenizer.add_tokens([AddedToken(token, special=True) for token in named if token not in known])
+    special = special_tokens(settings)
+    tokenizer.add_tokens(
+        [AddedToken(token, special=True) for token in dict.fromkeys(special.values()) if token not in known]
+    )
     if tokenizer.post_processor is None:
         tokenizer.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1")
     eos, unk = (
         None if token is None else tokenizer.token_to_id(token)
-        for token in map(settings.get, ("eos_token", "unk_token"))
+        for token in map(special.get, ("eos_token", "unk_token"))
     )
     return FastEncoder(
         tokenizer,

@@ -140,3 +140,13 @@ def test_model_types_whose_class_transformers_overrules_are_known() -> None:
         if classes[kind] not in parts.TOKENIZER_JSON_CLASSES
     }
     assert overruled <= set(parts.OVERRIDDEN)
+
+
+def test_special_tokens_may_be_objects_as_in_older_files(tmp_path: Path) -> None:
+    as_texts = {"unk_token": "[UNK]", "eos_token": "[SEP]", "mask_token": "[LATE]"}
+    as_objects = {name: {"__type": "AddedToken", "content": token} for name, token in as_texts.items()}
+    encoders = [
+        load_encoder(save_repository(tmp_path / name, "bert", vocabularies.word_pieces(), settings), 16)
+        for name, settings in (("texts", as_texts), ("objects", as_objects))
+    ]
+    assert [(one.eos, one.unk) for one in encoders] == [(3, 1)] * 2
