@@ -332,7 +332,9 @@ def _ambiguous_id(digits: str) -> UserError:
 def _unknown_name(client: MlflowClient, name: str) -> UserError:
     registered = [model.name for model in search_all(client.search_registered_models)]
     recipes = [experiment.name for experiment in search_all(client.search_experiments)]
-    names = sorted({path.name for path in (settings.home() / "recipes").glob("*")} | {*recipes} - {"Default"})
+    # A blank is in no recipe's name: the history is of a batch prediction or of a sweep.
+    histories = {path.name for path in (settings.home() / "recipes").glob("*") if " " not in path.name}
+    names = sorted(histories | {*recipes} - {"Default"})
     if name in registered:
         return build_error("NAME", f"{name!r} is a registered model: name a version, {name}@champion or {name}/1.")
     has = _join_names(names) or "nothing has run yet"
