@@ -162,7 +162,9 @@ def require_no_other_files(*folders: Path) -> None:
             if isinstance(sentencepiece := settings.get("sp_model_kwargs"), dict) and sentencepiece.get("model_file"):
                 found["sp_model_kwargs"] = sentencepiece
         for name, value in sorted(found.items()):
-            message = f"{path} has {name}: {value!r:.80}, and transformers would read other files than the model's: "
+            message = (
+                f"{path} has {name}: {str(value)[:200]!r}, and transformers would read other files than the model's: "
+            )
             message += "remove the setting, or save the model and its tokenizer again with save_pretrained()."
             problems.append(Problem(kind="model", where="model.path", message=message))
     if problems:
