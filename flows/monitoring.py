@@ -52,7 +52,7 @@ def run_for_version(
         task: The class of the model's task type if it is the user's own.
         data: Fields of the recipe's section data by which rows are read, in place of the recipe's values.
         followers: Listeners besides Prefect's progress.
-        warnings: Those that the stages find.
+        warnings: The warnings of the stages.
         stages: Runs the stages. Returns their report, JSON values.
         announce: Logs the report and emits its event.
     """

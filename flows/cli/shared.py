@@ -64,7 +64,7 @@ def add_version_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_reading_argument(parser: argparse.ArgumentParser, other: str = "") -> None:
-    """Adds --set, for fields of `data`. `other` describes those that the command takes too."""
+    """Adds --set, for fields of `data`. `other` describes further fields of the command."""
     parser.add_argument(
         "--set",
         metavar="NAME=VALUE",

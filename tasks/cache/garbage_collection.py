@@ -35,7 +35,7 @@ RECORDS, REPRODUCED = "old run records", "reproductions"
 REPRODUCES = "reproduces"
 """A file in a home of `finetune reproduce`, which locks it while it runs: the digest of the model to make."""
 UNFINISHED = "unfinished"
-"""A file beside it, as long as the user has not been told of this home: nobody misses it once its process is dead."""
+"""A file beside a home whose path was not printed yet: once its process is dead, the home may be removed."""
 LOCK = "home"
 # Setting folders aside takes no longer than a query of MLflow; a run takes longer.
 LOCK_WAIT_S = 10.0
