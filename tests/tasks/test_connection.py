@@ -77,7 +77,7 @@ def test_registered_versions_are_those_that_mlflow_lists_without_deleted_ones(tr
     ("root", "refused"), [("mlflow-artifacts:/", False), ("{tmp}/here", False), ("{tmp}/elsewhere", True)]
 )
 def test_a_server_that_keeps_files_where_this_machine_cannot_write_is_named_before_training(
-    fresh_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str, refused: bool
+    home: Path, fresh_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str, refused: bool
 ) -> None:
     server = mlflow_server(tmp_path, fresh_database)
     with contextlib.closing(sqlite3.connect(tmp_path / "server.db")) as database, database:
@@ -97,6 +97,7 @@ def test_a_server_that_keeps_files_where_this_machine_cannot_write_is_named_befo
 
 
 def test_a_server_without_an_endpoint_is_named_before_training_and_one_that_is_away_is_a_warning(
+    home: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Old(http.server.BaseHTTPRequestHandler):
