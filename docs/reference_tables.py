@@ -249,7 +249,7 @@ def _metrics(names: Iterable[str], prediction_type: str | None) -> str:
     rows = (
         (
             f"`{name}`",
-            one_line(load_class(name, prediction_type).__doc__),
+            load_class(name, prediction_type).describe(),
             "more" if METRICS[name].more_is_better else "less",
         )
         for name in names

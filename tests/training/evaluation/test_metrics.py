@@ -311,7 +311,7 @@ def test_the_tables_of_the_reference_page_are_the_metrics_descriptions_of_themse
         rows = table.splitlines()[2:]
         assert len(rows) == len(names)
         for row, name in zip(rows, names, strict=True):
-            description = " ".join((metrics.load_class(name, prediction_type).__doc__ or "").split())
+            description = metrics.load_class(name, prediction_type).describe()
             assert row == f"| `{name}` | {description} | {'more' if TABLE[name].more_is_better else 'less'} |"
 
 
@@ -335,8 +335,7 @@ def ends(metric: Metric) -> tuple[float, float]:
 def test_an_entry_has_the_range_that_its_classes_describe_and_they_give_the_figure_its_name(name: str) -> None:
     for prediction_type in TABLE[name].classes:
         found = metrics.load_class(name, prediction_type)
-        described = " ".join((found.__doc__ or "").split())
-        ((low, high),) = re.findall(r"From (-?\d+|minus infinity) (?:to (\d+)|up)", described)
+        ((low, high),) = re.findall(r"From (-?\d+|minus infinity) (?:to (\d+)|up)", found.describe())
         assert ends(TABLE[name]) == (float(low.replace("minus infinity", "-inf")), float(high or math.inf))
         assert found(keep_in_memory=True).name == name
 

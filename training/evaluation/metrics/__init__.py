@@ -16,12 +16,12 @@ import numpy as np
 
 from training.evaluation.hub_metrics import PREFIX, load_hub_metric
 from training.evaluation.metrics.definition import (
+    FeatureMean,
     LabelMetric,
     NumberMetric,
     ScoreMetric,
     evaluate,
     inputs_of,
-    make_mean_metric,
     metrics_error,
     numbers_of,
 )
@@ -95,17 +95,20 @@ def list_known(predicted: Predictions) -> list[str]:
 
 
 def load_class(name: str, prediction_type: str | None) -> type[LabelMetric]:
-    """The class of one of the project's metrics; the first of its classes for predictions of a user's class."""
-    classes = METRICS[name].classes
-    module, _, attribute = classes.get(prediction_type or "", next(iter(classes.values()))).partition(":")
+    """One of the project's metrics: the class in its entry, with its name and parameters as attributes; the first of
+    its classes for predictions of a user's class."""
+    entry = METRICS[name]
+    module, _, attribute = entry.classes.get(prediction_type or "", next(iter(entry.classes.values()))).partition(":")
     found: type[LabelMetric] = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
-    return found
+    return type(name, (found,), {"name": name, **entry.parameters})
 
 
 def _class(name: str, predicted: Predictions) -> type[evaluate.Metric]:
     names = list_known(predicted)
     if name in names:
-        return make_mean_metric(name) if predicted.means else load_class(name, predicted.prediction_type)
+        if predicted.means:
+            return type(name, (FeatureMean,), {"name": name, "feature": name})
+        return load_class(name, predicted.prediction_type)
     if name.startswith(PREFIX):
         return load_hub_metric(name)
     if ":" not in name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -31,6 +32,11 @@ class LabelMetric(evaluate.Metric):
 
     _given: ClassVar[dict[str, Any]] = {"predictions": Value("int64"), "references": Value("int64")}
 
+    @classmethod
+    def describe(cls) -> str:
+        """The metric's definition, in the reference page: by default the docstring."""
+        return " ".join((inspect.getdoc(cls) or "").split())
+
     def bootstrap_figure(self, predictions: Predictions) -> Figure | None:
         """The metric on many draws of these rows at once. None, the default: it is computed for each draw."""
         return None
@@ -51,7 +57,7 @@ class LabelMetric(evaluate.Metric):
         many = self.config_name == MULTILABEL
         given = {name: List(kind) if many and isinstance(kind, Value) else kind for name, kind in self._given.items()}
         return evaluate.MetricInfo(
-            description=type(self).__doc__ or "",
+            description=self.describe(),
             citation="",
             inputs_description="One a row: label indices, or their probabilities, or numbers.",
             features=Features(given),
@@ -85,7 +91,7 @@ class SumMetric(LabelMetric):
     `of_sums`, from their sums over D sets of rows (D, S) to (D,). All bootstrap draws cost one matrix product."""
 
     name: ClassVar[str]
-    """The name of its number."""
+    """The name of its number: that in the table of metrics."""
 
     def statistics(self, *_: Any, **inputs: Any) -> npt.NDArray[np.float64]:
         raise NotImplementedError
@@ -121,16 +127,17 @@ class MeanMetric(SumMetric):
         return np.asarray(sums[:, 0] / sums[:, 1])
 
 
-class _FeatureMean(MeanMetric):
-    _format = None
+class FeatureMean(MeanMetric):
+    """The mean of a feature of the predictions."""
+
+    feature: ClassVar[str]
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        cls._given = {cls.feature: Value("float64")}
 
     def of_rows(self, *_: Any, **inputs: Any) -> npt.NDArray[np.float64]:
-        return np.asarray(inputs[self.name], np.float64)
-
-
-def make_mean_metric(name: str) -> type[MeanMetric]:
-    """A metric class: the mean of the feature of this name."""
-    return type(name, (_FeatureMean,), {"name": name, "_given": {name: Value("float64")}})
+        return np.asarray(inputs[self.feature], np.float64)
 
 
 def undefined(counts: Counts) -> npt.NDArray[np.float64]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,6 @@ from training.evaluation.predictions import OneLabel, Predictions
 
 Labels = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
-Average = Literal["macro", "micro", "weighted"]
 
 
 # The arguments: rows with a label, rows predicted to have it, and rows of both.
@@ -51,6 +50,44 @@ def pooled(score: Callable[..., Floats], true: Floats, predicted: Floats, both: 
     return np.where(whole > 0, score(true, predicted, both), np.nan)
 
 
+class Score(NamedTuple):
+    """A score of one label, which the metrics below average."""
+
+    of_counts: Callable[..., Floats]
+    of_rows: Callable[..., Any]
+    """Scikit-learn's function."""
+    meaning: str
+    of_one_row: str
+    """Its meaning for the labels of a row."""
+    undefined: str
+    """Where it has no value, of label 1."""
+
+
+SCORES = {
+    "f1": Score(
+        f1,
+        metrics.f1_score,
+        "The harmonic mean of precision and recall",
+        "of the labels that a row has with those that are predicted",
+        "neither occurs nor is predicted",
+    ),
+    "precision": Score(
+        precision,
+        metrics.precision_score,
+        "The share of the rows given a label that have it",
+        "the share of the labels predicted that the row has; 0 where none is predicted",
+        "neither occurs nor is predicted",
+    ),
+    "recall": Score(
+        recall,
+        metrics.recall_score,
+        "The share of a label's rows that are given it",
+        "the share of the row's labels that are predicted; 0 where it has none",
+        "does not occur",
+    ),
+}
+
+
 class Accuracy(MeanMetric):
     """The share of rows whose prediction is right: where rows have any number of labels, all of them and no other. From
     0 to 1, by scikit-learn's accuracy_score."""
@@ -74,8 +111,8 @@ class MatthewsCorrelation(LabelMetric):
 
     def _compute(self, predictions: Labels, references: Labels, **_: Any) -> dict[str, float]:
         if len(np.unique(references)) < 2:
-            return {"matthews_correlation": math.nan}
-        return {"matthews_correlation": float(metrics.matthews_corrcoef(references, predictions))}
+            return {self.name: math.nan}
+        return {self.name: float(metrics.matthews_corrcoef(references, predictions))}
 
     def bootstrap_figure(self, predictions: Predictions) -> Figure | None:
         if not isinstance(predictions, OneLabel):
@@ -93,23 +130,34 @@ class MatthewsCorrelation(LabelMetric):
         return figure
 
 
-class _Averaged(SumMetric):
-    """An average over the labels; computed from sums if rows have any number of labels."""
+class LabelAverage(SumMetric):
+    """A score as an average over the labels; computed from sums if rows have any number of labels."""
 
-    _score: ClassVar[Callable[..., Any]]
-    _of_counts: ClassVar[Callable[..., Floats]]
-    _average: ClassVar[Average | None] = None
-    """None: the label with index 1 of two, else macro."""
+    score: ClassVar[str]
+    average: ClassVar[str | None]
+    """`macro`, `micro` or `weighted`; None: the label with index 1 of two, else macro."""
+
+    @classmethod
+    def describe(cls) -> str:
+        of = SCORES[cls.score]
+        described = {
+            None: f"{of.meaning}: of label 1 where there are two labels, else {cls.score}_macro. It has no value where "
+            f"label 1 {of.undefined}.",
+            "macro": f"The mean of the labels' {cls.score}, each label counted alike.",
+            "micro": f"The {cls.score} over all rows together: where each row has one label, the accuracy.",
+            "weighted": f"The mean of the labels' {cls.score}, each counted as often as it occurs.",
+        }
+        return f"{described[cls.average]} From 0 to 1, by scikit-learn's {cls.score}_score."
 
     def _compute(self, predictions: Labels, references: Labels, **_: Any) -> dict[str, float]:
         predictions, references = np.asarray(predictions), np.asarray(references)
         if references.ndim == 2:
             return super()._compute(predictions=predictions, references=references)
-        average = self._average or self._default_average(predictions, references)
-        value = float(type(self)._score(references, predictions, average=average, zero_division=0))
+        average, score = self.average or self._default_average(predictions, references), SCORES[self.score]
+        value = float(score.of_rows(references, predictions, average=average, zero_division=0))
         if average == "binary":
             true, predicted = ((side == 1).sum() for side in (references, predictions))
-            value = value if np.isfinite(pooled(type(self)._of_counts, true, predicted, np.zeros(()))) else math.nan
+            value = value if np.isfinite(pooled(score.of_counts, true, predicted, np.zeros(()))) else math.nan
         return {self.name: value}
 
     def _default_average(self, predictions: Labels, references: Labels) -> str:
@@ -134,129 +182,37 @@ class _Averaged(SumMetric):
 
     def _of_label_counts(self, true: Floats, predicted: Floats, both: Floats) -> Floats:
         """(D, L) each to (D,)."""
-        if self._average == "micro":
-            return pooled(type(self)._of_counts, *(part.sum(axis=1) for part in (true, predicted, both)))
-        if self._average is None and true.shape[1] == 2:
-            return pooled(type(self)._of_counts, true[:, 1], predicted[:, 1], both[:, 1])
-        scores = type(self)._of_counts(true, predicted, both)
-        weights = true if self._average == "weighted" else (true + predicted > 0).astype(np.float64)
-        return share((scores * weights).sum(axis=1), weights.sum(axis=1), np.nan)
+        score = SCORES[self.score].of_counts
+        if self.average == "micro":
+            return pooled(score, *(part.sum(axis=1) for part in (true, predicted, both)))
+        if self.average is None and true.shape[1] == 2:
+            return pooled(score, true[:, 1], predicted[:, 1], both[:, 1])
+        return weigh(self.average, score(true, predicted, both), true, predicted)
 
 
-class _SampleAverage(SumMetric):
-    """A mean over the rows that have a label or are given one."""
+def weigh(average: str | None, scores: Floats, true: Floats, predicted: Floats) -> Floats:
+    """(D,) the mean over the labels, macro or weighted, of (D, L) scores; without labels that neither occur nor are
+    predicted."""
+    weights = true if average == "weighted" else (true + predicted > 0).astype(np.float64)
+    return share((scores * weights).sum(axis=1), weights.sum(axis=1), np.nan)
 
-    _of_counts: ClassVar[Callable[..., Floats]]
+
+class RowAverage(SumMetric):
+    """A score as a mean over the rows that have a label or are given one."""
+
+    score: ClassVar[str]
+
+    @classmethod
+    def describe(cls) -> str:
+        return (
+            f"The mean of the rows' {cls.score}: {SCORES[cls.score].of_one_row}. Rows with none on either side do not "
+            f"count. From 0 to 1, by scikit-learn's {cls.score}_score."
+        )
 
     def statistics(self, predictions: Labels, references: Labels) -> Floats:
         predicted, true = np.asarray(predictions), np.asarray(references)
         counts = [has.sum(axis=1) for has in (true, predicted, true * predicted)]
-        return np.stack([type(self)._of_counts(*counts), counts[0] + counts[1] > 0], axis=1)
+        return np.stack([SCORES[self.score].of_counts(*counts), counts[0] + counts[1] > 0], axis=1)
 
     def of_sums(self, sums: Floats) -> Floats:
         return share(sums[:, 0], sums[:, 1], np.nan)
-
-
-class F1(_Averaged):
-    """The harmonic mean of precision and recall: of label 1 where there are two labels, else f1_macro. It has no value
-    where label 1 neither occurs nor is predicted. From 0 to 1, by scikit-learn's f1_score."""
-
-    _score = staticmethod(metrics.f1_score)
-    _of_counts = staticmethod(f1)
-
-
-class F1Macro(F1):
-    """The mean of the labels' f1, each label counted alike. From 0 to 1, by scikit-learn's f1_score."""
-
-    _average = "macro"
-
-
-class F1Micro(F1):
-    """f1 over all rows together: where each row has one label, the accuracy. From 0 to 1, by scikit-learn's
-    f1_score."""
-
-    _average = "micro"
-
-
-class F1Weighted(F1):
-    """The mean of the labels' f1, each counted as often as it occurs. From 0 to 1, by scikit-learn's f1_score."""
-
-    _average = "weighted"
-
-
-class Precision(_Averaged):
-    """The share of the rows given a label that have it: of label 1 where there are two, else precision_macro. It has no
-    value where label 1 neither occurs nor is predicted. From 0 to 1, by scikit-learn's precision_score."""
-
-    _score = staticmethod(metrics.precision_score)
-    _of_counts = staticmethod(precision)
-
-
-class PrecisionMacro(Precision):
-    """The mean of the labels' precision, each label counted alike. From 0 to 1, by scikit-learn's
-    precision_score."""
-
-    _average = "macro"
-
-
-class PrecisionMicro(Precision):
-    """Precision over all rows together: where each row has one label, the accuracy. From 0 to 1, by scikit-learn's
-    precision_score."""
-
-    _average = "micro"
-
-
-class PrecisionWeighted(Precision):
-    """The mean of the labels' precision, each counted as often as it occurs. From 0 to 1, by scikit-learn's
-    precision_score."""
-
-    _average = "weighted"
-
-
-class Recall(_Averaged):
-    """The share of a label's rows that are given it: of label 1 where there are two, else recall_macro. It has no value
-    where label 1 does not occur. From 0 to 1, by scikit-learn's recall_score."""
-
-    _score = staticmethod(metrics.recall_score)
-    _of_counts = staticmethod(recall)
-
-
-class RecallMacro(Recall):
-    """The mean of the labels' recall, each label counted alike. From 0 to 1, by scikit-learn's recall_score."""
-
-    _average = "macro"
-
-
-class RecallMicro(Recall):
-    """Recall over all rows together: where each row has one label, the accuracy. From 0 to 1, by scikit-learn's
-    recall_score."""
-
-    _average = "micro"
-
-
-class RecallWeighted(Recall):
-    """The mean of the labels' recall, each counted as often as it occurs. From 0 to 1, by scikit-learn's
-    recall_score."""
-
-    _average = "weighted"
-
-
-class F1Samples(_SampleAverage):
-    """The mean of the rows' f1, of the labels that a row has with those that are predicted. Rows with none on either
-    side do not count. From 0 to 1, by scikit-learn's f1_score."""
-
-    _of_counts = staticmethod(f1)
-
-
-class PrecisionSamples(_SampleAverage):
-    """The mean of the rows' precision: the share of the labels predicted that the row has; 0 where none is predicted.
-    Rows with none on either side do not count. From 0 to 1, by scikit-learn's precision_score."""
-
-    _of_counts = staticmethod(precision)
-
-
-class RecallSamples(_SampleAverage):
-    """The mean of the rows' recall: the share of the row's labels that are predicted; 0 where it has none. Rows with
-    none on either side do not count. From 0 to 1, by scikit-learn's recall_score."""
-
-    _of_counts = staticmethod(recall)

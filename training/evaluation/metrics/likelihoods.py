@@ -17,7 +17,6 @@ class Perplexity(SumMetric):
     """e to the power of the mean loss of all targets, a loss being minus the logarithm of a token's probability: as
     uncertain as a choice between so many tokens. From 1 up; it has no value without targets."""
 
-    name = "perplexity"
     _given: ClassVar[dict[str, Any]] = {"loss": Value("float64"), "targets": Value("int64")}
 
     def statistics(self, **inputs: Any) -> Floats:
@@ -32,7 +31,6 @@ class TokenAccuracy(SumMetric):
     """The share of targets that the model found likelier than any other token. From 0 to 1; it has no value without
     targets."""
 
-    name = "token_accuracy"
     _given: ClassVar[dict[str, Any]] = {"hits": Value("int64"), "targets": Value("int64")}
 
     def statistics(self, **inputs: Any) -> Floats:

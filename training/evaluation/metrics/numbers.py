@@ -4,7 +4,7 @@ SciPy's for finite numbers; they have no value for others."""
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +46,6 @@ class R2(SumMetric, NumberMetric):
     below that where they are worse. It has no value where all labels are alike. From minus infinity to 1, by
     scikit-learn's r2_score."""
 
-    name: ClassVar[str] = "r2"
-
     def statistics(self, predictions: Any, references: Any) -> Floats:
         label = _centred(references)
         error = np.asarray(predictions) - np.asarray(references)
@@ -80,10 +78,10 @@ class Spearman(NumberMetric):
 
     def _compute(self, predictions: Any, references: Any, **_: Any) -> dict[str, float]:
         constant = np.ptp(predictions) == 0 or np.ptp(references) == 0
-        return {"spearman": math.nan if constant else float(stats.spearmanr(references, predictions).statistic)}
+        return {self.name: math.nan if constant else float(stats.spearmanr(references, predictions).statistic)}
 
     def bootstrap_figure(self, predictions: Predictions) -> Figure | None:
-        inputs = inputs_of("spearman", self, predictions)
+        inputs = inputs_of(self.name, self, predictions)
         if not all(np.isfinite(values).all() for values in inputs.values()):
             return None
         predicted, true = (_Ranks(inputs[name]) for name in ("predictions", "references"))

@@ -29,13 +29,13 @@ class RocAuc(ScoreMetric):
     def _compute(self, prediction_scores: Any, references: Any, **_: Any) -> dict[str, float]:
         scores, labels = np.asarray(prediction_scores), np.asarray(references)
         if labels.ndim == 2:
-            return {"roc_auc": self._of_many(scores, labels)}
+            return {self.name: self._of_many(scores, labels)}
         every = range(scores.shape[1])
         if len(np.unique(labels)) < len(every) or not np.isfinite(scores).all():
-            return {"roc_auc": math.nan}
+            return {self.name: math.nan}
         if len(every) == 2:
-            return {"roc_auc": float(metrics.roc_auc_score(labels, scores[:, 1]))}
-        return {"roc_auc": float(metrics.roc_auc_score(labels, scores, multi_class="ovr", labels=every))}
+            return {self.name: float(metrics.roc_auc_score(labels, scores[:, 1]))}
+        return {self.name: float(metrics.roc_auc_score(labels, scores, multi_class="ovr", labels=every))}
 
     def _of_many(self, scores: npt.NDArray[np.float64], labels: npt.NDArray[np.int64]) -> float:
         judged = np.flatnonzero(np.ptp(labels, axis=0)) if len(labels) else ()
@@ -87,9 +87,9 @@ class CalibrationError(ScoreMetric):
     def _compute(self, prediction_scores: Any, references: Any, **_: Any) -> dict[str, float]:
         scores = np.asarray(prediction_scores)
         if not np.isfinite(scores).all():
-            return {"calibration_error": math.nan}
+            return {self.name: math.nan}
         bins, gaps = calibration(scores, np.asarray(references))
-        return {"calibration_error": float(np.abs(np.bincount(bins, weights=gaps, minlength=BINS)).sum() / len(gaps))}
+        return {self.name: float(np.abs(np.bincount(bins, weights=gaps, minlength=BINS)).sum() / len(gaps))}
 
     def bootstrap_figure(self, predictions: Predictions) -> Figure | None:
         if not isinstance(predictions, OneLabel):

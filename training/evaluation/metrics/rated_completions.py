@@ -10,7 +10,7 @@ from datasets import Value
 from sklearn.metrics import roc_auc_score
 
 from training.evaluation.confusion import Figure, Floats
-from training.evaluation.metrics.definition import LabelMetric, MeanMetric, SumMetric, undefined
+from training.evaluation.metrics.definition import FeatureMean, LabelMetric, MeanMetric, SumMetric, undefined
 from training.evaluation.metrics.probabilities import RocCurve
 from training.evaluation.predictions import Predictions
 from training.evaluation.rated_completions import RatedCompletions
@@ -22,7 +22,6 @@ class RatedAccuracy(MeanMetric):
     """The share of completions whose reward has the right sign: above 0 for desirable ones, which are then likelier
     than under the reference, and below 0 for undesirable ones. From 0 to 1."""
 
-    name = "accuracy"
     _given: ClassVar[dict[str, Any]] = _RATED
 
     def of_rows(self, *_: Any, **inputs: Any) -> Floats:
@@ -34,14 +33,13 @@ class RewardRocAuc(LabelMetric):
     """How likely a desirable completion gets a higher reward than an undesirable one; equal rewards count half. It has
     no value where all completions are rated alike. From 0 to 1, by scikit-learn's roc_auc_score."""
 
-    name = "roc_auc"
     _given: ClassVar[dict[str, Any]] = _RATED
 
     def _compute(self, *_: Any, **inputs: Any) -> dict[str, float]:
         desirable, rewards = np.asarray(inputs["desirable"], np.bool_), np.asarray(inputs["rewards"])
         if len(np.unique(desirable)) < 2 or not np.isfinite(rewards).all():
-            return {"roc_auc": math.nan}
-        return {"roc_auc": float(roc_auc_score(desirable, rewards))}
+            return {self.name: math.nan}
+        return {self.name: float(roc_auc_score(desirable, rewards))}
 
     def bootstrap_figure(self, predictions: Predictions) -> Figure | None:
         if not isinstance(predictions, RatedCompletions):
@@ -73,8 +71,6 @@ class RatedMargin(_RatedMean):
     """The mean reward of the desirable completions less that of the undesirable ones. From minus infinity up, as TRL's
     rewards/margins."""
 
-    name = "margin"
-
     def of_means(self, desirable: Floats, undesirable: Floats) -> Floats:
         return desirable - undesirable
 
@@ -83,8 +79,6 @@ class DesirableReward(_RatedMean):
     """The mean reward of the desirable completions: beta times their log-probability less that under the reference
     model. From minus infinity up, as TRL's rewards/chosen."""
 
-    name = "desirable_reward"
-
     def of_means(self, desirable: Floats, undesirable: Floats) -> Floats:
         return desirable
 
@@ -92,31 +86,21 @@ class DesirableReward(_RatedMean):
 class UndesirableReward(_RatedMean):
     """The mean reward of the undesirable completions. From minus infinity up, as TRL's rewards/rejected."""
 
-    name = "undesirable_reward"
-
     def of_means(self, desirable: Floats, undesirable: Floats) -> Floats:
         return undesirable
 
 
-class CompletionLength(MeanMetric):
+class CompletionLength(FeatureMean):
     """The mean number of tokens of the completions. From 0 up."""
 
-    name = "completion_length"
-    _given: ClassVar[dict[str, Any]] = {"completion_tokens": Value("int64")}
-
-    def of_rows(self, *_: Any, **inputs: Any) -> Floats:
-        return np.asarray(inputs["completion_tokens"], np.float64)
+    feature = "completion_tokens"
 
 
-class KlDivergence(MeanMetric):
+class KlDivergence(FeatureMean):
     """The estimated KL divergence of the model from its reference, in nats: the mean log-ratio of mismatched
     completions, at least 0. From 0 up, as TRL's kl."""
 
-    name = "kl"
-    _given: ClassVar[dict[str, Any]] = {"mismatched_ratios": Value("float64")}
-
-    def of_rows(self, *_: Any, **inputs: Any) -> Floats:
-        return np.asarray(inputs["mismatched_ratios"], np.float64)
+    feature = "mismatched_ratios"
 
     def of_sums(self, sums: Floats) -> Floats:
         return np.maximum(super().of_sums(sums), 0.0)

@@ -35,9 +35,16 @@ class Bleu(TextMetric):
     are those of sacrebleu's tokenizer zh if its reference is in Chinese, char in another script without spaces between
     words, 13a in others. N-grams longer than all predictions do not count (sacrebleu's effective order)."""
 
-    name = "bleu"
     tokenizer: ClassVar[str | None] = None
     """The tokenizer of all rows; None: by the script of a row's reference."""
+
+    @classmethod
+    def describe(cls) -> str:
+        if cls.tokenizer is None:
+            return super().describe()
+        return (
+            f"bleu with sacrebleu's tokenizer {cls.tokenizer} for all rows{TOKENIZERS[cls.tokenizer]}. From 0 to 100."
+        )
 
     def statistics(self, predictions: Texts, references: Texts, **_: Any) -> Floats:
         found = np.zeros((len(references), 10))
@@ -55,7 +62,7 @@ class Bleu(TextMetric):
         """The rows by the tokenizer that splits them."""
         chosen: dict[str, list[int]] = {}
         for row, text in enumerate(references):
-            chosen.setdefault(self.tokenizer or TOKENIZERS[find_spaceless_script(text)], []).append(row)
+            chosen.setdefault(self.tokenizer or BY_SCRIPT[find_spaceless_script(text)], []).append(row)
         return chosen
 
     def remark(self, predictions: Predictions) -> str:
@@ -74,39 +81,9 @@ class Bleu(TextMetric):
         )
 
 
-class Bleu13a(Bleu):
-    """bleu with sacrebleu's tokenizer 13a for all rows, which splits at spaces and signs. From 0 to 100."""
-
-    name = "bleu_13a"
-    tokenizer = "13a"
-
-
-class BleuIntl(Bleu):
-    """bleu with sacrebleu's tokenizer intl for all rows, which splits at the signs of all scripts. From 0 to 100."""
-
-    name = "bleu_intl"
-    tokenizer = "intl"
-
-
-class BleuZh(Bleu):
-    """bleu with sacrebleu's tokenizer zh for all rows: each Chinese character is a word. From 0 to 100."""
-
-    name = "bleu_zh"
-    tokenizer = "zh"
-
-
-class BleuChar(Bleu):
-    """bleu with sacrebleu's tokenizer char for all rows: each character is a word. From 0 to 100."""
-
-    name = "bleu_char"
-    tokenizer = "char"
-
-
 class Chrf(TextMetric):
     """The F-score, with recall counted twice, of up to six characters in a row. From 0 to 100, by sacrebleu's corpus
     chrF2."""
-
-    name = "chrf"
 
     def statistics(self, **inputs: Any) -> Floats:
         return _row_statistics(_chrf(), **inputs)
@@ -129,8 +106,15 @@ def _bleu(tokenizer: str = "13a") -> Any:
     return BLEU(tokenize=tokenizer, effective_order=True)
 
 
-TOKENIZERS = {"": "13a", "chinese": "zh", "other": "char"}
+BY_SCRIPT = {"": "13a", "chinese": "zh", "other": "char"}
 """Sacrebleu's tokenizer by the script of a reference."""
+TOKENIZERS = {
+    "13a": ", which splits at spaces and signs",
+    "intl": ", which splits at the signs of all scripts",
+    "zh": ": each Chinese character is a word",
+    "char": ": each character is a word",
+}
+"""The words of each."""
 
 
 def _chrf() -> Any:
@@ -158,8 +142,6 @@ class _MeanOfTexts(TextMetric):
 class ExactMatch(_MeanOfTexts):
     """The share of predictions that are their references, but for white space at either end. From 0 to 1."""
 
-    name = "exact_match"
-
     def _of_row(self, prediction: str, reference: str) -> float:
         return float(prediction.strip() == reference.strip())
 
@@ -169,7 +151,6 @@ class Rouge1(_MeanOfTexts):
     lower case, with their endings; in scripts without spaces between words, characters. References without a word do
     not count. From 0 to 1, in English as by rouge-score's rouge1."""
 
-    name = "rouge1"
     _order = 1
 
     def _of_row(self, prediction: str, reference: str) -> float | None:
@@ -181,15 +162,12 @@ class Rouge2(Rouge1):
     """The same of pairs of words in a row. References of one word do not count. From 0 to 1, in English as by
     rouge-score's rouge2."""
 
-    name = "rouge2"
     _order = 2
 
 
 class RougeL(_MeanOfTexts):
     """The same of the longest sequence of words that both have in this order, others between them or not. From 0 to 1,
     in English as by rouge-score's rougeL."""
-
-    name = "rougeL"
 
     def _of_row(self, prediction: str, reference: str) -> float | None:
         ours, theirs = split_words(prediction), split_words(reference)

@@ -19,7 +19,7 @@ NUMBERS, TEXTS, TOKENS, PAIRS, RATED = "numbers", "texts", "tokens", "pairs", "r
 
 @dataclass(frozen=True)
 class Metric:
-    """The facts about a metric that a recipe is checked against. Its meaning is the docstring of its class."""
+    """The facts about a metric that a recipe is checked against. Its class describes its meaning."""
 
     classes: Mapping[str, str]
     """`module:Class` in training.evaluation.metrics, by the type of predictions that it is computed from."""
@@ -38,11 +38,23 @@ class Metric:
     different ones; or the label with index 1, if there are two."""
     constant_value: float | None = None
     """The value for predictions that are all equal, if the formula is undefined for them."""
+    parameters: Mapping[str, str | None] = field(default_factory=dict)
+    """Attributes that its class is given, for a class of several metrics."""
 
 
 def _metric(name: str, *prediction_types: str, **facts: Any) -> Metric:
     """A metric with one class for all of these types of predictions."""
     return Metric(dict.fromkeys(prediction_types, name), **facts)
+
+
+def _average(score: str, average: str | None, *prediction_types: str, **facts: Any) -> Metric:
+    """An average of a score: over the labels of rows, or over the types of spans."""
+    classes = {kind: "spans:SpanAverage" if kind == TAGS else "labels:LabelAverage" for kind in prediction_types}
+    return Metric(classes, parameters={"score": score, "average": average}, **facts)
+
+
+def _bleu(tokenizer: str) -> Metric:
+    return _metric("texts:Bleu", TEXTS, most=100, parameters={"tokenizer": tokenizer})
 
 
 _ERROR: dict[str, Any] = {"more_is_better": False, "most": None}
@@ -61,36 +73,21 @@ METRICS: dict[str, Metric] = {
         },
         within_label=True,
     ),
-    "f1": Metric({ONE_LABEL: "labels:F1", TAGS: "spans:SpanF1"}, **_OF_SECOND),
-    "f1_macro": Metric({ONE_LABEL: "labels:F1Macro", MANY_LABELS: "labels:F1Macro", TAGS: "spans:SpanF1Macro"}),
-    "f1_micro": _metric("labels:F1Micro", ONE_LABEL, MANY_LABELS, within_label=True),
-    "f1_weighted": Metric(
-        {ONE_LABEL: "labels:F1Weighted", MANY_LABELS: "labels:F1Weighted", TAGS: "spans:SpanF1Weighted"}
-    ),
-    "f1_samples": _metric("labels:F1Samples", MANY_LABELS),
-    "precision": Metric({ONE_LABEL: "labels:Precision", TAGS: "spans:SpanPrecision"}, **_OF_SECOND),
-    "precision_macro": Metric(
-        {ONE_LABEL: "labels:PrecisionMacro", MANY_LABELS: "labels:PrecisionMacro", TAGS: "spans:SpanPrecisionMacro"}
-    ),
-    "precision_micro": _metric("labels:PrecisionMicro", ONE_LABEL, MANY_LABELS, within_label=True),
-    "precision_weighted": Metric(
-        {
-            ONE_LABEL: "labels:PrecisionWeighted",
-            MANY_LABELS: "labels:PrecisionWeighted",
-            TAGS: "spans:SpanPrecisionWeighted",
-        }
-    ),
-    "precision_samples": _metric("labels:PrecisionSamples", MANY_LABELS),
-    "recall": Metric({ONE_LABEL: "labels:Recall", TAGS: "spans:SpanRecall"}, **_OF_SECOND),
-    "recall_macro": Metric(
-        {ONE_LABEL: "labels:RecallMacro", MANY_LABELS: "labels:RecallMacro", TAGS: "spans:SpanRecallMacro"}
-    ),
-    "recall_micro": _metric("labels:RecallMicro", ONE_LABEL, MANY_LABELS, within_label=True),
-    "recall_weighted": Metric(
-        {ONE_LABEL: "labels:RecallWeighted", MANY_LABELS: "labels:RecallWeighted", TAGS: "spans:SpanRecallWeighted"},
-        within_label=True,
-    ),
-    "recall_samples": _metric("labels:RecallSamples", MANY_LABELS),
+    "f1": _average("f1", None, ONE_LABEL, TAGS, **_OF_SECOND),
+    "f1_macro": _average("f1", "macro", ONE_LABEL, MANY_LABELS, TAGS),
+    "f1_micro": _average("f1", "micro", ONE_LABEL, MANY_LABELS, within_label=True),
+    "f1_weighted": _average("f1", "weighted", ONE_LABEL, MANY_LABELS, TAGS),
+    "f1_samples": _metric("labels:RowAverage", MANY_LABELS, parameters={"score": "f1"}),
+    "precision": _average("precision", None, ONE_LABEL, TAGS, **_OF_SECOND),
+    "precision_macro": _average("precision", "macro", ONE_LABEL, MANY_LABELS, TAGS),
+    "precision_micro": _average("precision", "micro", ONE_LABEL, MANY_LABELS, within_label=True),
+    "precision_weighted": _average("precision", "weighted", ONE_LABEL, MANY_LABELS, TAGS),
+    "precision_samples": _metric("labels:RowAverage", MANY_LABELS, parameters={"score": "precision"}),
+    "recall": _average("recall", None, ONE_LABEL, TAGS, **_OF_SECOND),
+    "recall_macro": _average("recall", "macro", ONE_LABEL, MANY_LABELS, TAGS),
+    "recall_micro": _average("recall", "micro", ONE_LABEL, MANY_LABELS, within_label=True),
+    "recall_weighted": _average("recall", "weighted", ONE_LABEL, MANY_LABELS, TAGS, within_label=True),
+    "recall_samples": _metric("labels:RowAverage", MANY_LABELS, parameters={"score": "recall"}),
     "matthews_correlation": _metric("labels:MatthewsCorrelation", ONE_LABEL, least=-1, needs={ONE_LABEL: "two"}),
     "roc_auc": Metric(
         {
@@ -110,10 +107,10 @@ METRICS: dict[str, Metric] = {
     "pearson": _metric("numbers:Pearson", ONE_LABEL, NUMBERS, numeric_labels=True, **_CORRELATION),
     "spearman": _metric("numbers:Spearman", ONE_LABEL, NUMBERS, numeric_labels=True, **_CORRELATION),
     "bleu": _metric("texts:Bleu", TEXTS, most=100),
-    "bleu_13a": _metric("texts:Bleu13a", TEXTS, most=100),
-    "bleu_intl": _metric("texts:BleuIntl", TEXTS, most=100),
-    "bleu_zh": _metric("texts:BleuZh", TEXTS, most=100),
-    "bleu_char": _metric("texts:BleuChar", TEXTS, most=100),
+    "bleu_13a": _bleu("13a"),
+    "bleu_intl": _bleu("intl"),
+    "bleu_zh": _bleu("zh"),
+    "bleu_char": _bleu("char"),
     "chrf": _metric("texts:Chrf", TEXTS, most=100),
     "rouge1": _metric("texts:Rouge1", TEXTS),
     "rouge2": _metric("texts:Rouge2", TEXTS),
@@ -133,8 +130,8 @@ METRICS: dict[str, Metric] = {
     "undesirable_reward": _metric("rated_completions:UndesirableReward", RATED, more_is_better=False, **_REWARD),
     "completion_length": _metric("rated_completions:CompletionLength", RATED, **_ERROR),
     "kl": _metric("rated_completions:KlDivergence", RATED, **_ERROR),
-    "generated_length": _metric("generated_answers:GeneratedLength", PAIRS, RATED, **_ERROR),
-    "base_generated_length": _metric("generated_answers:BaseGeneratedLength", PAIRS, RATED, **_ERROR),
+    "generated_length": _metric("preferences:GeneratedLength", PAIRS, RATED, **_ERROR),
+    "base_generated_length": _metric("preferences:BaseGeneratedLength", PAIRS, RATED, **_ERROR),
 }
 """A metric's name in the recipe, and its entry. The first metric that fits a task type is its default."""
 
