@@ -60,7 +60,7 @@ def divide_gpus(recipe: Recipe, sweep: Sweep) -> dict[str, Any]:
     each = 1 if wanted == "auto" else wanted
     if gpus < sweep.parallel * each:
         message = f"{sweep.parallel} trials at once need {sweep.parallel * each} GPUs, and there are {gpus}: lower it."
-        raise UserError([Problem(kind="sweep", where="sweep.parallel", message=message)])
+        raise UserError.of("sweep", "sweep.parallel", message)
     return {"compute.num_processes": gpus // sweep.parallel} if wanted == "auto" else {}
 
 

@@ -22,7 +22,7 @@ from tasks.prefect import events
 from tasks.shared_store.opening import open_remote
 from tasks.stages.resolve import lock_file
 from tasks.tracking.connection import MlflowFailed
-from training.problems import NETWORK, Problem, UserError
+from training.problems import NETWORK, UserError
 from training.recipe import Recipe, parse
 
 
@@ -101,7 +101,7 @@ def _fail(recipe: Recipe, unreachable: dict[str, Any]) -> State[Any]:
         f"{_format_unreachable(unreachable)} Check the network and HF_HUB_OFFLINE, then run it again; or pin the "
         "revision to a commit, or raise the field."
     )
-    error = UserError([Problem(kind=NETWORK, where="release.retrain.max_unreachable", message=message)])
+    error = UserError.of(NETWORK, "release.retrain.max_unreachable", message)
     result = build_result("failed", [], flow_run_id=str(flow_run.get_id()), error=error)
     result["hub_unreachable"] = unreachable
     for listener in listeners.get():

@@ -23,7 +23,7 @@ from tasks.stages.compare import compare
 from tasks.sweeps.study import Study
 from tasks.sweeps.trial import UNFINISHED, Trial
 from tasks.tracking.connection import MlflowFailed
-from training.problems import Problem, UserError
+from training.problems import UserError
 from training.recipe import Recipe, Sweep
 
 LOOK_S = 1.0
@@ -145,7 +145,7 @@ class Search:
         if len(self.failures) > self.sweep.max_failures:
             reasons = "; ".join(f"trial {failed.number}: {failed.reason}" for failed in self.failures)
             message = f"{len(self.failures)} trials failed, and {self.sweep.max_failures} may. {reasons}"
-            raise UserError([Problem(kind="sweep", where="sweep.max_failures", message=message)])
+            raise UserError.of("sweep", "sweep.max_failures", message)
 
     def _compare_with_champion(self, best: Trial) -> Comparison | None:
         """None if there is no champion, or if it is this model."""

@@ -41,7 +41,7 @@ from tasks.sweeps.study import Study, only_sweep, study_key
 from tasks.sweeps.trial import Trial
 from tasks.tracking.connection import MlflowFailed
 from tasks.tracking.mlflow_run import NOTE_TAG, STUDY_TAG, Tracker
-from training.problems import Problem, UserError, full_disk
+from training.problems import UserError, full_disk
 from training.recipe import Recipe, Sweep, parse, parse_sweep
 
 MLFLOW_STATUS = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
@@ -139,7 +139,7 @@ def _search(
         best = study.best
         if best is None:
             message = "no trial has completed: raise sweep.trials or sweep.timeout_s, or correct the failed trials."
-            raise UserError([Problem(kind="sweep", where="sweep.trials", message=message)])
+            raise UserError.of("sweep", "sweep.trials", message)
         selection = _select(study, sweep, best, search.find_similar(best))
         result["best"] = {**summarize_trial(best), "similar": selection.similar, "summary": search.describe_best()}
         if versus := search.against_champion:

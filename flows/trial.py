@@ -29,7 +29,7 @@ from tasks.sweeps.study import Study
 from tasks.sweeps.trial import UNFINISHED, Trial
 from tasks.tracking.mlflow_run import STUDY_TAG, TRIAL_STATE_TAG, TRIAL_TAG, Tracker
 from training.jobs.protocol import EVENTS, read_events
-from training.problems import DISK, NETWORK, Problem, UserError
+from training.problems import DISK, NETWORK, UserError
 from training.recipe import Recipe, parse
 
 VALIDATION = "validation"
@@ -141,7 +141,7 @@ class TrialRun:
         figures: Mapping[str, Any] = scores.figures[VALIDATION]
         if self.metric not in figures:
             message = f"{self.metric!r} is none of the figures of the trials: choose from {', '.join(figures)}."
-            raise UserError([Problem(kind="sweep", where="sweep.metric", message=message)])
+            raise UserError.of("sweep", "sweep.metric", message)
         figure = figures[self.metric]
         value = figure["value"]
         if value is None or value != value:

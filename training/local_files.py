@@ -50,7 +50,7 @@ def open_local(file: str, home_rooms: Sequence[str] = (), kind: str = "data") ->
             reached = _descend(os.path.basename(file), folder, owners.of_file)
             opened.callback(os.close, reached)
             if found := _find_foreign(reached, folder, owners, home_rooms):
-                raise UserError([Problem(kind=kind, where=shown_path(file), message=found)])
+                raise UserError.of(kind, shown_path(file), found)
             return os.open(f"/proc/self/fd/{reached}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         error.filename = file  # a part of it, or a descriptor

@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
@@ -74,6 +74,11 @@ class UserError(Exception):
         self.problems = tuple(problems)
         super().__init__("\n".join(f"{p.where}: {p.message}" for p in self.problems))
 
+    @classmethod
+    def of(cls, kind: str, where: str, message: str) -> Self:
+        """The error of one problem."""
+        return cls([Problem(kind=kind, where=where, message=message)])
+
     def __reduce__(self) -> tuple[type[UserError], tuple[tuple[Problem, ...]]]:
         # Exception's default pickling would pass the joined text to __init__.
         return type(self), (self.problems,)
@@ -124,7 +129,7 @@ def full_disk(folder: Path, error: BaseException | None = None) -> UserError | N
         f"the disk is full{left}. Make room and run the same command again: finished stages are kept, and training "
         "continues from its last checkpoint."
     )
-    return UserError([Problem(kind=DISK, where=str(folder), message=message)])
+    return UserError.of(DISK, str(folder), message)
 
 
 @contextlib.contextmanager
@@ -156,7 +161,7 @@ def user_code_error(module: str, error: BaseException) -> UserError | None:
         return None
     cause = traceback.format_exception_only(error)[-1].strip()
     message = f"`{place.name}` failed in {place.filename} line {place.lineno}: {cause}"
-    return UserError([Problem(kind="recipe", where="task", message=message)])
+    return UserError.of("recipe", "task", message)
 
 
 def _is_of_machine(error: BaseException) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flows.cli.shared import COMPLETED, option_error
+from flows.cli.shared import COMPLETED
 from tasks.prefect import deployments
+from training.problems import UserError
 
 FOLDER = Path("deployments")
 
@@ -24,7 +25,9 @@ def execute(arguments: argparse.Namespace) -> int:
     """Deploys each file and prints the command that starts it. Raises UserError with the mistakes of all files."""
     files = arguments.file or sorted(FOLDER.glob("*.yaml"))
     if not files:
-        raise option_error("FILE", f"{FOLDER}/ has no deployment file: name one, or go to the folder of {FOLDER}/.")
+        raise UserError.of(
+            "option", "FILE", f"{FOLDER}/ has no deployment file: name one, or go to the folder of {FOLDER}/."
+        )
     entries = deployments.read_deployments(files)
     url = deployments.require_server()
     deployments.ensure_pools(entry.pool for entry in entries)

@@ -18,7 +18,6 @@ from flows.cli.shared import (
     add_json_argument,
     add_reading_argument,
     add_version_arguments,
-    option_error,
     output_file,
     parse_reading,
     write_json,
@@ -26,6 +25,7 @@ from flows.cli.shared import (
 from flows.reports.tables import align, terminal_width, wrap
 from tasks.cache import settings
 from tasks.tracking.drift_reports import describe_accuracy, describe_words, summarize_drift, tabulate_drift
+from training.problems import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +97,7 @@ def parse_thresholds(words: Sequence[str]) -> dict[str, int | float]:
         try:
             found[name] = float(value) if not value.isdecimal() else int(value)
         except ValueError as error:
-            raise option_error("--set", f"{word!r} is not FIELD=NUMBER, such as auc=0.6.") from error
+            raise UserError.of("option", "--set", f"{word!r} is not FIELD=NUMBER, such as auc=0.6.") from error
     return found
 
 

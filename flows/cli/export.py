@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flows.cli.shared import COMPLETED, add_version_arguments, option_error
+from flows.cli.shared import COMPLETED, add_version_arguments
 from flows.reports.tables import export_lines
 from tasks.tracking.reports import format_size
+from training.problems import UserError
 from training.recipe import EXPORTS, split_version_name
 
 FORMATS = (*EXPORTS, "safetensors")
@@ -36,7 +37,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     out: Path = arguments.out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise option_error("--out", f"{out} is not an empty folder: name another one.")
+        raise UserError.of("option", "--out", f"{out} is not an empty folder: name another one.")
     model = find_model(*split_version_name(arguments.model), arguments.task)
     released = export_version(model, arguments.format, out)
     print(f"{model.name} version {model.version}:")

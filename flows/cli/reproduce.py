@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.cli.local_flow import call_flow, exit_without_server, print_failure
-from flows.cli.shared import COMPLETED, FAILED, option_error
+from flows.cli.shared import COMPLETED, FAILED
 from flows.reports.tables import align
 from tasks.cache import settings
 from tasks.cache.garbage_collection import REPRODUCES, UNFINISHED, find_reproductions, remove_reproduction
 from tasks.cache.locks import exclusive_lock
 from tasks.registry import consent
 from tasks.tracking.reports import format_count, format_score
+from training.problems import UserError
 
 if TYPE_CHECKING:
     from tasks.registry.reproduction import Difference, FigurePair
@@ -51,7 +52,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     name, into = arguments.name, arguments.into
     if not {"/", "@"} & set(name):
-        raise option_error("NAME/VERSION", f"{name!r} has no version: give one, {name}/1 or {name}@champion.")
+        raise UserError.of("option", "NAME/VERSION", f"{name!r} has no version: give one, {name}/1 or {name}@champion.")
     record = lineage.find_version(name)
     if not arguments.run_code:
         consent.require_consent(f"the record of {name}", record[lineage.RECIPE_SET], record["recipe"])
@@ -155,9 +156,9 @@ def _fresh_home(into: Path | None, model: str) -> Iterator[Path]:
     mark = fresh / REPRODUCES
     marked = mark.is_file() and mark.read_text() == model
     if fresh.exists() and not fresh.is_dir():
-        raise option_error("--into", f"{fresh} is not a folder: name an empty or a new folder.")
+        raise UserError.of("option", "--into", f"{fresh} is not a folder: name an empty or a new folder.")
     if fresh.is_dir() and not marked and any(file != mark for file in fresh.iterdir()):
-        raise option_error("--into", f"{fresh} is not empty: name an empty or a new folder.")
+        raise UserError.of("option", "--into", f"{fresh} is not empty: name an empty or a new folder.")
     names = ("FINETUNE_HOME", "FINETUNE_STORE", "MLFLOW_TRACKING_URI", "OMP_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}
     os.environ["FINETUNE_HOME"] = str(fresh)
@@ -168,7 +169,7 @@ def _fresh_home(into: Path | None, model: str) -> Iterator[Path]:
         with exclusive_lock(mark) as alone:
             if not alone:
                 message = f"another `finetune reproduce` runs in {fresh}: wait until it ends, or name another folder."
-                raise option_error("--into", message)
+                raise UserError.of("option", "--into", message)
             if not marked:
                 mark.write_text(model)
             if into is None:

@@ -10,8 +10,9 @@ import argparse
 import sys
 
 from flows.cli.run import retry
-from flows.cli.shared import COMPLETED, add_json_argument, add_quiet_argument, option_error
+from flows.cli.shared import COMPLETED, add_json_argument, add_quiet_argument
 from tasks.registry import consent
+from training.problems import UserError
 from training.recipe import SWEEP_ENTRYPOINT, parse
 
 
@@ -45,7 +46,9 @@ def execute(arguments: argparse.Namespace) -> int:
         print(f"{run.name} ({run.id}): a worker continues it. {page}")
         return COMPLETED
     if run.parent_task_run_id is not None or flow_name(run) == FLOWS[SWEEP_ENTRYPOINT]:
-        raise option_error("RUN", f"{run.id} is a sweep, or a part of one: the same `finetune sweep` continues it.")
+        raise UserError.of(
+            "option", "RUN", f"{run.id} is a sweep, or a part of one: the same `finetune sweep` continues it."
+        )
     parameters = run.parameters
     values, overrides = parameters["recipe"], parameters.get("overrides")
     if not arguments.run_code:

@@ -21,7 +21,6 @@ from flows.cli.shared import (
     add_quiet_argument,
     add_recipe_arguments,
     load_recipe,
-    option_error,
     write_json,
 )
 from flows.plan import build_cached_result, find_unchanged_run, launch_training_early, plan_stages
@@ -68,7 +67,7 @@ def execute(arguments: argparse.Namespace) -> int:
         recipe = load_recipe(arguments)
         if arguments.require_promotion and recipe.release.registry is None:
             message = "without release.registry, no model is promoted: set it, or leave the option out."
-            raise option_error("--require-promotion", message)
+            raise UserError.of("option", "--require-promotion", message)
         terminal = Quiet() if arguments.quiet else Terminal()
         planner = Planner(recipe.name, force, open_remote(), terminal.fetch_progress_of)
         planned, _ = plan_stages(recipe, planner, before_run=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from training.jobs.protocol import without_nan, write_atomically
-from training.problems import DISK, NETWORK, Problem, UserError, rename
+from training.problems import DISK, NETWORK, UserError, rename
 from training.recipe import Recipe, load, parse_set
 
 COMPLETED, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
@@ -22,11 +22,6 @@ FAILURES = {"internal", "out_of_memory", "interrupted", "lost_rank", "stalled", 
 def exit_code(kinds: Iterable[str]) -> int:
     """Returns the exit code for problems of these kinds: USER_ERROR if at least one is the user's mistake."""
     return FAILED if FAILURES.issuperset(kinds) else USER_ERROR
-
-
-def option_error(option: str, message: str) -> UserError:
-    """Returns the error of a wrong option."""
-    return UserError([Problem(kind="option", where=option, message=message)])
 
 
 def name_options(problems: Iterable[Mapping[str, Any]], options: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -80,7 +75,7 @@ def parse_reading(settings: Iterable[str]) -> dict[str, Any]:
     found = parse_set(settings)
     if others := [name for name in found if not name.startswith("data.")]:
         message = f"{', '.join(others)}: only fields of data can be set here, such as data.delimiter=;."
-        raise option_error("--set", message)
+        raise UserError.of("option", "--set", message)
     return {name.removeprefix("data."): value for name, value in found.items()}
 
 

@@ -7,12 +7,13 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-from flows.cli.shared import COMPLETED, option_error
+from flows.cli.shared import COMPLETED
 from flows.reports.tables import align
 from tasks.cache import garbage_collection, settings
 from tasks.cache.garbage_collection import INCOMPLETE, JOBS, QUARANTINE, RECORDS, REMOVED, REPRODUCED, Piece, Sizes
 from tasks.registry.retention import find_needs, find_shared_needs
 from tasks.tracking.reports import format_size
+from training.problems import UserError
 
 DAYS = 30
 # Listed after the artifacts of the stages.
@@ -50,13 +51,13 @@ def execute(arguments: argparse.Namespace) -> int:
     home's own runs are known.
     """
     if arguments.yes and not arguments.remove:
-        raise option_error("--yes", "needs --remove: add it, or leave this option out.")
+        raise UserError.of("option", "--yes", "needs --remove: add it, or leave this option out.")
     if arguments.remove and not arguments.yes and not sys.stdin.isatty():
-        raise option_error("--remove", "needs a terminal for its question: add --yes.")
+        raise UserError.of("option", "--remove", "needs a terminal for its question: add --yes.")
     if arguments.days is not None and not arguments.shared:
-        raise option_error("--days", "needs --shared: add it, or leave this option out.")
+        raise UserError.of("option", "--days", "needs --shared: add it, or leave this option out.")
     if arguments.days is not None and arguments.days < 1:
-        raise option_error("--days", f"{arguments.days} is too few: at least 1 day is kept.")
+        raise UserError.of("option", "--days", f"{arguments.days} is too few: at least 1 day is kept.")
     if arguments.shared:
         return _execute_shared(arguments)
     if not settings.home_path().exists():
@@ -110,7 +111,7 @@ def _execute_shared(arguments: argparse.Namespace) -> int:
     store = Maintenance.of_environment(lambda: find_shared_needs(days))
     if settings.tracking_is_local():
         message = "is not set: name the MLflow server of all machines, which knows what they need."
-        raise option_error("MLFLOW_TRACKING_URI", message)
+        raise UserError.of("option", "MLFLOW_TRACKING_URI", message)
     content, plan = store.inspect()
     print(*format_content(store.url, content, plan), sep="\n")
     if not plan.entries:

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from tasks.cache import settings, store
 from tasks.cache.locks import FlockManager, exclusive_lock, is_held, shared_lock
-from training.problems import Problem, UserError
+from training.problems import UserError
 
 JOBS, QUARANTINE, INCOMPLETE, REMOVED = "jobs", "quarantine", "incomplete", "half-removed"
 RECORDS, REPRODUCED = "old run records", "reproductions"
@@ -298,4 +298,4 @@ def _last_change(folder: Path) -> float:
 
 def _busy(runs: str) -> UserError:
     message = f"a run is running over this home ({runs}): nothing is removed until it ends, or is cancelled."
-    return UserError([Problem(kind="option", where="--remove", message=message)])
+    return UserError.of("option", "--remove", message)

@@ -5,7 +5,7 @@ The digest leaves out:
 - comments, blank lines and layout;
 - every statement that is only a string: the docstrings of modules, classes and functions, and those of attributes;
 - messages, in this project's own modules alone: texts in a `raise` statement; texts given to a variable or a parameter
-  `message`, under the key "message", or to a method `warning` or `note`.
+  `message`, under the key "message", to `UserError.of`, or to a method `warning` or `note`.
 
 All other texts count, such as the name of a loss. In user code only the first two are left out: a variable `message`
 may be a row of a chat there.
@@ -69,8 +69,8 @@ def _message_fields(node: ast.AST) -> Iterable[ast.expr]:
         return [] if node.exc is None else [node.exc]
     if isinstance(node, ast.Call):
         named = [keyword.value for keyword in node.keywords if keyword.arg == "message"]
-        is_warning = isinstance(node.func, ast.Attribute) and node.func.attr in _TEXT_METHODS
-        return named + (node.args if is_warning else [])
+        of_text = isinstance(node.func, ast.Attribute) and node.func.attr in _TEXT_METHODS
+        return named + (node.args if of_text or ast.unparse(node.func) == "UserError.of" else [])
     if isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
         return [value for key, value in pairs if isinstance(key, ast.Constant) and key.value == "message"]

@@ -12,7 +12,7 @@ from typing import Literal
 from tasks.cache.history import History
 from tasks.cache.refs import PinnedCommit
 from tasks.cache.settings import without_credentials
-from training.problems import NETWORK, Problem, UserError, server_fault
+from training.problems import NETWORK, UserError, server_fault
 
 METADATA_TIMEOUT_S = 10.0
 
@@ -82,17 +82,17 @@ def explain_read_errors(kind: Kind, path: str, revision: str) -> Iterator[None]:
         yield
     except GatedRepoError as error:
         message = f"{path!r} is gated: ask for access on its page, then set HF_TOKEN."
-        raise _build_error(f"{part}.path", message) from error
+        raise UserError.of("hub", f"{part}.path", message) from error
     except RepositoryNotFoundError as error:
         message = (
             f"the Hub has no {kind} {path!r}, or it is private: check the name, and set HF_TOKEN if it is private."
         )
-        raise _build_error(f"{part}.path", message) from error
+        raise UserError.of("hub", f"{part}.path", message) from error
     except RevisionNotFoundError as error:
         message = f"{path!r} has no revision {revision!r}: name a branch, a tag or a commit."
-        raise _build_error(f"{part}.revision", message) from error
+        raise UserError.of("hub", f"{part}.revision", message) from error
     except HFValidationError as error:
-        raise _build_error(f"{part}.path", f"{path!r} is not a name on the Hub: write owner/name.") from error
+        raise UserError.of("hub", f"{part}.path", f"{path!r} is not a name on the Hub: write owner/name.") from error
     except (HTTPError, OSError, CachedRepoTreeNotFoundError) as error:
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
             raise  # an error of this machine, such as a full disk: errors of the clients have no errno
@@ -105,13 +105,13 @@ def _explain_no_answer(where: str, path: str, revision: str, error: Exception) -
 
     if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
         message = f"this access token may not read {path!r} on the Hub: set HF_TOKEN to one that may."
-        return _build_error(where, message)
+        return UserError.of("hub", where, message)
     step = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
     step += ", then run the same command again."
     if fault := server_fault(error):
         error, step = fault, "the fault is the Hub's. Run the same command again later."
-    return _build_error(
-        where, f"the Hub cannot be asked for {path!r} at {revision!r} ({find_cause(error)}): {step}", NETWORK
+    return UserError.of(
+        NETWORK, where, f"the Hub cannot be asked for {path!r} at {revision!r} ({find_cause(error)}): {step}"
     )
 
 
@@ -120,7 +120,3 @@ def find_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return without_credentials(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".removesuffix(": "))
-
-
-def _build_error(where: str, message: str, kind: str = "hub") -> UserError:
-    return UserError([Problem(kind=kind, where=where, message=message)])

@@ -111,7 +111,9 @@ def connect(repo: str) -> HfApi:
 
 
 def _build_token_error(repo: str) -> UserError:
-    return _build_error("repo", f"{repo!r} cannot be written without an access token: set HF_TOKEN to one that may.")
+    return UserError.of(
+        "hub", "release.hub.repo", f"{repo!r} cannot be written without an access token: set HF_TOKEN to one that may."
+    )
 
 
 def _create_client() -> httpx2.Client:
@@ -159,7 +161,7 @@ def _list_pull_requests(hub: HfApi, repo: str) -> list[Discussion]:
             raise
         message = f"{repo!r} takes no pull requests ({_describe_cause(error)}): turn them on in its settings"
         message += ", or set this to false."
-        raise _build_error("pull_request", message) from error
+        raise UserError.of("hub", "release.hub.pull_request", message) from error
 
 
 def _create_place(hub: HfApi, place: Place) -> None:
@@ -249,24 +251,28 @@ def _explain(error: Exception, repo: str, revision: str) -> UserError | None:
 
     status, reason = error.response.status_code if isinstance(error, HfHubHTTPError) else None, _describe_cause(error)
     if isinstance(error, HFValidationError):
-        return _build_error("repo", f"{repo!r} is not a name on the Hub: write owner/name.")
+        return UserError.of("hub", "release.hub.repo", f"{repo!r} is not a name on the Hub: write owner/name.")
     if isinstance(error, RevisionNotFoundError):
-        return _build_error(
-            "revision", f"{repo!r} has no revision {revision!r}, and it cannot be created: name a branch."
+        return UserError.of(
+            "hub",
+            "release.hub.revision",
+            f"{repo!r} has no revision {revision!r}, and it cannot be created: name a branch.",
         )
     if isinstance(error, ValueError) and "README.md" in str(error):
         reasons = "; ".join(line.removeprefix("- ") for line in str(error).splitlines()[1:])
-        return _build_error(
-            "license", f"the Hub refuses the model card ({reasons}): correct release.hub.license or tags."
+        return UserError.of(
+            "hub",
+            "release.hub.license",
+            f"the Hub refuses the model card ({reasons}): correct release.hub.license or tags.",
         )
     if status in (401, 403) or isinstance(error, RepositoryNotFoundError):
         message = f"the Hub does not let this access token write to {repo!r} ({reason}): set HF_TOKEN to one that may"
-        return _build_error("repo", f"{message}, or name another repository.")
+        return UserError.of("hub", "release.hub.repo", f"{message}, or name another repository.")
     if status in (409, 412):
         message = f"somebody else wrote to {repo!r} at the same time ({reason}): try again."
-        return _build_error("repo", message, NETWORK)
+        return UserError.of(NETWORK, "release.hub.repo", message)
     if status is not None and 400 <= status < 500 and status not in (408, 429):
-        return _build_error("repo", f"the Hub refuses the files for {repo!r} ({reason}).")
+        return UserError.of("hub", "release.hub.repo", f"the Hub refuses the files for {repo!r} ({reason}).")
     of_this_machine = isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError)
     # A JSONDecodeError means that a gateway answered instead of the Hub.
     if not isinstance(error, HTTPError | OSError | JSONDecodeError) or of_this_machine:
@@ -275,12 +281,8 @@ def _explain(error: Exception, repo: str, revision: str) -> UserError | None:
     if server_fault(error):
         step = "the fault is the Hub's, so run the same command again later"
     message = f"writing to {repo!r} on the Hub failed ({reason}): {step}; files that arrived are not sent again."
-    return _build_error("repo", message, NETWORK)
+    return UserError.of(NETWORK, "release.hub.repo", message)
 
 
 def _describe_cause(error: Exception) -> str:
     return re.sub(r"(?<=\w)\?\S+", "", find_cause(error))  # without queries of URLs, which may contain a signature
-
-
-def _build_error(field: str, message: str, kind: str = "hub") -> UserError:
-    return UserError([Problem(kind=kind, where=f"release.hub.{field}", message=message)])

@@ -20,7 +20,7 @@ from tasks.registry.prediction_job import ModelSpec
 from training import task_types
 from training.jobs.protocol import EVENTS, Events, Job
 from training.models.repository_files import chat_template
-from training.problems import Problem, UserError
+from training.problems import UserError
 from training.programs.chat import ANSWERED, QUESTION, READY, STOP, TEXT, TURNS
 from training.recipe.program_settings import ChatSettings
 
@@ -39,7 +39,7 @@ def require_assistant(model: ModelSpec, max_new_tokens: int | None) -> ModelSpec
     if not _can_talk(task):
         talking = ", ".join(filter(_can_talk, task_types.TASK_TYPES))
         message = f"{name} is a model for the task type {task}, which holds no conversation: choose one for {talking}, "
-        raise UserError([Problem(kind="option", where="NAME", message=f"{message}or ask it by `finetune predict`.")])
+        raise UserError.of("option", "NAME", f"{message}or ask it by `finetune predict`.")
     if max_new_tokens is not None:
         options["max_new_tokens"] = max_new_tokens
     where = "--max-new-tokens"
@@ -49,7 +49,7 @@ def require_assistant(model: ModelSpec, max_new_tokens: int | None) -> ModelSpec
         raise UserError(problem.model_copy(update={"where": where}) for problem in error.problems) from None
     if not most:
         message = f"with 0 {name} generates nothing: give the most tokens of an answer, such as 128."
-        raise UserError([Problem(kind="option", where=where, message=message)])
+        raise UserError.of("option", where, message)
     return replace(model, task={"task": task, "options": options})
 
 
@@ -77,7 +77,7 @@ def open_chat(model: ModelSpec, system: str = "") -> Iterator[Chat]:
             message = f"the tokenizer of {model.name} version {model.version} has no chat template, so it continues "
             message += "texts and holds no conversation: ask it by `finetune predict`, or train it with "
             message += "model.chat_template."
-            raise UserError([Problem(kind="option", where="NAME", message=message)])
+            raise UserError.of("option", "NAME", message)
         settings = ChatSettings(**model.task, max_length=model.max_length, mixed_precision=model.mixed_precision)
         places = {name: str(path) for name, path in folders.items()}
         Job(program=PROGRAM, key=work.key, settings=settings.model_dump(), inputs=places).write(work.job)

@@ -17,7 +17,7 @@ from tasks.prediction.shard_job import PROGRAM, MakeEngine
 from tasks.registry.prediction_job import ModelSpec
 from training import task_types
 from training.jobs.protocol import Imports
-from training.problems import Problem, UserError, renamed
+from training.problems import UserError, renamed
 from training.recipe import BatchPrediction, ResolvedCompute
 
 FIELDS = {
@@ -51,7 +51,7 @@ def ray_engine(model: ModelSpec, prediction: BatchPrediction) -> MakeEngine:
         if any(artifacts not in path.parents for path in folders.values()):
             message = "'ray' is for models in the store, from which machines fetch them, and this one is in MLflow "
             message += "alone: run its recipe again, or predict on this machine."
-            raise UserError([Problem(kind="compute", where="cluster", message=message)])
+            raise UserError.of("compute", "cluster", message)
         return RayEngine(cluster, program).bind(folders, on_events)
 
     return make

@@ -33,7 +33,7 @@ from training.data.file_systems import display_name, filesystem, is_url, local_p
 from training.data.prediction_files import SUFFIXES, WRITTEN, KeptColumns, Stamp, Writer
 from training.data.prediction_rows import Rows
 from training.jobs.protocol import fsync, sha256
-from training.problems import NETWORK, Problem, UserError
+from training.problems import NETWORK, UserError
 from training.recipe import BatchPrediction
 
 MANIFEST = "_SUCCESS"
@@ -75,7 +75,11 @@ def open_output(prediction: BatchPrediction, model: ModelSpec, scan: Scan, keys:
         tempfile.TemporaryDirectory(prefix="finetune-") as aside,
     ):
         if not locked:
-            raise _error(f"another run writes to {display_name(place)}: wait for its end, or name another output.")
+            raise UserError.of(
+                "option",
+                "output",
+                f"another run writes to {display_name(place)}: wait for its end, or name another output.",
+            )
         if prediction.is_single_file:
             above, _, name = place.rpartition("/")
             with contextlib.closing(_SingleFile(_open_place(above, Path(aside)), name, prediction, model, scan)) as one:
@@ -121,9 +125,13 @@ class _LocalFolder(_Place):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _error(f"{self.where} cannot be made ({error.strerror}): name another folder.") from error
+            raise UserError.of(
+                "option", "output", f"{self.where} cannot be made ({error.strerror}): name another folder."
+            ) from error
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise _error(f"{self.where} cannot be written to: change its mode, or name another folder.")
+            raise UserError.of(
+                "option", "output", f"{self.where} cannot be written to: change its mode, or name another folder."
+            )
         for left in folder.glob(".part-*.aside"):  # of a killed run: no other one writes here
             left.unlink(missing_ok=True)
 
@@ -210,7 +218,7 @@ class _RemoteFolder(_Place):
                     reason = " ".join(str(error).split())[:200] or type(error).__name__
                     message = f"cannot be written ({reason}): check the network and the credentials, then run the same "
                     message += "command again. Nothing is predicted twice."
-                    raise UserError([Problem(kind=NETWORK, where=self.where, message=message)]) from error
+                    raise UserError.of(NETWORK, self.where, message) from error
                 time.sleep(RETRY_S * 2**number)
         raise AssertionError("the last try returns or raises")
 
@@ -233,7 +241,7 @@ class _Folder(Output):
         present = place.sizes()
         if foreign := [name for name in sorted(present) if name != MANIFEST and not _PART.fullmatch(name)]:
             message = f"{place.where} has files of something else, such as {foreign[0]}: name an empty folder."
-            raise _error(message)
+            raise UserError.of("option", "output", message)
         self._stale = {name for name in present if name != MANIFEST} - self._shards.keys()
         self._manifest = _parse_manifest(place.read(MANIFEST)) if MANIFEST in present else {}
         self._has_manifest = MANIFEST in present
@@ -332,7 +340,3 @@ def _parse_manifest(content: bytes | None) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AssertionError, AttributeError):
         return {}
     return dict(manifest)
-
-
-def _error(message: str) -> UserError:
-    return UserError([Problem(kind="option", where="output", message=message)])

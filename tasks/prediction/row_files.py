@@ -12,7 +12,7 @@ from training.data.batch_requests import ID
 from training.data.file_systems import display_name
 from training.data.prediction_files import GENERATED, STAMPS, predicted_names
 from training.data.prediction_rows import RowReader, Rows, digest_all
-from training.problems import Problem, UserError
+from training.problems import UserError
 from training.recipe import BatchPrediction
 from training.recipe.batch_prediction import SHARD_ROWS, SHARD_TEXTS
 
@@ -37,7 +37,7 @@ class RowFiles:
         taken = {*STAMPS, *predicted_names(task_type.record_types([]), self.kept).values()}
         if names := [name for name in self.kept if name in taken]:
             message = f"{', '.join(names)} would be twice in the output: rename it in the input, or leave it out."
-            raise UserError([Problem(kind="option", where="keep", message=message)])
+            raise UserError.of("option", "keep", message)
 
     def warnings(self) -> list[str]:
         """A warning about fields of requests that are not used, if the rows read so far have any."""
@@ -78,7 +78,7 @@ class _Reading:
             self._next += 1
         if rows is None or digest_all(rows) != shard.content:
             message = "has changed since this run began: start another one."
-            raise UserError([Problem(kind="data", where=display_name(self._file), message=message)])
+            raise UserError.of("data", display_name(self._file), message)
         return rows
 
 
@@ -87,7 +87,7 @@ def _require_assistant(prediction: BatchPrediction, model: ModelSpec, predicted:
     if "messages" not in model.columns or GENERATED not in predicted:  # type: ignore[operator]
         message = f"'openai' is for assistants, which answer conversations, and {model.name} is a model for "
         message += f"{model.task['task']} of {', '.join(model.columns)}: choose from parquet, csv, jsonl."
-        raise UserError([Problem(kind="option", where="format", message=message)])
+        raise UserError.of("option", "format", message)
     if prediction.keep is not None or prediction.id not in (None, ID):
         message = f"'openai' has the column {ID} alone: leave out keep and id."
-        raise UserError([Problem(kind="option", where="format", message=message)])
+        raise UserError.of("option", "format", message)

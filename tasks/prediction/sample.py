@@ -15,7 +15,7 @@ from training.data.listing import SourceFile
 from training.data.model_inputs import Values
 from training.data.prediction_rows import RowReader
 from training.evaluation.drift.sampling import Reservoir
-from training.problems import Problem, UserError
+from training.problems import UserError
 from training.recipe.batch_prediction import SHARD_ROWS
 
 FIELD = "inputs"
@@ -65,5 +65,5 @@ def draw_sample(
     require_usable_files(scan.unusable, FIELD)
     if not reservoir.total:
         message = "data.filter removes all rows: give files that have others, or set it to null."
-        raise UserError([Problem(kind="data", where=FIELD, message=message)])
+        raise UserError.of("data", FIELD, message)
     return Sample(reservoir.draw(), reservoir.total), scan.warnings()

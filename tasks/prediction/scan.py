@@ -235,7 +235,7 @@ def require_few_errors(scan: Scan, max_error_rate: float) -> None:
         f"{count:,} of {scan.rows:,} rows cannot be used, which is more than {max_error_rate:g} of them: {listed}. "
         "Correct them, or allow a larger share."
     )
-    raise UserError([Problem(kind="data", where="max_error_rate", message=message)])
+    raise UserError.of("data", "max_error_rate", message)
 
 
 def require_usable_files(unusable: Mapping[str, str], where: str, other_way: str = "") -> None:
@@ -244,7 +244,7 @@ def require_usable_files(unusable: Mapping[str, str], where: str, other_way: str
         named = _list_names([f"{file} ({error})" for file, error in unusable.items()])
         files = format_count(len(unusable), "file")
         message = f"no row can be used of {files}: {named}. Correct or remove them.{other_way}"
-        raise UserError([Problem(kind="data", where=where, message=message)])
+        raise UserError.of("data", where, message)
 
 
 class UniqueIds:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tasks.prefect.deployments import FLOWS
 from tasks.prefect.events import ALIVE, DECISION, MODEL, RESOURCE, VERDICT
-from training.problems import Problem, UserError, nearest
+from training.problems import UserError, nearest
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -134,7 +134,7 @@ def remove(client: SyncPrefectClient, block: str | None, kinds: Collection[str])
     if not removed and block is not None:
         blocks = sorted({notification.block for notification in existing.values()})
         message = f"no notification is sent through {block!r}; blocks in use: {', '.join(blocks) or 'none'}."
-        raise _build_error(message + nearest(block, blocks))
+        raise UserError.of("option", "BLOCK", message + nearest(block, blocks))
     for id in removed:
         client.delete_automation(id)
     return [*removed.values()]
@@ -200,8 +200,4 @@ def _find_block(client: SyncPrefectClient, name: str) -> BlockDocument:
     choice = f"choose from {', '.join(sorted(senders))}, or create one" if senders else "create one"
     fault = "is not a block that sends notifications" if name in blocks else "is not a block of the server"
     message = f"{name!r} {fault}: {choice} in the UI under Blocks, or begin with `prefect block create slack-webhook`."
-    raise _build_error(message + nearest(name, senders))
-
-
-def _build_error(message: str) -> UserError:
-    return UserError([Problem(kind="option", where="BLOCK", message=message)])
+    raise UserError.of("option", "BLOCK", message + nearest(name, senders))

@@ -22,7 +22,7 @@ from tasks.jobs.child_environment import PREFECT_SERVER, server_environment
 from tasks.prefect import servers
 from training.jobs.processes import die_with_parent
 from training.jobs.search_path import start_variables
-from training.problems import Problem, UserError
+from training.problems import UserError
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 5.0
@@ -48,7 +48,7 @@ def ensure_prefect_server(meanwhile: Callable[[], None] = lambda: None) -> str:
         return str(url)
     if other := servers.read_on_other_machine():
         message = f"`finetune up` over this home runs {other.place}: run there, or name a server that both reach."
-        raise UserError([Problem(kind="option", where="PREFECT_API_URL", message=message)])
+        raise UserError.of("option", "PREFECT_API_URL", message)
     login: dict[Any, Any] = {PREFECT_API_AUTH_STRING: servers.auth_string()}
     with servers.prefect_start_lock():
         state = servers.read_running()

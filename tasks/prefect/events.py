@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.prefect import flow_runs, servers
 from tasks.prefect.deployments import require_server
 from tasks.prefect.servers import ServicesFailed
-from training.problems import Problem, UserError, nearest
+from training.problems import UserError, nearest
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -152,7 +152,7 @@ def _find_deployments(client: SyncPrefectClient, event: Event, name: str) -> set
     if not deployments:
         message = f"no deployment is started by {DATA_UPDATED} of {name!r}"
         message += f", only of {', '.join(sorted(names))}." if names else ": `finetune deploy`, with a trigger for it."
-        raise UserError([Problem(kind="option", where="NAME", message=message + nearest(name, names))])
+        raise UserError.of("option", "NAME", message + nearest(name, names))
     return deployments
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.prefect.deployments import FLOWS, MODEL_FLOWS
 from tasks.prefect.servers import read_running
 from tasks.tracking.outbox import is_running_here, was_killed_here
-from training.problems import Problem, UserError
+from training.problems import UserError
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -41,22 +41,28 @@ def find(name: str | None) -> FlowRun:
         runs = [run for run in runs if _is_unfinished(run) and not _is_command(run)][:1]
     if not runs:
         missing = "no run that did not complete" if name is None else f"no flow run {name!r}"
-        raise _build_error(f"the server has {missing}; `prefect flow-run ls` lists them.")
+        raise UserError.of("option", "RUN", f"the server has {missing}; `prefect flow-run ls` lists them.")
     if len(runs) > 1:
         several = ", ".join(f"{run.id} ({_state_name(run)})" for run in runs[:5])
-        raise _build_error(f"{name!r} may be any of {several}: name one by its id.")
+        raise UserError.of("option", "RUN", f"{name!r} may be any of {several}: name one by its id.")
     (run,) = runs
     if run.state is not None and run.state.is_completed():
-        raise _build_error(f"{run.id} is {_state_name(run)}: a new run is `finetune run`.")
+        raise UserError.of("option", "RUN", f"{run.id} is {_state_name(run)}: a new run is `finetune run`.")
     if _is_command(run):
-        raise _build_error(f"{run.id} is a batch prediction: the same `finetune predict` continues it.")
+        raise UserError.of(
+            "option", "RUN", f"{run.id} is a batch prediction: the same `finetune predict` continues it."
+        )
     if is_running_here(str(run.id)):
-        raise _build_error(
-            f"{run.id} still runs here, although its state at the server is {_state_name(run)}: wait until it ends."
+        raise UserError.of(
+            "option",
+            "RUN",
+            f"{run.id} still runs here, although its state at the server is {_state_name(run)}: wait until it ends.",
         )
     if not _is_unfinished(run):
-        raise _build_error(
-            f"{run.id} is {_state_name(run)}, here or elsewhere: end it by `prefect flow-run cancel {run.id}`."
+        raise UserError.of(
+            "option",
+            "RUN",
+            f"{run.id} is {_state_name(run)}, here or elsewhere: end it by `prefect flow-run cancel {run.id}`.",
         )
     return run
 
@@ -163,7 +169,3 @@ def page_url(run: str) -> str | None:
 
 def _state_name(run: Any) -> str:
     return run.state.name if run.state else "without a state"
-
-
-def _build_error(message: str) -> UserError:
-    return UserError([Problem(kind="option", where="RUN", message=message)])

@@ -93,7 +93,7 @@ def find_base(recipe: Recipe) -> Champion:
     name, alias, number = split_version_name(path)
     if not has_database():  # a plan creates no database
         message = f"no model {name!r} is registered: nothing is registered in {settings.home()} yet. Run the recipe "
-        raise UserError([Problem(kind="model", where=where, message=f"{message}that registers it.")])
+        raise UserError.of("model", where, f"{message}that registers it.")
     try:
         with mlflow_errors():
             client = connect()
@@ -255,7 +255,7 @@ def _find_uri(champion: Champion, where: str) -> str:
 
 def _build_error(champion: Champion, where: str, reason: str) -> UserError:
     subject, step = _MESSAGES[where]
-    return UserError([Problem(kind="release", where=where, message=f"{subject.format(champion)} {reason}{step}")])
+    return UserError.of("release", where, f"{subject.format(champion)} {reason}{step}")
 
 
 # By the recipe's field: the role of the version, and the next step.

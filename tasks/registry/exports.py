@@ -19,7 +19,7 @@ from tasks.registry.versions import EXPORTS_TAG, need_model, need_version, read_
 from tasks.tracking.connection import build_environment, connect, mlflow_errors
 from training import task_types
 from training.jobs.protocol import OUTPUT, Job
-from training.problems import Problem, UserError
+from training.problems import UserError
 from training.recipe.tables.exports import EXPORTS, INSTALL, OUTPUTS, missing_packages
 
 if TYPE_CHECKING:
@@ -96,4 +96,4 @@ def _require_export(name: str, auto_class: str) -> None:
         message = f"{name!r} needs {', '.join(missing)}, not installed here: install the extra, `{INSTALL}`."
     else:
         return
-    raise UserError([Problem(kind="option", where="FORMAT", message=message)])
+    raise UserError.of("option", "FORMAT", message)

@@ -28,7 +28,6 @@ from tasks.cache.stage import Row
 from tasks.registry.versions import (
     DRIFT_TAG,
     EVALUATIONS_TAG,
-    build_error,
     list_aliases,
     need_model,
     need_version,
@@ -196,7 +195,7 @@ def find_version(name: str) -> dict[str, Any]:
     shown = f"{model_name}/{version.version}"
     if text is None:
         message = f"{shown} has no {LINEAGE}: it was not registered by a run of finetune."
-        raise build_error("VERSION", message)
+        raise UserError.of("registry", "VERSION", message)
     registered = {
         "name": model_name,
         "version": str(version.version),
@@ -294,8 +293,8 @@ def _parse(text: str, name: str) -> dict[str, Any]:
             found[RECIPE_SET] = found.pop("said")  # its name in earlier versions of this project
         return dict(found)
     except (ValueError, KeyError, TypeError) as error:
-        raise build_error(
-            "NAME", f"the {LINEAGE} of {name} is damaged, or of another version of the project."
+        raise UserError.of(
+            "registry", "NAME", f"the {LINEAGE} of {name} is damaged, or of another version of the project."
         ) from error
 
 
@@ -326,7 +325,7 @@ def _download(client: MlflowClient, run_id: str | None) -> str | None:
 
 
 def _ambiguous_id(digits: str) -> UserError:
-    return build_error("RUN", f"{digits!r} begins the ids of several runs: write more of the id.")
+    return UserError.of("registry", "RUN", f"{digits!r} begins the ids of several runs: write more of the id.")
 
 
 def _unknown_name(client: MlflowClient, name: str) -> UserError:
@@ -336,11 +335,13 @@ def _unknown_name(client: MlflowClient, name: str) -> UserError:
     histories = {path.name for path in (settings.home() / "recipes").glob("*") if " " not in path.name}
     names = sorted(histories | {*recipes} - {"Default"})
     if name in registered:
-        return build_error("NAME", f"{name!r} is a registered model: name a version, {name}@champion or {name}/1.")
+        return UserError.of(
+            "registry", "NAME", f"{name!r} is a registered model: name a version, {name}@champion or {name}/1."
+        )
     has = _join_names(names) or "nothing has run yet"
     models = f" Registered: {_join_names(registered)}." if registered else ""
     message = f"no run and no recipe that has run is named {name!r}: {has}.{models}"
-    return build_error("NAME", message + nearest(name, [*names, *registered]))
+    return UserError.of("registry", "NAME", message + nearest(name, [*names, *registered]))
 
 
 def _join_names(names: Sequence[str]) -> str:

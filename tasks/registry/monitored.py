@@ -12,7 +12,7 @@ from tasks.cache import settings, store
 from tasks.cache.refs import Champion, PinnedFile, Ref
 from tasks.registry import consent, lineage
 from tasks.registry.prediction_job import find_model, read_by
-from tasks.registry.versions import RECIPE_TAG, SPLIT_TAG, build_error, read_figures
+from tasks.registry.versions import RECIPE_TAG, SPLIT_TAG, read_figures
 from tasks.shared_store.opening import open_remote
 from tasks.tracking.connection import MODEL_TAG, connect, mlflow_errors
 from training import task_types
@@ -67,7 +67,9 @@ def find_monitored(model: str, own_task: str = "", data: Mapping[str, Any] | Non
         found = connect().get_model_version(name, version)
     needed = {MODEL_TAG, RECIPE_TAG, SPLIT_TAG, "finetune.load_data.key"}
     if not needed <= found.tags.keys():
-        raise build_error("NAME", f"{name}/{version} was not registered by a run of finetune: run a recipe for it.")
+        raise UserError.of(
+            "registry", "NAME", f"{name}/{version} was not registered by a run of finetune: run a recipe for it."
+        )
     return Monitored(
         champion=Champion(
             name=name,
@@ -94,7 +96,7 @@ def require_single_inputs(version: Monitored) -> None:
     """Raises UserError for a model that rates or compares answers: it has no one prediction of a row to observe."""
     if task_types.class_of(version.task).prediction_type in (PAIRS, RATED):
         message = f"{version.champion} compares answers (task {version.task}), whose drift is not measured: "
-        raise build_error("NAME", message + "compare it with a new model on new rows, by `finetune run`.")
+        raise UserError.of("registry", "NAME", message + "compare it with a new model on new rows, by `finetune run`.")
 
 
 def require_no_reference(version: Monitored) -> None:
@@ -102,7 +104,7 @@ def require_no_reference(version: Monitored) -> None:
     if task_types.load(version.task, version.options).needs_reference:
         message = f"figures of {version.champion} are relative to its base model (task {version.task}), whose part is "
         message += "not computed for new rows: add them to a split of the recipe, and `finetune run` compares it there."
-        raise build_error("NAME", message)
+        raise UserError.of("registry", "NAME", message)
 
 
 def find_rows(version: Monitored) -> Ref:
@@ -116,7 +118,7 @@ def find_rows(version: Monitored) -> Ref:
             f"the {version.split} rows of {version.champion} are not in {settings.home()}: run its recipe again here, "
             "or share the store of the home that registered it."
         )
-        raise build_error("NAME", message)
+        raise UserError.of("registry", "NAME", message)
     return rows
 
 
@@ -156,10 +158,10 @@ def labelled_data(version: Monitored, rows: Ref, files: Sequence[PinnedFile]) ->
     if TEXT_LINES in formats:
         named = display_name(formats[TEXT_LINES])
         message = f"{named} holds a text a line, without labels: choose from {', '.join(version.rules.suffixes[1:])}."
-        raise UserError([Problem(kind="option", where="inputs", message=message)])
+        raise UserError.of("option", "inputs", message)
     if len(formats) > 1:
         message = f"the files have several formats ({', '.join(sorted(formats))}): evaluate one format at a time."
-        raise UserError([Problem(kind="option", where="inputs", message=message)])
+        raise UserError.of("option", "inputs", message)
     (source,) = formats
     data = version.rules.data(source)
     levels = dict.fromkeys(("duplicates", "conflicting_labels", "shared_rows", "absent_label"), "ignore")

@@ -54,9 +54,9 @@ def _parse_values(row: Sequence[str], forms: Mapping[str, Form], may_be_empty: C
         try:
             given.append(_parse_value(value, form))
         except ValueError as expected:
-            raise _error(f"{value!r:.60} is given, where {expected} belongs.") from expected
+            raise UserError.of("option", "TEXT", f"{value!r:.60} is given, where {expected} belongs.") from expected
         if given[-1] is None and name not in may_be_empty:
-            raise _error("is empty: there is nothing to predict.")
+            raise UserError.of("option", "TEXT", "is empty: there is nothing to predict.")
     return _complete_values(given, forms)
 
 
@@ -109,10 +109,6 @@ def _is_text(value: Any) -> bool:
         return False
 
 
-def _error(message: str) -> UserError:
-    return UserError([Problem(kind="option", where="TEXT", message=message)])
-
-
 def _check_rows(task_type: TaskType, columns: Mapping[str, str], rows: Sequence[Values]) -> None:
     """Raises UserError with all faults that the task type finds in the rows."""
     faults = Faults()
@@ -144,7 +140,7 @@ def fetch_model(uri: str, into: Path) -> Path:
 
 def _missing_files(uri: str, reason: str) -> UserError:
     message = f"the files of {uri} are missing ({reason}): restore them, or run the recipe again."
-    return UserError([Problem(kind="registry", where="NAME", message=message)])
+    return UserError.of("registry", "NAME", message)
 
 
 def find_parts(folder: Path) -> tuple[Path, Path]:

@@ -32,7 +32,7 @@ from tasks.registry.versions import (
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, build_environment, connect, mlflow_errors
 from training import task_types
 from training.jobs.protocol import Job
-from training.problems import Problem, UserError
+from training.problems import UserError
 from training.recipe import Data
 from training.recipe.reading_rules import ReadingRules
 from training.recipe.validation import override_reading
@@ -92,13 +92,13 @@ def find_model(name: str, alias: str = "", version: str = "", own_task: str = ""
         message = (
             f"{version_name} has no tags with its task and columns: run its recipe again to register one that has."
         )
-        raise UserError([Problem(kind="option", where="NAME", message=message)])
+        raise UserError.of("option", "NAME", message)
     task = read_tag(found, TASK_TAG, TaskTag)
     if task["task"] not in TASK_TYPES and task["task"] != own_task:
         message = (
             f"{version_name} has a task type of its author: to run that code, as it is here, set --task {task['task']}."
         )
-        raise UserError([Problem(kind="option", where="--task", message=message)])
+        raise UserError.of("option", "--task", message)
     identity = f"{settings.registry_place()}: {name}/{found.version}, {found.creation_timestamp}"
     return ModelSpec(
         uri=f"models:/{name}/{found.version}",
@@ -159,7 +159,7 @@ def split_into_rows(model: ModelSpec, given: Sequence[str]) -> list[list[str]]:
         f"the model takes {len(every_column)} values at a time ({', '.join(model.columns.values())}), and there are "
         f'{len(given)}. Write "" for an optional value.'
     )
-    raise UserError([Problem(kind="option", where="TEXT", message=message)])
+    raise UserError.of("option", "TEXT", message)
 
 
 def predict_values(model: ModelSpec, rows: Sequence[Sequence[str]]) -> list[list[str]]:

@@ -30,14 +30,13 @@ from tasks.cache.locks import named_lock
 from tasks.registry.versions import (
     ALIAS_TAGS,
     Aliases,
-    build_error,
     find_version,
     need_model,
     need_version,
     read_alias_names,
 )
 from tasks.tracking.connection import connect, mlflow_errors
-from training.problems import NETWORK, Problem, UserError
+from training.problems import NETWORK, UserError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -253,7 +252,7 @@ def _build_conflict(name: str, move: Move, now: object) -> UserError:
         f"another run or person moved {move.alias!r} of {name!r} at the same time (it is at version {now} now), so "
         f"version {move.to} did not get it: run the same command again."
     )
-    return UserError([Problem(kind=NETWORK, where="release.registry", message=message)])
+    return UserError.of(NETWORK, "release.registry", message)
 
 
 def promote(name: str, version: str, why: str = "", alias: str | None = None) -> str:
@@ -262,8 +261,10 @@ def promote(name: str, version: str, why: str = "", alias: str | None = None) ->
     Raises UserError for an unknown model or version, and MlflowFailed if MLflow does not answer.
     """
     if alias is not None and (not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", alias) or _RESERVED_ALIAS.fullmatch(alias)):
-        raise build_error(
-            "--alias", f"{alias!r} is no alias: use letters, digits, - and _; not latest, nor v1 and the like."
+        raise UserError.of(
+            "registry",
+            "--alias",
+            f"{alias!r} is no alias: use letters, digits, - and _; not latest, nor v1 and the like.",
         )
     with mlflow_errors(), named_lock(f"registry-{name}"):
         client = connect()
@@ -297,14 +298,14 @@ def roll_back(name: str, why: str = "") -> str:
         now = model.aliases.get(names.champion)
         if now is None:
             message = f"{name!r} has no {names.champion}: name a version, finetune promote {name} VERSION."
-            raise build_error("NAME", message)
+            raise UserError.of("registry", "NAME", message)
         moves = [move for move in read_moves(model) if move.alias == names.champion]
         champions = list_champions(moves, str(now))
         candidates = (version for version in reversed(champions[:-1]) if version != str(now))
         earlier = next((version for version in candidates if find_version(client, name, version)), None)
         if earlier is None:
             message = f"version {now} of {name!r} is the first {names.champion} on record: none came before it."
-            raise build_error("NAME", f"{message} Name another: finetune promote {name} VERSION.")
+            raise UserError.of("registry", "NAME", f"{message} Name another: finetune promote {name} VERSION.")
         set_champion_alias(client, model, earlier, names, by="rollback", why=why)
     return f"{name} version {earlier} is {names.champion} again{_describe_previous(now)}."
 

@@ -92,7 +92,7 @@ def recorded_recipe(record: Mapping[str, Any], start: Path | None = None) -> Rec
     recipe = parse(_replace_values(parse(record[RECIPE_SET]).model_dump(mode="json"), record["recipe"]), overrides)
     if record["lock"]["num_machines"] > 1:
         message = f"it was trained by {record['lock']['num_machines']} machines: run its recipe on as many."
-        raise UserError([Problem(kind="compute", where="compute.num_machines", message=message)])
+        raise UserError.of("compute", "compute.num_machines", message)
     return recipe
 
 

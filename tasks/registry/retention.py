@@ -19,7 +19,7 @@ from tasks.tracking.connection import FLOW_RUN_TAG, connect, list_registered, ml
 from tasks.tracking.mlflow_run import STUDY_TAG, TRIAL_STATE_TAG, TRIAL_TAG, VERSION_TAG
 from tasks.tracking.outbox import PENDING_STATE, Outbox
 from tasks.tracking.stage_table import MONITORING_STAGES, STAGES
-from training.problems import Problem, UserError
+from training.problems import UserError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -177,7 +177,7 @@ def _find_run_ids(runs: Mapping[str, Run], beginnings: Collection[str]) -> set[s
         matches = [run for run in runs if beginning and run.startswith(beginning)]
         if len(matches) != 1:
             message = f"{beginning!r} begins the id of {len(matches)} runs here: `finetune runs` lists them."
-            raise UserError([Problem(kind="option", where="--give-up", message=message)])
+            raise UserError.of("option", "--give-up", message)
         ids |= set(matches)
     return ids
 

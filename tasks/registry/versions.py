@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from tasks.cache import settings
 from tasks.tracking.connection import search_all
-from training.problems import Problem, UserError, nearest
+from training.problems import UserError, nearest
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -99,8 +99,8 @@ def need_model(client: MlflowClient, name: str) -> RegisteredModel:
             raise
         where = settings.without_credentials(settings.tracking_uri())
         registered = ", ".join(names) or "nothing is registered yet: finetune run registers a model"
-        raise build_error(
-            "NAME", f"no model {name!r} is registered in {where}: {registered}.{nearest(name, names)}"
+        raise UserError.of(
+            "registry", "NAME", f"no model {name!r} is registered in {where}: {registered}.{nearest(name, names)}"
         ) from error
 
 
@@ -108,15 +108,17 @@ def need_version(client: MlflowClient, model: RegisteredModel, *, alias: str = "
     """Returns the version with this number or alias. Raises UserError, with the list of versions, if there is none."""
     if alias and alias not in model.aliases:
         aliases = ", ".join(sorted(model.aliases)) or "none yet"
-        raise build_error(
-            "NAME", f"{model.name!r} has no alias {alias!r}: it has {aliases}.{nearest(alias, model.aliases)}"
+        raise UserError.of(
+            "registry",
+            "NAME",
+            f"{model.name!r} has no alias {alias!r}: it has {aliases}.{nearest(alias, model.aliases)}",
         )
     number = str(model.aliases[alias]) if alias else version
     if found := find_version(client, model.name, number):
         return found
     numbers = [str(entry.version) for entry in list_versions(client, model.name, SHOWN_VERSIONS + 1)]
     shown = ", ".join(numbers[:SHOWN_VERSIONS]) + (", …" if len(numbers) > SHOWN_VERSIONS else "") or "none"
-    raise build_error("VERSION", f"{model.name!r} has no version {number!r}: it has {shown}.")
+    raise UserError.of("registry", "VERSION", f"{model.name!r} has no version {number!r}: it has {shown}.")
 
 
 def find_version(client: MlflowClient, name: str, number: str) -> ModelVersion | None:
@@ -154,15 +156,10 @@ def read_tag(version: ModelVersion, tag: str, kind: Any, missing: str = "null") 
     except ValidationError as error:
         shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
         message = f"its tag {tag} is damaged, {shown!r}: set it to its former value in MLflow, or use another version."
-        raise build_error(f"{version.name}/{version.version}", message) from error
+        raise UserError.of("registry", f"{version.name}/{version.version}", message) from error
 
 
 def read_figures(version: ModelVersion) -> dict[str, Any]:
     """Reads `{"validation": {"accuracy": {"value": 0.8, …}}}` from a version's tag; empty if it has none. Raises
     UserError as `read_tag` does."""
     return dict(read_tag(version, FIGURES_TAG, dict[str, dict[str, Any]], "{}"))
-
-
-def build_error(where: str, message: str) -> UserError:
-    """Builds a UserError about the registry."""
-    return UserError([Problem(kind="registry", where=where, message=message)])

@@ -27,7 +27,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedEr
 from obstore.store import LocalStore, S3Store
 
 from tasks.cache import settings
-from training.problems import Problem, UserError
+from training.problems import UserError
 
 if TYPE_CHECKING:
     from obstore import Bytes
@@ -343,12 +343,12 @@ def _shared_files() -> tuple[Callable[[], S3Credential] | None, str | None, str 
         from botocore.session import Session
     except ImportError as error:
         message = "credentials in ~/.aws are read by botocore: install finetune-flows[s3]."
-        raise UserError([Problem(kind="store", where="AWS_PROFILE", message=message)]) from error
+        raise UserError.of("store", "AWS_PROFILE", message) from error
     try:
         session = Session()
         found, profile = session.get_credentials(), session.get_scoped_config()
     except BotoCoreError as error:
-        raise UserError([Problem(kind="store", where="AWS_PROFILE", message=str(error))]) from error
+        raise UserError.of("store", "AWS_PROFILE", str(error)) from error
 
     def renewed() -> S3Credential:
         frozen = found.get_frozen_credentials()
@@ -364,6 +364,4 @@ def _shared_files() -> tuple[Callable[[], S3Credential] | None, str | None, str 
 
 
 def _problem(url: str, message: str) -> UserError:
-    return UserError(
-        [Problem(kind="store", where=VARIABLE, message=f"{settings.without_credentials(url)!r} {message}")]
-    )
+    return UserError.of("store", VARIABLE, f"{settings.without_credentials(url)!r} {message}")

@@ -12,7 +12,7 @@ from tasks.shared_store import garbage_collection
 from tasks.shared_store.bucket import VARIABLE, Bucket, BucketError, Entry, Forbidden
 from tasks.shared_store.garbage_collection import Content, Plan
 from tasks.shared_store.leases import Leases
-from training.problems import Problem, UserError
+from training.problems import UserError
 
 GRACE = timedelta(days=1)
 """What is younger is never removed: its run may not have told MLflow yet."""
@@ -36,7 +36,7 @@ class Maintenance:
         url = os.environ.get(VARIABLE)
         if not url:
             message = "is not set: name the shared store, such as s3://bucket/prefix."
-            raise UserError([Problem(kind="store", where=VARIABLE, message=message)])
+            raise UserError.of("store", VARIABLE, message)
         return cls(Bucket(url), find_needed, GRACE)
 
     def list_content(self) -> Content:
@@ -72,6 +72,6 @@ def _as_user_errors() -> Iterator[None]:
             f"the credentials do not suffice ({error}). To show needs the rights to read and to list, --remove also "
         )
         message += "those to write and to delete."
-        raise UserError([Problem(kind="store", where=VARIABLE, message=message)]) from error
+        raise UserError.of("store", VARIABLE, message) from error
     except BucketError as error:
-        raise UserError([Problem(kind="store", where=VARIABLE, message=f"{error}.")]) from error
+        raise UserError.of("store", VARIABLE, f"{error}.") from error

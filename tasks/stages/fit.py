@@ -29,7 +29,7 @@ from training import distributed, task_types
 from training.engine import checkpoints
 from training.engine.training_task import needs_own_checkpoint
 from training.jobs.protocol import Imports, sha256
-from training.problems import Problem, UserError
+from training.problems import UserError
 from training.recipe import Recipe, ResolvedCompute
 from training.recipe.lora import packages_of
 from training.recipe.program_settings import FitSettings, HubModel
@@ -255,7 +255,7 @@ def _start_checkpoint(recipe: Recipe) -> dict[str, str]:
     except OSError as error:
         message = f"{name!r} is no checkpoint ({error.strerror}): name a folder such as checkpoint-40 of a job."
         where = "training.resume_from_checkpoint"
-        raise UserError([Problem(kind="training", where=where, message=message)]) from error
+        raise UserError.of("training", where, message) from error
 
 
 def training_job(recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> TrainingJob:

@@ -28,7 +28,7 @@ from training.models.repository_files import (
     require_vocabulary,
 )
 from training.models.weights import read_shapes
-from training.problems import Problem, UserError
+from training.problems import UserError
 from training.recipe import Recipe
 from training.recipe.program_settings import CreateModelSettings
 from training.recipe.rules.column_rules import source_columns
@@ -149,7 +149,7 @@ def require_same_labels(lock: Lock, data: object, model: object) -> None:
             f"{lock.started_from}, which training starts from, {labelled}, and the rows have {', '.join(labels)}: "
             f"{advice}set this to base."
         )
-        raise UserError([Problem(kind="model", where="model.start_from", message=message)])
+        raise UserError.of("model", "model.start_from", message)
 
 
 def _list_part(folder: Path, part: str) -> list[Path]:

@@ -53,7 +53,7 @@ from tasks.tracking.connection import (
     mlflow_errors,
 )
 from tasks.tracking.reports import escape_markdown
-from training.problems import NETWORK, Problem, UserError
+from training.problems import NETWORK, UserError
 from training.recipe import Recipe
 from training.recipe.column_types import EXAMPLES
 from training.recipe.reading_rules import ReadingRules
@@ -185,7 +185,7 @@ def _require_compared(champion: object, name: str, version: str | None, verdict:
         f"version {champion} of {name!r} became champion during this run, and the model was not compared with it: run "
         "the same command again."
     )
-    raise UserError([Problem(kind=NETWORK, where="release.registry", message=message)])
+    raise UserError.of(NETWORK, "release.registry", message)
 
 
 def _unregister(name: str, version: str) -> str:

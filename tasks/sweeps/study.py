@@ -30,7 +30,7 @@ from tasks.sweeps.samplers import propose, settings_from
 from tasks.sweeps.trial import Trial, TrialState
 from training import task_types
 from training.jobs.protocol import write_atomically
-from training.problems import Problem, UserError
+from training.problems import UserError
 from training.recipe import Recipe, Sweep, settings_of
 from training.recipe.tables.searches import PRUNERS
 
@@ -273,7 +273,7 @@ def only_sweep(key: str) -> Iterator[None]:
     with exclusive_lock(folder / "lock") as is_ours:
         if not is_ours:
             message = "another process runs this sweep over this home: wait for its end, or stop it."
-            raise UserError([Problem(kind="sweep", where="sweep", message=message)])
+            raise UserError.of("sweep", "sweep", message)
         yield
 
 
@@ -287,7 +287,7 @@ def _open_storage(journal: Path) -> BaseStorage:
         except Exception as error:
             reason = settings.without_credentials(str(error).splitlines()[0])
             message = f"the database of studies cannot be used ({reason}): correct the URL, or leave it out."
-            raise UserError([Problem(kind="sweep", where=settings.SWEEPS, message=message)]) from error
+            raise UserError.of("sweep", settings.SWEEPS, message) from error
     _remove_cut_line(journal)
 
     class WholeLines(JournalFileBackend):

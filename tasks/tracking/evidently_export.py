@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.jobs.child_environment import environment
-from training.problems import Problem, UserError
+from training.problems import UserError
 from training.recipe.monitoring_settings import FIELD
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def require_evidently(out: Path) -> None:
     """Raises UserError if Evidently cannot be imported, or does not write files with this suffix."""
     if out.suffix not in SUFFIXES:
         message = f"{out.name} has an unknown suffix: name a file that ends in .html (a page) or .json (a snapshot)."
-        raise _error(message)
+        raise UserError.of("option", "--evidently", message)
     # Not by find_spec: an Evidently that is installed may be one that this pandas breaks.
     try:
         run = _run("-c", "import evidently", timeout_s=IMPORT_TIMEOUT_S)
@@ -49,7 +49,7 @@ def require_evidently(out: Path) -> None:
         message = (
             f"Evidently cannot be imported by {_python()} ({reason}): give it an environment of its own, `{INSTALL}`"
         )
-        raise _error(f"{message}, and set {PYTHON}=evidently/bin/python.")
+        raise UserError.of("option", "--evidently", f"{message}, and set {PYTHON}=evidently/bin/python.")
 
 
 def export_report(profile: Path, observed: Path, name: str, metadata: Mapping[str, Any], out: Path) -> list[str]:
@@ -84,7 +84,9 @@ def export_report(profile: Path, observed: Path, name: str, metadata: Mapping[st
         run = _run(str(SCRIPT), str(file), str(made), timeout_s=TIMEOUT_S)
         if run.returncode or not made.is_file():
             reason = run.stderr.strip().rpartition("\n")[2]
-            raise _error(f"Evidently failed ({reason}); the report of this project is complete.")
+            raise UserError.of(
+                "option", "--evidently", f"Evidently failed ({reason}); the report of this project is complete."
+            )
         os.replace(made, out)
     return [line for line in run.stdout.splitlines() if line.startswith("Evidently ")]
 
@@ -132,7 +134,3 @@ def _run(*arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [_python(), "-I", *arguments], env=env, capture_output=True, text=True, timeout=timeout_s, check=False
     )
-
-
-def _error(message: str) -> UserError:
-    return UserError([Problem(kind="option", where="--evidently", message=message)])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.tracking.connection import FLOW_RUN_TAG, connect, mlflow_errors, search_all
 from tasks.tracking.mlflow_run import JUDGED_TAG, STUDY_TAG, TRIAL_STATE_TAG, TRIAL_TAG, VERSION_TAG
 from tasks.tracking.outbox import was_killed_here
-from training.problems import Problem, UserError, nearest
+from training.problems import UserError, nearest
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -31,7 +31,7 @@ def list_runs(recipe: str | None, limit: int) -> list[dict[str, Any]]:
         if recipe is not None and not chosen:
             recipes = ", ".join(sorted({*names.values()} - {"Default"})) or "nothing has run yet"
             message = f"no recipe {recipe!r} has run: {recipes}.{nearest(recipe, list(names.values()))}"
-            raise UserError([Problem(kind="registry", where="RECIPE", message=message)])
+            raise UserError.of("registry", "RECIPE", message)
         # Runs that other programs track on the same server have no such tag.
         runs = client.search_runs(
             chosen, f"tags.`{FLOW_RUN_TAG}` LIKE '%'", max_results=limit, order_by=["attributes.start_time DESC"]

@@ -25,7 +25,9 @@ class Task:
         if loss != "focal":
             message = f"{loss!r} is unknown: "
             message += "choose from focal."
-            raise UserError([Problem(kind="recipe", where="training.loss", message=message)])
+            raise UserError.of("recipe", "training.loss", message)
+        if loss == "none":
+            return UserError.of("recipe", "training.loss", "is none")
         if loss is None:
             raise ValueError(f"no loss, but {loss}")
         events.warning("a warning")
@@ -69,6 +71,7 @@ MESSAGES = {
     "a variable in one piece": ('f"{loss!r} is unknown: "\n            message += "choose from focal."', '"unknown"'),
     "a value in a message": ("choose from focal.", "choose another."),
     "an exception": ('f"no loss, but {loss}"', '"no loss"'),
+    "an error that is returned": ("is none", "is missing"),
     "a warning": ("a warning", "another warning"),
     "a note": ("a note", "another note"),
     "a field that a message names": ("training.loss", "training.losses"),

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.trainer_pt_utils import BatchRebalanceSampler
 
 from training.batching.random_states import SeededBatch
-from training.problems import Problem, UserError
+from training.problems import UserError
 
 Batch = dict[str, torch.Tensor]
 """Tensors by name; the first dimension is the rows."""
@@ -113,7 +113,7 @@ class PadToLongest:
                 "pad_token=null in tokenizer_config.json, but rows of unequal length share a batch: "
                 "name a token for padding, such as the tokenizer's eos_token."
             )
-            raise UserError([Problem(kind="model", where="tokenizer", message=message)])
+            raise UserError.of("model", "tokenizer", message)
         self.multiple = multiple
         self.left = tokenizer.padding_side == "left"
         self.fill = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
@@ -266,7 +266,7 @@ def require_row_per_rank(rows: int, world: int) -> None:
     """Raises UserError if there are fewer rows than ranks."""
     if rows < world:
         message = f"{rows} rows cannot be shared by {world} processes: give more rows, or fewer processes."
-        raise UserError([Problem(kind="compute", where="compute.num_processes", message=message)])
+        raise UserError.of("compute", "compute.num_processes", message)
 
 
 def steps_per_epoch(rows: int, global_batch_size: int, world: int) -> int:

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from training.batching.batches import IGNORED, PadToLongest
-from training.problems import Problem, UserError
+from training.problems import UserError
 from training.tokenization.packing import OF_ANSWER, STARTS
 
 FIRST, SECOND = [1, 2, 3, 4], [5, 6, 7]
@@ -74,7 +74,7 @@ def require_causal(model: PreTrainedModel) -> None:
             f"{type(model).__name__} attends to later tokens: choose a causal language model, or for model types that "
             "can be both, such as bert, set is_decoder in the model's config."
         )
-        raise UserError([Problem(kind="model", where="model", message=message)])
+        raise UserError.of("model", "model", message)
 
 
 def require_separate_documents(model: PreTrainedModel) -> None:
@@ -84,7 +84,7 @@ def require_separate_documents(model: PreTrainedModel) -> None:
     if _differ(logits, others):
         message = f"true packs documents into one row, and attention of {type(model).__name__} crosses from one to the "
         message += "next: set it to false, or choose another model."
-        raise UserError([Problem(kind="model", where="options.packing", message=message)])
+        raise UserError.of("model", "options.packing", message)
 
 
 def _logits(model: PreTrainedModel, ids: Sequence[int], positions: Sequence[int] | None = None) -> torch.Tensor:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from training.batching.batches import IGNORED, PadToLongest
 from training.batching.random_states import SeededBatch
-from training.problems import Problem, UserError
+from training.problems import UserError
 
 if TYPE_CHECKING:
     from training.tokenization.encoder import Encoder
@@ -46,7 +46,7 @@ class MaskedTokens(PadToLongest):
         if tokenizer.mask_token_id is None:
             message = "mask_token=null in tokenizer_config.json, and masked-lm needs one: choose a masked language "
             message += "model, or task: causal-lm."
-            raise UserError([Problem(kind="model", where="tokenizer", message=message)])
+            raise UserError.of("model", "tokenizer", message)
         self.mask_id, self.vocabulary, self.probability = tokenizer.mask_token_id, len(tokenizer), probability
         self.special = sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id})
 

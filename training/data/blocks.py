@@ -190,4 +190,4 @@ def _cast_to_nothing(data: Data, there: Sequence[str], where: str) -> list[Probl
 def source_error(where: str, message: str) -> UserError:
     """The error of a source that is unreadable as a whole."""
     ended = message if message.endswith((".", "?")) else f"{message}."
-    return UserError([Problem(kind="data", where=where, message=ended)])
+    return UserError.of("data", where, ended)

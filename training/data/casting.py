@@ -128,7 +128,7 @@ def mask_of(row_filter: Filter, rows: pa.RecordBatch, where: str) -> np.ndarray[
     try:
         mask: np.ndarray[Any, np.dtype[np.bool_]] = row_filter.mask(rows).to_numpy(zero_copy_only=False)
     except ValueError as error:
-        raise UserError([Problem(kind="data", where="data.filter", message=f"{where}: {error}")]) from error
+        raise UserError.of("data", "data.filter", f"{where}: {error}") from error
     return mask
 
 

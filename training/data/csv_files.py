@@ -329,7 +329,7 @@ def _read_head(file: str, data: Data) -> _Head | None:
         hint = re.fullmatch(r'"?sep=([^"\r\n])"?\s*', start, re.IGNORECASE)  # Excel writes and reads this line
         if hint and data.delimiter not in (None, hint[1]):  # in the key, null is the suffix's usual delimiter
             message = f"{data.delimiter!r} contradicts the first line of {where}, {start.strip()!r}: set it to null."
-            raise UserError([Problem(kind="data", where="data.delimiter", message=message)])
+            raise UserError.of("data", "data.delimiter", message)
         delimiter = hint[1] if hint else delimiter_of(file, data)
         delimiter = delimiter if data.maxsplit is None else SEPARATOR.decode()
         skipped = int(hint is not None)
@@ -476,11 +476,11 @@ def _match_header(head: _Head, wanted: SourceColumns, where: str) -> dict[str, s
                 f"names {len(wanted.data.header)} columns ({', '.join(wanted.data.header)}), and the rows of {where} "
                 f"have {head.width}, taken for {', '.join(header)}: name the columns of these rows, in order."
             )
-            raise UserError([Problem(kind="data", where="data.header", message=message)]) from error
+            raise UserError.of("data", "data.header", message) from error
         for other, yaml in DELIMITERS.items():
             if len(header) == 1 and other in header[0]:
                 message = f"the header of {where} is one column, {header[0]!r}: set data.delimiter: {yaml}."
-                raise UserError([Problem(kind="data", where="data.delimiter", message=message)]) from error
+                raise UserError.of("data", "data.delimiter", message) from error
         renamed = {wanted.data.rename.get(name, name) for name in header}
         if renamed.issuperset(wanted.names):
             raise

@@ -14,7 +14,7 @@ import pyarrow as pa
 from training.data.file_systems import PIECE_BYTES, as_user_error, display_name, is_url, name_of, open_url
 from training.data.sources import EXPORT, SPREADSHEETS, delimiter_of
 from training.local_files import open_local
-from training.problems import Problem, UserError
+from training.problems import UserError
 from training.recipe.tables.formats import PACKED
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def open_seekable(file: str) -> Iterator[pa.NativeFile]:
     with contextlib.closing(_Stored(file, random_access=True)) as stored:
         if not stored.seekable():
             message = "is on a server that gives files from their beginning only: download it, and name the file."
-            raise _problem(file, message)
+            raise UserError.of("data", display_name(file), message)
         with pa.PythonFile(stored, mode="r") as remote:
             yield remote
 
@@ -190,7 +190,7 @@ def _decode_pieces(stored: _Stored, data: Data) -> Generator[bytes, None, None]:
     if encoding in ("utf-16", "utf-32") and first and _find_mark(first) != encoding:
         others = f"utf-8, {encoding}-le or {encoding}-be"
         message = f"has no mark of its byte order, so it is not {encoding}: is it {others}? Set data.encoding."
-        raise _problem(stored.file, message)
+        raise UserError.of("data", display_name(stored.file), message)
     decoder = codecs.getincrementaldecoder(encoding)(_NOT_DECODED)
     yield _encode(decoder.decode(first, final=False)).removeprefix(codecs.BOM_UTF8)
     for piece in capped:
@@ -217,7 +217,7 @@ def _unpack(stored: _Stored, packing: str) -> Iterator[bytes]:
                 yield piece
     except (OSError, pa.ArrowException) as error:
         message = f"is damaged, cut short, or not packed by {packing} ({error}): copy or pack it again."
-        raise _problem(stored.file, message) from error
+        raise UserError.of("data", display_name(stored.file), message) from error
 
 
 def _limit_size(pieces: Iterator[bytes], stored: _Stored, data: Data, packing: str | None) -> Iterator[bytes]:
@@ -229,7 +229,7 @@ def _limit_size(pieces: Iterator[bytes], stored: _Stored, data: Data, packing: s
         done += len(piece)
         if max(done, known) > most:
             message = f"holds more than {data.max_file_gb:g} GB{packed}: if that is intended, raise data.max_file_gb"
-            raise _problem(stored.file, f"{message}, else it is not the file that it seems.")
+            raise UserError.of("data", display_name(stored.file), f"{message}, else it is not the file that it seems.")
         yield piece
 
 
@@ -239,18 +239,20 @@ def _need_text(start: bytes, file: str) -> None:
         if start.startswith(mark):
             is_sheet = name_of(file).lower().endswith(SPREADSHEETS)
             message = f"is a spreadsheet: {EXPORT}, and name that file" if is_sheet else f"is no text but {description}"
-            raise _problem(file, f"{message}.")
+            raise UserError.of("data", display_name(file), f"{message}.")
 
 
 def _need_utf8(start: bytes, file: str) -> None:
     """Raises UserError if a file's first bytes are not UTF-8."""
     if encoding := _find_mark(start):
-        raise _problem(file, f"is {encoding.upper()} by its first bytes: set data.encoding: {encoding}.")
+        raise UserError.of(
+            "data", display_name(file), f"is {encoding.upper()} by its first bytes: set data.encoding: {encoding}."
+        )
     sample = start[:_SAMPLE_BYTES]
     if sample.count(0) > _MANY_NULS * len(sample):
         encoding = "utf-16-le" if sample[1::2].count(0) >= sample[::2].count(0) else "utf-16-be"
         message = f"is no UTF-8: many of its first bytes are NUL. If it is UTF-16 text, set data.encoding: {encoding}."
-        raise _problem(file, message)
+        raise UserError.of("data", display_name(file), message)
 
 
 def _find_mark(start: bytes) -> str | None:
@@ -260,7 +262,3 @@ def _find_mark(start: bytes) -> str | None:
 
 def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
-
-
-def _problem(file: str, message: str) -> UserError:
-    return UserError([Problem(kind="data", where=display_name(file), message=message)])

@@ -144,7 +144,7 @@ def level_of(check: str, wanted: SourceColumns) -> Level:
         message = (
             f"`faults` of {type(wanted.task_type).__name__} yields an unknown check {check!r}: add it to its `checks`."
         )
-        raise UserError([Problem(kind="recipe", where="task", message=message)])
+        raise UserError.of("recipe", "task", message)
     return wanted.data.checks.get(check) or known[check]
 
 

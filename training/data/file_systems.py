@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.local_files import shown_path
-from training.problems import NETWORK, Problem, UserError, nearest, on_one_line, server_fault
+from training.problems import NETWORK, UserError, nearest, on_one_line, server_fault
 from training.recipe.credentials import remove_secrets, variables_for
 
 if TYPE_CHECKING:
@@ -66,7 +66,9 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
     Raises UserError if the protocol is unknown or its package is missing.
     """
     if "::" in url:
-        raise _problem(url, "names a file inside an archive: unpack the archive, and name the file itself.")
+        raise UserError.of(
+            "data", display_name(url), "names a file inside an archive: unpack the archive, and name the file itself."
+        )
     from fsspec import available_protocols
     from fsspec.core import url_to_fs
 
@@ -78,13 +80,13 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
         cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
         package = (cause.name or "").partition(".")[0]
         install = f"install the package {package} (pip install {package})" if package else str(error)
-        raise _problem(url, f"{protocol(url)}:// cannot be read here: {install}.") from error
+        raise UserError.of("data", display_name(url), f"{protocol(url)}:// cannot be read here: {install}.") from error
     except ValueError as error:
         name, protocols = protocol(url), available_protocols()
         if name in protocols:
-            raise _problem(url, f"is no URL that can be read: {error}.") from error
+            raise UserError.of("data", display_name(url), f"is no URL that can be read: {error}.") from error
         choices = f"choose from s3, gs, https, ….{nearest(name, protocols)}"
-        raise _problem(url, f"{name!r} is no protocol that can be read: {choices}") from error
+        raise UserError.of("data", display_name(url), f"{name!r} is no protocol that can be read: {choices}") from error
 
 
 def _timeouts(url: str) -> dict[str, Any]:
@@ -113,11 +115,15 @@ def as_user_error(file: str) -> Iterator[None]:
 
 def _describe_local_error(file: str, error: Exception) -> UserError | None:
     if isinstance(error, FileNotFoundError):
-        return _problem(file, "does not exist (any more): name a file that is in data.path or data.splits.")
+        return UserError.of(
+            "data", display_name(file), "does not exist (any more): name a file that is in data.path or data.splits."
+        )
     if isinstance(error, PermissionError):
-        return _problem(file, "may not be read by this user: change its permissions, or name another file.")
+        return UserError.of(
+            "data", display_name(file), "may not be read by this user: change its permissions, or name another file."
+        )
     if isinstance(error, OSError):
-        return _problem(file, f"cannot be read: {error.strerror or error}.")
+        return UserError.of("data", display_name(file), f"cannot be read: {error.strerror or error}.")
     return None
 
 
@@ -131,15 +137,15 @@ def _describe_remote_error(url: str, error: Exception) -> UserError | None:
         isinstance(root, FileNotFoundError) or not isinstance(root, OSError)
     )
     if status in (404, 410) or (status is None and missing):
-        return _problem(url, "does not exist: check the URL in data.path or data.splits.")
+        return UserError.of("data", display_name(url), "does not exist: check the URL in data.path or data.splits.")
     is_refused = isinstance(error, PermissionError) or status in (401, 403)
     if is_refused or type(error).__name__ in _NO_CREDENTIALS:
         message = f"access is refused ({_describe_cause(error)}): set credentials that may read it in the environment: "
-        return _problem(url, f"{message}{variables_for(url)}.")
+        return UserError.of("data", display_name(url), f"{message}{variables_for(url)}.")
     next_step = "check the network, then run the same command again."
     if server_fault(error):
         next_step = "the fault is the server's. Run the same command again later."
-    return _problem(url, f"cannot be read ({_describe_cause(error)}): {next_step}", NETWORK)
+    return UserError.of(NETWORK, display_name(url), f"cannot be read ({_describe_cause(error)}): {next_step}")
 
 
 def _root_cause(error: BaseException) -> BaseException:
@@ -173,7 +179,3 @@ def read_pieces(url: str) -> Iterator[bytes]:
     with as_user_error(url), contextlib.closing(open_url(url)[0]) as file:
         while piece := file.read(PIECE_BYTES):
             yield piece
-
-
-def _problem(file: str, message: str, kind: str = "data") -> UserError:
-    return UserError([Problem(kind=kind, where=display_name(file), message=message)])

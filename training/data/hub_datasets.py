@@ -13,7 +13,7 @@ import pyarrow as pa
 from training.data.arrow_files import BLOCK_ROWS
 from training.data.blocks import Block, match_columns, source_error
 from training.data.sources import split_names
-from training.problems import Problem, UserError
+from training.problems import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetBuilder
@@ -46,7 +46,7 @@ def _find_builder(data: Data, pinned: Mapping[str, Any]) -> DatasetBuilder:
     if Path(data.path).exists():
         # `datasets` would read the folder instead.
         message = f"{data.path!r} is also a file or folder here: choose the source csv, json, parquet or arrow for it."
-        raise UserError([Problem(kind="data", where="data.path", message=message)])
+        raise UserError.of("data", "data.path", message)
     return _hub_builder(data.path, data.config, pinned["commit"])
 
 

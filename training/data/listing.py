@@ -68,7 +68,7 @@ class Listing:
             with as_user_error(folder):
                 near = nearest(os.path.basename(path), os.listdir(folder) if os.path.isdir(folder) else [])
             message = f"{display_name(path)!r} does not exist ({path}): name a file, a folder or a glob.{near}"
-            raise UserError([Problem(kind="data", where="data.path", message=message)])
+            raise UserError.of("data", "data.path", message)
         folder = _existing_folder(path)
         base = folder if glob.has_magic(folder) else _fixed_part(path)
         return base, _with_suffixes(suffixes if path.endswith("*") else (), self.find_named(folder, path))

@@ -130,7 +130,7 @@ def _split_shares(wanted: SourceColumns, sources: Mapping[str, Any], needed: str
     splits = [split for split in SPLITS if split in existing]
     if needed not in splits:
         message = f"there are no rows for train: {data.path} has {', '.join(existing)}. Name them in data.splits.train."
-        raise UserError([Problem(kind="data", where="data.splits.train", message=message)])
+        raise UserError.of("data", "data.splits.train", message)
     sizes = {split: sum(_size_of(file) for file in sources[split]) if split in sources else 1 for split in splits}
     return {split: size / (sum(sizes.values()) or 1) for split, size in sizes.items()}
 
@@ -240,7 +240,7 @@ class _Reading:
                     f"column {column.source_name!r} has more than {MAX_LABELS} different values in the {name} "
                     "split: is it the column of labels?"
                 )
-                raise UserError([Problem(kind="data", where=column.field, message=message)])
+                raise UserError.of("data", column.field, message)
             self.duplicate_texts.add(name, part, hashes if mask is None else hashes[mask])
             self.slices.add(name, part)
             self._writers[name].write(part.rows)
@@ -427,7 +427,7 @@ def _places_by_number(names: Sequence[str], labels: Iterable[str]) -> dict[str, 
         f"{len(names)} names do not match the labels of train, {', '.join(numbers[:20])}: numbers count "
         "the names from 0, or there are as many of them. Write the names into the rows, or give more rows."
     )
-    raise UserError([Problem(kind="data", where="data.label_names", message=message)])
+    raise UserError.of("data", "data.label_names", message)
 
 
 def in_order(labels: Iterable[str]) -> list[str]:

@@ -258,7 +258,7 @@ def _read_lines(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], sl
     for file in pinned[split]:
         if len(needed) > 1:
             message = f"holds a text a line, and the model takes {len(needed)} values: give {' and '.join(needed)} as "
-            raise _problem(file, f"{message}columns of a .csv.")
+            raise UserError.of("data", display_name(file), f"{message}columns of a .csv.")
         where = display_name(file)
         match_columns(wanted, needed, where)
         kept, done = slices.of_file(needed), 0
@@ -446,7 +446,7 @@ def read_shards(reader: RowReader, wanted: Sequence[WantedShard], shard_rows: in
             if not by_number:
                 break
         if by_number:
-            raise _problem(file, "has changed since this run began: start another one.")
+            raise UserError.of("data", display_name(file), "has changed since this run began: start another one.")
 
 
 def format_of(file: str, rules: ReadingRules) -> str:
@@ -454,7 +454,11 @@ def format_of(file: str, rules: ReadingRules) -> str:
     found = rules.format_of(name_of(file))
     if found is None:
         known = ", ".join(rules.suffixes)
-        raise _problem(file, f"has an unknown format: choose from {known}; or name its format by data.source.")
+        raise UserError.of(
+            "data",
+            display_name(file),
+            f"has an unknown format: choose from {known}; or name its format by data.source.",
+        )
     return found
 
 
@@ -479,10 +483,6 @@ def _concat(columns: Sequence[Column]) -> Column:
 def _slice(rows: Rows, start: int, stop: int) -> Rows:
     kept = {name: column[start:stop] for name, column in rows.kept.items()}
     return Rows(rows.numbers[start:stop], rows.inputs[start:stop], rows.errors[start:stop], kept, rows.filtered)
-
-
-def _problem(file: str, message: str) -> UserError:
-    return UserError([Problem(kind="data", where=display_name(file), message=message)])
 
 
 def digest_inputs(rows: Rows) -> str:

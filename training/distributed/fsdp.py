@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from training.distributed import FROM_THE_MODEL
-from training.problems import Problem, UserError, nearest
+from training.problems import UserError, nearest
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +63,7 @@ def _require_unshared_embeddings(network: PreTrainedModel) -> None:
     if others:
         message = f"'fsdp' cannot share out {type(network).__name__}: {' and '.join(others)} have the weights of its "
         message += "embeddings or its head. Choose ddp, deepspeed-zero2 or deepspeed-zero3."
-        raise UserError([Problem(kind="compute", where="compute.strategy", message=message)])
+        raise UserError.of("compute", "compute.strategy", message)
 
 
 def _share_on_cpu() -> None:
@@ -85,7 +85,7 @@ def find_wrapped_layers(network: PreTrainedModel, requested: list[str] | None) -
         if name not in layers:
             message = f"{name!r} is no layer of {type(network).__name__} that can be a unit: "
             message += f"choose from {', '.join(layers)}.{nearest(name, layers)}"
-            raise UserError([Problem(kind="compute", where="compute.fsdp_wrap", message=message)])
+            raise UserError.of("compute", "compute.fsdp_wrap", message)
     found = requested or [name for name in layers if name in (network._no_split_modules or ())]
     if not found:
         stacks = [module for module in network.modules() if isinstance(module, torch.nn.ModuleList)]
@@ -94,7 +94,7 @@ def find_wrapped_layers(network: PreTrainedModel, requested: list[str] | None) -
     if not found:
         message = f"is missing: {type(network).__name__} has no list of layers. Name their class, such as "
         message += f"one of {', '.join(layers)}."
-        raise UserError([Problem(kind="compute", where="compute.fsdp_wrap", message=message)])
+        raise UserError.of("compute", "compute.fsdp_wrap", message)
     return found
 
 

@@ -32,7 +32,7 @@ from types import MappingProxyType
 from typing import Any
 
 from training.jobs.protocol import fsync, sha256
-from training.problems import Problem, UserError, full_disk
+from training.problems import UserError, full_disk
 
 MANIFEST = "manifest.json"
 SEAL = "seal"
@@ -106,10 +106,10 @@ def require_intact(named: Path) -> None:
     """Raises UserError if the path is no checkpoint, is damaged, or lacks a checkpoint that it needs."""
     if not _NAME.fullmatch(named.name):
         message = f"{str(named)!r} is no checkpoint: name a folder such as checkpoint-40 in a job's checkpoints/."
-        raise UserError([Problem(kind="training", where=NAMED, message=message)])
+        raise UserError.of("training", NAMED, message)
     if damage := find_damage(named):
         message = f"{str(named)!r} cannot be used ({damage}): name another."
-        raise UserError([Problem(kind="training", where=NAMED, message=message)])
+        raise UserError.of("training", NAMED, message)
 
 
 def require_sealed(named: Path, key: Path) -> None:
@@ -135,7 +135,7 @@ def _refuse(reason: str | None, shown: str) -> None:
             f"{shown!r} was not written by this home ({reason}), and loading its pickles can execute code. If you "
         )
         message += f"trust its author, set {TRUSTED}: true; or set model.path to a folder with safetensors."
-        raise UserError([Problem(kind="training", where=NAMED, message=message)])
+        raise UserError.of("training", NAMED, message)
 
 
 def _not_own(checkpoint: Path, key: Path) -> str | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.jobs.resources import cores
-from training.problems import Problem, UserError
+from training.problems import UserError
 
 if TYPE_CHECKING:
     from training.recipe import Lora, ResolvedCompute, Training
@@ -97,7 +97,7 @@ def find_differences(
         message += f"in that environment, or accept other weights by {ACCEPTED}: true."
     else:
         return found
-    raise UserError([Problem(kind="training", where=where, message=message)])
+    raise UserError.of("training", where, message)
 
 
 def _describe_adapters(lora: Lora) -> str:

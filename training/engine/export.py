@@ -13,7 +13,7 @@ from training.engine import checkpoints, inference
 from training.engine.throughput import PROGRESS_EVERY_S
 from training.jobs.protocol import Events, rank
 from training.models import adapters, loading
-from training.problems import Problem, UserError
+from training.problems import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +85,7 @@ def require_more_steps(task: Task, steps: int) -> None:
         more = "max_steps" if task.training.max_steps > 0 else "num_train_epochs"
         message = f"{named.name} is where this training ends, after {steps} steps: raise {more}, or if it had stopped "
         message += "early, name an earlier checkpoint."
-        raise UserError([Problem(kind="training", where=checkpoints.NAMED, message=message)])
+        raise UserError.of("training", checkpoints.NAMED, message)
 
 
 def require_finite_weights(task: Task, trained: Trained) -> None:
@@ -97,4 +97,4 @@ def require_finite_weights(task: Task, trained: Trained) -> None:
         message = f"{task.training.learning_rate:g} made {len(lost)} of the model's {len(parameters)} tensors "
         message += "NaN or infinite: "
         message += f"{lost[0]} first. Lower it, or raise training.warmup_steps."
-        raise UserError([Problem(kind="training", where="training.learning_rate", message=message)])
+        raise UserError.of("training", "training.learning_rate", message)

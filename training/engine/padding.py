@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 
 from training.batching.random_states import seed_generators
-from training.problems import Problem, UserError
+from training.problems import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,7 @@ def require_same_predictions(
             f", so all figures would be wrong. Set padding_side to {'left' if side == 'right' else 'right'!r} in "
         )
         message += "tokenizer_config.json of the model; if that does not help, choose another model."
-        raise UserError([Problem(kind="model", where="tokenizer.padding_side", message=message)])
+        raise UserError.of("model", "tokenizer.padding_side", message)
     if exact and difference > NOTICED:
         warn(f"tokenizer.padding_side: {message}.")
 

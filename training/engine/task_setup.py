@@ -18,7 +18,7 @@ from training.engine.training_task import Task
 from training.evaluation import metrics
 from training.jobs.protocol import CHECKPOINTS, Events, rank
 from training.models import dropout, gpu_kernels, loading
-from training.problems import Problem, UserError, nearest
+from training.problems import UserError, nearest
 from training.task_types.task_type import TaskType
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _require_target_counts(name: str, task_type: TaskType, rows: TokenRows) -> N
     """Raises UserError if the task type overrides `target_count` and its features lack the counts."""
     if type(task_type).target_count is not TaskType.target_count and not rows.count_targets:
         message = f"{name} overrides target_count, and its features have no column `targets`: add it."
-        raise UserError([Problem(kind="recipe", where="task", message=message)])
+        raise UserError.of("recipe", "task", message)
 
 
 def _metrics(
@@ -160,4 +160,4 @@ def _require_metric(name: str | None, values: Mapping[str, float]) -> None:
     known = [*values, "loss"]
     if name is not None and name.removeprefix("eval_") not in known:
         message = f"{name!r} is not evaluated: choose from {', '.join(known)}.{nearest(name, known)}"
-        raise UserError([Problem(kind="training", where="training.metric_for_best_model", message=message)])
+        raise UserError.of("training", "training.metric_for_best_model", message)

@@ -12,7 +12,7 @@ from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from training.problems import NETWORK, Problem, UserError, server_fault
+from training.problems import NETWORK, UserError, server_fault
 
 if TYPE_CHECKING:
     import evaluate
@@ -46,12 +46,18 @@ def fetch(name: str) -> str:
     except LocalEntryNotFoundError as error:
         raise _connection_error(name, error, is_offline_mode()) from error
     except EntryNotFoundError as error:
-        raise _error(f"{name!r} has no {file}: metrics of the Hub are Spaces with a file of their name.") from error
+        raise UserError.of(
+            "metrics",
+            "evaluation.metrics",
+            f"{name!r} has no {file}: metrics of the Hub are Spaces with a file of their name.",
+        ) from error
     except RevisionNotFoundError as error:
-        raise _error(f"{name!r}: there is no such commit of {repository}.") from error
+        raise UserError.of(
+            "metrics", "evaluation.metrics", f"{name!r}: there is no such commit of {repository}."
+        ) from error
     except RepositoryNotFoundError as error:
         message = f"the Hub has no Space {repository!r}, or it is private: check the name, and set HF_TOKEN if it is."
-        raise _error(message) from error
+        raise UserError.of("metrics", "evaluation.metrics", message) from error
     except HTTPError as error:
         raise _connection_error(name, error, is_offline_mode()) from error
 
@@ -69,7 +75,7 @@ def load_hub_metric(name: str) -> type[evaluate.Metric]:
     for found in vars(module).values():
         if isinstance(found, type) and issubclass(found, evaluate.Metric) and found.__module__ == module.__name__:
             return found
-    raise _error(f"{name!r}: its {file} defines no evaluate.Metric.")
+    raise UserError.of("metrics", "evaluation.metrics", f"{name!r}: its {file} defines no evaluate.Metric.")
 
 
 def _import_file(name: str, module_name: str, file: str) -> ModuleType:
@@ -81,7 +87,9 @@ def _import_file(name: str, module_name: str, file: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
-        raise _error(f"running {name!r} failed: {type(error).__name__}: {error}") from error
+        raise UserError.of(
+            "metrics", "evaluation.metrics", f"running {name!r} failed: {type(error).__name__}: {error}"
+        ) from error
     return module
 
 
@@ -94,8 +102,4 @@ def _connection_error(name: str, error: BaseException, offline: bool) -> UserErr
     if fault:
         next_step = "the fault is the Hub's. Run the same command again later."
     message = f"{name!r} could not be downloaded from the Hub ({cause}): {next_step}"
-    return UserError([Problem(kind=NETWORK, where="evaluation.metrics", message=message)])
-
-
-def _error(message: str) -> UserError:
-    return UserError([Problem(kind="metrics", where="evaluation.metrics", message=message)])
+    return UserError.of(NETWORK, "evaluation.metrics", message)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from training.problems import DISK, Problem, UserError
+from training.problems import DISK, UserError
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 # A control group's limit, its use, and the cache in that use: the names in versions 2 and 1.
@@ -128,7 +128,7 @@ def require_disk(folder: Path, needed: float) -> None:
             f"checkpoints and the model need about {as_text(needed)}, and {as_text(free)} are free: free some space, "
             "set FINETUNE_HOME to a larger disk, or choose an optimizer with less state (training.optim)."
         )
-        raise UserError([Problem(kind=DISK, where=str(folder), message=message)])
+        raise UserError.of(DISK, str(folder), message)
 
 
 def as_text(amount: float) -> str:

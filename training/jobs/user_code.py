@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from training.jobs.search_path import import_named
-from training.problems import Problem, UserError, nearest
+from training.problems import UserError, nearest
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class CodeField:
 
     def error(self, message: str) -> UserError:
         """A UserError about this field."""
-        return UserError([Problem(kind=self.kind, where=self.where, message=message)])
+        return UserError.of(self.kind, self.where, message)
 
 
 def _format_line(error: BaseException) -> str:
@@ -88,4 +88,4 @@ def blame_field(where: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, ImportError, NotImplementedError) as error:
-        raise UserError([Problem(kind="training", where=where, message=str(error))]) from error
+        raise UserError.of("training", where, str(error)) from error

@@ -165,14 +165,16 @@ def _fully_trained_layers(network: PreTrainedModel, named: Iterable[str], new_we
     for name in named:
         if not (matches := _find_suffix(layers, name)):
             message = f"{name!r} is no layer of {type(network).__name__}: choose from {', '.join(_last_parts(layers))}."
-            raise _error("modules_to_save", message + nearest(name, _last_parts(layers)))
+            raise UserError.of(
+                "training", "training.lora.modules_to_save", message + nearest(name, _last_parts(layers))
+            )
         found |= matches
     for name in new_weights:
         layer = _layer_of(name)
         if layer not in layers or next(network.get_submodule(layer).children(), None) is not None:
             message = f"cannot train {type(network).__name__}: its new weight {name} is in no layer without other "
             message += "layers. Train all weights (training.lora: null), or start from a model that has it."
-            raise _error("", message)
+            raise UserError.of("training", "training.lora", message)
         found.add(layer)
     return sorted(layer for layer in found if not _is_within(layer, found - {layer}))
 
@@ -195,7 +197,7 @@ def _unwrap(network: PreTrainedModel, lookalikes: Sequence[str], trained: Sequen
     if wrapped != {*trained}:
         message = f"cannot train {', '.join(trained)} of {type(network).__name__} and no other layers, because the "
         message += "name of one ends with another's. Train all weights (training.lora: null)."
-        raise _error("modules_to_save", message)
+        raise UserError.of("training", "training.lora.modules_to_save", message)
 
 
 def _target_modules(network: PreTrainedModel, named: Any, trained: Sequence[str]) -> Any:
@@ -209,10 +211,14 @@ def _target_modules(network: PreTrainedModel, named: Any, trained: Sequence[str]
     for name in [] if isinstance(named, str) else named:
         if not _find_suffix(free, name):
             if _find_suffix(linear, name):
-                raise _error("target_modules", f"all weights of {name!r} are trained already: leave it out.")
+                raise UserError.of(
+                    "training",
+                    "training.lora.target_modules",
+                    f"all weights of {name!r} are trained already: leave it out.",
+                )
             message = f"{name!r} is no linear layer of {type(network).__name__}: "
             message += f"choose from {', '.join(_last_parts(free))}, or all-linear.{nearest(name, _last_parts(free))}"
-            raise _error("target_modules", message)
+            raise UserError.of("training", "training.lora.target_modules", message)
     return named
 
 
@@ -241,9 +247,4 @@ def _require_unshared(network: PreTrainedModel, names: Mapping[int, list[str]]) 
             if len(shared := names.get(id(weight), ())) > 1:
                 message = f"cannot train these layers: {' and '.join(shared)} are one weight, so adapters of one "
                 message += "cannot be merged. Name other target_modules and modules_to_save."
-                raise _error("", message)
-
-
-def _error(field: str, message: str) -> UserError:
-    where = f"training.lora.{field}" if field else "training.lora"
-    return UserError([Problem(kind="training", where=where, message=message)])
+                raise UserError.of("training", "training.lora", message)

@@ -34,12 +34,12 @@ def make_config(values: Mapping[str, Any], field: str, more: Mapping[str, Any] |
     if name not in CONFIG_MAPPING:
         message = f"{name!r} is no model type of transformers" if name else "no model_type is named"
         some = f"choose one such as {', '.join(WELL_KNOWN[:MAX_SUGGESTED])}"
-        raise _error(_type_field(field), f"{message}: {some}.{nearest(str(name), CONFIG_MAPPING)}")
+        raise UserError.of("model", _type_field(field), f"{message}: {some}.{nearest(str(name), CONFIG_MAPPING)}")
     cls = CONFIG_MAPPING[name]
     require_unquantized(values, field)
     if field == RECIPE and (chosen := code_fields(values)):
         message = f"{', '.join(chosen)}: code is chosen by model.attn_implementation alone: leave it out."
-        raise _error(field, message)
+        raise UserError.of("model", field, message)
     with invalid_values(field, f"{name} does not accept it"):
         if field == RECIPE and (problems := list(_find_misspelt(values, cls()))):
             raise UserError(problems)
@@ -76,7 +76,7 @@ def require_unquantized(values: Mapping[str, Any], field: str) -> None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         message = f"its weights are quantized (quantization_config in config.json: {method}): "
         message += "name the model that it was made from. training.lora.quantization trains adapters on it in 4 bits."
-        raise _error(field, message)
+        raise UserError.of("model", field, message)
 
 
 def require_class(config: PreTrainedConfig, auto_class: str, field: str) -> None:
@@ -88,7 +88,7 @@ def require_class(config: PreTrainedConfig, auto_class: str, field: str) -> None
         types = {known.model_type for known in mapping}
         some = ", ".join([*(name for name in WELL_KNOWN if name in types), *sorted(types)][:MAX_SUGGESTED])
         message = f"{config.model_type!r} has no {auto_class}, which this task type needs: choose a model of a type "
-        raise _error(_type_field(field), f"{message}such as {some}.")
+        raise UserError.of("model", _type_field(field), f"{message}such as {some}.")
 
 
 @contextlib.contextmanager
@@ -105,7 +105,7 @@ def invalid_values(field: str, message: str) -> Iterator[None]:
         StrictDataclassError,
     ) as error:
         text = textwrap.shorten(str(error) or type(error).__name__, 300, placeholder=" …").removesuffix(".")
-        raise _error(field, f"{message}: {text}.") from error
+        raise UserError.of("model", field, f"{message}: {text}.") from error
 
 
 def _find_misspelt(values: Mapping[str, Any], default: PreTrainedConfig) -> Iterator[Problem]:
@@ -120,7 +120,3 @@ def _find_misspelt(values: Mapping[str, Any], default: PreTrainedConfig) -> Iter
 
 def _type_field(field: str) -> str:
     return f"{field}.model_type" if field == RECIPE else field
-
-
-def _error(field: str, message: str) -> UserError:
-    return UserError([Problem(kind="model", where=field, message=message)])

@@ -144,7 +144,7 @@ def load_trained(task_type: TaskModel, folder: Path) -> PreTrainedModel:
     if missing:
         message = f"{folder} lacks {len(missing):,} weights of {type(model).__name__}, or has them in another shape: "
         message += f"{', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}. Restore its files, or train it again."
-        raise UserError([Problem(kind="model", where="model", message=message)])
+        raise UserError.of("model", "model", message)
     return model.eval()
 
 

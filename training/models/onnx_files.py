@@ -21,7 +21,7 @@ import transformers
 from transformers.utils import ModelOutput
 
 from training.models.configurations import without_code
-from training.problems import Problem, UserError
+from training.problems import UserError
 from training.recipe.tables.exports import EXPORTS, OUTPUTS
 
 if TYPE_CHECKING:
@@ -201,4 +201,4 @@ def _quiet() -> Iterator[None]:
 def _conversion_error(network: PreTrainedModel, error: BaseException) -> UserError:
     reason = textwrap.shorten(str(error.__cause__ or error) or type(error).__name__, 200, placeholder=" …")
     message = f"torch cannot convert {type(network).__name__} to ONNX ({reason}): remove the field."
-    return UserError([Problem(kind="release", where="release.exports", message=message)])
+    return UserError.of("release", "release.exports", message)

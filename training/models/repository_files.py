@@ -116,7 +116,7 @@ def require_files(names: Iterable[str], where: str) -> None:
     if ADAPTER_CONFIG in names:
         message = f"{where} has {ADAPTER_CONFIG}: it is an adapter of peft, and training would start without it. "
         message += "Merge it into its base model with merge_and_unload(), and name the folder of save_pretrained()."
-        raise UserError([Problem(kind="model", where="model.path", message=message)])
+        raise UserError.of("model", "model.path", message)
     if "config.json" not in names:
         missing.append("no config.json, so it is not a model that transformers can load")
     if not has_weights(names):
@@ -135,7 +135,7 @@ def require_model_folder(folder: Path) -> None:
     """Raises UserError with everything that a local model lacks for fine-tuning."""
     if not folder.is_dir():
         message = f"{folder} is not a folder: name the one that holds config.json and model.safetensors."
-        raise UserError([Problem(kind="model", where="model.path", message=message)])
+        raise UserError.of("model", "model.path", message)
     files = [path for path in folder.iterdir() if path.is_file()]
     if foreign := find_foreign((str(path) for path in files if part_of(path.name)), HOME_ROOMS, "model"):
         raise UserError(foreign)
@@ -179,7 +179,7 @@ def require_vocabulary(tokenizer: Path, where: str) -> None:
     if named not in WITHOUT_VOCABULARY:
         needs = f"{named} needs a vocabulary" if named else "its tokenizer_config.json names no class that needs none"
         message = f"{where} has no tokenizer.json, {_OR_ELSE} ({needs})."
-        raise UserError([Problem(kind="model", where="model.path", message=message)])
+        raise UserError.of("model", "model.path", message)
 
 
 _OR_ELSE = "and no vocabulary in any other file: save its tokenizer again with AutoTokenizer and save_pretrained()"

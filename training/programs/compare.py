@@ -31,7 +31,7 @@ from training.evaluation.predictions import Predictions
 from training.evaluation.significance import Significance, mcnemar, paired
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job
-from training.problems import Problem, UserError, nearest
+from training.problems import UserError, nearest
 from training.programs.score import read_inputs, write_samples
 from training.recipe.program_settings import CompareSettings
 from training.recipe.tables.metrics import METRICS, WIN_RATE, more_is_better
@@ -171,7 +171,7 @@ def compare_models(
             f"this model and {champion} {reason}, so figures by token are not comparable: train with its tokenizer "
         )
         message += "(model.start_from: champion) and the same tokens.max_length, or name another registry."
-        raise UserError([Problem(kind="release", where="release.gate.compare", message=message)])
+        raise UserError.of("release", "release.gate.compare", message)
     warnings, margin = list(settings.warnings), settings.margin
     better, worse = find_changes(new, old)
     gained, lost = int(better.sum()), int(worse.sum())
@@ -229,7 +229,7 @@ def run_paired_test(
         name = next(iter(compute([name], new)))
     if name not in values:  # the names of a user metric's figures are known only now
         message = f"there is no figure {name!r}: choose from {', '.join(values)}.{nearest(name, values)}"
-        raise UserError([Problem(kind="release", where="release.gate.compare", message=message)])
+        raise UserError.of("release", "release.gate.compare", message)
     new_guards, old_guards = new.worst_cases(old)
     pooled = new.concatenate(new_guards).concatenate(old).concatenate(old_guards)
     figure = figures(metrics, pooled)[name]

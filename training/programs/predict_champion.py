@@ -16,7 +16,7 @@ from typing import Any
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, rank
 from training.models.repository_files import read_json
-from training.problems import Problem, UserError
+from training.problems import UserError
 from training.recipe.program_settings import PredictChampionSettings
 from training.task_types.task_type import TaskType
 
@@ -88,7 +88,7 @@ def require_task(task_type: TaskType, name: str, folder: Path, champion: str) ->
     elif made_for not in (None, wanted):
         message = f"{champion} was trained for {made_for}, and a champion of {name} must be for {wanted}: {advice}"
     if message is not None:
-        raise UserError([Problem(kind="release", where="release.registry", message=message)])
+        raise UserError.of("release", "release.registry", message)
 
 
 def _loaded_by(auto_class: str, model_type: str | None) -> set[str]:

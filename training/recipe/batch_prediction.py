@@ -90,7 +90,7 @@ class BatchPrediction(Section):
 def parse_batch_prediction(values: Any) -> BatchPrediction:
     """The parameters that `values` spell. Raises UserError with every mistake found, one problem a field."""
     if not isinstance(values, Mapping):
-        raise UserError([Problem(kind="option", where="prediction", message=f"{values!r} is not a mapping of fields.")])
+        raise UserError.of("option", "prediction", f"{values!r} is not a mapping of fields.")
     problems = find_templates(values)
     try:
         found = BatchPrediction.model_validate(dict(values))

@@ -37,10 +37,6 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _problem(where: str, message: str) -> UserError:
-    return UserError([Problem(kind="recipe", where=where, message=message)])
-
-
 def parse_set(settings: Iterable[str]) -> dict[str, Any]:
     """Returns the overrides in `--set a.b=value` arguments. Values are YAML; the last value of a name wins.
 
@@ -160,23 +156,28 @@ def read_entry(file: Path, entrypoint: str, name: str | None = None) -> dict[str
     candidates = {entry.get("name"): entry for entry in entries if entry.get("entrypoint") == entrypoint}
     all_entries = ", ".join(f"{entry.get('name')} ({entry.get('entrypoint')})" for entry in entries) or "none"
     if not candidates:
-        raise _problem(str(file), f"no entry with `entrypoint: {entrypoint}`; entries: {all_entries}.")
+        raise UserError.of("recipe", str(file), f"no entry with `entrypoint: {entrypoint}`; entries: {all_entries}.")
     if name is None and len(candidates) > 1:
         choices = ", ".join(map(str, candidates))
-        raise _problem(str(file), f"several entries deploy {entrypoint}: choose one by --entry, of {choices}.")
+        raise UserError.of(
+            "recipe", str(file), f"several entries deploy {entrypoint}: choose one by --entry, of {choices}."
+        )
     if name is not None and name not in candidates:
-        raise _problem(
+        raise UserError.of(
+            "recipe",
             str(file),
             f"no entry {name!r} for {entrypoint}; entries: {all_entries}.{nearest(name, map(str, candidates))}",
         )
     chosen = candidates[name] if name is not None else next(iter(candidates.values()))
     parameters = chosen.get("parameters")
     if not isinstance(parameters, dict) or not isinstance(parameters.get("recipe"), dict):
-        raise _problem(
-            str(file), f"entry {chosen.get('name')!r} has no `parameters.recipe` with the fields of a recipe."
+        raise UserError.of(
+            "recipe", str(file), f"entry {chosen.get('name')!r} has no `parameters.recipe` with the fields of a recipe."
         )
     if not isinstance(parameters.get("overrides", {}), dict):
-        raise _problem(str(file), f"entry {chosen.get('name')!r}: `parameters.overrides` maps dotted names to values.")
+        raise UserError.of(
+            "recipe", str(file), f"entry {chosen.get('name')!r}: `parameters.overrides` maps dotted names to values."
+        )
     return parameters
 
 
@@ -187,9 +188,9 @@ def read_entries(file: Path) -> list[dict[str, Any]]:
     if entries is None and isinstance(document, dict) and len({"task", "data", "model"} & document.keys()) > 1:
         entry = f"- {{name: NAME, entrypoint: {ENTRYPOINT}, parameters: {{recipe: …}}}}"
         message = f"is a recipe alone. Make it the recipe of an entry `{entry}` below `deployments:`, as in "
-        raise _problem(str(file), f"{message}deployments/demo.yaml.")
+        raise UserError.of("recipe", str(file), f"{message}deployments/demo.yaml.")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise _problem(str(file), "not a Prefect deployment file: it needs a list `deployments:`.")
+        raise UserError.of("recipe", str(file), "not a Prefect deployment file: it needs a list `deployments:`.")
     return entries
 
 
@@ -199,14 +200,14 @@ def read_yaml(file: Path) -> Any:
         return yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:
         others = [str(other) for pattern in ("*.yaml", "*.yml") for other in file.parent.glob(pattern)]
-        raise _problem(str(file), f"no such file.{nearest(str(file), others)}") from None
+        raise UserError.of("recipe", str(file), f"no such file.{nearest(str(file), others)}") from None
     except OSError as error:
-        raise _problem(str(file), f"cannot be read: {error.strerror}.") from None
+        raise UserError.of("recipe", str(file), f"cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
-        raise _problem(str(file), f"is not UTF-8 text (byte {error.start}).") from None
+        raise UserError.of("recipe", str(file), f"is not UTF-8 text (byte {error.start}).") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{file}:{mark.line + 1}" if mark else str(file)
-        raise _problem(where, f"is not YAML: {error.problem}.") from None
+        raise UserError.of("recipe", where, f"is not YAML: {error.problem}.") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
-        raise _problem(str(file), f"is not YAML: {error}.") from None
+        raise UserError.of("recipe", str(file), f"is not YAML: {error}.") from None

@@ -152,4 +152,4 @@ def _shared_value(field: str, sets: Iterable[Mapping[str, Any]]) -> dict[str, An
         return {field: values[0]}
     shown = "; ".join(f"{name}: {'the default' if value is None else repr(value)}" for name, value in given)
     message = f"differs among the sets of rows that the model was trained on ({shown}): set it for these rows."
-    raise UserError([Problem(kind="option", where=f"data.{field}", message=message)])
+    raise UserError.of("option", f"data.{field}", message)

@@ -70,7 +70,9 @@ class ExpandedRecipe:
                 problem.model_copy(update={"where": f"{where}: {problem.where}"}) for problem in error.problems
             ) from None
         if not isinstance(content, Mapping):
-            raise _problem(where, f"{file!r} is not a mapping of fields: name a file that `accelerate config` wrote.")
+            raise UserError.of(
+                "recipe", where, f"{file!r} is not a mapping of fields: name a file that `accelerate config` wrote."
+            )
         for translation in translate(content):
             if isinstance(translation, Refusal):
                 self._add(f"{file}: {translation.field}", translation.message)
@@ -119,19 +121,25 @@ def read_names(file: str, where: str) -> list[str]:
         text = read_local(str(path)).decode("utf-8-sig")
         names = json.loads(text) if path.suffix == ".json" else [line.strip() for line in text.splitlines()]
     except OSError as error:
-        raise _problem(where, f"{file!r} cannot be read: {error.strerror}; name a file, or write [a, b].") from None
+        raise UserError.of(
+            "recipe", where, f"{file!r} cannot be read: {error.strerror}; name a file, or write [a, b]."
+        ) from None
     except UnicodeDecodeError:
-        raise _problem(where, f"{file!r} is not UTF-8 text: save it as UTF-8.") from None
+        raise UserError.of("recipe", where, f"{file!r} is not UTF-8 text: save it as UTF-8.") from None
     except json.JSONDecodeError as error:
-        raise _problem(where, f"{file!r} is not JSON: line {error.lineno}: {error.msg}.") from None
+        raise UserError.of("recipe", where, f"{file!r} is not JSON: line {error.lineno}: {error.msg}.") from None
     while isinstance(names, list) and names and names[-1] == "":  # blank lines at the end
         names.pop()
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise _problem(where, f'{file!r} is no list of names: write a name a line, or in JSON ["a", "b"].')
+        raise UserError.of(
+            "recipe", where, f'{file!r} is no list of names: write a name a line, or in JSON ["a", "b"].'
+        )
     if "" in names:
-        raise _problem(where, f"{file!r} has no name in line {names.index('') + 1}: each line is the name of a label.")
+        raise UserError.of(
+            "recipe", where, f"{file!r} has no name in line {names.index('') + 1}: each line is the name of a label."
+        )
     if len(names) < 2:
-        raise _problem(where, f"{file!r} lists {len(names)}: it takes at least 2 names.")
+        raise UserError.of("recipe", where, f"{file!r} lists {len(names)}: it takes at least 2 names.")
     return names
 
 
@@ -152,15 +160,13 @@ def _read_json(file: Path, where: str) -> dict[str, Any]:
     try:
         content = json.loads(read_local(str(file)))
     except OSError as error:
-        raise _problem(where, f"{str(file)!r} cannot be read: {error.strerror}.") from None
+        raise UserError.of("recipe", where, f"{str(file)!r} cannot be read: {error.strerror}.") from None
     except json.JSONDecodeError as error:
-        raise _problem(where, f"{str(file)!r} is not JSON: line {error.lineno}: {error.msg}.") from None
+        raise UserError.of("recipe", where, f"{str(file)!r} is not JSON: line {error.lineno}: {error.msg}.") from None
     except UnicodeDecodeError:
-        raise _problem(where, f"{str(file)!r} is not UTF-8 text: save it as UTF-8.") from None
+        raise UserError.of("recipe", where, f"{str(file)!r} is not UTF-8 text: save it as UTF-8.") from None
     if not isinstance(content, dict):
-        raise _problem(where, f"{str(file)!r} is not a mapping of fields: name a DeepSpeed configuration.")
+        raise UserError.of(
+            "recipe", where, f"{str(file)!r} is not a mapping of fields: name a DeepSpeed configuration."
+        )
     return content
-
-
-def _problem(where: str, message: str) -> UserError:
-    return UserError([Problem(kind="recipe", where=where, message=message)])

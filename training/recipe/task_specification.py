@@ -96,7 +96,7 @@ def specification_class(name: str) -> type[TaskSpecification]:
     """The class of a task type. Raises UserError as `specification` does."""
     if name not in TASK_TYPES and ":" not in name:
         message = f"{name!r} is unknown: choose from {', '.join(TASK_TYPES)}, or name a class as module:Class."
-        raise UserError([Problem(kind="recipe", where="task", message=f"{message}{nearest(name, TASK_TYPES)}")])
+        raise UserError.of("recipe", "task", f"{message}{nearest(name, TASK_TYPES)}")
     found: type[TaskSpecification] = _FIELD.load(TASK_TYPES.get(name, name))
     if missing := [
         field for field in ("columns", "auto_class", "hub_task", "card_sentence") if not hasattr(found, field)

@@ -40,7 +40,7 @@ def parse(values: Mapping[str, Any], overrides: Mapping[str, Any] | None = None)
     Raises UserError with every mistake found, one problem a field.
     """
     if not isinstance(values, Mapping):
-        raise UserError([Problem(kind="recipe", where="recipe", message=f"{values!r} is not a mapping of fields.")])
+        raise UserError.of("recipe", "recipe", f"{values!r} is not a mapping of fields.")
     merged, problems = merge(values, overrides or {}, Recipe)
     expanded = ExpandedRecipe(with_usual_slice(with_usual_metric(merged)))
     problems += [*expanded.problems, *find_templates(merged)]

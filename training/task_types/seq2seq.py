@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field
 
-from training.problems import Problem, UserError
+from training.problems import UserError
 from training.recipe.tables.metrics import TEXTS, metrics_for
 from training.task_types.generation import Generation, unset_ineffective
 from training.task_types.task_type import Column, TaskType
@@ -116,7 +116,7 @@ class Seq2Seq(TaskType):
         end = next((token for token in ends if token is not None and token in empty_target), None)
         if end is None:
             message = "adds no eos_token to a target: choose a tokenizer that does, such as that of a T5 or a BART."
-            raise UserError([Problem(kind="model", where="tokenizer", message=message)])
+            raise UserError.of("model", "tokenizer", message)
         if end not in (own if isinstance(own := config.eos_token_id, list) else [own]):
             config.eos_token_id = end
         if getattr(config, "decoder_start_token_id", None) is None:
@@ -147,7 +147,7 @@ class Seq2Seq(TaskType):
         most = self.options.max_target_length
         if most <= (special := encoder.special_tokens(pairs=False)):
             message = f"{most} leaves no room for a target and its {special} special tokens: choose more."
-            raise UserError([Problem(kind="tokens", where="options.max_target_length", message=message)])
+            raise UserError.of("tokens", "options.max_target_length", message)
         targets = encoder.encode_targets(rows.column("target").to_pylist(), most)
         columns |= {"label": list_column(targets.ids.astype(np.int64), targets.lengths), "targets": targets.lengths}
         columns |= {"reference": rows.column("target")}

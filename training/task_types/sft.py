@@ -163,7 +163,7 @@ class SupervisedFineTuning(CausalLM):
                 yield rows
         if split == "train" and not targets:
             message = f"{max_length} cuts off all answers of train: raise it."
-            raise UserError([Problem(kind="tokens", where="tokens.max_length", message=message)])
+            raise UserError.of("tokens", "tokens.max_length", message)
 
     def tokenizer_problems(self, encoder: Encoder, columns: Collection[str]) -> Iterator[Problem]:
         """A chat template that ends answers with a text at which generation does not stop."""
@@ -237,7 +237,7 @@ def _render_conversations(encoder: Encoder, rows: pa.RecordBatch) -> tuple[list[
     if encoder.chat is None:
         message = "is missing: the tokenizer has no chat template, and messages and instructions need one. "
         message += "Name a file, such as deployments/examples/chat.jinja, or give rows with prompt and completion."
-        raise UserError([Problem(kind="model", where=FIELD, message=message)])
+        raise UserError.of("model", FIELD, message)
     if "messages" in rows.schema.names:
         conversations = [json.loads(text) for text in rows.column("messages").to_pylist()]
     else:
@@ -246,7 +246,7 @@ def _render_conversations(encoder: Encoder, rows: pa.RecordBatch) -> tuple[list[
     for messages in conversations:
         if fault := find_fault(messages, answered=False):
             message = f"a row has no conversation: {fault}."
-            raise UserError([Problem(kind="data", where="messages", message=message)])
+            raise UserError.of("data", "messages", message)
         is_answered = messages[-1]["role"] == "assistant"
         text, answers = template.render_answers(messages) if is_answered else (template.render_prompt(messages), [])
         texts.append(text)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.local_files import open_local
-from training.problems import Problem, UserError
+from training.problems import UserError
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -72,16 +72,18 @@ class ChatTemplate:
             spans = [self._find_answer(messages, place, text) for place in answers]
         if ignored := [number for number, place in enumerate(answers) if messages[place].get("weight") == 0]:
             if len(spans) != len(answers):
-                raise _error(
+                raise UserError.of(
+                    "model",
+                    FIELD,
                     f"marks {len(spans)} answers of {len(answers)} in {_first_words(messages)}, so it is unknown which "
-                    "has the weight 0: mark each message of the assistant once."
+                    "has the weight 0: mark each message of the assistant once.",
                 )
             spans = [span for number, span in enumerate(spans) if number not in ignored]
             if not spans:
                 return text, []
         if not "".join(text[start:stop] for start, stop in spans).strip():
             marks = " between {% generation %} and {% endgeneration %}" if is_marked else ""
-            raise _error(f"writes no answer{marks} in {_first_words(messages)}: change it.")
+            raise UserError.of("model", FIELD, f"writes no answer{marks} in {_first_words(messages)}: change it.")
         self._require_all(messages, text)
         return text, spans
 
@@ -94,7 +96,7 @@ class ChatTemplate:
             text, spans = self._render(messages, return_assistant_tokens_mask=True)
             span = spans[-1] if spans else (0, 0)
         if not text[slice(*span)].strip():
-            raise _error(f"writes no answer in {_first_words(messages)}: change it.")
+            raise UserError.of("model", FIELD, f"writes no answer in {_first_words(messages)}: change it.")
         self._require_all(messages, text)
         return text, span
 
@@ -109,19 +111,23 @@ class ChatTemplate:
             others |= {name: {**message, name: None} for name in CALLS if message.get(name)}
             for name, other in others.items():
                 if self._render([*messages[:place], other, *messages[place + 1 :]], **options)[0] == text:
-                    raise _error(
+                    raise UserError.of(
+                        "model",
+                        FIELD,
                         f"does not write the {name} of message {place + 1}, by {message['role']!r}, of "
-                        f"{_first_words(messages)}: it would have no effect. Change the template, or the rows."
+                        f"{_first_words(messages)}: it would have no effect. Change the template, or the rows.",
                     )
 
     def _find_answer(self, messages: Messages, place: int, text: str) -> tuple[int, int]:
         before = self._render(messages[:place], add_generation_prompt=True)[0]
         after = self._render(messages[: place + 1])[0]
         if not (after.startswith(before) and text.startswith(after)):
-            raise _error(
+            raise UserError.of(
+                "model",
+                FIELD,
                 f"changes message {place + 1} of {_first_words(messages)} if it is answered or more messages follow, "
                 "so the assistant's part of the text is unknown: mark it in the template with {% generation %} and "
-                "{% endgeneration %}."
+                "{% endgeneration %}.",
             )
         return len(before), len(after)
 
@@ -149,8 +155,8 @@ class ChatTemplate:
                 )
         except Exception as error:  # a template can fail like any program
             reason = str(error).rstrip(".")
-            raise _error(
-                f"cannot write {_first_words(messages)}: {reason}. Change the template, or the rows."
+            raise UserError.of(
+                "model", FIELD, f"cannot write {_first_words(messages)}: {reason}. Change the template, or the rows."
             ) from error
         return texts[0], spans[0] if options.get("return_assistant_tokens_mask") else []
 
@@ -252,14 +258,18 @@ def require_template(file: Path) -> None:
             text = source.read()
         if text.startswith("\ufeff"):
             message = f"{str(file)!r} begins with a byte order mark, with which every conversation would begin: "
-            raise _error(f"{message}save it as UTF-8 without the mark.")
+            raise UserError.of("model", FIELD, f"{message}save it as UTF-8 without the mark.")
         Environment(extensions=[Generation, "jinja2.ext.loopcontrols"]).parse(text)
     except OSError as error:
-        raise _error(f"{str(file)!r} cannot be read ({error.strerror}): name a Jinja file.") from error
+        raise UserError.of(
+            "model", FIELD, f"{str(file)!r} cannot be read ({error.strerror}): name a Jinja file."
+        ) from error
     except UnicodeDecodeError as error:
-        raise _error(f"{str(file)!r} is not UTF-8 text: name a Jinja file.") from error
+        raise UserError.of("model", FIELD, f"{str(file)!r} is not UTF-8 text: name a Jinja file.") from error
     except TemplateSyntaxError as error:
-        raise _error(f"{str(file)!r} is no Jinja: line {error.lineno}: {error.message}") from error
+        raise UserError.of(
+            "model", FIELD, f"{str(file)!r} is no Jinja: line {error.lineno}: {error.message}"
+        ) from error
 
 
 def find_fault(messages: Any, *, answered: bool) -> str | None:
@@ -296,7 +306,3 @@ def _first_words(messages: Messages) -> str:
     from training.data.faults import shorten
 
     return f"the conversation {shorten(messages[0]['content'] if messages else '')}"
-
-
-def _error(message: str) -> UserError:
-    return UserError([Problem(kind="model", where=FIELD, message=message)])

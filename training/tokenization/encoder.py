@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training.models.repository_files import chat_template, read_json, special_tokens
-from training.problems import Problem, UserError
+from training.problems import UserError
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -242,7 +242,7 @@ def load_encoder(folder: Path, max_length: int) -> FastEncoder:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for any file that it cannot read
         message = f"tokenizer.json is not readable: {error}. Save the tokenizer again."
-        raise UserError([Problem(kind="tokens", where=str(path), message=message)]) from error
+        raise UserError.of("tokens", str(path), message) from error
     settings = read_json(folder / "tokenizer_config.json")
     # As in transformers: special tokens that the file lacks are added, and the texts of a pair get different types.
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
@@ -299,7 +299,7 @@ def encode_windows(encoder: Encoder, firsts: list[str], seconds: list[str], stri
     if not isinstance(encoder, FastEncoder):
         message = "encodes in Python and does not map tokens to characters: choose a model with a tokenizer.json that "
         message += "AutoTokenizer uses unchanged."
-        raise UserError([Problem(kind="tokens", where="the model's tokenizer", message=message)])
+        raise UserError.of("tokens", "the model's tokenizer", message)
     special = encoder.special_tokens(pairs=True)
     for first, length in zip(firsts, encoder.encode_whole(firsts).lengths.tolist(), strict=True):
         tokens = length - encoder.special_tokens(pairs=False)
@@ -308,7 +308,7 @@ def encode_windows(encoder: Encoder, firsts: list[str], seconds: list[str], stri
                 f"{encoder.max_length} leaves no room for a window with the {special} special tokens, the {tokens} of "
                 f"{first!r:.60}, and the {stride} that windows have in common: choose more."
             )
-            raise UserError([Problem(kind="tokens", where="tokens.max_length", message=message)])
+            raise UserError.of("tokens", "tokens.max_length", message)
     with encoder.truncation(encoder.max_length, stride=stride, strategy="only_second"):
         pairs = encoder.tokenizer.encode_batch(list(zip(firsts, seconds, strict=True)))  # the fast one has no offsets
     windows = [window for pair in pairs for window in (pair, *pair.overflowing)]

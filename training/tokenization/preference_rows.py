@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from training.problems import Problem, UserError
+from training.problems import UserError
 from training.tokenization.answers import AnswerTokens, encode_answers
 from training.tokenization.chat_templates import FIELD, ChatTemplate, find_fault
 from training.tokenization.features import Features, list_column
@@ -186,7 +186,7 @@ def _render(encoder: Encoder, prompt: list[dict[str, Any]], answers: Sequence[Co
     if encoder.chat is None:
         message = "is missing: the tokenizer has no chat template, and messages need one. Name a file, such as "
         message += "deployments/examples/chat.jinja, or give texts as prompts and answers."
-        raise UserError([Problem(kind="model", where=FIELD, message=message)])
+        raise UserError.of("model", FIELD, message)
     template = ChatTemplate(*encoder.chat)
     if not answers and prompt[-1]["role"] == "assistant":
         text, span = template.render_last_answer(prompt)

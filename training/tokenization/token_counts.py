@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from training.problems import Problem, UserError
+from training.problems import UserError
 from training.tokenization.encoder import load_encoder
 
 BATCH_TEXTS = 1000
@@ -23,7 +23,7 @@ def token_counter(folder: Path) -> Callable[[list[str]], int]:
             "'tokens' are counted by tokenizer.json, which the model's tokenizer does not have: choose characters, "
         )
         message += "which are close, or rows; or save the tokenizer again with its fast class of transformers."
-        raise UserError([Problem(kind="data", where="data.weight_by", message=message)])
+        raise UserError.of("data", "data.weight_by", message)
     tokenizer = load_encoder(folder, max_length=1).tokenizer
     tokenizer.no_truncation()
 

@@ -115,7 +115,7 @@ def _require_room(encoder: Encoder, pairs: bool) -> None:
     special = encoder.special_tokens(pairs)
     if encoder.max_length <= special:
         message = f"{encoder.max_length} leaves no room for a text and its {special} special tokens: choose more."
-        raise UserError([Problem(kind="tokens", where="tokens.max_length", message=message)])
+        raise UserError.of("tokens", "tokens.max_length", message)
 
 
 def _tokens(

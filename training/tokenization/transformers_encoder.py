@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training.models.repository_files import chat_of
-from training.problems import Problem, UserError
+from training.problems import UserError
 from training.tokenization.encoder import Encoded, Encoder, FastEncoder
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def load_encoder(tokenizer: Path, model: Path, max_length: int) -> Encoder:
         raise
     except Exception as error:  # classes fail in many ways on files that they do not expect
         message = f"AutoTokenizer cannot load it: {error}. Save the tokenizer again with save_pretrained()."
-        raise UserError([Problem(kind="tokens", where=str(tokenizer), message=message)]) from error
+        raise UserError.of("tokens", str(tokenizer), message) from error
     cls = type(loaded)
     if (
         isinstance(loaded, PreTrainedTokenizerFast)
@@ -75,7 +75,7 @@ def _require_target_language(tokenizer: PreTrainedTokenizerBase) -> None:
             "names no tgt_lang: load the tokenizer with src_lang and tgt_lang, and save it with save_pretrained()."
         )
         where = f"{tokenizer.name_or_path}/tokenizer_config.json"
-        raise UserError([Problem(kind="tokens", where=where, message=message)])
+        raise UserError.of("tokens", where, message)
 
 
 class PythonEncoder(Encoder):
@@ -116,12 +116,12 @@ class PythonEncoder(Encoder):
     def words_of(self, texts: list[str]) -> npt.NDArray[np.int32]:
         message = f"{type(self._tokenizer).__name__} does not map tokens to words: set it to false, or choose a model "
         message += "whose tokenizer is one of the tokenizers library."
-        raise UserError([Problem(kind="tokens", where="options.whole_words", message=message)])
+        raise UserError.of("tokens", "options.whole_words", message)
 
     def _no_offsets(self, units: str) -> UserError:
         message = f"{type(self._tokenizer).__name__} encodes in Python and does not map tokens to {units}: choose a "
         message += "model with a tokenizer.json that AutoTokenizer uses unchanged."
-        return UserError([Problem(kind="tokens", where=str(self._tokenizer.name_or_path), message=message)])
+        return UserError.of("tokens", str(self._tokenizer.name_or_path), message)
 
     def _encode(self, columns: dict[str, list[str]], max_length: int | None) -> Encoded:
         """Encodes the tokenizer's arguments `text`, `text_pair` and `text_target`; with None, without truncation."""

@@ -263,7 +263,7 @@ class Gang:
             waited = time.monotonic() - began
             if waited > wait_s:
                 message = f"{self._needed()} were not free within {wait_s:g} s: {_free()}."
-                raise UserError([Problem(kind="compute", where="compute.num_machines", message=message)])
+                raise UserError.of("compute", "compute.num_machines", message)
             if waited > NOTE_AFTER_S and not is_noted:
                 is_noted = True
                 note(f"waiting for {self._needed()}: {_free()}")
@@ -351,7 +351,7 @@ def _require_project(error: str) -> None:
         host = re.search(r"ip=([^,)]+)", error)
         reason = error.strip().splitlines()[-1]
         message = f"{host[1] if host else 'a machine'} cannot run this project ({reason}): install the same there."
-        raise UserError([Problem(kind="compute", where="compute.cluster", message=message)])
+        raise UserError.of("compute", "compute.cluster", message)
 
 
 def require_alike(facts: Sequence[Facts]) -> None:

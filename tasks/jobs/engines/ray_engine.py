@@ -273,7 +273,7 @@ def free(address: str) -> str:
         return str(driver.call("free", address, on_events=lambda events: None))
     except MachineLost as lost:
         message = f"the Ray cluster at {address} ended its client: is Ray started on this machine too?"
-        raise UserError([Problem(kind="compute", where="compute.cluster_address", message=message)]) from lost
+        raise UserError.of("compute", "compute.cluster_address", message) from lost
     finally:
         driver.close()
 

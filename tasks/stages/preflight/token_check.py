@@ -20,7 +20,7 @@ from tasks.registry import champions
 from tasks.tracking.reports import read_report
 from training import task_types
 from training.models.repository_files import CHAT_TEMPLATE, TOKENIZER_FILES, part_of, uses_tokenizer_json
-from training.problems import Problem, UserError, full_disk
+from training.problems import UserError, full_disk
 from training.recipe import Recipe
 from training.recipe.rules.column_rules import source_columns
 from training.tokenization.chat_templates import require_template
@@ -78,7 +78,7 @@ def find_tokenizer(recipe: Recipe, lock: Lock, rows: Path, out: Path) -> Path:
     if not (folder / "tokenizer.json").is_file():
         named = str(lock.model_version or recipe.model.path)
         message = f"{named} has no tokenizer.json, and only a run reads tokenizers in other formats."
-        raise UserError([Problem(kind="model", where="model.path", message=message)])
+        raise UserError.of("model", "model.path", message)
     return folder
 
 

@@ -22,7 +22,6 @@ from training.evaluation.metrics.definition import (
     ScoreMetric,
     evaluate,
     inputs_of,
-    metrics_error,
     numbers_of,
 )
 from training.evaluation.predictions import Predictions
@@ -114,7 +113,7 @@ def _class(name: str, predicted: Predictions) -> type[evaluate.Metric]:
     if ":" not in name:
         choices = f"choose from {', '.join(names)}, or name a class as module:Class"
         fault = f"does not fit {predicted.description}" if name in METRICS else "is unknown"
-        raise metrics_error(f"{name!r} {fault}: {choices}.{nearest(name, names)}")
+        raise UserError.of("metrics", "evaluation.metrics", f"{name!r} {fault}: {choices}.{nearest(name, names)}")
     found: type[evaluate.Metric] = _FIELD.load(name)
     return found
 

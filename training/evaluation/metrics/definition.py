@@ -12,7 +12,7 @@ import numpy.typing as npt
 from training.evaluation.confusion import Counts, Figure
 from training.evaluation.predictions import Predictions
 from training.jobs.search_path import hide_package
-from training.problems import Problem, UserError
+from training.problems import UserError
 
 # evaluate imports transformers for its evaluators, which are not used here: 5 of the import's 7 seconds.
 with hide_package("transformers"):
@@ -162,30 +162,31 @@ def _input(name: str, feature: str, kind: Any, predicted: Predictions) -> npt.ND
     try:
         found = predicted.feature_values(name, feature, getattr(innermost, "dtype", ""), listed)
     except ValueError as error:
-        raise metrics_error(str(error)) from error
+        raise UserError.of("metrics", "evaluation.metrics", str(error)) from error
     if found is None:
         message = (
             f"{name!r} needs {feature} as {kind}, which {predicted.description} does not have: choose another metric."
         )
-        raise metrics_error(message)
+        raise UserError.of("metrics", "evaluation.metrics", message)
     return found
 
 
 def numbers_of(name: str, found: Any) -> dict[str, float]:
     """A metric's result as numbers by name. Raises UserError if it is none."""
     if not isinstance(found, Mapping):
-        raise metrics_error(f"{name!r} returned {type(found).__name__}: its `_compute` must return numbers by name.")
+        raise UserError.of(
+            "metrics",
+            "evaluation.metrics",
+            f"{name!r} returned {type(found).__name__}: its `_compute` must return numbers by name.",
+        )
     values = {}
     for figure, value in found.items():
         try:
             values[str(figure)] = float(value)
         except (TypeError, ValueError) as error:
-            raise metrics_error(
-                f"{name!r} returned {figure!r} as {type(value).__name__}: it must be a number."
+            raise UserError.of(
+                "metrics",
+                "evaluation.metrics",
+                f"{name!r} returned {figure!r} as {type(value).__name__}: it must be a number.",
             ) from error
     return values
-
-
-def metrics_error(message: str) -> UserError:
-    """A UserError about evaluation.metrics."""
-    return UserError([Problem(kind="metrics", where="evaluation.metrics", message=message)])
