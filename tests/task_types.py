@@ -197,9 +197,9 @@ def build_world(values: Row, home: Path) -> Path:
     )
     (home / "base/output").mkdir(parents=True)
     create_model.main(home / "base", job, Events(home / "base/events.jsonl"))
-    tokens = home / ("tokenized" if columns.task_type.needs_reference else "tokens")
+    tokens = home / ("tokenized" if getattr(columns.task_type, "needs_reference", False) else "tokens")
     tokenize(columns.task_type, home / "data", home / "base/output/tokenizer", tokens, recipe.tokens.max_length)
-    if columns.task_type.needs_reference:
+    if getattr(columns.task_type, "needs_reference", False):
         add_reference(recipe, home)
     return home
 

@@ -24,6 +24,7 @@ from training.recipe.drift import Drift
 from training.recipe.reading_rules import TEXT_LINES, ReadingRules
 from training.recipe.tables.metrics import PAIRS, RATED
 from training.recipe.version_names import split_version_name
+from training.task_types.task_type import BaseReference
 
 
 class Monitored(BaseModel):
@@ -101,7 +102,8 @@ def require_single_inputs(version: Monitored) -> None:
 
 def require_no_reference(version: Monitored) -> None:
     """Raises UserError for a model whose figures are relative to a reference model, which new rows have no part of."""
-    if task_types.load(version.task, version.options).needs_reference:
+    task_type = task_types.load(version.task, version.options)
+    if isinstance(task_type, BaseReference) and task_type.needs_reference:
         message = f"figures of {version.champion} are relative to its base model (task {version.task}), whose part is "
         message += "not computed for new rows: add them to a split of the recipe, and `finetune run` compares it there."
         raise UserError.of("registry", "NAME", message)

@@ -10,11 +10,13 @@ from tasks.jobs.job import Job, files_of, folder_of, stage
 from training import task_types
 from training.recipe import Recipe
 from training.recipe.program_settings import ReferenceSettings
+from training.task_types.task_type import BaseReference
 
 
 def needs_reference(recipe: Recipe) -> bool:
     """Whether the recipe's loss compares with the base model."""
-    return task_types.load(**recipe.task_and_options).needs_reference
+    task_type = task_types.load(**recipe.task_and_options)
+    return isinstance(task_type, BaseReference) and task_type.needs_reference
 
 
 @stage

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.batching.batches import TokenRows
-    from training.task_types.task_type import TaskType
+    from training.task_types.task_type import AnswersPrompts
 
 BATCH_PROMPTS = 16
 
@@ -52,7 +52,7 @@ class Answers:
 
 
 def answer_prompts(
-    task_type: TaskType,
+    task_type: AnswersPrompts,
     network: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     rows: TokenRows,

@@ -23,6 +23,7 @@ from training.jobs.program import is_out_of_memory
 from training.jobs.protocol import EVENTS, rank, read_events
 from training.recipe.tables.engines import ENGINES
 from training.recipe.tables.optimizers import OPTIMIZERS
+from training.task_types.task_type import StepSums
 
 if TYPE_CHECKING:
     import torch
@@ -284,7 +285,7 @@ def _run_passes(task: Task, batch: dict[str, torch.Tensor]) -> Trial:
         if task.loss is None:
             loss = task.model(**batch).loss
         else:
-            if task.task_type.needs_step_sums:  # engines compute those of the whole step
+            if isinstance(task.task_type, StepSums):  # engines compute those of the whole step
                 with torch.no_grad():
                     batch = dict(task.task_type.with_step_sums(batch, task.task_type.step_sums(task.model, batch)))
             outputs = task.task_type.forward(task.model, batch)

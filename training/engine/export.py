@@ -14,6 +14,7 @@ from training.engine.throughput import PROGRESS_EVERY_S
 from training.jobs.protocol import Events, rank
 from training.models import adapters, loading
 from training.problems import UserError
+from training.task_types.task_type import Calibrated
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +53,7 @@ def calibrate(task: Task, labels: Sequence[str], exported: Path, steps: int) -> 
     sharded the model. `steps` are those of the training.
     """
     task_type = task.task_type
-    if not task_type.calibrate(task_type.empty_predictions(labels)):
+    if not isinstance(task_type, Calibrated):
         return
     gc.collect()  # the optimizer's state
     machine_files.distribute(exported)

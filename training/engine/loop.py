@@ -41,6 +41,7 @@ from training.jobs.user_code import blame_field
 from training.models import adapters
 from training.models.loading import DTYPES
 from training.recipe.tables.metrics import more_is_better
+from training.task_types.task_type import StepSums
 
 MODEL, OPTIMIZER, PROGRESS, RANK_STATE = "model.safetensors", "optimizer.pt", "progress.json", "rank{}.pt"
 """The files of a checkpoint: weights; optimizer and scheduler; the progress; the state of each rank."""
@@ -171,7 +172,7 @@ class Loop:
         step = self.progress.step
         micro_batches = min(self.accumulation, len(self.batches) - step % self.batches.steps * self.accumulation)
         own: Iterable[Batch] = islice(batches, micro_batches)  # read one by one unless the loss needs all of them first
-        if self.task.task_type.needs_step_sums:
+        if isinstance(self.task.task_type, StepSums):
             own = add_step_sums(self.task.task_type, self.model, [*own])
         for number, batch in enumerate(own, 1):
             self.state_check.record_batch(step, batch)

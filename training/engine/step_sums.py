@@ -12,7 +12,7 @@ import torch
 
 from training.batching.batches import Batch
 from training.distributed import ranks
-from training.task_types.task_type import TaskType
+from training.task_types.task_type import StepSums, TaskType
 
 
 @torch.no_grad()
@@ -22,7 +22,7 @@ def add_step_sums(task_type: TaskType, model: torch.nn.Module, batches: Sequence
 
     The passes are made in evaluation mode, so they draw no random numbers.
     """
-    if not task_type.needs_step_sums:
+    if not isinstance(task_type, StepSums):
         return list(batches)
     device, was_training = next(model.parameters()).device, model.training
     moved = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]

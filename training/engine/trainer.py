@@ -37,6 +37,7 @@ from training.jobs.user_code import CodeField, blame_field
 from training.models import adapters
 from training.models.loading import DTYPES
 from training.recipe.tables.metrics import more_is_better
+from training.task_types.task_type import StepSums
 
 LOSS_SUM = "loss_sum.rank{}.json"
 # The progress in a TrainerState, without its settings and the paths of checkpoints.
@@ -264,7 +265,7 @@ class ExactTrainer(Trainer):
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any) -> torch.Tensor:
         """Lists the micro-batch for the state check, then trains on it as super does."""
         self._state_check.record_batch(self.state.global_step, inputs)
-        if self._task.task_type.needs_step_sums:
+        if isinstance(self._task.task_type, StepSums):
             inputs = self._with_step_sums(model, inputs)
         return super().training_step(model, inputs, *args)
 

@@ -45,10 +45,6 @@ class TaskModel(Protocol):
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]: ...
 
-    def empty_predictions(self, labels: Sequence[str]) -> Any: ...
-
-    def calibrate(self, predicted: Any) -> dict[str, Any]: ...
-
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None: ...
 
 
@@ -106,8 +102,6 @@ def load_for_training(
     if lora and lora.quantization:
         model = adapters.quantize(model, new_weights, load, lora, DTYPES[precision])
     _reorder_head(model, task_type, folder, labels)
-    # The model may have settings of an earlier training with other labels.
-    model.config.update(task_type.calibrate(task_type.empty_predictions(labels)))
     if model.config.pad_token_id is None:
         # Sequence classifiers on decoders find a row's last token by it.
         model.config.pad_token_id = tokenizer.pad_token_id

@@ -35,6 +35,7 @@ from training.problems import UserError, nearest
 from training.programs.score import read_inputs, write_samples
 from training.recipe.program_settings import CompareSettings
 from training.recipe.tables.metrics import METRICS, WIN_RATE, more_is_better
+from training.task_types.task_type import BaseReference
 
 SHOWN_ROWS = 50
 FEW_ROWS, HEAVY_SHARE = 0.01, 0.5
@@ -63,7 +64,10 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         old = constant.predict(new, split)
     else:
         champion_table = pq.read_table(Path(job.inputs["champion"], f"{split}.parquet"))
-        old = task_type.metric_inputs(task_type.share_reference(champion_table, table), settings.labels)
+        rewarded = champion_table
+        if isinstance(task_type, BaseReference):
+            rewarded = task_type.share_reference(champion_table, table)
+        old = task_type.metric_inputs(rewarded, settings.labels)
 
     def report(done: int, total: int) -> None:
         events.progress(phase="compare", split=split, done=done, total=total)

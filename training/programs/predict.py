@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, rank
 from training.recipe.program_settings import PredictChampionSettings, PredictSettings
+from training.task_types.task_type import AnswersPrompts, TaskType
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from training.batching.batches import TokenRows
     from training.engine.answers import Answers
-    from training.task_types.task_type import TaskType
 
 PROGRESS_EVERY_S = 1.0
 
@@ -95,6 +95,7 @@ def _answer_by_base(
     """The base model's answers, before the trained model is loaded."""
     from training.models import loading
 
+    assert isinstance(task_type, AnswersPrompts)
     base = loading.load_base(task_type, folder, seed=0).to(device)
     task_type.set_end_tokens(base, tokenizer)
     return {
@@ -120,6 +121,7 @@ def answer(
     def report(done: int, total: int) -> None:
         events.progress(phase="answer", split=split, done=done, total=total)
 
+    assert isinstance(task_type, AnswersPrompts)
     prompts, precision = settings.answered_prompts, settings.mixed_precision
     found = answer_prompts(task_type, network, tokenizer, rows, prompts, precision, report)
     most = task_type.options.model_dump()["max_new_tokens"]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, rank
 from training.recipe.program_settings import ReferenceSettings
+from training.task_types.task_type import BaseReference
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,6 +40,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     loading.make_deterministic()
     settings = ReferenceSettings.model_validate(job.settings)
     task_type = task_types.load(settings.task, settings.options)
+    assert isinstance(task_type, BaseReference)
     folder = Path(job.inputs["model"])
     tokenizer = loading.load_tokenizer(Path(job.inputs["tokenizer"]), folder)
     collate = task_type.collator(tokenizer, loading.padding_multiple())

@@ -14,7 +14,7 @@ from training.recipe.task_specification import (
     specification_class,
     user_code,
 )
-from training.task_types.task_type import TaskType
+from training.task_types.task_type import Calibrated, TaskType
 
 __all__ = [
     "TASK_TYPES",
@@ -51,4 +51,4 @@ def has_baseline(name: str) -> bool:
 
 def calibrates(name: str) -> bool:
     """Whether the config of an exported model has values that are computed from the predictions of validation rows."""
-    return class_of(name).calibrate is not TaskType.calibrate
+    return issubclass(class_of(name), Calibrated)

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from training.recipe.tables.metrics import ANSWER_METRICS, RATED, metrics_for
 from training.task_types.preference_tuning import PreferenceTuning
-from training.task_types.task_type import Column
+from training.task_types.task_type import Column, StepSums
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from training.tokenization.features import Features
 
 
-class Kto(PreferenceTuning):
+class Kto(PreferenceTuning, StepSums):
     """Completions that are desirable or not."""
 
     class Options(PreferenceTuning.Options):
@@ -74,7 +74,6 @@ class Kto(PreferenceTuning):
     checks: ClassVar = {"completions": "error"}
     prediction_type: ClassVar = RATED
     metrics: ClassVar[Sequence[str]] = metrics_for(RATED)
-    needs_step_sums = True
 
     @property
     def needs_reference(self) -> bool:

@@ -30,7 +30,7 @@ from training.task_types.sequence_level import (
     probability_type,
     replace_columns,
 )
-from training.task_types.task_type import Column
+from training.task_types.task_type import Calibrated, Column
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
     import torch
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, TokenRows
@@ -56,7 +56,7 @@ FREQUENT_SETS = 5
 """The number of frequent label sets that are tried as constant predictions."""
 
 
-class MultiLabelClassification(LabelProbabilities):
+class MultiLabelClassification(LabelProbabilities, Calibrated):
     """Any number of labels for each row."""
 
     problem_type = "multi_label_classification"
@@ -164,12 +164,17 @@ class MultiLabelClassification(LabelProbabilities):
         ordered = sorted(record["probabilities"].items(), key=lambda item: -item[1])
         return [f"{p:6.1%}  {label}{' *' * (label in record['labels'])}" for label, p in ordered]
 
-    def calibrate(self, predicted: Predictions) -> dict[str, Any]:
+    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Sets the thresholds of a model that is not trained yet: it may have those of an earlier training with other
+        labels."""
+        model.config.update(self.calibrate(self.empty_predictions([""] * model.config.num_labels)))
+
+    def calibrate(self, predictions: Predictions) -> dict[str, Any]:
         """The thresholds."""
         from training.evaluation.predictions import ManyLabels
 
-        assert isinstance(predicted, ManyLabels)
-        columns = zip(predicted.probabilities.T, predicted.references.T, strict=True)
+        assert isinstance(predictions, ManyLabels)
+        columns = zip(predictions.probabilities.T, predictions.references.T, strict=True)
         return {THRESHOLDS: [best_threshold(given, has) for given, has in columns]}
 
     def remap_labels(self, predictions: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:

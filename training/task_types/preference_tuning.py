@@ -15,6 +15,7 @@ from training.recipe.tables.metrics import ANSWER_METRICS
 from training.task_types.causal_lm import CausalLM
 from training.task_types.generation import Generation
 from training.task_types.sft import SupervisedFineTuning
+from training.task_types.task_type import AnswersPrompts, BaseReference
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     Ids = npt.NDArray[np.int32]
 
 
-class PreferenceTuning(SupervisedFineTuning):
+class PreferenceTuning(SupervisedFineTuning, BaseReference, AnswersPrompts):
     """The base of task types that compare answers with those of a reference model."""
 
     class Options(SupervisedFineTuning.Options):
@@ -99,14 +100,6 @@ class PreferenceTuning(SupervisedFineTuning):
         super().prepare(model, tokenizer)
         if self.options.disable_dropout:
             disable_dropout(model)
-
-    def share_reference(self, predictions: pa.Table, others: pa.Table) -> pa.Table:
-        """The predictions with the reference of other predictions of the same rows: rewards of two models are
-        comparable only from one reference."""
-        for name in others.column_names:
-            if name.startswith("reference_") and name not in predictions.column_names:
-                predictions = predictions.append_column(name, others[name])
-        return predictions
 
     # Records
 

@@ -4,8 +4,9 @@
     logits ─ OutputsToPredictions ▶ predictions ─ PredictionsToRecords ▶ records
 
 A task type implements the abstract methods of these steps; all others have defaults, and most task types never override
-those of OptionalHooks. It declares the columns of its rows as in RowSpecification, and its options, metrics and names
-as in TaskSpecification (training.recipe).
+those of OptionalHooks. The classes at the end of this file are for what only some have. A task type declares the
+columns of its rows as in RowSpecification, and its options, metrics and names as in TaskSpecification (in
+training.recipe).
 
 This module and the top level of a task type's module import no torch, transformers or pyarrow, because recipes are
 checked against them.
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from training.tokenization.encoder import Encoder
     from training.tokenization.features import Features
 
-__all__ = ["Column", "Loss", "TaskType"]
+__all__ = ["AnswersPrompts", "BaseReference", "Calibrated", "Column", "Loss", "StepSums", "TaskType"]
 
 Loss: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
 """A function of logits and labels."""
@@ -177,34 +178,6 @@ class OptionalHooks:
         """Prepares a loaded model for training, such as config fields that depend on the tokenizer. Raises UserError if
         the model cannot be trained for this task."""
 
-    # A loss that compares with the base model: the stage reference_logprobs computes its part once, before training.
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether the loss reads columns of token rows that are computed with the base model."""
-        return False
-
-    def reference_columns(self, predictions: pa.Table) -> Mapping[str, pa.ChunkedArray]:
-        """These columns, one value a row, from the predictions of the base model for the token rows."""
-        raise NotImplementedError
-
-    def share_reference(self, predictions: pa.Table, others: pa.Table) -> pa.Table:
-        """The predictions of a champion, with such columns as the predictions `others` have of the same rows."""
-        return predictions
-
-    # A loss with a figure of all rows of an optimizer step: engines compute it before the first backward pass of the
-    # step, from the sums over all micro-batches and ranks. Without it the loss uses the micro-batch's own.
-
-    needs_step_sums: ClassVar[bool] = False
-
-    def step_sums(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """The sums over a micro-batch's rows, (S,) float64, by a forward pass without gradients."""
-        raise NotImplementedError
-
-    def with_step_sums(self, batch: Batch, sums: torch.Tensor) -> Batch:
-        """The micro-batch with what `loss` reads of the sums over the whole step, as further columns of `labels`."""
-        raise NotImplementedError
-
     # Evaluation
 
     def cut_texts(self, predictions: pa.Table, model: PreTrainedModel) -> int:
@@ -224,13 +197,6 @@ class OptionalHooks:
         """
         return None
 
-    def calibrate(self, predictions: Predictions) -> dict[str, Any]:
-        """Fields of the model's config that are fitted to predictions, such as thresholds; by default none.
-
-        `predictions` are those of the exported weights for the validation split; before training they are empty.
-        """
-        return {}
-
     def remap_labels(self, predictions: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
         """The predictions (with the column `label`) of a model with the labels `theirs`, for the labels `labels`."""
         return predictions
@@ -243,21 +209,6 @@ class OptionalHooks:
         if not any(column.form in ("label", "labels") for column in self.columns.values()):
             return []
         return [config.id2label[place] for place in range(config.num_labels)]
-
-    # Answers to some prompts of an evaluated split, for task types with `answer_metrics`
-
-    def prompt_of(self, row: Mapping[str, Any]) -> npt.NDArray[np.int32]:
-        """The tokens of the prompt of a token row."""
-        raise NotImplementedError
-
-    def set_end_tokens(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Sets the tokens that end the texts of a base model, which is not prepared for training."""
-
-    def answer(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[npt.NDArray[np.int32]]
-    ) -> list[tuple[str, int]]:
-        """The answer to each prompt, and the number of its tokens, at most options.max_new_tokens."""
-        raise NotImplementedError
 
     # Requests: `finetune predict` and MLflow's server
 
@@ -300,6 +251,73 @@ class TaskType(
     OptionalHooks,
 ):
     """A task type with its options. It has no other state: every process makes its own instance."""
+
+
+# What only some task types have: a class of theirs names it as a further base.
+
+
+class Calibrated(TaskType):
+    """A model whose config has values that are fitted to the predictions of validation rows, such as thresholds."""
+
+    @abstractmethod
+    def calibrate(self, predictions: Predictions) -> dict[str, Any]:
+        """These fields of the config. `predictions` are those of the exported weights for the validation split; before
+        training they are empty."""
+
+
+class BaseReference(TaskType):
+    """A loss that compares with the base model: the stage reference_logprobs computes its part once, before
+    training."""
+
+    @property
+    @abstractmethod
+    def needs_reference(self) -> bool:
+        """Whether the loss that the options select reads columns of token rows that are computed with the base
+        model."""
+
+    @abstractmethod
+    def reference_columns(self, predictions: pa.Table) -> Mapping[str, pa.ChunkedArray]:
+        """These columns, one value a row, from the predictions of the base model for the token rows. Their names begin
+        with `reference_`."""
+
+    def share_reference(self, predictions: pa.Table, others: pa.Table) -> pa.Table:
+        """The predictions with the reference of other predictions of the same rows: rewards of two models are
+        comparable only from one reference."""
+        for name in others.column_names:
+            if name.startswith("reference_") and name not in predictions.column_names:
+                predictions = predictions.append_column(name, others[name])
+        return predictions
+
+
+class StepSums(TaskType):
+    """A loss with a figure of all rows of an optimizer step: engines compute it before the first backward pass of the
+    step, from the sums over all micro-batches and ranks. Without it the loss uses the micro-batch's own."""
+
+    @abstractmethod
+    def step_sums(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """The sums over a micro-batch's rows, (S,) float64, by a forward pass without gradients."""
+
+    @abstractmethod
+    def with_step_sums(self, batch: Batch, sums: torch.Tensor) -> Batch:
+        """The micro-batch with what `loss` reads of the sums over the whole step, as further columns of `labels`."""
+
+
+class AnswersPrompts(TaskType):
+    """Answers to some prompts of an evaluated split, for `answer_metrics` and evaluation.judge."""
+
+    @abstractmethod
+    def prompt_of(self, row: Mapping[str, Any]) -> npt.NDArray[np.int32]:
+        """The tokens of the prompt of a token row."""
+
+    @abstractmethod
+    def set_end_tokens(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Sets the tokens that end the texts of a base model, which is not prepared for training."""
+
+    @abstractmethod
+    def answer(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[npt.NDArray[np.int32]]
+    ) -> list[tuple[str, int]]:
+        """The answer to each prompt, and the number of its tokens, at most options.max_new_tokens."""
 
 
 def _equal(given: Any, stored: Any, tolerance: float) -> bool:
