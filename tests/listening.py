@@ -13,15 +13,21 @@ LISTEN = "0A"
 
 def listening(pids: Iterable[int]) -> dict[int, set[IPv4Address | IPv6Address]]:
     """By process, the addresses of its listening TCP sockets; only processes that have one."""
+    return {pid: {address for address, _ in ends} for pid, ends in listening_ports(pids).items()}
+
+
+def listening_ports(pids: Iterable[int]) -> dict[int, set[tuple[IPv4Address | IPv6Address, int]]]:
+    """By process, the addresses and ports of its listening TCP sockets; only processes that have one."""
     addresses = {}
     for table in ("tcp", "tcp6"):
         for line in Path("/proc/net", table).read_text().splitlines()[1:]:
             _, local, _, state, *_, inode = line.split()[:10]
             if state == LISTEN:
-                words = bytes.fromhex(local.partition(":")[0])  # of 32 bits, in the order of this machine
+                host, _, port = local.partition(":")
+                words = bytes.fromhex(host)  # of 32 bits, in the order of this machine
                 packed = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
-                addresses[f"socket:[{inode}]"] = ip_address(packed)
-    found: dict[int, set[IPv4Address | IPv6Address]] = {}
+                addresses[f"socket:[{inode}]"] = (ip_address(packed), int(port, 16))
+    found: dict[int, set[tuple[IPv4Address | IPv6Address, int]]] = {}
     for pid in pids:
         with contextlib.suppress(FileNotFoundError):  # it has ended
             for descriptor in os.listdir(f"/proc/{pid}/fd"):

@@ -15,10 +15,11 @@ import contextlib
 import errno
 import os
 import socket
-import struct
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
+
+from training.jobs.socket_owners import find_owner, is_trusted
 
 HOME_SERVERS = "FINETUNE_HOME_SERVERS"
 """The environment variable with the URLs of the servers, separated by blanks."""
@@ -28,12 +29,6 @@ NOBODY_YET = ("0.0.0.0", 0)
 _connect = socket.socket.connect
 _ports: set[int] = set()
 _reported: set[int] = set()
-
-
-class _Owner(NamedTuple):
-    uid: int
-    inode: int
-    """0 until a process has accepted the connection; the kernel may not know the uid before."""
 
 
 def check_listener(url: str) -> None:
@@ -48,8 +43,8 @@ def check_listener(url: str) -> None:
 def another_user_listens(url: str) -> bool:
     """Whether a process of another user, except root, listens on the port of this URL, on 127.0.0.1."""
     with contextlib.suppress(OSError):
-        owner = _find_owner(urlsplit(url).port or 0, NOBODY_YET)
-        return owner is not None and not _is_trusted(owner.uid)
+        owner = find_owner((HOST, urlsplit(url).port or 0), NOBODY_YET)
+        return owner is not None and not is_trusted(owner.uid)
     return False
 
 
@@ -68,13 +63,13 @@ def _connect_to_own(self: socket.socket, address: Any) -> None:
 def _require_own(connected: socket.socket, port: int) -> None:
     """Raises ConnectionRefusedError, and closes the connection, if its other end is not this user's or root's."""
     try:
-        owner = _find_owner(port, connected.getsockname())
+        owner = find_owner((HOST, port), connected.getsockname())
         if owner is not None and not owner.inode:
             # It waits in the queue of the process that listens. If that closes its socket, the connection is reset.
-            owner = _find_owner(port, NOBODY_YET)
+            owner = find_owner((HOST, port), NOBODY_YET)
     except OSError:  # the kernel does not answer
         return
-    if owner is not None and _is_trusted(owner.uid):
+    if owner is not None and is_trusted(owner.uid):
         return
     message = f"nobody listens on port {port}."
     if owner is not None:
@@ -86,35 +81,6 @@ def _require_own(connected: socket.socket, port: int) -> None:
             print(f"{message} Start the servers on other ports: finetune up --help", file=sys.stderr, flush=True)
     connected.close()
     raise ConnectionRefusedError(errno.ECONNREFUSED, message)
-
-
-def _is_trusted(uid: int) -> bool:
-    return uid in (0, os.getuid())
-
-
-def _find_owner(port: int, remote: tuple[str, int]) -> _Owner | None:
-    """The owner of the socket that has this port of 127.0.0.1 and this remote end; otherwise of the one that would
-    accept such a connection. Raises OSError if the kernel does not answer."""
-    # struct inet_diag_req_v2 after struct nlmsghdr, of linux/inet_diag.h and linux/netlink.h. An IPv6 socket that
-    # accepts connections over IPv4 is found too.
-    ends = struct.pack("!HH16s16s", port, remote[1], socket.inet_aton(HOST), socket.inet_aton(remote[0]))
-    any_interface_and_cookie = struct.pack("=III", 0, 2**32 - 1, 2**32 - 1)
-    any_state = 2**32 - 1
-    request = struct.pack("=BBBBI", socket.AF_INET, socket.IPPROTO_TCP, 0, 0, any_state)
-    request += ends + any_interface_and_cookie
-    by_family, is_request = 20, 1
-    header = struct.pack("=IHHII", 16 + len(request), by_family, is_request, 0, 0)
-    sock_diag = 4
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, sock_diag) as kernel:
-        kernel.settimeout(5)
-        kernel.send(header + request)
-        answer = kernel.recv(4096)
-    if len(answer) < 88:  # an error instead of struct inet_diag_msg
-        number = -struct.unpack_from("=i", answer, 16)[0]
-        if number == errno.ENOENT:
-            return None
-        raise OSError(number, os.strerror(number))
-    return _Owner(*struct.unpack_from("=II", answer, 80))
 
 
 for _url in os.environ.get(HOME_SERVERS, "").split():

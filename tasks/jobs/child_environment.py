@@ -41,7 +41,7 @@ BASE = (
 )
 """For each process, as names and their beginnings. Of the names that a beginning fits, those of a credential, and
 values with a login in a URL, are left out."""
-LEFT_OVER = ("TORCHELASTIC_*", "FINETUNE_SWEEPS")
+LEFT_OVER = ("TORCHELASTIC_*", "FINETUNE_GROUP_STORE", "FINETUNE_SWEEPS")
 """Of BASE, but of another launcher, or of the flow alone."""
 _CREDENTIAL = re.compile(
     r"(?:^|_)(?:TOKENS?|SECRETS?|PASS(?:WORDS?|WD)?|KEYS?|AUTH|JWT|OIDC|CREDENTIALS?|USERNAME|DSN)(?:_|$)"

@@ -347,11 +347,11 @@ def test_under_accelerate_one_process_runs_whatever_the_users_own_configuration(
 @pytest.mark.parametrize("processes", [1, 2])
 def test_processes_that_train_on_one_machine_listen_on_loopback_alone(tmp_path: Path, processes: int) -> None:
     main = """
-ranks.host_store_of_one()
+one_machine.use_store()
 torch.distributed.init_process_group("gloo")
 time.sleep(3600)
 """
-    before = "import torch\nfrom training.distributed import ranks"
+    before = "import torch\nfrom training.distributed import one_machine"
     job, argv = write_job(tmp_path, main, before=before)
     if processes > 1:
         argv = accelerate_argv("program", num_processes=processes, mixed_precision="no", use_cpu=True)
@@ -363,8 +363,7 @@ time.sleep(3600)
         return listening(descendants(handle.pid))
 
     try:
-        # The launcher has torch's store; each rank exchanges tensors.
-        wait_until(lambda: len(addresses()) == (1 if processes == 1 else 1 + processes))
+        wait_until(lambda: len(addresses()) == processes)  # each exchanges tensors; their store has no port
         assert {str(address) for found in addresses().values() for address in found} == {"127.0.0.1"}
     finally:
         stop(handle, 0)

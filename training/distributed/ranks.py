@@ -15,36 +15,26 @@ import torch
 from torch import distributed
 from torch._C._distributed_c10d import TCPStore
 
+from training.distributed import one_machine
+
 T = TypeVar("T")
 
 NO_LIMIT = timedelta(days=365)
 """The timeout of the group. The supervisor of the job detects stalls."""
 
 
-def host_store(listening: socket.socket, machines: int = 1, timeout: timedelta = NO_LIMIT) -> TCPStore:
-    """The store at which the processes of a group meet. It listens on this socket alone: by default, torch's listens on
+def host_store(listening: socket.socket, machines: int, timeout: timedelta) -> TCPStore:
+    """The store at which the processes of several machines meet. It listens on this socket alone: by default, torch's listens on
     all interfaces, and it has no login."""
     host, port = listening.getsockname()[:2]
     return TCPStore(host, port, machines, True, timeout, multi_tenant=True, master_listen_fd=listening.detach())
-
-
-def host_store_of_one() -> None:
-    """Makes the store of a process that is a group of its own, for the libraries that join the group later."""
-    global _store
-    if os.environ.get("MASTER_PORT") == "0":
-        _store = host_store(socket.create_server(("127.0.0.1", 0)))
-        # With the last variable, torch connects to the store instead of making one.
-        os.environ |= {"MASTER_PORT": str(_store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-
-
-_store: TCPStore | None = None
-"""Kept until the process ends."""
 
 
 def join_group() -> torch.device:
     """Joins the group of the launched processes, for programs without a Trainer. Returns the GPU of this process, or
     the CPU if there is none."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        one_machine.use_store()
         distributed.init_process_group("gloo", timeout=NO_LIMIT)
     if not torch.cuda.is_available():
         return torch.device("cpu")

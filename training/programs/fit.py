@@ -45,13 +45,13 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
 
 def _train(job_dir: Path, job: Job, settings: FitSettings, events: Events) -> dict[str, Any]:
-    from training.distributed import ranks
+    from training.distributed import one_machine, ranks
     from training.engine import estimation, export, training_task
     from training.engine.task_setup import make_task
     from training.models import loading
 
     loading.make_deterministic()
-    ranks.host_store_of_one()
+    one_machine.use_store()
     task = make_task(settings, job.inputs, job_dir, events)
     train = training_task.load(task.training.engine)
     restore_garbage_collection()
