@@ -21,8 +21,8 @@ GROUP_OF_ONE = {
     **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
     **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "FINETUNE_GROUP_STORE": ""},
 }
-"""The variables of a single process that joins a process group, which FSDP and DeepSpeed need: a store of its own, which
-listens on no port."""
+"""The variables of a single process that joins a process group, which FSDP and DeepSpeed need. Its store is its own and
+has no port."""
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """The interface on which the processes of one machine exchange tensors. By default, that of the host's name."""
 LAUNCH = "launch.json"

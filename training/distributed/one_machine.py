@@ -3,7 +3,7 @@
 torch's processes meet at a store, exchange tensors over sockets of gloo, and have a login for neither. Here the store
 is a file in memory, which only this user can open. gloo listens on loopback, where any user can connect; so once the
 processes are connected, and before anything is sent, the kernel is asked whose process has the other end of each
-connection. Later connections are dropped. NCCL compares a random number, which its processes find in the store.
+connection. Later ones are dropped. NCCL compares a random number, which its processes find in the store.
 """
 
 from __future__ import annotations
@@ -74,11 +74,13 @@ def _sockets() -> Iterator[int]:
 
 
 def _drop_all(listening: socket.socket) -> None:
-    """From now on, nobody connects here: the kernel drops the packets, by a filter that accepts none (socket(7))."""
+    """From now on, nobody connects here: the kernel drops the packets, by a filter that accepts none (socket(7)). Some
+    systems permit filters to root alone."""
     so_attach_filter = 26
     accept_no_byte = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))  # struct sock_filter: BPF_RET
     program = struct.pack("@HP", 1, ctypes.addressof(accept_no_byte))
-    listening.setsockopt(socket.SOL_SOCKET, so_attach_filter, program)
+    with contextlib.suppress(PermissionError):
+        listening.setsockopt(socket.SOL_SOCKET, so_attach_filter, program)
 
 
 def _require_own(connected: socket.socket) -> None:

@@ -24,8 +24,8 @@ NO_LIMIT = timedelta(days=365)
 
 
 def host_store(listening: socket.socket, machines: int, timeout: timedelta) -> TCPStore:
-    """The store at which the processes of several machines meet. It listens on this socket alone: by default, torch's listens on
-    all interfaces, and it has no login."""
+    """The store at which the processes of several machines meet. It listens on this socket alone: by default, torch's
+    listens on all interfaces, and it has no login."""
     host, port = listening.getsockname()[:2]
     return TCPStore(host, port, machines, True, timeout, multi_tenant=True, master_listen_fd=listening.detach())
 

@@ -42,6 +42,8 @@ def join(folder: str, rank: int) -> None:
         result = str(numbers.tolist())
     except UserError as error:
         result = error.problems[0].message
+    except Exception as error:
+        result = repr(error)
     Path(folder, f"writing{rank}").write_text(json.dumps(result))
     Path(folder, f"writing{rank}").rename(Path(folder, f"result{rank}"))
     wait_until(Path(folder, "end").exists)
@@ -84,16 +86,17 @@ def test_nothing_is_exchanged_if_another_user_s_process_has_taken_the_place_of_o
         fcntl.flock(store, fcntl.LOCK_UN)
         results = [tmp_path / f"result{rank}" for rank in range(2)]
         wait_until(lambda: any(result.exists() for result in results))
-        assert [json.loads(result.read_text()) for result in results if result.exists()] == [
+        assert {json.loads(result.read_text()) for result in results if result.exists()} == {
             "a process of the user 'nobody' has connected in place of one of this training. Nothing was exchanged. "
             "End that process, or train in a container, and run the same command again."
-        ]
+        }
         for connection in made:
             connection.settimeout(0.2)
             with contextlib.suppress(TimeoutError, ConnectionError):
                 assert connection.recv(1) == b""
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="some systems permit filters of sockets to root alone")
 def test_once_processes_are_connected_no_other_can_connect_to_them(ranks: list[Fork], tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     results = [tmp_path / f"result{rank}" for rank in range(2)]
