@@ -19,7 +19,7 @@ from flows.naming import flow_run_name
 from flows.pipeline import Finished, pipeline
 from flows.plan import launch_training_early
 from flows.reports.result import build_result, build_verdict_event
-from flows.reports.tracked_run import end_tracking, list_tracking_warnings, record_lineage, start_tracking
+from flows.reports.tracked_run import end_tracking, record_lineage, start_tracking
 from tasks.cache import settings
 from tasks.cache.executor import Executor
 from tasks.cache.garbage_collection import in_use
@@ -126,7 +126,7 @@ def fine_tune(
             progress.end()
         result = build_result(state, executor.rows, flow_run_id=run, finished=finished, error=error) | dict(extra)
         end_tracking(tracker, recipe, run, result, finished, changes)
-        warnings += [*list_tracking_warnings(tracker), *([] if error else _remember(recipe, result))]
+        warnings += [*tracker.warnings, *([] if error else _remember(recipe, result))]
         for warning in warnings:
             get_run_logger().warning(warning)
         if server_down:

@@ -40,7 +40,8 @@ from tasks.sweeps.pictures import draw_pictures
 from tasks.sweeps.study import Study, only_sweep, study_key
 from tasks.sweeps.trial import Trial
 from tasks.tracking.connection import MlflowFailed
-from tasks.tracking.mlflow_run import NOTE_TAG, STUDY_TAG, Tracker
+from tasks.tracking.run_tracker import RunTracker
+from tasks.tracking.tracker import STUDY_TAG
 from training.problems import UserError, full_disk
 from training.recipe import Recipe, Sweep, parse, parse_sweep
 
@@ -72,7 +73,7 @@ def _run_sweep(values: dict[str, Any], sweep: Sweep, overrides: dict[str, Any]) 
     overrides |= divide_gpus(parse(values, overrides), sweep)
     recipe, run = parse(values, overrides), str(flow_run.get_id())
     table, followers = terminal.get() or SweepTerminal(sweep, quiet=True), finetune.listeners.get()
-    with in_use(finetune.report_removal), closing(Tracker(recipe.name, run, str(flow_run.get_name()))) as tracker:
+    with in_use(finetune.report_removal), closing(RunTracker(recipe.name, run, str(flow_run.get_name()))) as tracker:
         tracker.log_params({f"sweep.{name}": _text(value) for name, value in sweep.model_dump(mode="json").items()})
         documents = {"recipe": recipe.model_dump(mode="json"), "sweep": sweep.model_dump(mode="json")}
         tracker.log_text("sweep.yaml", yaml.safe_dump(documents, sort_keys=False))
@@ -115,7 +116,7 @@ def _search(
     executor: Executor,
     run: str,
     table: SweepTerminal,
-    tracker: Tracker,
+    tracker: RunTracker,
     result: dict[str, Any],
 ) -> None:
     """Prepares the data, runs the trials, and releases the best. Fills the result as far as it gets."""
@@ -210,7 +211,7 @@ def _table_artifact() -> Iterator[Any]:
         artifacts.end()
 
 
-def _log_trials(tracker: Tracker, study: Study, sweep: Sweep) -> None:
+def _log_trials(tracker: RunTracker, study: Study, sweep: Sweep) -> None:
     """Logs the values of the trials, the table and the pictures of the study to the sweep's MLflow run."""
     trials, best = study.trials, study.best
     for trial in trials:
@@ -218,7 +219,7 @@ def _log_trials(tracker: Tracker, study: Study, sweep: Sweep) -> None:
             tracker.log_points({f"trials/{sweep.metric}": trial.value}, trial.number)
     if best is not None and best.value is not None:
         chosen = "\n".join(f"- `{field}`: {value}" for field, value in best.settings.items())
-        tracker.set_tags({NOTE_TAG: f"Trial {best.number}: {sweep.metric} {best.value:.4g}\n\n{chosen}"})
+        tracker.describe(f"Trial {best.number}: {sweep.metric} {best.value:.4g}\n\n{chosen}")
     tracker.log_text("trials.json", json.dumps([summarize_trial(trial) for trial in trials], indent=1))
     for picture in draw_pictures(study, str(sweep.metric)):
         tracker.log_file(picture, "pictures")

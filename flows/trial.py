@@ -27,7 +27,8 @@ from tasks.prefect.progress import PrefectProgress
 from tasks.shared_store.opening import open_remote
 from tasks.sweeps.study import Study
 from tasks.sweeps.trial import UNFINISHED, Trial
-from tasks.tracking.mlflow_run import STUDY_TAG, TRIAL_STATE_TAG, TRIAL_TAG, Tracker
+from tasks.tracking.run_tracker import RunTracker
+from tasks.tracking.tracker import STUDY_TAG, TRIAL_STATE_TAG, TRIAL_TAG
 from training.jobs.protocol import EVENTS, read_events
 from training.problems import DISK, NETWORK, UserError
 from training.recipe import Recipe, parse
@@ -103,7 +104,10 @@ class TrialRun:
             study.set_flow_run(self.trial, run)
             self.trial = replace(self.trial, flow_run_id=run)
         name = f"trial {self.trial.number}"
-        with closing(Tracker(self.recipe.name, str(self.trial.flow_run_id), name, parent=self.parent)) as tracker:
+        tracking = RunTracker(
+            self.recipe.name, str(self.trial.flow_run_id), name, self.parent, self.recipe.training.report_to
+        )
+        with closing(tracking) as tracker:
             tracker.log_params({field: str(value) for field, value in self.trial.settings.items()})
             tracker.set_tags({TRIAL_TAG: str(self.trial.number), STUDY_TAG: study.name})
             progress = _TrainingProgress(PrefectProgress(lambda: tracker.url))

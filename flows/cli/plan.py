@@ -135,7 +135,7 @@ def _place(recipe: Recipe, lock: Lock) -> str:
 
 def _format_launch(recipe: Recipe, lock: Lock, key: str) -> str:
     """Formats the training command, its environment variables, and the configuration of accelerate or DeepSpeed."""
-    launched = launch(recipe, lock, key).as_json(settings.home() / "jobs" / key)
+    launched = launch(recipe, lock).as_json(settings.home() / "jobs" / key)
     lines = [f"{name}={shlex.quote(value)}" for name, value in launched["environment"].items()]
     parts = ["\n" + " \\\n".join([*lines, shlex.join(launched["argv"])])]
     if launched["configuration"]:

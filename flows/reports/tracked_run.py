@@ -1,4 +1,4 @@
-"""The MLflow run of a flow run: its parameters, description and lineage record."""
+"""The tracking of a flow run: its parameters, description and lineage record."""
 
 from __future__ import annotations
 
@@ -15,41 +15,42 @@ from tasks.cache.stage import Row, flatten
 from tasks.prefect.flow_runs import page_url
 from tasks.registry import lineage
 from tasks.registry.model_card import format_figures
-from tasks.tracking.connection import version_page
-from tasks.tracking.mlflow_run import JUDGED_TAG, NOTE_TAG, Tracker
 from tasks.tracking.reports import describe_verdict
+from tasks.tracking.run_tracker import RunTracker
+from tasks.tracking.tracker import JUDGED_TAG, RECIPE
 from training.recipe import Recipe
 
 MLFLOW_STATUS = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 
 
-def start_tracking(recipe: Recipe, run: str, changes: Sequence[str], parent: str | None = None) -> Tracker:
-    """Starts the MLflow run under the flow run's name, with the recipe as parameters and as a file. `parent`: the flow
-    run of the sweep that it belongs to."""
-    tracker, values = Tracker(recipe.name, run, str(flow_run.get_name()), parent), recipe.model_dump(mode="json")
+def start_tracking(recipe: Recipe, run: str, changes: Sequence[str], parent: str | None = None) -> RunTracker:
+    """Starts to track under the flow run's name, with the recipe as parameters and as a file. `parent`: the flow run of
+    the sweep that it belongs to."""
+    tracker = RunTracker(recipe.name, run, str(flow_run.get_name()), parent, recipe.training.report_to)
+    values = recipe.model_dump(mode="json")
     fields = {name: value for name, value in flatten(values) if value is not None}
     tracker.log_params({name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()})
     tracker.set_tags(
         {
             JUDGED_TAG: f"{recipe.judged_split}/{recipe.compared_by}",
-            NOTE_TAG: _describe(recipe, run, changes),
             **({"retrain.why": "; ".join(changes)} if changes else {}),
         }
     )
-    tracker.log_text("recipe.yaml", yaml.safe_dump(values, sort_keys=False))
+    tracker.describe(_describe(recipe, run, changes))
+    tracker.log_text(RECIPE, yaml.safe_dump(values, sort_keys=False))
     return tracker
 
 
 def end_tracking(
-    tracker: Tracker,
+    tracker: RunTracker,
     recipe: Recipe,
     run: str,
     result: dict[str, Any],
     finished: Finished | None,
     changes: Sequence[str],
 ) -> None:
-    """Ends the MLflow run, and adds its id and the changes to the result."""
-    tracker.set_tags({NOTE_TAG: _describe(recipe, run, changes, finished, result["problems"])})
+    """Ends the tracking, and adds the MLflow run's id and the changes to the result."""
+    tracker.describe(_describe(recipe, run, changes, finished, result["problems"]))
     tracker.end(MLFLOW_STATUS[result["state"]])
     result["mlflow_run_id"] = tracker.mlflow_run_id
     if changes:
@@ -57,7 +58,7 @@ def end_tracking(
 
 
 def record_lineage(
-    tracker: Tracker, recipe: Recipe, run: str, state: str, rows: list[Row], finished: Finished | None
+    tracker: RunTracker, recipe: Recipe, run: str, state: str, rows: list[Row], finished: Finished | None
 ) -> None:
     """Stores the lineage record of the model. A failure is only logged: it fails no run."""
     made: dict[str, Any] = {}
@@ -68,16 +69,6 @@ def record_lineage(
         tracker.log_text(lineage.LINEAGE, lineage.save_record(record))
     except Exception:
         get_run_logger().warning("the lineage record was not stored", exc_info=True)
-
-
-def list_tracking_warnings(tracker: Tracker) -> list[str]:
-    """Lists the tracker's warnings, including data that MLflow lacks after the end of the run."""
-    if tracker.lost:
-        lost = f"MLflow lacks the end of this run for good: {tracker.folder} was not writable, and its data is lost."
-        return [*tracker.warnings, lost]
-    if tracker.trouble:
-        return [*tracker.warnings, f"MLflow lacks a part of this run ({tracker.trouble}); the next run delivers it."]
-    return [*tracker.warnings]
 
 
 def _describe(
@@ -102,8 +93,7 @@ def _links(run: str, finished: Finished | None) -> list[str]:
     url = page_url(run)
     links = [f"[Flow run {run}]({url})" if url else f"Flow run {run}"]
     if finished and (version := finished.version):
-        page = version_page(version.name, version.version)
-        links.append(f"[{version.name} version {version.version}](#/{page})")
+        links.append(f"[{version.name} version {version.version}](models:/{version.name}/{version.version})")
     if finished and finished.publication:
         links.append(f"[{finished.publication.repo}]({finished.publication.url})")
     return links

@@ -2,7 +2,7 @@
 
 | process | gets |
 |---|---|
-| a program of a job | BASE, the names in FINETUNE_PASS_ENV, and what its stage adds: HUB, BUCKETS, MLFLOW, TRACKERS |
+| a program of a job | BASE, the names in FINETUNE_PASS_ENV, and what its stage adds: HUB, BUCKETS, MLFLOW |
 | a server | BASE, and its own settings: PREFECT_SERVER, or BASE alone for MLflow's |
 | a worker, and the runs that it starts | the whole environment, as a command |
 """
@@ -26,7 +26,7 @@ BASE = (
     *("TMPDIR", "TMP", "TEMP", "TERM", "COLUMNS", "NO_COLOR", "LD_*", "GLIBC_TUNABLES", "MALLOC_*"),
     # Python and its libraries.
     *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "COVERAGE_*", "MPL*", "TQDM_*", "ARROW_*", "RAYON_*", "RUST_*"),
-    *("FINETUNE_*", *ENVIRONMENT, *WITHOUT_TERMINAL, "DISABLE_TELEMETRY", "TENSORBOARD_*", "TF_CPP_*", "NLTK_DATA"),
+    *("FINETUNE_*", *ENVIRONMENT, *WITHOUT_TERMINAL, "DISABLE_TELEMETRY", "TF_CPP_*", "NLTK_DATA"),
     *("HF_*", "HUGGINGFACE_*", "TRANSFORMERS_*", "TOKENIZERS_*", "SAFETENSORS_*", "USE_*", "MLFLOW_*", "ORT_*"),
     # Arithmetic, GPUs, and processes that talk to each other.
     *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "BLIS_*", "NUMEXPR_*", "VECLIB_*", "ONEDNN_*", "DNNL_*"),
@@ -59,9 +59,7 @@ DATABASE = ("PG*", "MYSQL_*")
 PREFECT_SERVER = ("PREFECT_*", *DATABASE)
 """For a Prefect server, whose database may be the user's."""
 NOT_OF_SERVER = ("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", PASS_ENV)
-TRACKERS = {"wandb": ("WANDB_*",)}
-"""For a training, by the tracker that `training.report_to` names."""
-RAY_CLUSTER = ("RAY_*", *BUCKETS, *TRACKERS["wandb"])
+RAY_CLUSTER = ("RAY_*", *BUCKETS)
 """For the process that uses Ray: the machines of a cluster that it starts here have its environment."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,13 +11,11 @@ from typing import Any, NamedTuple
 from tasks.cache.code import figures_code
 from tasks.cache.refs import Lock, Ref
 from tasks.cache.secret_files import seal_key
-from tasks.cache.settings import home
 from tasks.cache.stage import Inputs, Work, stage
 from tasks.hub.checkpoint_uploads import upload_checkpoints
 from tasks.jobs import early_launch
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import run_child
-from tasks.jobs.child_environment import TRACKERS, passed
 from tasks.jobs.commands import Launch, accelerate_argv, accelerate_environment
 from tasks.jobs.engines import Engine, local
 from tasks.jobs.engines.ray_engine import start_early, take_early
@@ -162,8 +159,8 @@ def _resolved_compute(recipe: Recipe, lock: Lock) -> ResolvedCompute:
     return ResolvedCompute.model_validate(_compute(recipe, lock))
 
 
-def launch(recipe: Recipe, lock: Lock, key: str) -> Launch:
-    """The command that starts the job of this key on this machine; with a cluster, each machine makes its own."""
+def launch(recipe: Recipe, lock: Lock) -> Launch:
+    """The command that starts the job on this machine; with a cluster, each machine makes its own."""
     use_cpu, strategy = not visible_gpus(), recipe.compute.strategy
     argv = accelerate_argv(
         "training.programs.fit",
@@ -172,24 +169,16 @@ def launch(recipe: Recipe, lock: Lock, key: str) -> Launch:
         use_cpu=use_cpu,
     )
     env = accelerate_environment(num_processes=lock.num_processes, use_cpu=use_cpu, strategy=strategy)
-    if "tensorboard" in recipe.training.report_to:  # the default, runs/ in the job's folder, is removed with the job
-        place = os.environ.get("TENSORBOARD_LOGGING_DIR") or home() / "tensorboard" / f"{recipe.name}-{key[:8]}"
-        env |= {"TENSORBOARD_LOGGING_DIR": str(place)}
     return Launch(argv, env, distributed.load(strategy).build_configuration(_resolved_compute(recipe, lock)))
 
 
 def launch_early(recipe: Recipe, lock: Lock) -> None:
-    """Starts the launcher of a training before its data are ready: it imports, and waits for the job.
-
-    Not with TensorBoard, whose folder is named by the key.
-    """
-    if "tensorboard" in recipe.training.report_to:
-        return
+    """Starts the launcher of a training before its data are ready: it imports, and waits for the job."""
     if recipe.compute.cluster:
         start_early(*_on_cluster(recipe, lock))
         return
-    launched = launch(recipe, lock, key="")
-    early_launch.start(launched.argv, _environment(recipe, launched), _imports(recipe))
+    launched = launch(recipe, lock)
+    early_launch.start(launched.argv, _environment(launched), _imports(recipe))
 
 
 def _imports(recipe: Recipe) -> Imports:
@@ -207,13 +196,8 @@ def _imports(recipe: Recipe) -> Imports:
     )
 
 
-def _environment(recipe: Recipe, launched: Launch) -> dict[str, str]:
-    return {**launched.env, **passed(_logins(recipe)), checkpoints.SEAL_KEY: str(seal_key())}
-
-
-def _logins(recipe: Recipe) -> tuple[str, ...]:
-    """Patterns of the variables of the trackers that training reports to."""
-    return tuple(pattern for tracker in recipe.training.report_to for pattern in TRACKERS.get(tracker, ()))
+def _environment(launched: Launch) -> dict[str, str]:
+    return {**launched.env, checkpoints.SEAL_KEY: str(seal_key())}
 
 
 def _user_code(recipe: Recipe) -> dict[str, str]:
@@ -294,7 +278,7 @@ def batch_division(recipe: Recipe, lock: Lock, model: Ref) -> BatchDivision:
 @stage(inputs)
 def fit(work: Work, recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> Mapping[str, Any]:
     """Trains under `accelerate launch`; a job that was killed resumes from its newest good checkpoint."""
-    launched, job = launch(recipe, lock, work.key), training_job(recipe, lock, data, model, tokens)
+    launched, job = launch(recipe, lock), training_job(recipe, lock, data, model, tokens)
     own_device = None if recipe.training.inexact_resume else device()
     # On a cluster, the machines have the checkpoints.
     sharing = nullcontext() if recipe.compute.cluster else open_remote().share_checkpoints(work, seal_key(), own_device)
@@ -303,7 +287,7 @@ def fit(work: Work, recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: R
             work,
             "training.programs.fit",
             launched.argv,
-            env=_environment(recipe, launched),
+            env=_environment(launched),
             settings=job.settings,
             inputs=job.folders,
             batches=job.batches,
@@ -327,8 +311,6 @@ def _on_cluster(recipe: Recipe, lock: Lock) -> tuple[Cluster, Program]:
         uses_gpus=bool(visible_gpus()),
         wait_s=recipe.compute.stall_timeout_s,
     )
-    threads = launch(recipe, lock, key="").env.get("OMP_NUM_THREADS")  # as on one machine: it changes how sums round
+    threads = launch(recipe, lock).env.get("OMP_NUM_THREADS")  # as on one machine: it changes how sums round
     env = {"OMP_NUM_THREADS": threads} if threads else {}
-    return cluster, Program(
-        "training.programs.fit", _resolved_compute(recipe, lock), env, _imports(recipe), _logins(recipe)
-    )
+    return cluster, Program("training.programs.fit", _resolved_compute(recipe, lock), env, _imports(recipe))

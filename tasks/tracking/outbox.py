@@ -66,11 +66,14 @@ class Outbox:
                     os.close(descriptor)
 
     def read_undelivered(self) -> list[tuple[dict[str, Any], int]]:
-        """Reads the entries that are not delivered yet, each with the offset of its end in the file."""
+        """Reads the entries that MLflow does not have yet, each with the offset of its end in the file."""
+        return self.read_from(self._read_offset())
+
+    def read_from(self, offset: int) -> list[tuple[dict[str, Any], int]]:
+        """Reads the entries from this byte on, each with the offset of its end in the file."""
         path = self.folder / OUTBOX
         if not path.is_file():
             return []
-        offset = self._read_offset()
         entries = []
         with path.open("rb") as file:
             file.seek(offset)

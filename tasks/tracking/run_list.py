@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tasks.tracking.connection import FLOW_RUN_TAG, connect, mlflow_errors, search_all
-from tasks.tracking.mlflow_run import JUDGED_TAG, STUDY_TAG, TRIAL_STATE_TAG, TRIAL_TAG, VERSION_TAG
 from tasks.tracking.outbox import was_killed_here
+from tasks.tracking.tracker import JUDGED_TAG, STUDY_TAG, TRIAL_STATE_TAG, TRIAL_TAG, VERSION_TAG
 from training.problems import UserError, nearest
 
 if TYPE_CHECKING:

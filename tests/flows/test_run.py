@@ -27,7 +27,7 @@ from flows.cli.main import main
 from tasks.cache import settings
 from tasks.cache.stage import Listener
 from tasks.prefect import pending_states
-from tasks.tracking import mlflow_run
+from tasks.tracking import run_tracker
 from tasks.tracking.connection import MlflowFailed
 from tasks.tracking.outbox import OUTBOX
 from tests.flows.forked import code_with_forked_programs, finetune
@@ -365,7 +365,7 @@ def run_flow(
 ) -> Callable[[], dict[str, Any]]:
     """Runs the flow as `finetune run` does, in this process, with an MLflow that is down; gives its result."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
-    monkeypatch.setattr(mlflow_run, "DEAD_WAIT_S", 0.1)
+    monkeypatch.setattr(run_tracker, "DEAD_WAIT_S", 0.1)
     file = yaml.safe_load(write_project(tmp_path / "project").read_text())
     recipe = parse(file["deployments"][0]["parameters"]["recipe"])
     # Followers stay in the context in which they are set.

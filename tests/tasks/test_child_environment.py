@@ -20,7 +20,6 @@ from tasks.stages import fit
 from tasks.tracking import connection
 from tests.fork_server import NEW_PYTHON
 from tests.tasks.test_launch import run
-from tests.tasks.test_release import recipe
 
 SECRETS = {
     "HF_TOKEN": "hf_x",
@@ -94,12 +93,8 @@ def test_torch_loads_compiled_code_from_a_folder_that_no_other_user_can_create(
     assert environment({})["TORCHINDUCTOR_CACHE_DIR"] == "/of/the/user"
 
 
-@pytest.mark.parametrize(("report_to", "given"), [([], set()), (["wandb"], {"WANDB_API_KEY"})])
-def test_a_training_gets_the_login_of_the_trackers_that_it_reports_to(report_to: list[str], given: set[str]) -> None:
-    plain = recipe()
-    training = plain.training.model_copy(update={"report_to": report_to})
-    env = fit._environment(plain.model_copy(update={"training": training}), fit.Launch(python_argv("p"), {}, {}))
-    assert secrets_in(environment(env)) == given
+def test_a_training_gets_no_login_of_a_tracker() -> None:
+    assert secrets_in(environment(fit._environment(fit.Launch(python_argv("p"), {}, {})))) == set()
 
 
 def test_each_program_gets_the_login_of_its_own_service_alone() -> None:

@@ -15,8 +15,9 @@ import pytest
 
 from tasks.tracking import connection
 from tasks.tracking.connection import connect, find_or_create_run, list_registered, search_all
-from tasks.tracking.mlflow_run import Delivery
+from tasks.tracking.mlflow_run import Mlflow, run_of
 from tasks.tracking.outbox import Outbox
+from tasks.tracking.tracker import Delivery
 from tests.fork_server import COMMANDS, Fork
 from tests.servers import closed_port, mlflow_server
 
@@ -135,7 +136,7 @@ def test_files_of_a_run_are_not_written_to_this_machine_for_a_server_that_keeps_
         outbox.put("start", experiment="small")
         outbox.put("text", name="a.txt", content="a")
         outbox.put("text", name="b.txt", content="b")
-        Delivery(warnings.append).deliver(outbox)
+        Delivery(outbox, Mlflow(run_of(outbox), warnings.append)).deliver()
     finally:
         server.kill()
     assert not (tmp_path / "elsewhere").exists() and not list(outbox.read_undelivered())

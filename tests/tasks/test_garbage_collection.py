@@ -21,8 +21,8 @@ from tasks.cache.history import History
 from tasks.cache.locks import is_held
 from tasks.registry.retention import find_needs
 from tasks.tracking.connection import connect
-from tasks.tracking.mlflow_run import VERSION_TAG
 from tasks.tracking.outbox import Outbox
+from tasks.tracking.tracker import VERSION_TAG
 from training.problems import UserError
 
 # No model is registered, and MLflow is not imported to say so: that takes seconds.

@@ -23,10 +23,12 @@ from mlflow.entities import Run
 from tasks.cache import store
 from tasks.cache.refs import Ref
 from tasks.cache.stage import Row
-from tasks.tracking import mlflow_run
+from tasks.tracking import mlflow_run, run_tracker
 from tasks.tracking.connection import FLOW_RUN_TAG, MlflowFailed, build_environment, connect, mlflow_errors
-from tasks.tracking.mlflow_run import Delivery, Tracker, deliver_earlier_runs
+from tasks.tracking.mlflow_run import Mlflow, deliver_earlier_runs, run_of
 from tasks.tracking.outbox import OUTBOX, Outbox, find_undelivered, is_running_here, was_killed_here
+from tasks.tracking.run_tracker import RunTracker
+from tasks.tracking.tracker import Delivery
 from tests.fork_server import COMMANDS, Fork, run_code
 from tests.servers import Server, closed_port, mlflow_server
 from tests.waiting import wait_until
@@ -72,7 +74,7 @@ def artifact(stage: str = "load_data", **figures: float) -> Ref:
 
 
 def test_a_run_has_its_parameters_tags_figures_files_and_data(tracked: Path) -> None:
-    tracker = Tracker("recipe", "flow-1")
+    tracker = RunTracker("recipe", "flow-1")
     tracker.log_params({"training.learning_rate": "3e-05", "name": "recipe"})
     tracker.log_text("recipe.yaml", "name: recipe\n")
     tracker.stage_started("load_data", "k" * 40)
@@ -100,7 +102,7 @@ def test_a_run_has_its_parameters_tags_figures_files_and_data(tracked: Path) -> 
 
 def test_a_childs_figures_keep_their_own_times_and_steps_and_a_replay_adds_nothing(tracked: Path) -> None:
     for status in ("FAILED", "FINISHED"):
-        tracker = Tracker("recipe", "flow-1")
+        tracker = RunTracker("recipe", "flow-1")
         tracker.stage_events("fit", EVENTS[:1])
         tracker.stage_events("fit", [*EVENTS, EVENTS[0] | {"kind": "speed", "values": {"tokens_per_second": 9.0}}])
         tracker.end(status)
@@ -111,7 +113,7 @@ def test_a_childs_figures_keep_their_own_times_and_steps_and_a_replay_adds_nothi
 
 def test_an_outbox_delivered_twice_from_the_start_adds_nothing(tracked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Outbox, "trim", lambda outbox: None)
-    tracker = Tracker("recipe", "flow-1")
+    tracker = RunTracker("recipe", "flow-1")
     tracker.log_params({"name": "recipe"})
     tracker.stage_events("fit", EVENTS)
     tracker.stage_ended(Row("load_data", "k" * 40, "ran", 1.25), artifact())
@@ -119,14 +121,14 @@ def test_an_outbox_delivered_twice_from_the_start_adds_nothing(tracked: Path, mo
     before = the_run().to_dictionary()
     outbox = Outbox("flow-1")
     outbox.mark_delivered(0)
-    Delivery().deliver(outbox)
+    Delivery(outbox, Mlflow(run_of(outbox))).deliver()
     assert the_run().to_dictionary() == before
     assert len(history("fit/loss")) == 2 and len(history("load_data/seconds")) == 1
 
 
 def test_a_cached_training_brings_its_curve_into_the_new_run(tracked: Path) -> None:
     ref = artifact("fit", loss=0.375, steps=20)
-    tracker = Tracker("recipe", "flow-2")
+    tracker = RunTracker("recipe", "flow-2")
     tracker.stage_ended(Row("fit", "k" * 40, "cached", 0.1), ref)
     tracker.end("FINISHED")
     # A figure of the same name, the mean here, is no point of the curve.
@@ -135,11 +137,11 @@ def test_a_cached_training_brings_its_curve_into_the_new_run(tracked: Path) -> N
 
 
 def test_a_retried_flow_run_goes_on_in_its_mlflow_run(tracked: Path) -> None:
-    first = Tracker("recipe", "flow-1")
+    first = RunTracker("recipe", "flow-1")
     first.log_params({"name": "recipe"})
     first.end("FAILED")
     assert the_run().info.status == "FAILED"
-    second = Tracker("recipe", "flow-1")
+    second = RunTracker("recipe", "flow-1")
     second.log_params({"name": "recipe"})
     wait_until(lambda: second.mlflow_run_id is not None)
     assert the_run().info.status == "RUNNING"
@@ -151,14 +153,14 @@ def test_a_retried_flow_run_goes_on_in_its_mlflow_run(tracked: Path) -> None:
 def test_a_resumed_run_has_each_figure_of_a_stage_once_and_new_figures_of_a_new_result(tracked: Path) -> None:
     ref = artifact()
     for state, seconds in (("ran", 1.25), ("cached", 0.5), ("cached", 0.25)):
-        tracker = Tracker("recipe", "flow-1")
+        tracker = RunTracker("recipe", "flow-1")
         tracker.stage_ended(Row("load_data", "k" * 40, state, seconds), ref)
         tracker.log_points({"trials/accuracy": 0.75}, 1)
         tracker.end("KILLED")
     assert [(value, step) for value, _, step in history("trials/accuracy")] == [(0.75, 1)]
     assert [value for value, _, _ in history("load_data/seconds")] == [1.25]
     assert [value for value, _, _ in history("load_data/train_rows")] == [3.0]
-    other = Tracker("recipe", "flow-1")
+    other = RunTracker("recipe", "flow-1")
     other.stage_ended(
         Row("load_data", "k" * 40, "ran", 2.0),
         ref.model_copy(update={"digest": "f" * 64, "figures": {"train_rows": 4}}),
@@ -168,10 +170,10 @@ def test_a_resumed_run_has_each_figure_of_a_stage_once_and_new_figures_of_a_new_
 
 
 def test_a_record_that_mlflow_refuses_holds_up_no_other(tracked: Path) -> None:
-    first = Tracker("recipe", "flow-1")
+    first = RunTracker("recipe", "flow-1")
     first.log_params({"name": "recipe", "kind": "a"})
     first.end("FAILED")
-    second = Tracker("recipe", "flow-1")
+    second = RunTracker("recipe", "flow-1")
     # A parameter that changed, and a name that MLflow does not take, among good ones.
     second.log_params({"name": "recipe", "kind": "b", "odd*name": "x", "more": "y"})
     second.set_tags({"fit.key": "k"})
@@ -182,7 +184,7 @@ def test_a_record_that_mlflow_refuses_holds_up_no_other(tracked: Path) -> None:
 
 
 def test_long_values_are_cut_to_what_mlflow_takes(tracked: Path) -> None:
-    tracker = Tracker("recipe", "flow-1")
+    tracker = RunTracker("recipe", "flow-1")
     tracker.log_params({"long": "x" * 10_000})
     tracker.set_tags({"long": "x" * 10_000})
     tracker.end("FINISHED")
@@ -194,7 +196,7 @@ def test_a_run_whose_process_died_is_closed_as_killed_while_the_next_one_runs(tr
     dead = Outbox("dead")
     dead.put("start", experiment="recipe")
     dead.put("tags", values={"fit.key": "k"})
-    alive = Tracker("other-recipe", "alive")
+    alive = RunTracker("other-recipe", "alive")
     wait_until(lambda: len(runs()) == 2 and all(r.info.status != "RUNNING" for r in runs() if of(r) == "dead"))
     assert {of(run): run.info.status for run in runs()} == {"dead": "KILLED", "alive": "RUNNING"}
     alive.end("FINISHED")
@@ -206,7 +208,7 @@ def test_figures_that_mlflow_has_are_dropped_from_the_outbox_of_a_run_that_ended
     dead = Outbox("dead")
     dead.put("start", experiment="recipe")
     dead.put("metrics", points=[["fit/loss", 0.5, 0, 1]])
-    alive = Tracker("recipe", "alive")
+    alive = RunTracker("recipe", "alive")
     alive.stage_events("fit", EVENTS)
     wait_until(lambda: len(runs()) == 2 and all(r.info.status != "RUNNING" for r in runs() if of(r) == "dead"))
     alive.end("FINISHED")
@@ -233,7 +235,7 @@ def test_a_run_that_another_process_works_on_is_left_alone(tracked: Path) -> Non
     other = Outbox("other")
     other.put("start", experiment="recipe")
     with other.claim_run():
-        tracker = Tracker("recipe", "mine")
+        tracker = RunTracker("recipe", "mine")
         tracker.end("FINISHED")
     assert {of(run): run.info.status for run in runs()} == {"mine": "FINISHED"}
 
@@ -241,7 +243,7 @@ def test_a_run_that_another_process_works_on_is_left_alone(tracked: Path) -> Non
 def test_a_run_that_cannot_be_delivered_does_not_hold_up_the_others(tracked: Path) -> None:
     for name, experiment in (("a-dead", ""), ("b-dead", "recipe")):  # MLflow takes no empty name
         Outbox(name).put("start", experiment=experiment)
-    tracker = Tracker("recipe", "mine")
+    tracker = RunTracker("recipe", "mine")
     wait_until(lambda: tracker.trouble is not None)
     tracker.end("FINISHED")
     assert {of(run): run.info.status for run in runs()} == {"b-dead": "KILLED", "mine": "FINISHED"}
@@ -249,13 +251,13 @@ def test_a_run_that_cannot_be_delivered_does_not_hold_up_the_others(tracked: Pat
 
 
 def test_an_experiment_that_was_deleted_in_mlflow_is_restored_with_a_warning(tracked: Path) -> None:
-    Tracker("recipe", "before").end("FINISHED")
+    RunTracker("recipe", "before").end("FINISHED")
     Outbox("dead").put("start", experiment="other-recipe")
     client = connect()
     for name in ("recipe", "other-recipe"):
         found = client.get_experiment_by_name(name)
         client.delete_experiment(found.experiment_id if found else client.create_experiment(name))
-    tracker = Tracker("recipe", "after")
+    tracker = RunTracker("recipe", "after")
     wait_until(lambda: len(runs()) == 3)
     tracker.end("FINISHED")
     statuses = {"before": "FINISHED", "dead": "KILLED", "after": "FINISHED"}
@@ -271,7 +273,7 @@ def test_a_tracker_that_is_down_holds_up_no_run_and_its_password_is_not_shown(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@127.0.0.1:{closed_port()}")
     started = time.monotonic()
-    tracker = Tracker("recipe", "flow-1")
+    tracker = RunTracker("recipe", "flow-1")
     tracker.stage_events("fit", EVENTS)
     tracker.stage_ended(Row("load_data", "k" * 40, "ran", 1.25), artifact())
     assert time.monotonic() - started < 2
@@ -285,10 +287,10 @@ def test_a_tracker_that_is_down_holds_up_no_run_and_its_password_is_not_shown(
 def test_a_server_that_accepts_and_never_answers_holds_up_no_run_for_longer_than_its_limit(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mlflow_run, "LAST_WAIT_S", 2.0)
+    monkeypatch.setattr(run_tracker, "LAST_WAIT_S", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        tracker = Tracker("recipe", "flow-1")
+        tracker = RunTracker("recipe", "flow-1")
         tracker.stage_events("fit", EVENTS)
         started = time.monotonic()
         tracker.end("FINISHED")
@@ -312,7 +314,7 @@ def test_a_server_that_fails_in_everything_holds_up_no_run(home: Path, monkeypat
     with HTTPServer(("127.0.0.1", 0), Failing) as failing:
         threading.Thread(target=failing.serve_forever, daemon=True).start()
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{failing.server_port}")
-        tracker = Tracker("recipe", "flow-1")
+        tracker = RunTracker("recipe", "flow-1")
         tracker.stage_events("fit", EVENTS)
         wait_until(lambda: tracker.trouble is not None)
         started = time.monotonic()
@@ -328,7 +330,7 @@ def test_the_load_of_the_machine_is_tracked_also_of_the_time_when_no_server_answ
 ) -> None:
     monkeypatch.setattr(mlflow_run, "SAMPLE_S", 0.2)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
-    dead = Tracker("recipe", "flow-1")
+    dead = RunTracker("recipe", "flow-1")
     wait_until(lambda: len([e for e, _ in Outbox("flow-1").read_undelivered() if e["entry"] == "metrics"]) > 2)
     dead.end("FINISHED")
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
@@ -347,11 +349,11 @@ def test_a_sample_that_comes_after_the_end_leaves_the_run_ended(home: Path, monk
         tell({"cpu_utilization_percentage": 50.0})
         reported.set()
 
-    monkeypatch.setattr(mlflow_run, "sample_system_metrics", slow)
+    monkeypatch.setattr(run_tracker, "sample_system_metrics", slow)
     for name in ("LOAD_WAIT_S", "LAST_WAIT_S", "DEAD_WAIT_S"):
-        monkeypatch.setattr(mlflow_run, name, 0.1)
+        monkeypatch.setattr(run_tracker, name, 0.1)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
-    tracker = Tracker("recipe", "flow-1")
+    tracker = RunTracker("recipe", "flow-1")
     assert begun.wait(5)
     tracker.end("FINISHED")
     taken.set()
@@ -370,25 +372,24 @@ def test_records_lost_to_a_full_disk_are_reported_and_stop_no_sample(
         return open_(path, flags, *more, **named)
 
     monkeypatch.setattr(os, "open", refusing)
-    monkeypatch.setattr(mlflow_run, "sample_system_metrics", lambda tell, ended: None)
-    monkeypatch.setattr(mlflow_run, "DEAD_WAIT_S", 0.1)
+    monkeypatch.setattr(run_tracker, "sample_system_metrics", lambda tell, ended: None)
+    monkeypatch.setattr(run_tracker, "DEAD_WAIT_S", 0.1)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
     full.set()
-    tracker = Tracker("recipe", "flow-1")
+    tracker = RunTracker("recipe", "flow-1")
     tracker._log_sample({"cpu_utilization_percentage": 50.0})  # the start is not on the disk: no error
     full.clear()
     tracker.set_tags({"fit.key": "k"})
-    tracker._log_sample({"cpu_utilization_percentage": 50.0})
-    assert [entry["entry"] for entry, _ in Outbox("flow-1").read_undelivered()] == ["start", "tags", "metrics"]
+    assert [entry["entry"] for entry, _ in Outbox("flow-1").read_undelivered()] == ["start", "metrics", "tags"]
     full.set()
     tracker.end("FINISHED")
-    assert tracker.lost and Outbox("flow-1").is_open()
+    assert "lacks the end of this run for good" in tracker.warnings[-1] and Outbox("flow-1").is_open()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_value_that_is_no_number_takes_no_other_along_and_is_there_once(tracked: Path, value: float) -> None:
     event = {"time": 1000.5, "kind": "metrics", "step": 10, "values": {"loss": value, "eval_loss": 0.5}}
-    tracker = Tracker("recipe", "flow-1")
+    tracker = RunTracker("recipe", "flow-1")
     tracker.stage_events("fit", [event])
     tracker.stage_events("fit", [event])
     tracker.end("FINISHED")
@@ -411,13 +412,13 @@ def server(tmp_path: Path, fresh_database: Path, monkeypatch: pytest.MonkeyPatch
 def test_records_that_a_server_misses_before_and_during_a_run_are_delivered_once_when_it_is_back(
     home: Path, server: Server
 ) -> None:
-    first = Tracker("recipe", "flow-1")
+    first = RunTracker("recipe", "flow-1")
     first.stage_events("fit", EVENTS)
     first.stage_ended(Row("load_data", "k" * 40, "ran", 1.25), artifact())
     first.end("FINISHED")
     assert first.mlflow_run_id is None
     server.start()
-    second = Tracker("recipe", "flow-2")  # begins while the server still starts
+    second = RunTracker("recipe", "flow-2")  # begins while the server still starts
     second.stage_events("fit", EVENTS[:1])
     wait_until(lambda: second.mlflow_run_id is not None and second.trouble is None, timeout_s=60)
     server.kill()
@@ -448,8 +449,8 @@ def test_a_failure_of_mlflow_is_reported_with_its_address_and_without_its_passwo
 
 TRACK = """
 import sys
-from tasks.tracking.mlflow_run import Tracker
-tracker = Tracker("recipe", sys.argv[1])
+from tasks.tracking.run_tracker import RunTracker
+tracker = RunTracker("recipe", sys.argv[1])
 tracker.set_tags({"fit.key": sys.argv[1]})
 tracker.end("FINISHED")
 sys.exit(tracker.trouble)
@@ -480,20 +481,20 @@ def test_a_run_that_starts_again_during_a_slow_delivery_of_its_records_is_not_ta
     left = Outbox("flow-1")
     left.put("start", experiment="recipe")
     left.put("tags", values={"fit.key": "left"})
-    reached, go_on, deliver = threading.Event(), threading.Event(), Delivery._deliver
+    reached, go_on, deliver = threading.Event(), threading.Event(), Mlflow.deliver
 
-    def slowly(delivery: Delivery, entry: dict[str, Any], run_id: str) -> None:
+    def slowly(mlflow: Mlflow, entry: dict[str, Any]) -> None:
         if entry.get("values") == {"fit.key": "left"}:
             reached.set()
             assert go_on.wait(30)
-        deliver(delivery, entry, run_id)
+        deliver(mlflow, entry)
 
-    monkeypatch.setattr(Delivery, "_deliver", slowly)
+    monkeypatch.setattr(Mlflow, "deliver", slowly)
     other = threading.Thread(target=deliver_earlier_runs)
     other.start()
     assert reached.wait(30)
     began = time.monotonic()
-    tracker = Tracker("recipe", "flow-1")  # the run is started again
+    tracker = RunTracker("recipe", "flow-1")  # the run is started again
     assert time.monotonic() - began < 1
     assert is_running_here("flow-1") and not was_killed_here("flow-1")
     assert Outbox("flow-1").end_if_killed() is False
@@ -508,8 +509,8 @@ def test_a_run_that_starts_again_during_a_slow_delivery_of_its_records_is_not_ta
 
 
 def test_a_second_process_of_the_same_run_waits_until_the_first_has_ended(tracked: Path) -> None:
-    first, seconds = Tracker("recipe", "flow-1"), []
-    thread = threading.Thread(target=lambda: seconds.append(Tracker("recipe", "flow-1")))
+    first, seconds = RunTracker("recipe", "flow-1"), []
+    thread = threading.Thread(target=lambda: seconds.append(RunTracker("recipe", "flow-1")))
     thread.start()
     thread.join(0.5)
     assert thread.is_alive() and not seconds
@@ -520,7 +521,7 @@ def test_a_second_process_of_the_same_run_waits_until_the_first_has_ended(tracke
 
 
 def test_a_tracker_that_is_closed_without_an_end_lets_the_run_be_tried_again(tracked: Path) -> None:
-    with contextlib.closing(Tracker("recipe", "flow-1")):
+    with contextlib.closing(RunTracker("recipe", "flow-1")):
         pass
     with Outbox("flow-1").claim_run() as mine:
         assert mine

@@ -101,7 +101,7 @@ def training_arguments(task: Task) -> TrainingArguments:
         "fp16": compute.mixed_precision == "fp16",
         "use_cpu": not torch.cuda.is_available(),
         "disable_tqdm": True,
-        "report_to": training.report_to or "none",
+        "report_to": "none",  # the flow tells trackers, by the events
         "remove_unused_columns": False,
         "restore_callback_states_from_checkpoint": True,
         "use_liger_kernel": False,  # they are in the model already, so that the estimate counts them

@@ -26,6 +26,7 @@ from training.recipe.tables.gpu_kernels import ATTENTION
 from training.recipe.tables.metrics import METRICS, WIN_RATE
 from training.recipe.tables.optimizers import OPTIMIZERS
 from training.recipe.tables.strategies import STRATEGIES
+from training.recipe.tables.trackers import TRACKERS
 
 MAX_COUNT = 1_000_000_000
 """The limit of steps and of seconds: far above any use, and small enough for all libraries."""
@@ -131,8 +132,8 @@ class Training(Section):
     """The checkpoint folder of another job, `…/checkpoint-40`, to start from with its weights, optimizer and position
     in the epochs (null: the base model). A run that was stopped resumes without this. To start from weights alone, set
     model.path to the model's folder."""
-    report_to: list[Literal["tensorboard", "wandb"]] = Field(default_factory=list)
-    """Trackers for training metrics besides MLflow: tensorboard (files in `tensorboard/` of the home, or in
+    report_to: list[Annotated[str, NameIn(TRACKERS)]] = Field(default_factory=list)
+    """Trackers of the run besides MLflow: tensorboard (files in `tensorboard/` of the home, or in
     TENSORBOARD_LOGGING_DIR) and wandb (set up by its WANDB_… variables). Each needs its package."""
     loss: CodeName = "cross_entropy"
     """The loss of task sequence-classification: cross_entropy (the model's own), focal, or your function as

@@ -66,9 +66,6 @@ def _cluster(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if written["training.resume_from_checkpoint"] is not None:
         message = "names a folder of this machine, which the machines of a cluster do not see: leave one of both out."
         yield "training.resume_from_checkpoint", message
-    if "tensorboard" in written["training.report_to"]:
-        message = "'tensorboard' writes a folder that would stay on a machine of the cluster: MLflow has the curves."
-        yield "training.report_to", message
     if written["release.hub"] is not None and written["release.hub.checkpoints"] != "no":
         yield "release.hub.checkpoints", "checkpoints stay on the machines of the cluster: set it to no."
 

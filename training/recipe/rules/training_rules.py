@@ -14,6 +14,7 @@ from training.recipe.rules.release_rules import figures_of
 from training.recipe.rules.rule import MODULE_AND_NAME, Rule, WrittenRecipe
 from training.recipe.tables.engines import ENGINES
 from training.recipe.tables.optimizers import OPTIMIZERS, Optimizer, missing_package, optim_args
+from training.recipe.tables.trackers import TRACKERS
 
 _LOSSES = ("cross_entropy", "focal")
 _LOSS_FIELDS = ("loss", "focal_gamma", "class_weights", "label_smoothing_factor")
@@ -227,8 +228,8 @@ def _reporters(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     for index, name in enumerate(reporters):
         if name in reporters[:index]:
             yield f"training.report_to[{index}]", f"{name!r} is listed twice."
-        elif importlib.util.find_spec(name) is None:
-            message = f"{name!r} needs a package that is not installed: pip install {name}."
+        elif importlib.util.find_spec(package := TRACKERS[name].package) is None:
+            message = f"{name!r} needs a package that is not installed: pip install {package}."
             yield f"training.report_to[{index}]", message
 
 

@@ -1,0 +1,173 @@
+"""Trackers: a tracker shows a run in one service. It gets the entries of the run's outbox, in order.
+
+    start            the flow run, when it starts, and again when it is resumed
+    params           the recipe's fields
+    tags             keys and states of stages, verdict, version
+    note             a description with links, as Markdown
+    metrics          points of curves: training and evaluation by step, speed, the machine's load
+    figures          the numbers of a stage that has ended, such as the scores
+    text, file       recipe, reports, pictures, logs
+    dataset          the rows that the run read
+    end              the state of the run
+
+A new tracker is a module with a subclass of Tracker and its line in training/recipe/tables/trackers.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from tasks.cache import settings
+from tasks.tracking.outbox import Outbox
+from training.recipe.tables.trackers import TRACKERS
+
+# Tags of a run: the figure by which its model is judged, `split/metric`, and its version in the registry.
+JUDGED_TAG = "finetune.judged"
+VERSION_TAG = "register.version"
+# Tags of a sweep's run and of its trials: the study, the number of the trial, and its state at the end of its run.
+STUDY_TAG, TRIAL_TAG, TRIAL_STATE_TAG = "sweep.study", "sweep.trial", "sweep.state"
+
+
+RECIPE = "recipe.yaml"
+"""The name of the text that is the recipe."""
+
+
+class Run(NamedTuple):
+    """A flow run, as its first entry names it."""
+
+    id: str
+    recipe: str
+    began_s: float
+    """The time of its first start."""
+
+
+class Curve(NamedTuple):
+    """The source of points: the job of a stage, or the run itself (both empty)."""
+
+    stage: str = ""
+    key: str = ""
+    """The key of the stage: runs with the same key train the same model, and resume each other's jobs."""
+
+
+class Point(NamedTuple):
+    """A value of a curve."""
+
+    name: str
+    value: float
+    time_ms: int
+    step: int
+
+
+class Tracker:
+    """Shows one run in a service, in a thread of its own: a slow one delays nothing but the end of the run.
+
+    A method that raises is called again later with the same values. Each point comes once, however often the run is
+    killed and resumed in this home; a new run with the same key begins with all points of its job. Methods that a
+    service has no use for are inherited: they do nothing.
+    """
+
+    title: ClassVar[str]
+    """The name of the service, for messages."""
+    is_late: ClassVar[bool] = False
+    """Whether entries wait until the service answers, for the next run if need be. Otherwise each process begins with
+    the run's first entry, and the remaining ones are dropped at its end."""
+    retry_s: ClassVar[float] = 10.0
+    """The time after which a failed delivery is tried again."""
+    remedy: ClassVar[str] = "the next run with the same training draws it again"
+    """The end of the warning about a run that the service lacks a part of."""
+
+    def __init__(self, run: Run, warn: Callable[[str], None]) -> None:
+        self.run, self.warn = run, warn
+        self.url: str | None = None
+        """The address of the run's page; None before there is one, or without a server."""
+
+    def start(self, name: str | None, parent: str | None) -> None:
+        """The run starts, or is resumed. `parent`: the flow run of its sweep."""
+
+    def log_params(self, values: Mapping[str, str]) -> None:
+        """The recipe's fields by dotted name."""
+
+    def set_tags(self, values: Mapping[str, str]) -> None:
+        """Short texts by name; a later one replaces an earlier one."""
+
+    def describe(self, markdown: str) -> None:
+        """The run's description. `models:/NAME/VERSION` is the address of a registered version in it."""
+
+    def log_points(self, curve: Curve, points: Sequence[Point]) -> None:
+        """Points of curves, in the order in which they were recorded."""
+
+    def log_figures(self, values: Mapping[str, float], time_ms: int) -> None:
+        """The numbers of a stage that has ended, by `STAGE/name`; later values replace earlier ones."""
+
+    def log_text(self, name: str, content: str) -> None:
+        """A small text file."""
+
+    def log_file(self, path: Path, folder: str) -> None:
+        """A file of the home, for a folder of the run's files."""
+
+    def log_dataset(self, values: Mapping[str, Any]) -> None:
+        """The rows of the run: name, digest, source and profile."""
+
+    def end(self, status: str, time_ms: int) -> None:
+        """The run has ended: FINISHED, FAILED or KILLED."""
+
+    def catch_up(self) -> None:
+        """Called once, after the first delivery: for what earlier runs left."""
+
+    def deliver(self, entry: Mapping[str, Any]) -> None:
+        """Calls the method of an entry."""
+        kind, time_ms = entry["entry"], int(entry["time"] * 1000)
+        if kind == "start":
+            self.start(entry.get("name"), entry.get("parent"))
+        elif kind == "params":
+            self.log_params(entry["values"])
+        elif kind == "tags":
+            self.set_tags(entry["values"])
+        elif kind == "note":
+            self.describe(entry["content"])
+        elif kind == "metrics":
+            curve = Curve(entry.get("stage", ""), entry.get("key", ""))
+            self.log_points(curve, [Point(*point) for point in entry["points"]])
+        elif kind == "figures":
+            self.log_figures(entry["values"], time_ms)
+        elif kind == "text":
+            self.log_text(entry["name"], entry["content"])
+        elif kind == "file":
+            path = settings.home() / entry["path"]
+            if path.is_file():
+                self.log_file(path, entry["to"])
+        elif kind == "dataset":
+            self.log_dataset(entry)
+        elif kind == "end":
+            self.end(entry["status"], time_ms)
+
+
+def load(name: str) -> type[Tracker]:
+    """The class of a tracker of `training.report_to`."""
+    module, _, attribute = TRACKERS[name].tracker.partition(":")
+    found: type[Tracker] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+class Delivery:
+    """Delivery of the entries of an outbox to a tracker. Errors of the tracker are raised."""
+
+    def __init__(self, outbox: Outbox, tracker: Tracker) -> None:
+        self._outbox, self.tracker = outbox, tracker
+        self._offset = 0
+
+    def deliver(self) -> None:
+        """Delivers the remaining entries in order. Of a late tracker, each is marked as delivered."""
+        is_late = self.tracker.is_late
+        entries = self._outbox.read_undelivered() if is_late else self._outbox.read_from(self._offset)
+        for index, (entry, offset) in enumerate(entries, 1):
+            is_end = entry["entry"] == "end"
+            if is_end and (index < len(entries) or self._outbox.is_open()):
+                continue  # the run has started again
+            self.tracker.deliver(entry)
+            self._offset = offset
+            if is_late:
+                self._outbox.mark_delivered(offset, ended=is_end)
