@@ -17,7 +17,7 @@ from typing import Any
 from flows import pipeline
 from flows.cli.main import COMMANDS, parser
 from tasks.cache.stage import Stage
-from tasks.tracking.stage_table import STAGES
+from tasks.reports.stage_summaries import STAGES
 from training import task_types
 from training.data import checks
 from training.evaluation.metrics import load_class

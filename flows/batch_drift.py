@@ -13,8 +13,8 @@ from tasks.cache.stage import Listener
 from tasks.jobs.launch import JobFailed
 from tasks.prediction.new_rows import Monitoring
 from tasks.registry.monitored import find_rows
+from tasks.reports.formatting import format_count
 from tasks.tracking.connection import MlflowFailed
-from tasks.tracking.reports import format_count
 from training.problems import UserError
 
 

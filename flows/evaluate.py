@@ -18,9 +18,9 @@ from tasks.prediction.scan import list_files
 from tasks.prefect import events
 from tasks.registry.evaluations import Evaluation
 from tasks.registry.monitored import Monitored, find_rows, read_recipe, require_no_reference
+from tasks.reports.monitoring_reports import summarize_evaluation
 from tasks.stages.evaluate import evaluate as score_labelled
 from tasks.stages.evaluate import load_labelled, predict_labelled, record_evaluation
-from tasks.tracking.evaluation_reports import summarize_evaluation
 
 
 def evaluate_run_name() -> str:

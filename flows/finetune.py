@@ -32,10 +32,10 @@ from tasks.jobs.launch import JobFailed
 from tasks.prefect import events, pending_states
 from tasks.prefect.progress import PrefectProgress
 from tasks.registry import consent
+from tasks.reports.stage_summaries import STAGES_WITH_REPORT
 from tasks.shared_store.opening import open_remote
 from tasks.stages.resolve import lock_file
 from tasks.tracking.connection import MlflowFailed
-from tasks.tracking.stage_table import STAGES_WITH_REPORT
 from training.problems import UserError, full_disk
 from training.recipe import Recipe, parse
 

@@ -23,9 +23,9 @@ from flows.reports.tables import verdict_lines
 from tasks.cache.refs import Ref
 from tasks.cache.stage import Work
 from tasks.prefect.deployments import read_deployments
+from tasks.reports.model_reports import find_worst_groups
 from tasks.stages.gate import gate
 from tasks.stages.score import require_fitting
-from tasks.tracking.reports import find_worst_groups
 from training.evaluation.judgements import PairedAnswers, judge_answers
 from training.evaluation.predictions import OneLabel
 from training.problems import Problem, UserError
@@ -248,7 +248,7 @@ def _fields(model: type[BaseModel], path: str) -> Iterator[str]:
 
 def test_the_page_on_evaluation_names_every_metric_and_what_a_run_prints_of_them() -> None:
     from tasks.cache.refs import Ref
-    from tasks.tracking.stage_summary import summarize_result
+    from tasks.reports.stage_summaries import summarize_result
     from training.recipe.tables.metrics import METRICS
 
     page = reference_tables.replaced(PAGES["docs/how-to/evaluate.md"])

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from flows.cli.shared import COMPLETED, add_version_arguments
-from tasks.tracking.reports import format_count
+from tasks.reports.formatting import format_count
 from training.recipe import split_version_name
 
 if TYPE_CHECKING:

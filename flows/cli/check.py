@@ -22,6 +22,7 @@ from flows.reports.tables import count_line, label_lines, mixture_lines, problem
 from flows.reports.terminal import Terminal
 from tasks.cache.refs import Lock
 from tasks.hub.push import find_publishing_problems
+from tasks.reports.row_reports import read_report
 from tasks.stages.load_data import counts_tokens, load_rows
 from tasks.stages.preflight.model_check import require_model
 from tasks.stages.preflight.token_check import (
@@ -34,7 +35,6 @@ from tasks.stages.preflight.token_check import (
 from tasks.stages.resolve import pin_data, pin_tokenizer
 from tasks.stages.score import require_fitting, require_fitting_lengths
 from tasks.tracking.connection import MlflowFailed
-from tasks.tracking.reports import read_report
 from training.problems import NETWORK, UserError
 from training.recipe import Recipe, parse
 

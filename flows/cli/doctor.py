@@ -6,8 +6,8 @@ import argparse
 
 from flows.cli.shared import COMPLETED, FAILED
 from flows.reports.tables import terminal_width, wrap
+from tasks.reports.formatting import format_count
 from tasks.services.doctor import Finding, run_checks
-from tasks.tracking.reports import format_count
 
 LEVEL = len("warning")
 MIN_TEXT_WIDTH = 40

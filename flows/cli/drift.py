@@ -24,7 +24,7 @@ from flows.cli.shared import (
 )
 from flows.reports.tables import align, terminal_width, wrap
 from tasks.cache import settings
-from tasks.tracking.drift_reports import describe_accuracy, describe_words, summarize_drift, tabulate_drift
+from tasks.reports.monitoring_reports import describe_accuracy, describe_words, summarize_drift, tabulate_drift
 from training.problems import UserError
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flows.cli.shared import COMPLETED, add_version_arguments
 from flows.reports.tables import export_lines
-from tasks.tracking.reports import format_size
+from tasks.reports.formatting import format_size
 from training.problems import UserError
 from training.recipe import EXPORTS, split_version_name
 

@@ -13,7 +13,7 @@ from typing import Any
 from flows.cli.shared import COMPLETED, add_json_argument, add_limit_argument, write_json
 from flows.reports.tables import align, fit_to_terminal, terminal_width, wrap
 from tasks.registry.catalog import list_models
-from tasks.tracking.reports import format_value
+from tasks.reports.formatting import format_value
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -26,11 +26,11 @@ from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.refs import Lock, Ref
 from tasks.hub.push import find_publishing_problems
 from tasks.jobs.engines.ray_engine import free
+from tasks.reports.row_reports import read_report
 from tasks.shared_store.opening import open_remote
 from tasks.stages.fit import fit, launch, training_job
 from tasks.stages.preflight.training_estimate import estimate_lines
 from tasks.tracking.connection import find_registry_problems
-from tasks.tracking.reports import read_report
 from training.problems import UserError
 from training.recipe import ENTRYPOINT, SWEEP_ENTRYPOINT, Recipe, load_sweep, parse_set, read_entries
 

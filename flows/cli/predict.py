@@ -23,7 +23,7 @@ from flows.cli.shared import (
     write_json,
 )
 from flows.reports.terminal import Terminal
-from tasks.tracking.reports import format_count
+from tasks.reports.formatting import format_count
 from training.problems import Problem, UserError, renamed
 from training.recipe import BatchPrediction, parse_batch_prediction, split_version_name
 

@@ -22,7 +22,7 @@ from tasks.cache import settings
 from tasks.cache.garbage_collection import REPRODUCES, UNFINISHED, find_reproductions, remove_reproduction
 from tasks.cache.locks import exclusive_lock
 from tasks.registry import consent
-from tasks.tracking.reports import format_count, format_score
+from tasks.reports.formatting import format_count, format_score
 from training.problems import UserError
 
 if TYPE_CHECKING:

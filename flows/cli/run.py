@@ -31,9 +31,9 @@ from tasks.cache.planner import Planner
 from tasks.cache.refs import Verdict
 from tasks.jobs import warm
 from tasks.jobs.early_launch import early_launches
+from tasks.reports.stage_summaries import STAGES
 from tasks.shared_store.opening import open_remote
 from tasks.tracking.connection import MlflowFailed
-from tasks.tracking.stage_table import STAGES
 from training.problems import UserError
 from training.recipe import Recipe, parse_set
 

@@ -10,7 +10,8 @@ import yaml
 
 from flows.cli.shared import COMPLETED, add_json_argument, write_json
 from flows.reports.tables import align, terminal_width, wrap
-from tasks.tracking.reports import format_count, format_score, tabulate_mixture
+from tasks.reports.formatting import format_count, format_score
+from tasks.reports.row_reports import tabulate_mixture
 
 LABEL = 14
 DIGITS = 12  # of a digest; --json has all

@@ -12,7 +12,7 @@ from flows.reports.tables import align
 from tasks.cache import garbage_collection, settings
 from tasks.cache.garbage_collection import INCOMPLETE, JOBS, QUARANTINE, RECORDS, REMOVED, REPRODUCED, Piece, Sizes
 from tasks.registry.retention import find_needs, find_shared_needs
-from tasks.tracking.reports import format_size
+from tasks.reports.formatting import format_size
 from training.problems import UserError
 
 DAYS = 30

@@ -13,8 +13,7 @@ from rich.text import Text
 
 from flows.reports.terminal import Terminal, stage_line
 from tasks.cache.stage import Row
-from tasks.tracking.stage_summary import Pace
-from tasks.tracking.stage_table import STAGES
+from tasks.reports.stage_summaries import STAGES, Pace
 from training.problems import visible
 from training.recipe import Recipe
 

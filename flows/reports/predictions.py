@@ -11,8 +11,8 @@ from flows.batch_plan import Prepared
 from tasks.cache.stage import Listener, Row
 from tasks.jobs.launch import JobFailed
 from tasks.prediction.scan import MAX_REASONS
-from tasks.tracking.drift_reports import describe_drift
-from tasks.tracking.reports import format_count
+from tasks.reports.formatting import format_count
+from tasks.reports.monitoring_reports import describe_drift
 from training.problems import UserError
 
 STAGE = "predict"

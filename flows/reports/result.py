@@ -10,7 +10,7 @@ from tasks.cache import settings
 from tasks.cache.digests import Digests
 from tasks.cache.stage import Row
 from tasks.jobs.launch import JobFailed
-from tasks.tracking.reports import format_score
+from tasks.reports.formatting import format_score
 from training.problems import UserError
 from training.recipe import Recipe
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from flows.reports.tables import align
-from tasks.tracking.reports import format_size
+from tasks.reports.formatting import format_size
 
 if TYPE_CHECKING:
     from tasks.shared_store.bucket import Entry

@@ -14,8 +14,8 @@ from flows.naming import format_settings, format_value
 from flows.reports.tables import align
 from flows.reports.terminal import can_redraw
 from tasks.cache.stage import Listener
+from tasks.reports.formatting import format_score
 from tasks.sweeps.trial import Trial, short_names
-from tasks.tracking.reports import format_score
 from training.recipe import Sweep
 
 REFRESHES_PER_SECOND = 4

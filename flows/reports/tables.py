@@ -11,16 +11,9 @@ from typing import Any
 from rich.cells import cell_len
 
 from tasks.cache.refs import Verdict
-from tasks.tracking.export_reports import tabulate_exports
-from tasks.tracking.reports import (
-    format_count,
-    format_score,
-    make_printable,
-    tabulate_answers,
-    tabulate_checks,
-    tabulate_comparison,
-    tabulate_mixture,
-)
+from tasks.reports.formatting import format_count, format_score, make_printable
+from tasks.reports.model_reports import tabulate_answers, tabulate_checks, tabulate_comparison, tabulate_exports
+from tasks.reports.row_reports import tabulate_mixture
 from training.problems import visible
 
 WIDTH = 100  # columns of a file or pipe

@@ -11,8 +11,8 @@ from typing import Any, TextIO
 from flows.reports.tables import metric_lines
 from tasks.cache.refs import Ref
 from tasks.cache.stage import Listener, Row, fetch_event
-from tasks.tracking.reports import find_worst_groups
-from tasks.tracking.stage_summary import Pace, format_evaluation, summarize_row
+from tasks.reports.model_reports import find_worst_groups
+from tasks.reports.stage_summaries import Pace, format_evaluation, summarize_row
 from training.problems import visible
 from training.recipe import Recipe
 

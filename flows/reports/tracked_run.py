@@ -15,7 +15,7 @@ from tasks.cache.stage import Row, flatten
 from tasks.prefect.flow_runs import page_url
 from tasks.registry import lineage
 from tasks.registry.model_card import format_figures
-from tasks.tracking.reports import describe_verdict
+from tasks.reports.model_reports import describe_verdict
 from tasks.tracking.run_tracker import RunTracker
 from tasks.tracking.tracker import JUDGED_TAG, RECIPE
 from training.recipe import Recipe

@@ -34,8 +34,7 @@ OUTSIDE = (
     # Start, display, storage and release of a run. In tasks, only the stages count.
     "flows",
     *(f"tasks.{room}" for room in ("cache", "hub", "jobs", "prediction", "prefect", "registry", "services")),
-    "tasks.tracking",
-    "tasks.shared_store",
+    *("tasks.reports", "tasks.shared_store", "tasks.tracking"),
     # Start, supervision and end of programs.
     "training.jobs",
     # Messages.

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.tracking.reports import format_count
+from tasks.reports.formatting import format_count
 from training.data.batch_requests import ID as OPENAI_ID
 from training.data.file_systems import display_name, is_url
 from training.data.listing import Listing, SourceFile

@@ -28,20 +28,18 @@ from prefect.client.schemas.objects import State, StateType
 
 from tasks.cache.refs import Publication, Ref, Verdict, Version
 from tasks.cache.stage import Row
-from tasks.tracking.connection import version_url
-from tasks.tracking.drift_reports import describe_drift, tabulate_drift
-from tasks.tracking.export_reports import tabulate_exports
-from tasks.tracking.reports import (
-    describe_rows,
+from tasks.reports.formatting import escape_markdown, limit_rows
+from tasks.reports.model_reports import (
     describe_verdict,
-    escape_markdown,
     find_worst_errors,
-    limit_rows,
     tabulate_checks,
-    tabulate_problems,
+    tabulate_exports,
     tabulate_scores,
     tabulate_slices,
 )
+from tasks.reports.monitoring_reports import describe_drift, tabulate_drift
+from tasks.reports.row_reports import describe_rows, tabulate_problems
+from tasks.tracking.connection import version_url
 
 END_WAIT_S = 5.0
 """How long the end of a run waits for a slow server."""

@@ -23,9 +23,8 @@ from tasks.prefect.artifacts import (
     link_mlflow_run,
     tabulate_data_report,
 )
-from tasks.tracking.reports import read_report
-from tasks.tracking.stage_summary import Pace, format_evaluation, summarize_row
-from tasks.tracking.stage_table import STAGES_WITH_REPORT
+from tasks.reports.row_reports import read_report
+from tasks.reports.stage_summaries import STAGES_WITH_REPORT, Pace, format_evaluation, summarize_row
 from training.problems import Problem
 
 UPDATE_S = 2.0

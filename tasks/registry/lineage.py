@@ -33,9 +33,9 @@ from tasks.registry.versions import (
     need_version,
     read_tag,
 )
+from tasks.reports.row_reports import read_report
 from tasks.tracking.connection import FLOW_RUN_TAG, connect, mlflow_errors, search_all
 from tasks.tracking.outbox import Outbox
-from tasks.tracking.reports import read_report
 from training.data.file_systems import is_url
 from training.jobs.protocol import write_atomically
 from training.problems import UserError, nearest

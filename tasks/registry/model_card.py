@@ -17,17 +17,9 @@ import yaml
 from tasks.cache import store
 from tasks.cache.refs import Lock, PinnedRows, Ref, Verdict
 from tasks.hub.client import repository_url
-from tasks.tracking.export_reports import tabulate_exports
-from tasks.tracking.reports import (
-    Markdown,
-    escape_markdown,
-    find_worst_groups,
-    format_markdown,
-    make_printable,
-    read_report,
-    tabulate_mixture,
-    tabulate_scores,
-)
+from tasks.reports.formatting import Markdown, escape_markdown, format_markdown, make_printable
+from tasks.reports.model_reports import find_worst_groups, tabulate_exports, tabulate_scores
+from tasks.reports.row_reports import read_report, tabulate_mixture
 from training import task_types
 from training.recipe import Data, Recipe
 from training.recipe.tables.exports import EXPORTS

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from tasks.cache import history, settings
 from tasks.cache.garbage_collection import Needs
+from tasks.reports.stage_summaries import MONITORING_STAGES, STAGES
 from tasks.tracking.connection import FLOW_RUN_TAG, connect, list_registered, mlflow_errors, search_all
 from tasks.tracking.outbox import PENDING_STATE, Outbox
-from tasks.tracking.stage_table import MONITORING_STAGES, STAGES
 from tasks.tracking.tracker import STUDY_TAG, TRIAL_STATE_TAG, TRIAL_TAG, VERSION_TAG
 from training.problems import UserError
 

@@ -16,7 +16,7 @@ from tasks.jobs.commands import python_argv
 from tasks.registry.champions import find_folders
 from tasks.registry.evaluations import Evaluation, record
 from tasks.registry.monitored import Monitored, find_predictions, find_rows, label_names, labelled_data
-from tasks.tracking.reports import emit_warnings, read_report
+from tasks.reports.row_reports import emit_warnings, read_report
 from training import task_types
 from training.data.sources import delimiter_of
 from training.problems import UserError

@@ -10,7 +10,7 @@ from tasks.cache.refs import Lock, Ref, Verdict
 from tasks.cache.stage import Inputs, Work, stage
 from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv
-from tasks.tracking.export_reports import describe_refused
+from tasks.reports.model_reports import describe_refused
 from training import task_types
 from training.recipe import Recipe
 from training.recipe.program_settings import CompareExportsSettings, ExportSettings

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from tasks.cache.refs import Check, Comparison, Ref, Selection, Verdict
 from tasks.cache.stage import Inputs, Work, action
-from tasks.tracking.reports import read_slices
+from tasks.reports.model_reports import read_slices
 from training import task_types
 from training.problems import Problem, UserError, nearest
 from training.recipe import Recipe

@@ -12,7 +12,7 @@ from tasks.cache.input_files import Progress, require_unchanged
 from tasks.cache.refs import Lock, PinnedRows, Ref
 from tasks.cache.stage import Inputs, Work, stage
 from tasks.hub.client import explain_read_errors
-from tasks.tracking.reports import emit_warnings, read_report
+from tasks.reports.row_reports import emit_warnings, read_report
 from training.data.sources import delimiter_of, is_conllu, split_names
 from training.recipe import Data, Recipe
 from training.recipe.mixture import OF_MIXTURE, SHARED

@@ -43,6 +43,7 @@ from tasks.registry.versions import (
     list_aliases,
     need_model,
 )
+from tasks.reports.formatting import escape_markdown
 from tasks.tracking.connection import (
     FLOW_RUN_TAG,
     MAX_LENGTH_TAG,
@@ -52,7 +53,6 @@ from tasks.tracking.connection import (
     find_or_create_run,
     mlflow_errors,
 )
-from tasks.tracking.reports import escape_markdown
 from training.problems import NETWORK, UserError
 from training.recipe import Recipe
 from training.recipe.column_types import EXAMPLES

@@ -10,7 +10,7 @@ from typing import Any
 
 from tasks.cache.refs import Ref
 from tasks.jobs.job import Job, files_of, folder_of, stage
-from tasks.tracking.reports import read_report
+from tasks.reports.row_reports import read_report
 from training import task_types
 from training.problems import Problem, UserError
 from training.recipe import Recipe

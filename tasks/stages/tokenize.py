@@ -11,7 +11,7 @@ from tasks.cache.refs import Ref
 from tasks.cache.stage import Inputs, Work, stage
 from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv
-from tasks.tracking.reports import emit_warnings, read_report
+from tasks.reports.row_reports import emit_warnings, read_report
 from training import task_types
 from training.models.repository_files import read_json, uses_tokenizer_json
 from training.recipe import Level, Recipe

@@ -4,8 +4,10 @@ delivers the entries."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from tasks.cache import settings
-from tasks.cache.refs import Ref, Verdict, Version
+from tasks.cache.refs import Check, Ref, Verdict, Version
 from tasks.cache.stage import Listener, Row
+from tasks.reports.model_reports import read_slices
 from tasks.tracking.connection import one_line
 from tasks.tracking.mlflow_run import Mlflow, sample_system_metrics
 from tasks.tracking.outbox import Outbox
-from tasks.tracking.reports import format_check_name, read_slice_figures
 from tasks.tracking.tracker import VERSION_TAG, Curve, Delivery, Run, Tracker, load
 from training.jobs.protocol import EVENTS, read_events
 
@@ -31,6 +33,9 @@ DEAD_WAIT_S = 3.0
 # Files that people read are tracked; weights and tables of rows stay in the store.
 SHOWN = {".json", ".csv", ".png", ".jsonl", ".log", ".yaml", ".txt"}
 MAX_SHOWN_BYTES = 20_000_000
+
+TRACKED_GROUPS = 20  # of a slice, the largest
+GROUP_LENGTH = 100  # characters of a group's name in MLflow
 
 _logger = logging.getLogger(__name__)
 
@@ -308,3 +313,31 @@ def _flatten_numbers(figures: Mapping[str, Any], prefix: str = "") -> Iterator[t
             yield from _flatten_numbers(value, f"{prefix}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield prefix + name, float(value)
+
+
+def read_slice_figures(scores: Path) -> dict[str, float]:
+    """Metrics of the largest groups of each slice, by `SPLIT/SLICE:GROUP/METRIC`, a name that MLflow accepts."""
+    return {
+        f"{split}/{format_group_name(name + '=' + group['group'])}/{metric}": score["value"]
+        for split, slices in read_slices(scores).items()
+        for name, groups in slices.items()
+        for group in sorted(groups, key=lambda group: -group["rows"])[:TRACKED_GROUPS]
+        for metric, score in group["metrics"].items()
+        if score["value"] is not None
+    }
+
+
+def format_check_name(check: Check) -> str:
+    """The name of a check's figure in MLflow."""
+    if check.group is None:
+        return check.figure.replace(".", "/")
+    split, metric = check.figure.split(f".{check.group}.")
+    return f"{split}/{format_group_name(check.group)}/{metric}"
+
+
+def format_group_name(group: str) -> str:
+    """`SLICE:GROUP` for `SLICE=GROUP`. MLflow accepts letters, digits and `_-.: `; a name with other characters, or a
+    long one, is changed and ends with a digest of the original."""
+    name = group.replace("=", ":", 1)
+    plain = re.sub(r"[^\w.\-: ]", "_", name)[:GROUP_LENGTH]
+    return plain if plain == name else f"{plain}_{hashlib.sha256(group.encode()).hexdigest()[:8]}"

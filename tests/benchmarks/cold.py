@@ -36,7 +36,7 @@ from tasks.jobs import warm
 from tasks.jobs.commands import accelerate_environment, python_argv
 from tasks.prefect import servers
 from tasks.prefect.ephemeral_server import ensure_prefect_server
-from tasks.tracking.stage_table import STAGES
+from tasks.reports.stage_summaries import STAGES
 from tests.benchmarks.subject import Subject
 from tests.benchmarks.table import Row
 from tests.flows.small import command, environment, write_project

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import training
-from tasks.tracking.stage_table import STAGES
+from tasks.reports.stage_summaries import STAGES
 from tests.flows.small import command, environment, write_project
 from training.jobs.processes import JOB_LINK, descendants, die_with_parent
 

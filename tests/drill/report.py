@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from tasks.tracking.stage_table import STAGES
+from tasks.reports.stage_summaries import STAGES
 from tests.drill.kills import PARTS, Kills
 from tests.drill.watch import Watch
 

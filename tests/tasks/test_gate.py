@@ -12,8 +12,9 @@ import pytest
 from flows.reports.tables import verdict_lines
 from tasks.cache.refs import Comparison, Ref, Verdict
 from tasks.cache.stage import Work
+from tasks.reports.model_reports import tabulate_checks
 from tasks.stages.gate import gate
-from tasks.tracking.reports import format_check_name, tabulate_checks
+from tasks.tracking.run_tracker import format_check_name
 from tests.kept import group
 from tests.made import COMPARISON
 from training.problems import UserError

@@ -26,10 +26,10 @@ from tasks.cache.stage import Stage
 from tasks.hub.client import Found
 from tasks.prediction.scan import Shard
 from tasks.registry.prediction_job import ModelSpec
+from tasks.reports.stage_summaries import STAGES
 from tasks.stages import resolve as resolving
 from tasks.stages.load_data import load_data
 from tasks.stages.predict_shard import predict_shard
-from tasks.tracking.stage_table import STAGES
 from tests.made import NO_WEIGHTS
 from tests.task_types import TINY
 from training.recipe import Recipe, parse

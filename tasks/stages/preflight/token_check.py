@@ -17,7 +17,7 @@ from tasks.cache import settings
 from tasks.cache.refs import Lock
 from tasks.hub.client import explain_read_errors
 from tasks.registry import champions
-from tasks.tracking.reports import read_report
+from tasks.reports.row_reports import read_report
 from training import task_types
 from training.models.repository_files import CHAT_TEMPLATE, TOKENIZER_FILES, part_of, uses_tokenizer_json
 from training.problems import UserError, full_disk

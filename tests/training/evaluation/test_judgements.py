@@ -14,7 +14,7 @@ import pytest
 from scipy.stats import binomtest
 
 from tasks.cache.refs import Comparison, Verdict
-from tasks.tracking.reports import describe_verdict
+from tasks.reports.model_reports import describe_verdict
 from tests.training.task_types.test_preference import predicted, record
 from training.evaluation.judgements import PairedAnswers, judge_answers
 from training.jobs.protocol import Events, Job

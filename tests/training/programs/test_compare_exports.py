@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tasks.tracking.export_reports import describe_refused
+from tasks.reports.model_reports import describe_refused
 from tests import task_types as tiny
 from training.jobs.protocol import OUTPUT, Events, Job
 from training.models.loading import export, load_for_training, load_tokenizer

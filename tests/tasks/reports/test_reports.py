@@ -16,19 +16,10 @@ from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
 from tasks.cache.code import code_digests
 from tasks.cache.stage import Work
 from tasks.prefect import artifacts
-from tasks.tracking.reports import (
-    describe_rows,
-    emit_warnings,
-    escape_markdown,
-    find_worst_errors,
-    find_worst_groups,
-    format_group_name,
-    format_markdown,
-    format_score,
-    read_slice_figures,
-    tabulate_problems,
-    tabulate_slices,
-)
+from tasks.reports.formatting import escape_markdown, format_markdown, format_score
+from tasks.reports.model_reports import find_worst_errors, find_worst_groups, tabulate_slices
+from tasks.reports.row_reports import describe_rows, emit_warnings, tabulate_problems
+from tasks.tracking.run_tracker import format_group_name, read_slice_figures
 from tests.kept import group
 from tests.tasks.watching import Heard
 from training.problems import Problem

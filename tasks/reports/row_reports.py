@@ -1,0 +1,95 @@
+"""Tables and texts of the rows: the reports that `load_data` and `tokenize` write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.cache.stage import Work
+from tasks.reports.formatting import format_markdown, format_table, limit_rows
+
+REPORT = "log/report.json"
+LOGGED_WARNINGS = 10  # of a stage in a terminal or a log; the report has all
+TABLE_LABELS = 20
+
+
+def read_report(artifact: Path) -> dict[str, Any]:
+    """The report on the rows in an artifact of `load_data` or `tokenize`, or in a folder that they have just filled."""
+    return dict(json.loads((artifact / REPORT).read_text(encoding="utf-8")))
+
+
+def emit_warnings(work: Work, report: Mapping[str, Any]) -> None:
+    """Passes the report's first warnings to the run's listeners, one line each."""
+    found = report["problems"]
+    lines = [f"{problem['where']}: {problem['message']}" for problem in found[:LOGGED_WARNINGS]]
+    if more := len(found) - len(lines):
+        lines.append(f"… and {more:,} more: see the report, {work.stage}/report.json in MLflow.")
+    work.on_events([{"kind": "warning", "message": line} for line in lines])
+
+
+def tabulate_problems(problems: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """One row per problem, errors first; one row that says so if there are none."""
+    columns = ("level", "check", "where", "message")
+    found = sorted(problems, key=lambda problem: problem["level"] != "error")
+    table = [{name: str(problem.get(name) or "") for name in columns} for problem in found]
+    return limit_rows(table, "message", "the report") or [{**dict.fromkeys(columns, ""), "message": "No problems."}]
+
+
+def describe_rows(rows: Mapping[str, Any] | None, tokens: Mapping[str, Any] | None) -> str:
+    """Markdown tables of the splits: rows, labels, and lengths in characters and, if known, in tokens."""
+    if rows is None:
+        return ""
+    head = ["split", "rows", "held out of train", "characters (min, median, max)"]
+    head += ["tokens (median, max)", "rows cut"] if tokens else []
+    parts = [format_table(head, (_format_split(split, rows, tokens) for split in rows["rows"]))]
+    parts += [format_markdown(tabulate_mixture(rows["mixture"]))] if "mixture" in rows else []
+    parts += [_format_labels(rows["labels"])] if any(rows["labels"].values()) else []
+    return "\n\n".join(parts)
+
+
+def tabulate_mixture(sets: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """One row per set of a mixture: its train rows, weight, the rows that training sees in an epoch, how often the set
+    is passed for them, their share of the mixture by rows, by characters and, if they were counted, by tokens, and its
+    rows in other splits."""
+    listed = list(sets)
+    return [
+        {
+            "dataset": one["dataset"],
+            "train rows": f"{one['rows']:,}",
+            **({"weight": f"{one['weight']:g}"} if one["weight"] is not None else {}),
+            "rows an epoch": f"{one['mixed']:,}",
+            "passes": f"{one['passes']:.4g}",
+            "share": f"{one['share']:.1%}",
+            "of characters": f"{one['character_share']:.1%}",
+            **({"of tokens": f"{one['token_share']:.1%}"} if "token_share" in one else {}),
+            **{split: f"{one.get(split, 0):,}" for split in ("validation", "test") if any(split in o for o in listed)},
+        }
+        for one in listed
+    ]
+
+
+def _format_split(split: str, rows: Mapping[str, Any], tokens: Mapping[str, Any] | None) -> list[str]:
+    share, length = rows["held_out"].get(split), rows["characters"][split]
+    line = [split, f"{rows['rows'][split]:,}", f"{share:.0%}" if share else ""]
+    line.append(", ".join(f"{length[name]:,}" for name in ("min", "median", "max") if name in length))
+    if tokens:
+        length = tokens["length"].get(split, {})
+        line.append(", ".join(f"{length[name]:,}" for name in ("median", "max") if name in length))
+        line.append(f"{tokens['truncated'].get(split, 0):,}")
+    return line
+
+
+def _format_labels(labels: Mapping[str, Mapping[str, int]]) -> str:
+    names = list(dict.fromkeys(name for counts in labels.values() for name in counts))
+    shown = sorted(names, key=lambda name: -sum(counts.get(name, 0) for counts in labels.values()))[:TABLE_LABELS]
+    lines = [[name, *(_format_share(counts.get(name, 0), counts) for counts in labels.values())] for name in shown]
+    if len(names) > len(shown):
+        lines.append([f"… and {len(names) - len(shown):,} more", *("" for _ in labels)])
+    return format_table(["label", *labels], lines)
+
+
+def _format_share(count: int, counts: Mapping[str, int]) -> str:
+    total = sum(counts.values())
+    return f"{count:,} ({count / total:.1%})" if total else "0"
