@@ -13,7 +13,7 @@ import pytest
 
 from tests import fork_server
 from tests.footprint import changed, footprint
-from training.recipe.program_settings import CheckedModel
+from training.programs.check_model import CheckedModel
 
 # Hundreds of processes import the same modules, and each would compile them.
 sys.dont_write_bytecode = False

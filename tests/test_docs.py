@@ -29,9 +29,9 @@ from tasks.stages.score import require_fitting
 from training.evaluation.judgements import PairedAnswers, judge_answers
 from training.evaluation.predictions import OneLabel
 from training.problems import Problem, UserError
+from training.programs.compare import CompareSettings
 from training.programs.compare import compare_models as compare
 from training.recipe import SWEEP_ENTRYPOINT, Recipe, load, parse, parse_set, parse_sweep
-from training.recipe.program_settings import CompareSettings
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -146,7 +146,6 @@ def test_the_verdict_that_is_shown_follows_from_its_rows() -> None:
         task=recipe.task,
         options={},
         split=recipe.judged_split,
-        labels=["a", "b"],
         metrics=["accuracy"],
         figure=recipe.compared_by,
         less_is_better=[],

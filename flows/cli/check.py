@@ -23,7 +23,7 @@ from flows.reports.terminal import Terminal
 from tasks.cache.refs import Lock
 from tasks.hub.push import find_publishing_problems
 from tasks.reports.row_reports import read_report
-from tasks.stages.load_data import counts_tokens, load_rows
+from tasks.stages.load_data import counts_tokens, load_data_settings, load_rows
 from tasks.stages.preflight.model_check import require_model
 from tasks.stages.preflight.token_check import (
     count_tokens,
@@ -97,7 +97,7 @@ def _check(recipe: Recipe, findings: Findings, terminal: Terminal) -> None:
             findings.notes += lock.notes
             terminal.stage_started("load_data", "")
             readable, tokenizer = _find_counter(recipe, model, folder, findings)
-            load_rows(readable, lock, folder / "rows", terminal.progress_of("load_data"), tokenizer)
+            load_rows(load_data_settings(readable, lock), folder / "rows", terminal.progress_of("load_data"), tokenizer)
             findings.rows = read_report(folder / "rows")
             findings.problems += findings.rows["problems"]
             _require(require_fitting, recipe, folder / "rows", findings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -43,6 +44,11 @@ class Ref(BaseModel):
     def path(self) -> Path:
         """The artifact's folder, absolute."""
         return settings.home() / self.location
+
+
+def label_names(data: Ref) -> list[str]:
+    """Reads the names of the labels in an artifact of load_data, in the order of their indices."""
+    return list(json.loads((data.path / "labels.json").read_text()))
 
 
 def baseline_upstream(splits: Iterable[str], data: Ref, tokens: Ref, trained: Ref) -> dict[str, str | None]:

@@ -5,6 +5,8 @@ key, and the program gets links to these files and to no others: what it uses is
     reads         the digests of the files
     code          the program's modules, those of the task type and metrics, and the user's
     libraries     their versions
+
+A stage whose work needs no process of its own has a function in place of the program, which gets the same.
 """
 
 from __future__ import annotations
@@ -23,25 +25,30 @@ from tasks.jobs.child import run_child
 from tasks.jobs.commands import Launch, python_argv
 from training.jobs.protocol import INPUTS, Settings, values_in_key
 
+Function = Callable[[Work, Any, Mapping[str, Path]], dict[str, Any]]
+"""Gets the settings and the folders by name, fills `Work.out`, and returns the figures."""
+
 
 @dataclass(frozen=True)
 class Files:
     """A folder that a program may read: some files of an artifact, or one of its folders as a whole."""
 
-    folder: Path
+    folder: Path | Callable[[Work], Path]
+    """The folder, or a function that finds or makes it when the program is about to run."""
     digests: Mapping[str, str]
     """By name in the key, such as `load_data/train.arrow`."""
     names: tuple[str, ...] | None = None
     """The files of `folder` that may be read; None: all."""
 
-    def link(self, place: Path) -> None:
+    def link(self, place: Path, work: Work) -> None:
         """Makes `place` a folder of links to these files."""
+        folder = self.folder if isinstance(self.folder, Path) else self.folder(work)
         if self.names is None:
-            place.symlink_to(self.folder)
+            place.symlink_to(folder)
             return
         place.mkdir()
         for name in self.names:
-            place.joinpath(name).symlink_to(self.folder / name)
+            place.joinpath(name).symlink_to(folder / name)
 
 
 def files_of(artifact: Ref, names: Iterable[str]) -> Files:
@@ -55,15 +62,24 @@ def folder_of(artifact: Ref, name: str) -> Files:
     return Files(artifact.path / name, {f"{artifact.stage}/{name}": artifact.parts[name]})
 
 
+def whole(artifact: Ref) -> Files:
+    """All files of an artifact."""
+    return Files(artifact.path, {artifact.stage: artifact.digest})
+
+
 @dataclass(frozen=True)
 class Job:
     """A program, and everything that its output depends on."""
 
-    program: str
-    """Its module, such as `training.programs.score`."""
+    program: str | Function
+    """Its module, such as `training.programs.score`, or the function that runs in this process."""
     settings: Settings
     reads: Mapping[str, Files]
     """By the name under which the program finds the folder in `Job.inputs`."""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """Figures that are known before, in addition to those that the program returns. In the key."""
+    content: Mapping[str, Any] = field(default_factory=dict)
+    """What names the content that a function reads elsewhere, such as the digests of files at URLs."""
     tables: Mapping[str, Any] = field(default_factory=dict)
     """Entries of the recipe's tables that the program looks up by name: their modules are not part of its code."""
     code: Sequence[str] = ()
@@ -78,15 +94,19 @@ class Job:
     """The recipe's names of settings that are called otherwise, for the reasons of a plan."""
     launch: Callable[[], Launch] | None = None
     """Returns the command that starts the program; without, Python runs it as one process. Not in the key."""
-    batches: Callable[[], BatchDivision] | None = None
-    """Returns the division of batches that fits into memory. Not in the key."""
+    batches: Callable[[Path], BatchDivision] | None = None
+    """Returns the division of batches that fits into memory, from the folder `model` of `reads`. Not in the key."""
+    show: Callable[[Work, Mapping[str, Any]], None] | None = None
+    """Gets the figures too, and tells what is in the filled folder: warnings, and pictures in its `log`, which is no
+    part of the artifact's content. Not in the key."""
 
     def inputs(self) -> Inputs:
         """The content of the key."""
         read = {name: digest for files in self.reads.values() for name, digest in files.digests.items()}
+        own = self.program if isinstance(self.program, str) else self.program.__module__
         return Inputs(
-            {**values_in_key(self.settings), **self.tables, "upstream": read},
-            code=[self.program, *self.code],
+            {**values_in_key(self.settings), **self.content, **self.tables, **self.figures, "upstream": read},
+            code=[own, *self.code],
             outside=self.outside,
             named=self.users_code,
             libraries=self.libraries,
@@ -94,34 +114,48 @@ class Job:
         )
 
     def run(self, work: Work) -> dict[str, Any]:
-        """Runs the program to its end, fills `work.out`, and returns its figures. Raises as `run_child` does."""
+        """Runs the program to its end, fills `work.out`, and returns the figures. Raises as `run_child` does."""
         folder = work.job / INPUTS
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         for name, files in self.reads.items():
-            files.link(folder / name)
-        launched = self.launch() if self.launch else Launch(python_argv(self.program), {}, {})
-        return run_child(
-            work,
-            self.program,
-            launched.argv,
-            env=launched.env,
-            settings=self.settings,
-            inputs={name: folder / name for name in self.reads},
-            batches=self.batches() if self.batches else None,
-        )
+            files.link(folder / name, work)
+        inputs = {name: folder / name for name in self.reads}
+        if isinstance(self.program, str):
+            launched = self.launch() if self.launch else Launch(python_argv(self.program), {}, {})
+            found = run_child(
+                work,
+                self.program,
+                launched.argv,
+                env=launched.env,
+                settings=self.settings,
+                inputs=inputs,
+                batches=self.batches(inputs["model"]) if self.batches else None,
+            )
+        else:
+            found = self.program(work, self.settings, inputs)
+        figures = found | dict(self.figures)
+        if self.show:
+            self.show(work, figures)
+        return figures
 
 
-def stage(describe: Callable[..., Job]) -> Stage[Any]:
+def stage(*, where: str = "", may_repeat: bool = False) -> Callable[[Callable[..., Job]], Stage[Any]]:
     """A cached stage: a function from the recipe and the artifacts before it to a job. Its docstring's first paragraph
-    is the stage's work, the second one the content of its key, for the documentation."""
+    is the stage's work, the second one the content of its key, for the documentation.
 
-    @functools.wraps(describe)
-    def make(work: Work, *arguments: Any) -> Mapping[str, Any]:
-        return describe(*arguments).run(work)
+    `where` and `may_repeat` are those of Stage.
+    """
 
-    def inputs(*arguments: Any) -> Inputs:
-        return describe(*arguments).inputs()
+    def decorate(describe: Callable[..., Job]) -> Stage[Any]:
+        @functools.wraps(describe)
+        def make(work: Work, *arguments: Any) -> Mapping[str, Any]:
+            return describe(*arguments).run(work)
 
-    inputs.__doc__ = (describe.__doc__ or "").partition("\n\n")[2]
-    return Stage(describe.__name__, make, inputs, cached=True)
+        def inputs(*arguments: Any) -> Inputs:
+            return describe(*arguments).inputs()
+
+        inputs.__doc__ = (describe.__doc__ or "").partition("\n\n")[2]
+        return Stage(describe.__name__, make, inputs, cached=True, where=where, may_repeat=may_repeat)
+
+    return decorate

@@ -21,8 +21,7 @@ from training import task_types
 from training.jobs.protocol import EVENTS, Events, Job
 from training.models.repository_files import chat_template
 from training.problems import UserError
-from training.programs.chat import ANSWERED, QUESTION, READY, STOP, TEXT, TURNS
-from training.recipe.program_settings import ChatSettings
+from training.programs.chat import ANSWERED, QUESTION, READY, STOP, TEXT, TURNS, ChatSettings
 
 PROGRAM = "training.programs.chat"
 POLL_S = 0.02

@@ -27,9 +27,9 @@ from tasks.jobs.launch import EventReader, follow_job
 from tasks.prediction.scan import Shard
 from tasks.registry.champions import find_folders
 from tasks.registry.prediction_job import ModelSpec
+from training.data.prediction_rows import WantedShard
 from training.jobs.protocol import EVENTS, OUTCOMES, Job, Outcome, write_atomically
-from training.programs.predict_shards import SHARDS
-from training.recipe.program_settings import PredictShardsSettings, WantedShard
+from training.programs.predict_shards import SHARDS, PredictShardsSettings
 
 PROGRAM = "training.programs.predict_shards"
 PREDICTIONS = "predictions.parquet"

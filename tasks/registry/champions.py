@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +16,7 @@ from tasks.cache.code import code_digests, users_code
 from tasks.cache.digests import digest_of
 from tasks.cache.refs import Champion, Lock, PinnedRows
 from tasks.cache.stage import Work
+from tasks.jobs.job import Files
 from tasks.registry.versions import (
     LOGGED_PARTS,
     ROWS_TAG,
@@ -160,6 +162,19 @@ def find_start(recipe: Recipe, lock: Lock) -> tuple[Champion | None, str]:
     if tags.get(ROWS_TAG) != lock.rows:
         return champion, f"training starts from {champion}, the {recipe.release.champion}"
     return earlier, f"{champion} was trained on these rows: training starts from {earlier or 'the base'}, as it did"
+
+
+def files_of_version(champion: Champion, where: str) -> dict[str, Files]:
+    """The folders `model` and `tokenizer` of a version, which a job reads: they are found, or fetched from MLflow, when
+    its program is about to run. Then `find_folders` raises its errors."""
+    found: dict[str, Path] = {}
+
+    def find(part: str, work: Work) -> Path:
+        if not found:
+            found.update(find_folders(work, champion, where))
+        return found[part]
+
+    return {part: Files(partial(find, part), {"champion": champion.model}) for part in PARTS}
 
 
 def find_folders(work: Work, champion: Champion, where: str) -> dict[str, Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.recipe.program_settings import TaskSettings
+from training.jobs.protocol import TaskSettings
 
 
 class LogModelSettings(TaskSettings):

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from typing import Any
 
 from tasks.cache import settings
 from tasks.cache.refs import Champion, Lock, Ref
-from tasks.cache.stage import Inputs, Work, action, stage
+from tasks.cache.stage import Inputs, Work, action
 from tasks.jobs.batch_memory import BatchDivision
-from tasks.jobs.child import run_child
 from tasks.jobs.commands import build_predict_launch
-from tasks.registry.champions import find_current, find_folders
+from tasks.jobs.job import Job, files_of, stage
+from tasks.registry.champions import files_of_version, find_current
 from training import task_types
+from training.programs.predict_champion import PredictChampionSettings
 from training.recipe import Recipe
 from training.recipe.answered_prompts import answered_prompts
-from training.recipe.program_settings import PredictChampionSettings
 
 
 def inputs(recipe: Recipe, trained: Ref, scores: Ref) -> Inputs:
@@ -40,28 +38,49 @@ def find_champion(work: Work, recipe: Recipe, trained: Ref, scores: Ref) -> Cham
     return None if found is None or found.champion.model == trained.parts["model"] else found.champion
 
 
-def prediction_inputs(recipe: Recipe, lock: Lock, data: Ref, champion: Champion) -> Inputs:
-    """The champion's model and options, the rows and labels, and the number format of prediction."""
-    split, task_type = recipe.judged_split, task_types.load(**_task_and_options(recipe, champion))
-    answers = task_type.options_of("answers") if answered_prompts(recipe) else {}
-    return Inputs(
-        {
-            "task": recipe.task,
-            "options": task_type.options_of("tokenize") | task_type.options_of("predict") | answers,
-            "split": split,
-            "tokens": {"max_length": champion.max_length},
-            "compute": {"mixed_precision": lock.mixed_precision},
-            "training": recipe.training.model_dump(include={"per_device_eval_batch_size"}),
-            "upstream": {
-                "champion": champion.model,
-                "load_data": data.parts[f"{split}.arrow"],
-                "labels": data.parts["labels.json"],
-            },
+@stage(where="there is a champion")
+def predict_champion(recipe: Recipe, lock: Lock, data: Ref, champion: Champion) -> Job:
+    """Predicts every row of the judged split by the champion with its own tokenizer.
+
+    The champion's model and options, the rows and labels, and the number format of prediction.
+    """
+    program, split, prompts = "training.programs.predict_champion", recipe.judged_split, answered_prompts(recipe)
+    task_type = task_types.load(**_task_and_options(recipe, champion))
+    batch_size = recipe.training.per_device_eval_batch_size
+    options = task_type.options_of("tokenize") | task_type.options_of("predict")
+    return Job(
+        program,
+        PredictChampionSettings(
+            task=recipe.task,
+            options=options | (task_type.options_of("answers") if prompts else {}),
+            split=split,
+            champion=str(champion),
+            max_length=champion.max_length,
+            answered_prompts=prompts,
+            batch_size=batch_size,
+            mixed_precision=lock.mixed_precision,
+        ),
+        reads={
+            **files_of_version(champion, "release.registry"),
+            "data": files_of(data, ["labels.json", f"{split}.arrow"]),
         },
-        code=["training.programs.predict_champion", *task_types.code_modules(recipe.task)],
-        outside=() if answers else ("training.engine.answers", "training.evaluation.generated_answers"),
-        named=task_types.user_code(recipe.task),
+        code=task_types.code_modules(recipe.task),
+        outside=() if prompts else ("training.engine.answers", "training.evaluation.generated_answers"),
+        users_code=task_types.user_code(recipe.task),
         libraries=("torch", "transformers", "tokenizers", "pyarrow", *task_type.libraries),
+        field_names={
+            "batch_size": "training.per_device_eval_batch_size",
+            "mixed_precision": "compute.mixed_precision",
+        },
+        launch=lambda: build_predict_launch(program, lock),
+        batches=lambda model: BatchDivision(
+            batch_size,
+            model,
+            program=program,
+            max_length=champion.max_length,
+            mixed_precision=lock.mixed_precision,
+            num_processes=lock.num_processes,
+        ),
     )
 
 
@@ -73,36 +92,3 @@ def _task_and_options(recipe: Recipe, champion: Champion) -> dict[str, Any]:
     defaults = {name: task_type.Options.model_fields[name].get_default() for name in task_type.learned_options}
     learned = {name: champion.options.get(name, default) for name, default in defaults.items()}
     return recipe.task_and_options | {"options": {**recipe.options, **learned}}
-
-
-@stage(prediction_inputs, where="there is a champion")
-def predict_champion(work: Work, recipe: Recipe, lock: Lock, data: Ref, champion: Champion) -> Mapping[str, Any]:
-    """Predicts every row of the judged split by the champion with its own tokenizer."""
-    folders = find_folders(work, champion, "release.registry")
-    launched = build_predict_launch("training.programs.predict_champion", lock)
-    precision, batch_size = lock.mixed_precision, recipe.training.per_device_eval_batch_size
-    return run_child(
-        work,
-        "training.programs.predict_champion",
-        launched.argv,
-        env=launched.env,
-        settings=PredictChampionSettings(
-            **_task_and_options(recipe, champion),
-            split=recipe.judged_split,
-            labels=json.loads((data.path / "labels.json").read_text()),
-            champion=str(champion),
-            max_length=champion.max_length,
-            answered_prompts=answered_prompts(recipe),
-            batch_size=batch_size,
-            mixed_precision=precision,
-        ),
-        inputs={**folders, "data": data.path},
-        batches=BatchDivision(
-            batch_size,
-            folders["model"],
-            program="training.programs.predict_champion",
-            max_length=champion.max_length,
-            mixed_precision=precision,
-            num_processes=lock.num_processes,
-        ),
-    )

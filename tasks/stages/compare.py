@@ -3,23 +3,21 @@ number among all comparisons on the same rows."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from tasks.cache import settings
 from tasks.cache.code import code_behind, library_versions, users_code
 from tasks.cache.digests import digest_of
-from tasks.cache.refs import Champion, NumberedComparison, Ref, baseline_upstream
-from tasks.cache.stage import Inputs, Work, action, stage
-from tasks.jobs.child import run_child
-from tasks.jobs.commands import python_argv
+from tasks.cache.refs import Champion, NumberedComparison, Ref
+from tasks.cache.stage import Inputs, Work, action
+from tasks.jobs.job import Job, files_of, folder_of, stage
 from tasks.registry.champions import find_current
 from tasks.registry.comparisons import number_comparison
 from training import task_types
+from training.programs.compare import CompareSettings
 from training.recipe import Recipe
 from training.recipe.answered_prompts import answered_prompts
-from training.recipe.program_settings import CompareSettings
 from training.recipe.tables.metrics import WIN_RATE, entries
 
 
@@ -92,60 +90,8 @@ def _answers(recipe: Recipe) -> dict[str, Any]:
     return {"judge": judge, "lengths": lengths} if answered_prompts(recipe) and (judge or lengths) else {}
 
 
-def inputs(
-    recipe: Recipe,
-    champion: Champion | None,
-    number: NumberedComparison | None,
-    data: Ref,
-    tokens: Ref,
-    trained: Ref,
-    predictions: Ref,
-    opponent: Ref | None,
-) -> Inputs:
-    """Both models' predictions or the sources of the baseline, the metric, the margin and the confidence."""
-    split = recipe.judged_split
-    if opponent:
-        opponent_digests: dict[str, str | None] = {"predict_champion": opponent.digest}
-    else:
-        opponent_digests = baseline_upstream([split], data, tokens, trained)
-    return Inputs(
-        {
-            "task": recipe.task,
-            "options": task_types.load(**recipe.task_and_options).options_of("compare"),
-            "evaluation": {"metrics": recipe.compared_metrics},
-            "metrics": entries({recipe.compared_by, *recipe.compared_metrics}),
-            "release": {
-                "gate": {
-                    "compare": recipe.compared_by,
-                    "margin": _margin(recipe, champion),
-                    "confidence": _confidence(recipe, number),
-                }
-            },
-            **({"comparison": number.comparison} if number else {}),
-            "less_is_better": recipe.less_is_better,
-            **({"answers": answers} if (answers := _answers(recipe)) else {}),
-            "champion": str(champion) if champion else None,
-            "upstream": {
-                "load_data": data.parts[f"{split}.arrow"],
-                "labels": data.parts["labels.json"],
-                "predict": predictions.parts[f"{split}.parquet"],
-                **opponent_digests,
-            },
-        },
-        code=[
-            "training.programs.compare",
-            *task_types.code_modules(recipe.task),
-            *task_types.metric_modules(recipe.task, recipe.compared_metrics),
-        ],
-        outside=() if answers else ("training.evaluation.judgements",),
-        named=_user_code(recipe) | ({"evaluation.judge": judge} if (judge := recipe.evaluation.judge) else {}),
-        libraries=("evaluate", "numpy", "scikit-learn", "scipy"),
-    )
-
-
-@stage(inputs, where="there is a champion or a baseline")
+@stage(where="there is a champion or a baseline")
 def compare(
-    work: Work,
     recipe: Recipe,
     champion: Champion | None,
     number: NumberedComparison | None,
@@ -154,41 +100,53 @@ def compare(
     trained: Ref,
     predictions: Ref,
     opponent: Ref | None,
-) -> Mapping[str, Any]:
+) -> Job:
     """Tests whether the model is better than the champion, or without one than the baseline, and lists rows in which
-    they differ. `opponent`: the predictions of the champion, or of another trial."""
-    figures = run_child(
-        work,
+    they differ. `opponent`: the predictions of the champion, or of another trial.
+
+    Both models' predictions or the sources of the baseline, the metric, the margin and the confidence.
+    """
+    split, metrics, rival = recipe.judged_split, recipe.compared_metrics, f"{recipe.judged_split}.parquet"
+    if opponent:
+        rows = {"champion": files_of(opponent, [rival]), "data": files_of(data, ["labels.json", f"{split}.arrow"])}
+    else:
+        rows = {
+            "data": files_of(data, ["labels.json", "train.arrow", f"{split}.arrow"]),
+            "tokens": files_of(tokens, ["train.arrow", f"{split}.arrow"]),
+            "model": folder_of(trained, "model"),
+        }
+    answers, judge = _answers(recipe), recipe.evaluation.judge
+    is_champions = opponent is not None and opponent.stage == "predict_champion"
+    return Job(
         "training.programs.compare",
-        python_argv("training.programs.compare"),
-        settings=CompareSettings(
-            **recipe.task_and_options,
-            split=recipe.judged_split,
-            labels=json.loads((data.path / "labels.json").read_text()),
-            metrics=recipe.compared_metrics,
+        CompareSettings(
+            task=recipe.task,
+            options=task_types.load(**recipe.task_and_options).options_of("compare"),
+            split=split,
+            metrics=metrics,
             figure=recipe.compared_by,
             less_is_better=recipe.less_is_better,
             margin=_margin(recipe, champion),
-            confidence=_confidence(recipe, number),
+            confidence=number.confidence if number else recipe.release.gate.confidence,
             champion=str(champion) if champion else None,
-            **_answers(recipe),
-            warnings=list(_label_warnings(champion, opponent))
-            if champion and opponent and opponent.stage == "predict_champion"
-            else [],
+            **answers,
+            warnings=list(_label_warnings(champion, opponent)) if champion and opponent and is_champions else [],
         ),
-        inputs={
-            "predictions": predictions.path,
-            **({"champion": opponent.path} if opponent else {}),
-            "data": data.path,
-            "tokens": tokens.path,
-            "model": trained.path / "model",
+        reads={"predictions": files_of(predictions, [rival]), **rows},
+        figures={"comparison": number.comparison} if number else {},
+        tables={"table": entries({recipe.compared_by, *metrics})},
+        code=[*task_types.code_modules(recipe.task), *task_types.metric_modules(recipe.task, metrics)],
+        outside=() if answers else ("training.evaluation.judgements",),
+        users_code=_user_code(recipe) | ({"evaluation.judge": judge} if judge else {}),
+        libraries=("evaluate", "numpy", "scikit-learn", "scipy"),
+        field_names={
+            "metrics": "evaluation.metrics",
+            "judge": "evaluation.judge",
+            "figure": "release.gate.compare",
+            "margin": "release.gate.margin",
+            "confidence": "release.gate.confidence",
         },
     )
-    return {**figures, "comparison": number.comparison} if number else figures
-
-
-def _confidence(recipe: Recipe, number: NumberedComparison | None) -> float:
-    return number.confidence if number else recipe.release.gate.confidence
 
 
 def _margin(recipe: Recipe, champion: Champion | None) -> float:
@@ -197,9 +155,9 @@ def _margin(recipe: Recipe, champion: Champion | None) -> float:
 
 
 def _label_warnings(champion: Champion, predictions: Ref) -> Iterator[str]:
-    if unknown := predictions.figures["unknown"]:
+    if unknown := predictions.figures.get("unknown"):
         yield f"{champion} does not know {_list_labels(unknown)}: it gets no row of these right."
-    if dropped := predictions.figures["dropped"]:
+    if dropped := predictions.figures.get("dropped"):
         yield f"{champion} also knows {_list_labels(dropped)}, which no row has today: it errs by predicting them."
 
 

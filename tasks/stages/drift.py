@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from tasks.cache import settings
 from tasks.cache.digests import digest_of
 from tasks.cache.refs import NumberedComparison, Ref
-from tasks.cache.stage import Inputs, Work, action, stage
-from tasks.jobs.child import run_child
-from tasks.jobs.commands import python_argv
+from tasks.cache.stage import Inputs, Work, action
+from tasks.jobs.job import Job, stage, whole
 from tasks.registry.comparisons import number_comparison
 from tasks.registry.monitored import Monitored
 from tasks.registry.versions import DRIFT_TAG, PROFILE_TAG
 from tasks.tracking.connection import connect, mlflow_errors
 from training.data.file_systems import name_of
+from training.programs.drift import DriftSettings
 from training.recipe.drift import Drift
-from training.recipe.monitoring_settings import DriftSettings
-
-PROGRAM = "training.programs.drift"
 
 
 def count_inputs(version: Monitored, section: Drift, profile: Ref, observed: Ref) -> Inputs:
@@ -53,42 +49,26 @@ def count_look(
     return NumberedComparison(comparison=number, confidence=1 - alpha_spent(number, 1 - section.confidence))
 
 
-def inputs(version: Monitored, section: Drift, look: NumberedComparison | None, profile: Ref, observed: Ref) -> Inputs:
-    """Both observations, the thresholds and the confidence."""
-    return Inputs(
-        {
-            "thresholds": section.model_dump(include={"cohens_w", "distance", "auc", "min_rows"}),
-            "confidence": look.confidence if look else None,
-            "title": _title(version, look),
-            "upstream": {"profile": profile.digest, "observe": observed.digest},
-        },
-        code=[PROGRAM],
-        libraries=("numpy", "scipy", "scikit-learn", "matplotlib"),
-    )
+@stage()
+def drift(version: Monitored, section: Drift, look: NumberedComparison | None, profile: Ref, observed: Ref) -> Job:
+    """Compares new rows with the version's validation rows.
 
-
-@stage(inputs)
-def drift(
-    work: Work, version: Monitored, section: Drift, look: NumberedComparison | None, profile: Ref, observed: Ref
-) -> Mapping[str, Any]:
-    """Compares new rows with the version's validation rows."""
-    report = run_child(
-        work,
-        PROGRAM,
-        python_argv(PROGRAM),
-        settings=DriftSettings(
-            title=_title(version, look),
+    Both observations, the thresholds and the confidence.
+    """
+    return Job(
+        "training.programs.drift",
+        DriftSettings(
+            title=f"{version.champion}, look {look.comparison}" if look else str(version.champion),
             alpha=1 - (look.confidence if look else section.confidence),
             **section.model_dump(include={"cohens_w", "distance", "auc", "min_rows"}),
         ),
-        inputs={"profile": profile.path, "rows": observed.path},
+        reads={"profile": whole(profile), "rows": whole(observed)},
+        figures={
+            "look": look.comparison if look else None,
+            "input": {name: observed.figures[name] for name in ("rows", "without_prediction")},
+        },
+        libraries=("numpy", "scipy", "scikit-learn", "matplotlib"),
     )
-    counts = {name: observed.figures[name] for name in ("rows", "without_prediction")}
-    return {**report, "look": look.comparison if look else None, "input": counts}
-
-
-def _title(version: Monitored, look: NumberedComparison | None) -> str:
-    return f"{version.champion}, look {look.comparison}" if look else str(version.champion)
 
 
 def record_inputs(version: Monitored, files: Sequence[str], profile: Ref, report: Ref) -> Inputs:

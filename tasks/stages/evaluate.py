@@ -5,70 +5,83 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tasks.cache import settings
 from tasks.cache.input_files import require_unchanged
 from tasks.cache.refs import PinnedFile, Ref
-from tasks.cache.stage import Inputs, Work, action, stage
-from tasks.jobs.child import run_child
-from tasks.jobs.commands import python_argv
-from tasks.registry.champions import find_folders
+from tasks.cache.stage import Inputs, Work, action
+from tasks.jobs.job import Job, files_of, stage, whole
+from tasks.registry.champions import files_of_version
 from tasks.registry.evaluations import Evaluation, record
-from tasks.registry.monitored import Monitored, find_predictions, find_rows, label_names, labelled_data
+from tasks.registry.monitored import Monitored, find_predictions, find_rows, labelled_data
 from tasks.reports.row_reports import emit_warnings, read_report
 from training import task_types
-from training.data.sources import delimiter_of
+from training.data.sources import delimiter_of, is_conllu
+from training.jobs.protocol import NotInKey, Settings
 from training.problems import UserError
-from training.recipe import Recipe
-from training.recipe.mixture import OF_MIXTURE
-from training.recipe.monitoring_settings import EvaluateSettings
-from training.recipe.program_settings import PredictChampionSettings
-from training.recipe.rules.column_rules import code_for_rows, source_columns
+from training.programs.evaluate import EvaluateSettings
+from training.programs.predict_champion import PredictChampionSettings
+from training.recipe import Data, Recipe
+from training.recipe.rules.column_rules import code_for_rows
 from training.recipe.rules.slice_rules import FEWEST_ROWS, MOST_GROUPS
 from training.recipe.tables.formats import SOURCES
+from training.recipe.task_specification import specification
 
 SPLIT = "test"
 """The name of the evaluated rows' split: load_data keeps its columns for slices."""
 
 
-def load_inputs(version: Monitored, recipe: Recipe, rows: Ref, files: Sequence[PinnedFile]) -> Inputs:
-    """The settings of reading, the labels' names, and the content of the files."""
+class LoadLabelledSettings(Settings):
+    """The settings of reading rows with labels."""
+
+    data: Data
+    spelt: dict[str, int]
+    """The indices of labels as the version's rows spell them, where these are not the labels' names."""
+    task: str
+    options: Annotated[dict[str, Any], NotInKey("those that code for rows reads are in the key")]
+    files: Annotated[list[PinnedFile], NotInKey("their digests are in the key")]
+
+
+@stage()
+def load_labelled(version: Monitored, recipe: Recipe, rows: Ref, files: Sequence[PinnedFile]) -> Job:
+    """Reads and checks the rows as `load_data` does, as one split, with the labels of the version in their order.
+
+    The settings of reading, the labels' names, and the content of the files.
+    """
     data = labelled_data(version, rows, files)
     code, named, options = code_for_rows(recipe)
     source = SOURCES[data.source]
-    return Inputs(
-        {
-            "data": data.model_dump(exclude={"path", "config", "revision", "splits", "max_file_gb", *OF_MIXTURE}),
-            "delimiter": [delimiter_of(pin.path, data) for pin in files] if data.source == "csv" else None,
-            "spelt": _read_spelling(rows),
-            "task": {"name": version.task, "options": options},
+    return Job(
+        _load,
+        LoadLabelledSettings(
+            **recipe.task_and_options,
+            data=data,
+            spelt=dict(read_report(rows.path).get("spelt", {})),
+            files=list(files),
+        ),
+        reads={},
+        content={
             "files": [pin.sha256 for pin in files],
+            "delimiter": [delimiter_of(pin.path, data) for pin in files] if data.source == "csv" else data.delimiter,
+            "conllu": [is_conllu(pin.path) for pin in files] if data.source == "conll" else None,
         },
+        tables={"rows": {"options": options}},
         code=["training.data.load_rows", source.reader.partition(":")[0], *code],
-        named=named,
+        outside=["training.programs"],
+        users_code=named,
         libraries=source.libraries,
-        names={"files": ", ".join(pin.path for pin in files)},
+        field_names={"files": ", ".join(pin.path for pin in files)},
     )
 
 
-def _read_spelling(rows: Ref) -> dict[str, int]:
-    """The indices of labels as the version's rows spell them, where these are not the labels' names."""
-    return dict(read_report(rows.path).get("spelt", {}))
-
-
-@stage(load_inputs)
-def load_labelled(
-    work: Work, version: Monitored, recipe: Recipe, rows: Ref, files: Sequence[PinnedFile]
-) -> Mapping[str, Any]:
-    """Reads and checks the rows as `load_data` does, as one split, with the labels of the version in their order."""
+def _load(work: Work, settings: LoadLabelledSettings, inputs: Mapping[str, Path]) -> dict[str, Any]:
     from training.data.load_rows import load
 
-    data, task_type = labelled_data(version, rows, files), source_columns(recipe).task_type
-    sources = {SPLIT: [pin.path for pin in files]}
-    spelt = _read_spelling(rows)
+    task_type = specification(settings.task, settings.options)
+    sources, spelt = {SPLIT: [pin.path for pin in settings.files]}, settings.spelt
     try:
-        figures = load(data, task_type, sources, work.out, work.progress, [SPLIT], only=SPLIT, spelt=spelt)
+        figures = load(settings.data, task_type, sources, work.out, work.progress, [SPLIT], only=SPLIT, spelt=spelt)
     except UserError as error:
         words = {"where": "inputs", "message": "there are no rows that can be evaluated: give files that have some."}
         is_empty = [problem.check == "no_rows" for problem in error.problems]
@@ -76,114 +89,89 @@ def load_labelled(
             problem.model_copy(update=words) if empty else problem
             for problem, empty in zip(error.problems, is_empty, strict=True)
         ) from error
-    require_unchanged(files)
+    require_unchanged(settings.files)
     emit_warnings(work, read_report(work.out))
     return {f"{SPLIT}_rows": figures[f"{SPLIT}_rows"], "labels": figures["labels"], "warnings": figures["warnings"]}
 
 
-def predict_inputs(version: Monitored, recipe: Recipe, labelled: Ref) -> Inputs:
-    """The model, and the rows with their labels."""
-    task_type = task_types.load(version.task, version.options)
-    return Inputs(
-        {
-            "task": version.task,
-            "options": version.options,
-            "tokens": {"max_length": version.champion.max_length},
-            "training": recipe.training.model_dump(include={"per_device_eval_batch_size"}),
-            "upstream": {
-                "fit": version.champion.model,
-                "load_labelled": labelled.parts[f"{SPLIT}.arrow"],
-                "labels": labelled.parts["labels.json"],
-            },
-        },
-        code=["training.programs.predict_champion", *task_types.code_modules(version.task)],
-        named=task_types.user_code(version.task),
-        libraries=("torch", "transformers", "tokenizers", "pyarrow", *task_type.libraries),
-    )
+@stage()
+def predict_labelled(version: Monitored, recipe: Recipe, labelled: Ref) -> Job:
+    """Predicts the rows with the version, in full precision.
 
-
-@stage(predict_inputs)
-def predict_labelled(work: Work, version: Monitored, recipe: Recipe, labelled: Ref) -> Mapping[str, Any]:
-    """Predicts the rows with the version, in full precision."""
-    return run_child(
-        work,
+    The model, and the rows with their labels.
+    """
+    return Job(
         "training.programs.predict_champion",
-        python_argv("training.programs.predict_champion"),
-        settings=PredictChampionSettings(
+        PredictChampionSettings(
             task=version.task,
             options=version.options,
             split=SPLIT,
-            labels=label_names(labelled),
             champion=str(version.champion),
             max_length=version.champion.max_length,
             batch_size=recipe.training.per_device_eval_batch_size,
             mixed_precision="no",
         ),
-        inputs={**find_folders(work, version.champion, "NAME"), "data": labelled.path},
-    )
-
-
-def inputs(version: Monitored, recipe: Recipe, labelled: Ref, predicted: Ref) -> Inputs:
-    """The predictions, the rows, the metrics and slices, and the promised figures with their rows."""
-    promised = find_predictions(version)
-    return Inputs(
-        {
-            "task": version.task,
-            "options": version.options,
-            "metrics": list(_metrics(recipe)),
-            "slices": list(recipe.evaluation.slices),
-            "sizes": {"fewest_rows": FEWEST_ROWS, "most_groups": MOST_GROUPS},
-            "promised": version.promised,
-            "upstream": {
-                "load_labelled": labelled.digest,
-                "predict_labelled": predicted.digest,
-                "predict": promised.digest if promised else None,
-            },
+        reads={
+            **files_of_version(version.champion, "NAME"),
+            "data": files_of(labelled, ["labels.json", f"{SPLIT}.arrow"]),
         },
-        code=["training.programs.evaluate", *task_types.code_modules(version.task)],
-        named=task_types.user_code(version.task),
-        libraries=("evaluate", "scikit-learn", "scipy", "numpy", "matplotlib"),
+        code=task_types.code_modules(version.task),
+        users_code=task_types.user_code(version.task),
+        libraries=(
+            *("torch", "transformers", "tokenizers", "pyarrow"),
+            *task_types.load(version.task, version.options).libraries,
+        ),
     )
 
 
-@stage(inputs)
-def evaluate(work: Work, version: Monitored, recipe: Recipe, labelled: Ref, predicted: Ref) -> Mapping[str, Any]:
-    """Computes the metrics with intervals, in slices, and their differences from the promised ones."""
-    promised, folders = find_predictions(version), {}
-    rows = find_rows(version)
-    if promised is not None:
-        folders = {"promised": promised.path, "promised_data": rows.path}
-    figures = run_child(
-        work,
+@stage()
+def evaluate(version: Monitored, recipe: Recipe, labelled: Ref, predicted: Ref) -> Job:
+    """Computes the metrics with intervals, in slices, and their differences from the promised ones.
+
+    The predictions, the rows, the metrics and slices, and the promised figures with their rows.
+    """
+    promised, rows = find_predictions(version), find_rows(version)
+    left_out = task_types.class_of(recipe.task).answer_metrics  # answers are not generated here
+
+    def warn(work: Work, figures: Mapping[str, Any]) -> None:
+        for name in recipe.evaluation.metrics:
+            if ":" in name:
+                message = f"{name} is left out: the registry names code, and code that a registry names is not run."
+                work.on_events([{"kind": "warning", "message": message}])
+
+    return Job(
         "training.programs.evaluate",
-        python_argv("training.programs.evaluate"),
-        settings=EvaluateSettings(
+        EvaluateSettings(
             task=version.task,
             options=version.options,
-            labels=label_names(labelled),
-            metrics=list(_metrics(recipe)),
+            metrics=[name for name in recipe.evaluation.metrics if ":" not in name and name not in left_out],
             slices=list(recipe.evaluation.slices),
+            fewest_rows=FEWEST_ROWS,
+            most_groups=MOST_GROUPS,
             columns=list(version.columns),
             split=version.split,
             promised={
                 name: {end: score.get(end) for end in ("value", "low", "high")}
                 for name, score in version.promised.items()
             },
-            promised_labels=label_names(rows),
         ),
-        inputs={"predictions": predicted.path, "data": labelled.path, **folders},
+        reads={
+            "predictions": whole(predicted),
+            "data": whole(labelled),
+            **(
+                {
+                    "promised": files_of(promised, [f"{version.split}.parquet"]),
+                    "promised_data": files_of(rows, ["labels.json", f"{version.split}.arrow"]),
+                }
+                if promised
+                else {}
+            ),
+        },
+        code=task_types.code_modules(version.task),
+        users_code=task_types.user_code(version.task),
+        libraries=("evaluate", "scikit-learn", "scipy", "numpy", "matplotlib"),
+        show=warn,
     )
-    for name in recipe.evaluation.metrics:
-        if ":" in name:
-            message = f"{name} is left out: the registry names code, and code that a registry names is not run."
-            work.on_events([{"kind": "warning", "message": message}])
-    return figures
-
-
-def _metrics(recipe: Recipe) -> list[str]:
-    """The project's own metrics of the recipe, without those of answers, which are not generated here."""
-    left_out = task_types.class_of(recipe.task).answer_metrics
-    return [name for name in recipe.evaluation.metrics if ":" not in name and name not in left_out]
 
 
 def record_inputs(version: Monitored, recipe: Recipe, labelled: Ref, evaluated: Ref, names: Sequence[str]) -> Inputs:

@@ -24,12 +24,12 @@ from tasks.jobs.hardware import device, visible_gpus
 from tasks.shared_store.opening import open_remote
 from training import distributed, task_types
 from training.engine import checkpoints
+from training.engine.fit_settings import FitSettings, HubModel
 from training.engine.training_task import needs_own_checkpoint
 from training.jobs.protocol import Imports, sha256
 from training.problems import UserError
 from training.recipe import Recipe, ResolvedCompute
 from training.recipe.lora import packages_of
-from training.recipe.program_settings import FitSettings, HubModel
 from training.recipe.tables.engines import ENGINES
 from training.recipe.tables.gpu_kernels import Kernels, kernels_of
 from training.recipe.tables.metrics import entries

@@ -5,62 +5,83 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tasks.cache.code import figures_code
 from tasks.cache.input_files import Progress, require_unchanged
 from tasks.cache.refs import Lock, PinnedRows, Ref
-from tasks.cache.stage import Inputs, Work, stage
+from tasks.cache.stage import Work
 from tasks.hub.client import explain_read_errors
+from tasks.jobs.job import Job, folder_of, stage
 from tasks.reports.row_reports import emit_warnings, read_report
 from training.data.sources import delimiter_of, is_conllu, split_names
+from training.jobs.protocol import NotInKey, Settings, values_in_key
 from training.recipe import Data, Recipe
-from training.recipe.mixture import OF_MIXTURE, SHARED
 from training.recipe.rules.column_rules import code_for_rows, source_columns
 from training.recipe.tables.formats import SOURCES
-
-# Places, names and limits: the content of the files is an input instead.
-NOT_INPUTS = {"path", "config", "revision", "splits", "max_file_gb"}
+from training.recipe.task_specification import specification
 
 
-def inputs(recipe: Recipe, lock: Lock, model: Ref | None = None) -> Inputs:
-    """The settings of reading and checking, the files' content, the commit or the object's code and fingerprint; of a
-    mixture those of each set, with names, weights and epochs.
+class LoadDataSettings(Settings):
+    """The settings of reading and checking rows."""
 
-    `model` is only given if its tokenizer counts the tokens by which a mixture is weighted.
+    data: Data
+    """Without the check of cut rows, which is one of tokens."""
+    task: Annotated[str, NotInKey("its columns, checks and code are in the key")]
+    options: Annotated[dict[str, Any], NotInKey("those that code for rows reads are in the key")]
+    evaluated: Annotated[list[str], NotInKey("the splits that it chooses on the Hub or in an object are in the key")]
+    pinned: Annotated[list[PinnedRows], NotInKey("the digests of the files are in the key")]
+    """The files or the commit of each set."""
+
+
+def load_data_settings(recipe: Recipe, lock: Lock) -> LoadDataSettings:
+    """The settings of load_data for this recipe."""
+    checks = {name: level for name, level in recipe.data.checks.items() if name != "truncated"}
+    return LoadDataSettings(
+        **recipe.task_and_options,
+        data=recipe.data.model_copy(update={"checks": checks}),
+        evaluated=list(recipe.evaluation.splits),
+        pinned=list(lock.sets),
+    )
+
+
+@stage(may_repeat=True)
+def load_data(recipe: Recipe, lock: Lock, model: Ref | None = None) -> Job:
+    """Reads every split into Arrow, checks it, and fixes the labels' names and order. Also keeps the columns of
+    validation and test from which slices can be made. The keys of later stages have the digests of only the files that
+    they read.
+
+    The settings of reading and checking, the files' content, the commit or the object's code and fingerprint; of a
+    mixture those of each set, with names, weights and epochs. The model's tokenizer, if it counts the tokens by which a
+    mixture is weighted: only then is `model` given.
     """
     data, wanted = recipe.data, source_columns(recipe)
-    columns = {column.name: column.form + " or nothing" * column.may_be_empty for column in wanted.columns}
     code, named, options = code_for_rows(recipe)
-    task = {"options": options, "columns": columns, "checks": dict(wanted.task_type.checks)}
     sources = [SOURCES[one.source] for one in data.sets]
-    if data.mix is None:
-        values, names = _inputs_of_set(data, lock.sets[0], wanted.evaluated)
-    else:
-        sets, files, names = dict[str, Any](), dict[str, list[str]](), dict[str, str]()
-        for index, (name, entry) in enumerate(zip(data.set_names, data.mix, strict=True)):
-            found, shown = _inputs_of_set(data.sets[index], lock.sets[index], wanted.evaluated)
-            found["data"] = {key: value for key, value in found["data"].items() if key not in SHARED}
-            files |= {f"{name}/{split}": digests for split, digests in found.pop("files").items()}
-            sets[name] = {"weight": entry.weight, "epochs": entry.epochs, **found}
-            for key, value in shown.items():
+    contents = [_content(one, pinned, wanted.evaluated) for one, pinned in zip(data.sets, lock.sets, strict=True)]
+    shown = [_shown_names(one, pinned) for one, pinned in zip(data.sets, lock.sets, strict=True)]
+    content, names = contents[0], shown[0]
+    if data.mix is not None:
+        content, names = {"files": {}, "mix": {}, "sets": data.set_names}, {}
+        for name, entry, of_set, shown_names in zip(data.set_names, data.mix, contents, shown, strict=True):
+            content["files"] |= {f"{name}/{split}": digests for split, digests in of_set.pop("files").items()}
+            content["mix"][name] = values_in_key(entry) | of_set
+            for key, value in shown_names.items():
                 part, _, split = key.partition(".")
                 names[f"files.{name}/{split}" if part == "files" else f"mix.{name}.{key}"] = f"{name}: {value}"
-        shared = _settings(data, {*SHARED, *OF_MIXTURE[1:]}, exclude=set())
-        values = {"data": shared, "mix": sets, "sets": list(sets), "files": files}
-    outside, libraries = figures_code(recipe.task), [library for one in sources for library in one.libraries]
-    if model is None:
-        outside = [*outside, "training.tokenization.token_counts"]
-    else:
-        values["upstream"] = {"tokenizer": model.parts["tokenizer"]}
-        libraries.append("tokenizers")
-    return Inputs(
-        {**values, "task": task},
+    columns = {column.name: column.form + " or nothing" * column.may_be_empty for column in wanted.columns}
+    libraries = [library for one in sources for library in one.libraries] + ["tokenizers"] * (model is not None)
+    return Job(
+        _read,
+        load_data_settings(recipe, lock),
+        reads={"tokenizer": folder_of(model, "tokenizer")} if model is not None else {},
+        content=content,
+        tables={"task": {"options": options, "columns": columns, "checks": dict(wanted.task_type.checks)}},
         code=["training.data.load_rows", *dict.fromkeys(one.reader.partition(":")[0] for one in sources), *code],
-        outside=outside,
-        named=named | {where: one.path for where, one in _objects(data)},
+        outside=[*figures_code(recipe.task), *([] if model is not None else ["training.tokenization.token_counts"])],
+        users_code=named | {where: one.path for where, one in _objects(data)},
         libraries=tuple(dict.fromkeys(libraries)),
-        names=names,
+        field_names=names,
     )
 
 
@@ -69,34 +90,29 @@ def counts_tokens(recipe: Recipe) -> bool:
     return recipe.data.mix is not None and recipe.data.weight_by == "tokens"
 
 
-def _inputs_of_set(data: Data, pinned: PinnedRows, evaluated: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The inputs of one set of rows, and what names of them stand for."""
-    settings = _settings(data, None, exclude=NOT_INPUTS | {*OF_MIXTURE})
+def _content(data: Data, pinned: PinnedRows, evaluated: Sequence[str]) -> dict[str, Any]:
+    """What names the content of one set of rows."""
     paths = [pin.path for files in pinned.files.values() for pin in files]
-    if data.source == "csv":  # a file's name decides its delimiter
-        settings["delimiter"] = [delimiter_of(path, data) for path in paths]
-    if data.source == "conll":  # and its columns
-        settings["conllu"] = [is_conllu(path) for path in paths]
-    if data.source in ("hub", "python"):
-        settings |= data.model_dump(include={"path", "config"}) | {"splits": split_names(data, evaluated)}
-    values = {
-        "data": settings,
+    content: dict[str, Any] = {
         "files": {split: [pin.sha256 for pin in files] for split, files in pinned.files.items()},
         "commit": pinned.hub.commit if pinned.hub else None,
         "fingerprint": pinned.fingerprint,
+        # A file's name decides its delimiter, and its columns.
+        "delimiter": [delimiter_of(path, data) for path in paths] if data.source == "csv" else data.delimiter,
+        "conllu": [is_conllu(path) for path in paths] if data.source == "conll" else None,
     }
-    names = {
+    if data.source in ("hub", "python"):
+        content |= data.model_dump(include={"path", "config"}) | {"splits": split_names(data, evaluated)}
+    return content
+
+
+def _shown_names(data: Data, pinned: PinnedRows) -> dict[str, str]:
+    """What the names of `_content` stand for."""
+    return {
         "commit": f"{data.path} at {data.revision or 'main'}",
         "fingerprint": f"what {data.path} is made from",
         **{f"files.{split}": ", ".join(pin.path for pin in files) for split, files in pinned.files.items()},
     }
-    return values, names
-
-
-def _settings(data: Data, include: set[str] | None, exclude: set[str]) -> dict[str, Any]:
-    settings = data.model_dump(include=include, exclude=exclude)
-    settings["checks"].pop("truncated", None)  # an input of tokenize
-    return settings
 
 
 def _objects(data: Data) -> Iterator[tuple[str, Data]]:
@@ -106,16 +122,10 @@ def _objects(data: Data) -> Iterator[tuple[str, Data]]:
             yield "data.path" if data.mix is None else f"data.mix[{index}].path", one
 
 
-@stage(inputs, may_repeat=True)
-def load_data(work: Work, recipe: Recipe, lock: Lock, model: Ref | None = None) -> Mapping[str, Any]:
-    """Reads every split into Arrow, checks it, and fixes the labels' names and order. Also keeps the columns of
-    validation and test from which slices can be made. The keys of later stages have the digests of only the files that
-    they read.
-    """
+def _read(work: Work, settings: LoadDataSettings, inputs: Mapping[str, Path]) -> dict[str, Any]:
     from training.evaluation.plots import draw_rows
 
-    tokenizer = None if model is None else model.path / "tokenizer"
-    figures = load_rows(recipe, lock, work.out, work.progress, tokenizer)
+    figures = load_rows(settings, work.out, work.progress, inputs.get("tokenizer"))
     report = read_report(work.out)
     emit_warnings(work, report)
     draw_rows(report, work.out / "log")
@@ -123,8 +133,8 @@ def load_data(work: Work, recipe: Recipe, lock: Lock, model: Ref | None = None) 
 
 
 def load_rows(
-    recipe: Recipe, lock: Lock, out: Path, progress: Progress, tokenizer: Path | None = None
-) -> Mapping[str, Any]:
+    settings: LoadDataSettings, out: Path, progress: Progress, tokenizer: Path | None = None
+) -> dict[str, Any]:
     """Writes the rows and their report to the folder `out`, without the store. Raises UserError with every problem.
 
     `progress` is called with the amount read and the total. `tokenizer` is the folder of the model's tokenizer, if
@@ -132,25 +142,25 @@ def load_rows(
     """
     from training.data.load_rows import load
 
-    task_type, evaluated, data = source_columns(recipe).task_type, recipe.evaluation.splits, recipe.data
+    data, task_type = settings.data, specification(settings.task, settings.options)
     pinned = [
         {"commit": one.hub.commit}
         if one.hub
         else {split: [pin.path for pin in files] for split, files in one.files.items()}
-        for one in lock.sets
+        for one in settings.pinned
     ]
 
     def explain(index: int) -> AbstractContextManager[None]:
-        hub = lock.sets[index].hub
+        hub = settings.pinned[index].hub
         return explain_read_errors("dataset", data.sets[index].path, hub.commit) if hub else nullcontext()
 
     if data.mix is not None:
         counter = _token_counter(tokenizer) if tokenizer is not None else None
-        figures = load(data, task_type, pinned, out, progress, evaluated, explain, counter)
+        figures = load(data, task_type, pinned, out, progress, settings.evaluated, explain, counter)
     else:
         with explain(0):
-            figures = load(data, task_type, pinned[0], out, progress, evaluated)
-    require_unchanged(lock.all_data_files)
+            figures = load(data, task_type, pinned[0], out, progress, settings.evaluated)
+    require_unchanged(pin for one in settings.pinned for files in one.files.values() for pin in files)
     return figures
 
 

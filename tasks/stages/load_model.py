@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tasks.cache.refs import Lock, Ref
-from tasks.cache.stage import Inputs, Work, stage
+from tasks.cache.stage import Work
 from tasks.hub.client import explain_read_errors
-from tasks.jobs.child import run_child
-from tasks.jobs.commands import python_argv
-from tasks.registry.champions import find_folders
+from tasks.jobs.job import Files, Job, files_of, stage
+from tasks.registry.champions import files_of_version
 from tasks.stages.preflight.model_check import require_model
 from training.data.file_systems import PIECE_BYTES
+from training.jobs.protocol import NotInKey, Settings
 from training.local_files import open_local
 from training.models.repository_files import (
     HOME_ROOMS,
@@ -29,91 +30,90 @@ from training.models.repository_files import (
 )
 from training.models.weights import read_shapes
 from training.problems import UserError
+from training.programs.create_model import CreateModelSettings
 from training.recipe import Recipe
-from training.recipe.program_settings import CreateModelSettings
 from training.recipe.rules.column_rules import source_columns
 
 # Code that refuses models and changes no artifact.
 _ONLY_CHECKS = ("tasks.stages.preflight", "training.models.weights")
 
 
-def inputs(recipe: Recipe, lock: Lock, data: Ref | None) -> Inputs:
-    """The registered version's content; else the commit, the files' content, or the configuration, the seed and the
-    rows that the tokenizer is trained on.
+class CopyModelSettings(Settings):
+    """The settings of the copy of a base model."""
 
-    `data` is only given for a model from scratch.
+    path: str | None
+    """The repository on the Hub; None for a folder or a registered version."""
+    commit: str | None
+    lock: Annotated[Lock, NotInKey("the digests of the files are in the key, or the commit")]
+    recipe: Annotated[Recipe, NotInKey("the model is checked for it, and not changed")]
+
+
+@stage(may_repeat=True)
+def load_model(recipe: Recipe, lock: Lock, data: Ref | None) -> Job:
+    """Downloads, copies or creates the model in `model/` and `tokenizer/`, with weights in safetensors only. Pinned
+    files replace the model's.
+
+    The registered version's content; else the commit, the files' content, or the configuration, the seed and the rows
+    that the tokenizer is trained on. Only for a model from scratch, `data` is given.
     """
-    model, pinned, champion = recipe.model, lock.model_hub, lock.start
-    files = {name: pin.sha256 for name, pin in lock.model_files.items()}
+    model, hub, champion = recipe.model, lock.model_hub, lock.start
     names = {f"files.{name}": pin.path for name, pin in lock.model_files.items()}
-    replacing = {"files": files} if files else {}
-    if champion is not None:
-        named = "the champion" if lock.started_from else model.path
-        names["model.champion"] = f"the model of {named} that training starts from"
-        return Inputs({"model": {"champion": champion.model}, **replacing}, outside=_ONLY_CHECKS, names=names)
+    files = {"files": {name: pin.sha256 for name, pin in lock.model_files.items()}}
     if data is not None:
         wanted = source_columns(recipe)
-        return Inputs(
-            {
-                "model": model.model_dump(include={"config", "seed"}),
-                "texts": wanted.texts,
-                "writes": wanted.task_type.generates_text,
-                "upstream": {"load_data": data.parts["train.arrow"]},
-                **replacing,
+        return Job(
+            "training.programs.create_model",
+            CreateModelSettings(
+                config=model.config or {},
+                seed=model.seed,
+                texts=wanted.texts,
+                writes=wanted.task_type.generates_text,
+            ),
+            reads={
+                "data": files_of(data, ["train.arrow"]),
+                **({"pinned": Files(partial(_fetch_pinned, lock), {})} if lock.model_files else {}),
             },
-            code=["training.programs.create_model"],
-            outside=_ONLY_CHECKS,
+            content=files,
             libraries=("tokenizers", "transformers", "torch", "safetensors"),
-            names=names,
+            field_names=names | {"config": "model.config", "seed": "model.seed"},
         )
-    names["model.commit"] = f"{model.path} at {model.revision or 'main'}"
-    from_hub = {"commit": pinned.commit, "path": model.path} if pinned else {}
-    return Inputs({"model": from_hub, "files": files}, outside=_ONLY_CHECKS, names=names)
+    if champion is not None:
+        named = "the champion" if lock.started_from else model.path
+        names["upstream.champion"] = f"the model of {named} that training starts from"
+    names["commit"] = f"{model.path} at {model.revision or 'main'}"
+    return Job(
+        _copy,
+        CopyModelSettings(
+            path=str(model.path) if hub else None, commit=hub.commit if hub else None, lock=lock, recipe=recipe
+        ),
+        reads=files_of_version(champion, lock.start_field) if champion is not None else {},
+        content=files,
+        outside=_ONLY_CHECKS,
+        field_names=names,
+    )
 
 
-@stage(inputs, may_repeat=True)
-def load_model(work: Work, recipe: Recipe, lock: Lock, data: Ref | None) -> Mapping[str, Any]:
-    """Downloads, copies or creates the model in `model/` and `tokenizer/`, with weights in safetensors only. Pinned
-    files replace the model's."""
+def _copy(work: Work, settings: CopyModelSettings, inputs: Mapping[str, Path]) -> dict[str, Any]:
+    lock, out, files = settings.lock, work.out, dict[str, Path]()
+    if inputs:
+        files = {file.name: file for part, folder in inputs.items() for file in _list_part(folder, part)}
+    elif settings.path is not None and settings.commit is not None:
+        files = _download(settings.path, settings.commit)
     pinned = {name: Path(pin.path) for name, pin in lock.model_files.items()}
-    if data is not None:
-        figures = _create(work, recipe, data)
-        _copy_pinned(pinned, work.out)
-        return figures
-    files: dict[str, Path] = {}
-    if lock.start is not None:
-        folders = find_folders(work, lock.start, lock.start_field)
-        files = {file.name: file for part, folder in folders.items() for file in _list_part(folder, part)}
-    elif lock.model_hub is not None:
-        files = _download(str(recipe.model.path), lock.model_hub.commit)
+    where = str(lock.start or settings.recipe.model.path)
     read_shapes(files | pinned, lock.start_field if lock.start else "model.path")
     for name, path in files.items():
-        shutil.copyfile(path, _place(name, work.out))
-    _copy_pinned(pinned, work.out)
-    require_no_other_files(work.out / "model", work.out / "tokenizer")
-    require_vocabulary(work.out / "tokenizer", str(lock.start or recipe.model.path))
-    checked = require_model(recipe, lock, model=work.out / "model")
+        shutil.copyfile(path, _place(name, out))
+    for file in _fetch_pinned(lock, work).iterdir():
+        shutil.copyfile(file, _place(file.name, out))
+    require_no_other_files(out / "model", out / "tokenizer")
+    require_vocabulary(out / "tokenizer", where)
+    checked = require_model(settings.recipe, lock, model=out / "model")
     work.on_events([{"kind": "note", "message": note} for note in checked.notes])
     work.on_events([{"kind": "warning", "message": f"{one.where}: {one.message}"} for one in checked.warnings])
-    size = sum(path.stat().st_size for path in (work.out / "model").glob("*.safetensors"))
+    size = sum(path.stat().st_size for path in (out / "model").glob("*.safetensors"))
     known = {} if checked.vocab_size is None else {"vocab_size": checked.vocab_size}
     return {"megabytes": round(size / 1e6, 1), **known}
-
-
-def _create(work: Work, recipe: Recipe, data: Ref) -> dict[str, Any]:
-    wanted = source_columns(recipe)
-    return run_child(
-        work,
-        "training.programs.create_model",
-        python_argv("training.programs.create_model"),
-        settings=CreateModelSettings(
-            config=recipe.model.config or {},
-            seed=recipe.model.seed,
-            texts=wanted.texts,
-            writes=wanted.task_type.generates_text,
-        ),
-        inputs={"data": data.path},
-    )
 
 
 def _place(name: str, out: Path) -> Path:
@@ -122,10 +122,14 @@ def _place(name: str, out: Path) -> Path:
     return part / name
 
 
-def _copy_pinned(files: Mapping[str, Path], out: Path) -> None:
-    for name, path in files.items():
-        with open(open_local(str(path), HOME_ROOMS, "model"), "rb") as source, _place(name, out).open("wb") as target:
+def _fetch_pinned(lock: Lock, work: Work) -> Path:
+    """A folder with copies of the pinned files."""
+    folder = work.job / "pinned"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, pin in lock.model_files.items():
+        with open(open_local(pin.path, HOME_ROOMS, "model"), "rb") as source, (folder / name).open("wb") as target:
             shutil.copyfileobj(source, target, PIECE_BYTES)
+    return folder
 
 
 def require_same_labels(lock: Lock, data: object, model: object) -> None:

@@ -8,9 +8,9 @@ from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.commands import build_predict_launch
 from tasks.jobs.job import Job, files_of, folder_of, stage
 from training import task_types
+from training.programs.predict import PredictSettings
 from training.recipe import Recipe
 from training.recipe.answered_prompts import answered_prompts
-from training.recipe.program_settings import PredictSettings
 
 
 def answers_prompts(recipe: Recipe) -> bool:
@@ -18,7 +18,7 @@ def answers_prompts(recipe: Recipe) -> bool:
     return answered_prompts(recipe) > 0
 
 
-@stage
+@stage()
 def predict(recipe: Recipe, lock: Lock, tokens: Ref, trained: Ref, base: Ref | None) -> Job:
     """Predicts every row of the evaluated splits once, in order. With `base`, the base model, both models answer some
     prompts.
@@ -53,9 +53,9 @@ def predict(recipe: Recipe, lock: Lock, tokens: Ref, trained: Ref, base: Ref | N
             "mixed_precision": "compute.mixed_precision",
         },
         launch=lambda: build_predict_launch(program, lock),
-        batches=lambda: BatchDivision(
+        batches=lambda model: BatchDivision(
             rows.per_device_eval_batch_size,
-            trained.path / "model",
+            model,
             program=program,
             max_length=recipe.tokens.max_length,
             mixed_precision=lock.mixed_precision,

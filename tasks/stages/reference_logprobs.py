@@ -8,8 +8,8 @@ from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.commands import build_predict_launch
 from tasks.jobs.job import Job, files_of, folder_of, stage
 from training import task_types
+from training.programs.predict import ForwardSettings
 from training.recipe import Recipe
-from training.recipe.program_settings import ReferenceSettings
 from training.task_types.task_type import BaseReference
 
 
@@ -19,7 +19,7 @@ def needs_reference(recipe: Recipe) -> bool:
     return isinstance(task_type, BaseReference) and task_type.needs_reference
 
 
-@stage
+@stage()
 def reference_logprobs(recipe: Recipe, lock: Lock, model: Ref, tokens: Ref) -> Job:
     """Adds the log-probabilities of the base model to the token rows, so that training holds one model alone.
 
@@ -29,7 +29,7 @@ def reference_logprobs(recipe: Recipe, lock: Lock, model: Ref, tokens: Ref) -> J
     program, batch_size = "training.programs.reference_logprobs", recipe.training.per_device_eval_batch_size
     return Job(
         program,
-        ReferenceSettings(
+        ForwardSettings(
             task=recipe.task,
             options=task_types.load(**recipe.task_and_options).options_of("reference_logprobs"),
             batch_size=batch_size,
@@ -49,9 +49,9 @@ def reference_logprobs(recipe: Recipe, lock: Lock, model: Ref, tokens: Ref) -> J
             "mixed_precision": "compute.mixed_precision",
         },
         launch=lambda: build_predict_launch(program, lock),
-        batches=lambda: BatchDivision(
+        batches=lambda model: BatchDivision(
             batch_size,
-            model.path / "model",
+            model,
             program=program,
             max_length=recipe.tokens.max_length,
             mixed_precision=lock.mixed_precision,

@@ -13,8 +13,8 @@ from tasks.jobs.job import Job, files_of, folder_of, stage
 from tasks.reports.row_reports import read_report
 from training import task_types
 from training.problems import Problem, UserError
+from training.programs.score import ScoreSettings
 from training.recipe import Recipe
-from training.recipe.program_settings import ScoreSettings
 from training.recipe.rules.release_rules import absent_splits, undefined_metrics, unfitting_metrics
 from training.recipe.rules.slice_rules import (
     BUILT_IN_SLICES,
@@ -144,7 +144,7 @@ def _read_length_groups(file: Path) -> list[str]:
     return list(of_length(pa.ipc.open_file(pa.memory_map(str(file))).read_all()["length"].to_numpy()))
 
 
-@stage
+@stage()
 def score(recipe: Recipe, data: Ref, tokens: Ref, trained: Ref, predictions: Ref) -> Job:
     """Computes every metric with its interval and baseline, on each split and each group of the slices, and draws
     plots.

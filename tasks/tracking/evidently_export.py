@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.jobs.child_environment import environment
+from training.evaluation.drift.observations import FIELD
 from training.problems import UserError
-from training.recipe.monitoring_settings import FIELD
 
 if TYPE_CHECKING:
     import pyarrow as pa

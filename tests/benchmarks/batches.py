@@ -26,9 +26,10 @@ from tasks.jobs.commands import python_argv
 from tasks.jobs.hardware import mixed_precision
 from tests.benchmarks.subject import KIND, MAX_TOKENS, Subject, peak_mib, run, write_job
 from tests.benchmarks.table import Row
+from training.data.prediction_rows import WantedShard
 from training.jobs.protocol import OUTPUT, Events, Job
+from training.programs.predict_shards import PredictShardsSettings
 from training.recipe.batch_prediction import SHARD_ROWS
-from training.recipe.program_settings import PredictShardsSettings, WantedShard
 from training.recipe.reading_rules import ReadingRules
 
 FEW = 100_000

@@ -68,9 +68,9 @@ def _measure(subject: Subject, engine: str) -> list[Row]:
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Trains for some steps, each repeated by the bare loop; gives the seconds of each step by both."""
+    from training.engine.fit_settings import FitSettings
     from training.engine.task_setup import make_task
     from training.models import loading
-    from training.recipe.program_settings import FitSettings
 
     loading.make_deterministic()
     task = make_task(FitSettings.model_validate(job.settings), job.inputs, job_dir, events)

@@ -21,8 +21,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     import torch
     from transformers import Trainer, TrainerCallback
 
+    from training.engine.fit_settings import FitSettings
     from training.engine.task_setup import make_task
-    from training.recipe.program_settings import FitSettings
 
     task = make_task(FitSettings.model_validate(job.settings), job.inputs, job_dir, events)
     tokens: list[int] = []

@@ -21,11 +21,11 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
     from tests.gpu.plain_trainer import plain_arguments
     from training.batching.batches import EvaluationBatches
+    from training.engine.fit_settings import FitSettings
     from training.engine.inference import predict
     from training.engine.task_setup import make_task
     from training.engine.throughput import flops, hardware_limit
     from training.models.loading import DTYPES
-    from training.recipe.program_settings import FitSettings
 
     task = make_task(FitSettings.model_validate(job.settings), job.inputs, job_dir, events)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -42,22 +42,17 @@ ALLOWED = {
     # The form of options, and examples for messages.
     "training.recipe.section": {"ClosedModel"},
     # Declarations alone: the values are inputs of the stage.
-    "training.recipe.program_settings": {
-        *("CheckModelSettings", "CheckedModel", "CreateModelSettings", "FitSettings", "HubModel", "TokenizeSettings"),
-        *("CompareSettings", "PredictChampionSettings", "PredictSettings", "ReferenceSettings", "ScoreSettings"),
-        *("PredictShardsSettings", "ChatSettings", "ExportSettings", "CompareExportsSettings"),
-    },
+    "training.recipe.fields": {"Training", "ResolvedCompute"},
+    "training.recipe.lora": {"Lora"},
     # The entries of the formats and models that a stage exports are inputs of it.
     "training.recipe.tables.exports": {"EXPORTS", "OUTPUTS"},
     # Names of fields and of a slice; the fields' values are inputs of the stage.
     "training.recipe.mixture": {"DATASET", "OF_MIXTURE", "SHARED"},
     # The digest of the rows that it reads is an input of the stage.
-    "training.data.prediction_rows": {"RowReader", "read_shards"},
+    "training.data.prediction_rows": {"RowReader", "WantedShard", "read_shards"},
     "training.recipe.reading_rules": {"ReadingRules"},
     # Names of secrets.
     "training.recipe.credentials": {"variables_for", "remove_secrets"},
-    # Declarations alone, and the beginning of a column's name.
-    "training.recipe.monitoring_settings": {"DriftSettings", "EvaluateSettings", "ObserveSettings", "FIELD"},
     "training.recipe.drift": {"Drift"},
     # Words of the recipe, whose values are inputs of the stage.
     "training.recipe.rules.slice_rules": {"LABEL", "LENGTH", "FEWEST_ROWS", "MOST_GROUPS"},

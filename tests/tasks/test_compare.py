@@ -52,5 +52,5 @@ def test_the_inputs_of_the_baseline_count_only_where_there_is_no_champion(change
 
 def test_a_model_may_be_worse_than_the_champion_where_the_recipe_allows_it_but_not_than_the_baseline() -> None:
     allowed = recipe(margin=-0.02)
-    assert flat(allowed, CHAMPION)["release.gate.margin"] == -0.02
-    assert flat(allowed)["release.gate.margin"] == 0 and flat(recipe(margin=0.1))["release.gate.margin"] == 0.1
+    assert flat(allowed, CHAMPION)["margin"] == -0.02
+    assert flat(allowed)["margin"] == 0 and flat(recipe(margin=0.1))["margin"] == 0.1

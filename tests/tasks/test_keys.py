@@ -249,7 +249,7 @@ FIELDS: dict[str, Change | Nothing] = {
     "release.hub.pull_request": Change(True, "publish", PUBLISHED),
     "release.hub.tags": Change(["small"], "publish", PUBLISHED),
     "release.hub.checkpoints": Change("checkpoint", "publish", PUBLISHED),
-    "release.exports": Change(["onnx"], "export", EXPORTED),
+    "release.exports": Change(["onnx"], "export compare_exports", EXPORTED),
     "release.export_margin": Change(0.02, "compare_exports", EXPORTED),
     "release.retrain.max_unreachable": Nothing(5, "when a nightly job fails that asks a Hub that is away"),
     "release.drift.cohens_w": Nothing(0.2, LATER),

@@ -211,7 +211,7 @@ def test_a_floor_of_a_column_that_only_another_split_has_is_reported(rows: Path)
     require_fitting(recipe("late"), rows)
 
 
-def test_kept_columns_are_made_into_scores_where_a_slice_is_one_of_them_and_nowhere_else() -> None:
+def test_kept_columns_are_made_into_scores_where_a_slice_is_one_of_them_and_nowhere_else(home: Path) -> None:
     plain, by_length, by_genre = (
         score.flat_inputs(recipe(*slices), *MADE)[0] for slices in ((), ("length_bucket",), ("genre",))
     )
@@ -223,7 +223,7 @@ def test_kept_columns_are_made_into_scores_where_a_slice_is_one_of_them_and_nowh
     assert by_genre.keys() - plain.keys() == {"upstream.load_data/validation.slices.arrow"}
 
 
-def test_which_groups_have_a_floor_counts_as_they_must_have_figures_and_its_height_does_not() -> None:
+def test_which_groups_have_a_floor_counts_as_they_must_have_figures_and_its_height_does_not(home: Path) -> None:
     floors: list[dict[str, Any]] = [
         {},
         *({key: {"accuracy": at}} for key in ("genre", "genre=war") for at in (0.5, 0.6)),

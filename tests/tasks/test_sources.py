@@ -22,8 +22,8 @@ from tasks.stages.tokenize import tokenize
 from tests.made import NO_WEIGHTS
 from training.evaluation import plots
 from training.problems import UserError
+from training.programs.check_model import CheckedModel
 from training.recipe import parse
-from training.recipe.program_settings import CheckedModel
 
 pytestmark = pytest.mark.usefixtures("model_unchecked")
 

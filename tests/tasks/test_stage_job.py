@@ -34,7 +34,7 @@ def copy(rows: Ref, files: list[str], pause_s: float = 0.0) -> Job:
     return Job(PROGRAM, Copying(files=files, pause_s=pause_s), reads={"rows": files_of(rows, ["a.txt", "late.txt"])})
 
 
-COPY = stage(copy)
+COPY = stage()(copy)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_a_setting_is_in_the_key_because_it_is_a_field_unless_it_is_marked(home:
         colour: str = "red"
 
     keys = {
-        COPY.key(stage(lambda colour=colour: Job(PROGRAM, WithColour(files=[], colour=colour), {})).flat_inputs()[0])
+        COPY.key(stage()(lambda colour=colour: Job(PROGRAM, WithColour(files=[], colour=colour), {})).flat_inputs()[0])
         for colour in ("red", "blue")
     }
     assert len(keys) == 2, "a field that was added, with no other edit"

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training.evaluation.predictions import Likelihoods, Numbers, OneLabel, Predictions
-from training.programs.compare import compare_models
-from training.recipe.program_settings import CompareSettings
+from training.programs.compare import CompareSettings, compare_models
 
 Floats = npt.NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], tuple[Predictions, Predictions]]
@@ -31,7 +30,7 @@ class Regime:
         """How many of the trials promote the new model."""
         random = np.random.default_rng(seed)
         settings = CompareSettings(
-            **{"task": "sequence-classification", "labels": [], "split": "test", "champion": "m/1"},
+            **{"task": "sequence-classification", "split": "test", "champion": "m/1"},
             **{"metrics": [self.metric], "figure": self.metric, "less_is_better": [], "margin": self.margin},
             confidence=confidence,
         )

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from training.engine.fit_settings import FitSettings
 from training.jobs.protocol import Events, Job
 from training.recipe import Compute, Training
-from training.recipe.program_settings import FitSettings
 
 LABELS = ["animal", "tool", "food"]
 WORDS = {

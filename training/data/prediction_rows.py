@@ -29,10 +29,10 @@ from training.data.decoding import open_text
 from training.data.faults import Fault, Faults, level_of
 from training.data.file_systems import display_name, name_of
 from training.data.model_inputs import TaskType, Values, to_batch
+from training.jobs.protocol import Settings
 from training.problems import Problem, UserError, nearest
 from training.recipe.column_types import RowSpecification
 from training.recipe.filters import parse_filter
-from training.recipe.program_settings import WantedShard
 from training.recipe.reading_rules import TEXT_LINES, ReadingRules
 from training.recipe.source_columns import ROLE_FIELDS, SourceColumns, StoredColumn
 
@@ -41,6 +41,16 @@ SPLIT = "input"
 
 Column: TypeAlias = "list[Any] | pa.Array"
 """The values of a column: an array of Parquet or Arrow, which keeps its type; Python values of other formats."""
+
+
+class WantedShard(Settings):
+    """Rows of a file that are predicted together."""
+
+    file: str
+    number: int
+    """Its place among the file's shards, from 0."""
+    digest: str
+    """Of the model's inputs in its usable rows."""
 
 
 @dataclass(frozen=True)

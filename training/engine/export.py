@@ -19,8 +19,8 @@ from training.task_types.task_type import Calibrated
 if TYPE_CHECKING:
     import torch
 
+    from training.engine.fit_settings import FitSettings
     from training.engine.training_task import Task, Trained
-    from training.recipe.program_settings import FitSettings
 
 
 def export(

@@ -15,8 +15,8 @@ import torch
 
 from training.batching.batches import EvaluationBatches, TokenRows
 from training.engine.inference import evaluate
+from training.evaluation.drift.observations import FIELD
 from training.models import loading
-from training.recipe.monitoring_settings import FIELD
 from training.tokenization.transformers_encoder import load_encoder
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from training.engine.fit_settings import FitSettings
     from training.models.weights import Fit
     from training.recipe import Training
-    from training.recipe.program_settings import FitSettings
 
 
 def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, events: Events) -> Task:

@@ -31,7 +31,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from training.problems import Problem
 
@@ -55,11 +55,20 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+class TaskSettings(Settings):
+    """With the task type, which most programs need."""
+
+    task: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class NotInKey:
     """Marks a field of a program's settings, or of a section of the recipe in them, that cannot change the output."""
 
     reason: str
+    keys: frozenset[str] = frozenset()
+    """Of a field with a mapping: only these of its keys are marked."""
 
 
 def values_in_key(settings: BaseModel) -> dict[str, Any]:
@@ -70,8 +79,12 @@ def values_in_key(settings: BaseModel) -> dict[str, Any]:
         value, marks = getattr(settings, name), [mark for mark in field.metadata if isinstance(mark, NotInKey)]
         if any(not mark.reason.strip() for mark in marks):
             raise TypeError(f"{type(settings).__name__}.{name} is NotInKey without a reason")
-        if marks:
+        if any(not mark.keys for mark in marks):
             del values[name]
+        elif marks:
+            values[name] = {
+                key: one for key, one in values[name].items() if all(key not in mark.keys for mark in marks)
+            }
         elif isinstance(value, BaseModel):
             values[name] = values_in_key(value)
     return values

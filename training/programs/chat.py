@@ -1,7 +1,7 @@
 """The program that answers in a conversation: `python -m training.programs.chat JOB`.
 
 inputs     model, tokenizer (folders, which may be one)
-settings   training.recipe.program_settings.ChatSettings
+settings   ChatSettings, below
 turns      turns.jsonl in the job's folder, written like events.jsonl by the process that asks:
            `question` with its number and the messages so far; `stop` with the number of the question
 events     `ready`; for each question, with its number, `text` for each part of the answer, and `answered` with the
@@ -17,16 +17,23 @@ import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from training.jobs.program import run_program
-from training.jobs.protocol import Events, Job, read_events
-from training.recipe.program_settings import ChatSettings
+from training.jobs.protocol import Events, Job, TaskSettings, read_events
 
 TURNS = "turns.jsonl"
 QUESTION, STOP = "question", "stop"
 READY, TEXT, ANSWERED = "ready", "text", "answered"
 POLL_S = 0.02
+
+
+class ChatSettings(TaskSettings):
+    """The settings of a job of this program."""
+
+    max_length: int
+    """Tokens of a prompt."""
+    mixed_precision: Literal["no", "bf16", "fp16"]
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:

@@ -4,7 +4,7 @@ JOB`.
 The model is built on the meta device, from its configuration alone, in some seconds. Of its weights, only the names and
 shapes are compared with it. A small copy is tried: see training.models.trial.
 
-settings   training.recipe.program_settings.CheckModelSettings
+settings   CheckModelSettings, below
 figures    notes and warnings, lists of texts; errors end it
 """
 
@@ -12,20 +12,55 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
 
 from training.jobs.program import run_program
-from training.jobs.protocol import Events, Job
+from training.jobs.protocol import Events, Job, Settings, TaskSettings
 from training.jobs.search_path import hide_package
 from training.models.configurations import RECIPE, code_fields, invalid_values, make_config, require_class
 from training.models.weights import Fit, compare, head_problem
 from training.problems import Problem, UserError
-from training.recipe.program_settings import CheckedModel, CheckModelSettings
+from training.recipe.lora import Lora
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.task_types.task_type import TaskType
+
+
+class CheckModelSettings(TaskSettings):
+    """The settings of a job of this program."""
+
+    labels: list[str]
+    """Names, or stand-ins for them."""
+    max_length: int
+    """Tokens a row."""
+    lora: Lora | None
+    attn_implementation: str | None = None
+    """model.attn_implementation."""
+    use_liger_kernel: bool = False
+    """training.use_liger_kernel."""
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    """The number format of the run."""
+    exports: list[str] = Field(default_factory=list)
+    """release.exports, if the packages for them are installed."""
+    config: dict[str, Any]
+    """The content of config.json, or `model.config`."""
+    weights: dict[str, list[int]] | None = None
+    """The shape of each tensor in the model's files, by name; None if they are not on this machine."""
+    field: str
+    """The recipe's field that names the model."""
+
+
+class CheckedModel(Settings):
+    """What training.programs.check_model found that does not end a run."""
+
+    notes: list[str] = Field(default_factory=list)
+    warnings: list[Problem] = Field(default_factory=list)
+    vocab_size: int | None = None
+    """The rows of the model's embedding; None if it has none."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:

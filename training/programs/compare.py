@@ -3,8 +3,9 @@ a champion, the best constant prediction takes its place: training/evaluation/ba
 base model.
 
 inputs     predictions, champion (each with SPLIT.parquet of training.programs.predict; without a champion only the
-           first); for the baseline alone data, tokens (SPLIT.arrow) and model (the trained model's folder)
-settings   training.recipe.program_settings.CompareSettings
+           first), data (SPLIT.arrow, labels.json); for the baseline also data (train.arrow), tokens (train.arrow,
+           SPLIT.arrow) and model (the trained model's folder)
+settings   CompareSettings, below
 output     comparison.json         the figures
            log/disagreements.csv   rows that only one of the two gets right, with their texts: first those that the new
                                    model loses, then those that it gains, each by the size of the change
@@ -25,15 +26,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import Field
 
 from training.evaluation.constant_predictions import is_constant
 from training.evaluation.predictions import Predictions
 from training.evaluation.significance import Significance, mcnemar, paired
 from training.jobs.program import run_program
-from training.jobs.protocol import OUTPUT, Events, Job
+from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
 from training.problems import UserError, nearest
 from training.programs.score import read_inputs, write_samples
-from training.recipe.program_settings import CompareSettings
 from training.recipe.tables.metrics import METRICS, WIN_RATE, more_is_better
 from training.task_types.task_type import BaseReference
 
@@ -46,6 +47,29 @@ BASE_MODEL = "the base model"
 """The opponent of a first model's answers."""
 
 
+class CompareSettings(TaskSettings):
+    """The settings of a job of this program."""
+
+    split: str
+    metrics: list[str]
+    figure: str
+    """The figure that is compared: one that the metrics give, or a metric, for its first figure."""
+    less_is_better: list[str]
+    """User figures for which lower is better; the direction of the project's is in their table."""
+    margin: float
+    """The gain that the new model must exceed, in the unit of the figure."""
+    confidence: float
+    """1 - the chance of a false promotion."""
+    champion: str | None
+    """NAME/VERSION; None: the baseline."""
+    judge: str | None = None
+    """evaluation.judge, which compares the answers of both models."""
+    lengths: bool = False
+    """Whether the lengths of both models' answers are reported too."""
+    warnings: list[str] = Field(default_factory=list)
+    """Differences between the labels of the two models."""
+
+
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Compares the models on the split. Returns the figures."""
     from training import task_types
@@ -53,12 +77,13 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
     settings = CompareSettings.model_validate(job.settings)
     task_type, split = task_types.load(settings.task, settings.options), settings.split
+    data = Path(job.inputs["data"])
+    labels = json.loads((data / "labels.json").read_text())
     table = pq.read_table(Path(job.inputs["predictions"], f"{split}.parquet"))
-    new, champion_table = task_type.metric_inputs(table, settings.labels), None
+    new, champion_table = task_type.metric_inputs(table, labels), None
     constant = None
     if settings.champion is None:
-        data, tokens, model = (Path(job.inputs[name]) for name in ("data", "tokens", "model"))
-        baseline = task_type.baseline(data, tokens, model, settings.labels)
+        baseline = task_type.baseline(data, Path(job.inputs["tokens"]), Path(job.inputs["model"]), labels)
         assert baseline is not None  # models of such a task type are not compared without a champion
         constant = choose_constant(baseline, settings.figure)
         old = constant.predict(new, split)
@@ -67,22 +92,21 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         rewarded = champion_table
         if isinstance(task_type, BaseReference):
             rewarded = task_type.share_reference(champion_table, table)
-        old = task_type.metric_inputs(rewarded, settings.labels)
+        old = task_type.metric_inputs(rewarded, labels)
 
     def report(done: int, total: int) -> None:
         events.progress(phase="compare", split=split, done=done, total=total)
 
-    output, data = job_dir / OUTPUT, Path(job.inputs["data"]) / f"{split}.arrow"
+    output, rows = job_dir / OUTPUT, data / f"{split}.arrow"
     (output / "log").mkdir(parents=True, exist_ok=True)
-    answers, judged = compare_answers(table, champion_table, settings, data, output / "log", report)
+    answers, judged = compare_answers(table, champion_table, settings, rows, output / "log", report)
     if settings.figure == WIN_RATE:
         figures = describe_win_rate(judged, settings)
     else:
         figures = compare_models(new, old, settings, constant.name if constant else None, report)
     figures |= {"answers": answers} if answers else {}
     (output / "comparison.json").write_text(json.dumps(figures, indent=1))
-    rows = sample_disagreements(new, old, data)
-    write_samples(rows, output / "log" / "disagreements.csv")
+    write_samples(sample_disagreements(new, old, rows), output / "log" / "disagreements.csv")
     return figures
 
 

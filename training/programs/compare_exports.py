@@ -3,7 +3,7 @@ JOB`.
 
 inputs     model (the trained model's folder), exports (the output of training.programs.export_onnx), data and tokens
            (SPLIT.arrow), predictions (SPLIT.parquet of training.programs.predict)
-settings   training.recipe.program_settings.CompareExportsSettings
+settings   CompareExportsSettings, below
 output     FORMAT/SPLIT.parquet    the predictions of each export, as training.programs.predict writes the model's
            log/exports.json        the figures; a speed is another one each time
 figures    by format: bytes; rows_per_second of the export and torch_rows_per_second of the model, on the CPU and the
@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job
-from training.recipe.program_settings import CompareExportsSettings
+from training.programs.compare import CompareSettings, compare_models
 from training.recipe.tables.exports import EXPORTS
 
 if TYPE_CHECKING:
@@ -38,13 +38,23 @@ ROUNDS = 3
 """Timed passes over these rows, of export and model in turn; the median counts."""
 
 
+class CompareExportsSettings(CompareSettings):
+    """The settings of a job of this program. `margin` is negative: the loss that an export may have, with a minus."""
+
+    exports: list[str]
+    """Formats."""
+    batch_size: int
+    """Rows in one forward pass."""
+    mixed_precision: Literal["no", "bf16", "fp16"]
+    """The number format in which the model's own speed is measured."""
+
+
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Predicts the split with each export, compares, and measures. Returns the figures."""
     from training import task_types
     from training.batching.batches import TokenRows
     from training.engine.inference import predict
     from training.models import loading, onnx_files
-    from training.programs.compare import compare_models
     from training.programs.predict import progress_of_rows, write
     from training.programs.score import read_predictions
 
@@ -55,9 +65,10 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     tokenizer = loading.load_tokenizer(folder)
     collate = task_type.collator(tokenizer, loading.padding_multiple())
     network = loading.load_trained(task_type, folder)
+    labels = json.loads(Path(job.inputs["data"], "labels.json").read_text())
     rows = TokenRows(Path(job.inputs["tokens"]) / f"{split}.arrow")
     timed = sample(rows)
-    old = read_predictions(task_type, Path(job.inputs["predictions"]) / f"{split}.parquet", settings.labels)
+    old = read_predictions(task_type, Path(job.inputs["predictions"]) / f"{split}.parquet", labels)
     precision = "no" if settings.mixed_precision == "fp16" else settings.mixed_precision  # on CPUs it has no speed
 
     def predict_with(model: Any, some: TokenRows, precision: str = "no", report: Report = _no_report) -> Any:
@@ -71,7 +82,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         file = job_dir / OUTPUT / name / f"{split}.parquet"
         file.parent.mkdir()
         write(file, predictions, rows)
-        comparison = compare_models(read_predictions(task_type, file, settings.labels), old, settings)
+        comparison = compare_models(read_predictions(task_type, file, labels), old, settings)
         seconds = measure_in_turn(partial(predict_with, model, timed), partial(predict_with, network, timed, precision))
         figures[name] = {
             "bytes": onnx_files.size_of(exports / EXPORTS[name]),

@@ -1,23 +1,25 @@
 """The program that creates a base model with random weights: `python -m training.programs.create_model JOB`.
 
-inputs     data (train.arrow, whose texts the vocabulary is learned from)
-settings   training.recipe.program_settings.CreateModelSettings
+inputs     data (train.arrow, whose texts the vocabulary is learned from), perhaps pinned
+           (files that replace the model's)
+settings   CreateModelSettings, below
 output     model/ (config.json, safetensors), tokenizer/: the same bytes every time
 figures    vocab_size, parameters
 """
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.jobs.program import run_program
-from training.jobs.protocol import OUTPUT, Events, Job
+from training.jobs.protocol import OUTPUT, Events, Job, Settings
 from training.jobs.search_path import hide_package
 from training.models.configurations import RECIPE, invalid_values, make_config
-from training.recipe.program_settings import CreateModelSettings
+from training.models.repository_files import part_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -35,6 +37,18 @@ LARGEST_ALPHABET = 1000
 
 Rows = Callable[[], Iterator[str]]
 """Returns an iterator over all texts."""
+
+
+class CreateModelSettings(Settings):
+    """The settings of a job of this program."""
+
+    config: dict[str, Any]
+    """The configuration of transformers, with model_type and vocab_size (upper bound, tokens)."""
+    seed: int
+    texts: list[str]
+    """The columns with texts, or lists of texts, that the vocabulary is learnt from."""
+    writes: bool
+    """Whether the model generates text."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
@@ -57,6 +71,9 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     save_tokenizer(tokenizer, longest, job_dir / OUTPUT / "tokenizer", padding_side=side)
     with hide_package("deepspeed"):  # where it is installed, transformers would look for an engine of it: 2 seconds
         model.save_pretrained(job_dir / OUTPUT / "model")
+    if "pinned" in job.inputs:
+        for file in Path(job.inputs["pinned"]).iterdir():
+            shutil.copyfile(file, job_dir / OUTPUT / str(part_of(file.name)) / file.name)
     return {"vocab_size": model.config.vocab_size, "parameters": model.num_parameters()}
 
 

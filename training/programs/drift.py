@@ -1,7 +1,7 @@
 """The program that compares new rows with a version's profile: `python -m training.programs.drift JOB`.
 
 inputs     profile, rows (each a folder of training.programs.observe)
-settings   training.recipe.monitoring_settings.DriftSettings
+settings   DriftSettings, below
 output     report.json     training.evaluation.drift.report.build_report
            log/report.png  all effects with their intervals and thresholds, and the distributions
 figures    verdict, comparisons (each without details), rows, alpha, estimated_accuracy
@@ -14,8 +14,24 @@ from pathlib import Path
 from typing import Any
 
 from training.jobs.program import run_program
-from training.jobs.protocol import OUTPUT, Events, Job
-from training.recipe.monitoring_settings import DriftSettings
+from training.jobs.protocol import OUTPUT, Events, Job, Settings
+
+
+class DriftSettings(Settings):
+    """The settings of a job of this program."""
+
+    title: str
+    """The version and the rows, for the page of pictures."""
+    alpha: float
+    """The error level of the whole report."""
+    min_rows: int
+    """With fewer rows on either side, nothing is compared."""
+    cohens_w: float
+    """The smallest effect that matters, for categories."""
+    distance: float
+    """The same for numbers: the Kolmogorov-Smirnov distance."""
+    auc: float
+    """The same for words and embeddings: the held-out AUC."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:

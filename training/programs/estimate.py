@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from training.engine.fit_settings import FitSettings
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job
-from training.recipe.program_settings import FitSettings
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """The program that evaluates a registered version on rows with labels: `python -m training.programs.evaluate JOB`.
 
-inputs     predictions (test.parquet of training.programs.predict_champion), data (test.arrow, test.slices.arrow);
-           promised (SPLIT.parquet of training.programs.predict) and promised_data (SPLIT.arrow), if they are stored
-settings   training.recipe.monitoring_settings.EvaluateSettings
+inputs     predictions (test.parquet of training.programs.predict_champion), data (test.arrow, test.slices.arrow,
+           labels.json); promised (SPLIT.parquet of training.programs.predict) and promised_data (SPLIT.arrow,
+           labels.json), if they are stored
+settings   EvaluateSettings, below
 output     evaluation.json              the figures, and `slices` as in training.programs.score
            log/predictions_sample.csv   the most confident mistakes
            log/*.png                    plots of the predictions
@@ -24,7 +25,7 @@ import pyarrow.parquet as pq
 from training.evaluation import slices
 from training.evaluation.predictions import OneLabel, Predictions
 from training.jobs.program import run_program
-from training.jobs.protocol import OUTPUT, Events, Job
+from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
 from training.programs.score import (
     DRAWS,
     ENDS,
@@ -37,8 +38,7 @@ from training.programs.score import (
     score_groups,
     write_samples,
 )
-from training.recipe.monitoring_settings import EvaluateSettings
-from training.recipe.rules.slice_rules import FEWEST_ROWS, LABEL, LENGTH, MOST_GROUPS
+from training.recipe.rules.slice_rules import LABEL, LENGTH
 
 if TYPE_CHECKING:
     from training.task_types.task_type import TaskType
@@ -46,6 +46,24 @@ if TYPE_CHECKING:
 SPLIT = "test"
 """The name of the evaluated rows' split."""
 INTERVAL = ENDS[1] - ENDS[0]
+
+
+class EvaluateSettings(TaskSettings):
+    """The settings of a job of this program."""
+
+    metrics: list[str]
+    slices: list[str]
+    """Columns, `label` or `length_bucket`."""
+    fewest_rows: int
+    """Groups with fewer rows have no intervals."""
+    most_groups: int
+    """The largest groups of a slice that have figures."""
+    columns: list[str]
+    """The model's input columns, by which rows are equal."""
+    split: str
+    """The split that was judged."""
+    promised: dict[str, dict[str, float | None]]
+    """The figures of the judged split, by name: value, low and high."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
@@ -57,7 +75,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     task_type, output = task_types.load(settings.task, settings.options), job_dir / OUTPUT
     (output / "log").mkdir(parents=True, exist_ok=True)
     data = Path(job.inputs["data"])
-    predicted = read_predictions(task_type, Path(job.inputs["predictions"]) / f"{SPLIT}.parquet", settings.labels)
+    predicted = _read(task_type, Path(job.inputs["predictions"]), SPLIT, data)
 
     def report(done: int) -> None:
         events.progress(phase="evaluate", done=done, total=2 * DRAWS)
@@ -85,15 +103,10 @@ def _compare(
     from training.evaluation.metrics.bootstrap_figures import figures
     from training.evaluation.paired_rows import draw_differences, match_rows
 
-    file = Path(job.inputs["promised"]) / f"{settings.split}.parquet"
-    promised = read_predictions(task_type, file, settings.promised_labels)
-    contents = [
-        _row_contents(path, settings.columns)
-        for path in (
-            Path(job.inputs["data"], f"{SPLIT}.arrow"),
-            Path(job.inputs["promised_data"], f"{settings.split}.arrow"),
-        )
-    ]
+    data = Path(job.inputs["promised_data"])
+    promised = _read(task_type, Path(job.inputs["promised"]), settings.split, data)
+    files = (Path(job.inputs["data"], f"{SPLIT}.arrow"), data / f"{settings.split}.arrow")
+    contents = [_row_contents(file, settings.columns) for file in files]
     first, second, shared = match_rows(*contents)
     both = [figures(settings.metrics, sample) for sample in (predicted, promised)]
     names = [name for name in both[0] if name in both[1]]
@@ -106,6 +119,11 @@ def _compare(
         gain = _gain(found[name], settings.promised.get(name))
         differences[name] = {"value": gain, "low": _or_none(ends[0]), "high": _or_none(ends[1])}
     return shared, differences
+
+
+def _read(task_type: TaskType, predictions: Path, split: str, data: Path) -> Predictions:
+    labels = json.loads((data / "labels.json").read_text())
+    return read_predictions(task_type, predictions / f"{split}.parquet", labels)
 
 
 def _row_contents(file: Path, columns: Sequence[str]) -> list[str]:
@@ -153,8 +171,8 @@ def _score_slice(
         groups = slices.of_column(Path(job.inputs["data"], f"{SPLIT}.slices.arrow"), name)
     if not groups:
         events.warning(f"the rows have no column {name!r}, so no groups of it.")
-    shown = slices.largest(groups, MOST_GROUPS, ())
-    with_interval = {group for group, rows in shown.items() if len(rows) >= FEWEST_ROWS}
+    shown = slices.largest(groups, settings.most_groups, ())
+    with_interval = {group for group, rows in shown.items() if len(rows) >= settings.fewest_rows}
     return score_groups(shown, with_interval, predicted, whole, settings.metrics, lambda done, total: None)
 
 

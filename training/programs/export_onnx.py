@@ -1,7 +1,7 @@
 """The program that exports a trained model to other formats: `python -m training.programs.export_onnx JOB`.
 
 inputs     model (the trained model's folder)
-settings   training.recipe.program_settings.ExportSettings
+settings   ExportSettings, below
 output     the file of each format, by its name in training.recipe.tables.exports
 figures    bytes of each format
 """
@@ -12,8 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from training.jobs.program import run_program
-from training.jobs.protocol import OUTPUT, Events, Job
-from training.recipe.program_settings import ExportSettings
+from training.jobs.protocol import OUTPUT, Events, Job, Settings
+
+
+class ExportSettings(Settings):
+    """The settings of a job of this program."""
+
+    auto_class: str
+    """The class of transformers that loads the model."""
+    exports: list[str]
+    """Formats."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The program that trains: `python -m training.programs.fit JOB`, usually through `accelerate launch`.
 
 inputs     model (config.json and safetensors), tokenizer, tokens (train.arrow, validation.arrow); perhaps checkpoint
-settings   training.recipe.program_settings.FitSettings
+settings   training.engine.fit_settings.FitSettings
 output     model/: config.json, with what the task type calibrates after training, safetensors and the tokenizer's
            files; with adapters, which are added to its weights, adapter/ in peft's form; log/loss.png: the curves;
            log/environment.json: hardware, processes and library versions of the training
@@ -18,10 +18,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.engine.fit_settings import FitSettings
 from training.jobs.program import restart_with, restore_garbage_collection, run_program
 from training.jobs.protocol import EVENTS, OUTPUT, Events, Job, rank, read_events
 from training.jobs.search_path import hide_package
-from training.recipe.program_settings import FitSettings
 
 if TYPE_CHECKING:
     from training.engine.training_task import Task, Trained

@@ -1,8 +1,9 @@
 """The program that observes rows by a trained model, for drift reports: `python -m training.programs.observe JOB`.
 
-inputs     model, tokenizer (folders, which may be one); rows (SPLIT.arrow of load_data), or sample (a file with a line
-           for each row: JSON, the values of the columns that the model reads, or null for a row that it cannot predict)
-settings   training.recipe.monitoring_settings.ObserveSettings
+inputs     model, tokenizer (folders, which may be one); rows (SPLIT.arrow and labels.json of load_data), or sample
+           (sample.jsonl with a line for each row: the values of the columns that the model reads, or null for a row
+           that it cannot predict)
+settings   ObserveSettings, below
 output     observations.parquet, a row for each observed row in a random order: `text` (all texts of its inputs, without
            the answer of a conversation), and, for rows with a prediction, the columns of
            training.engine.observation.Observer and `label`, the name of the row's label, if load_data stored the rows
@@ -13,22 +14,39 @@ figures    rows (read), observed, without_prediction (of these)
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from training.jobs.program import run_program
-from training.jobs.protocol import OUTPUT, Events, Job
-from training.recipe.monitoring_settings import ObserveSettings
+from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, TaskSettings
 
 if TYPE_CHECKING:
     from training.task_types.task_type import TaskType
 
+SAMPLE = "sample.jsonl"
 PART_ROWS = 4096
 """Rows that are read at once."""
 Row = tuple[str, tuple[Any, ...] | None, str | None]
 """Its text, its inputs (None if it has no prediction), and its label."""
+
+
+class ObserveSettings(TaskSettings):
+    """The settings of a job of this program."""
+
+    columns: dict[str, str]
+    """The names of the model's input columns in files, by the task type's names."""
+    max_length: int
+    """Tokens a row."""
+    max_rows: int
+    """Rows that are observed; of more rows, so many are drawn at random."""
+    split: str | None = None
+    """The split of `rows`; None for a sample."""
+    batch_size: int
+    """Rows in one forward pass."""
+    micro_batch_divisor: Annotated[int, NotInKey("its parts have the same rows")] = 1
+    """Divides the batch size, so that a batch fits into memory."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
@@ -46,10 +64,10 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
     settings = ObserveSettings.model_validate(job.settings)
     task_type = task_types.load(settings.task, settings.options)
-    if "sample" in job.inputs:
-        read = _read_sample(Path(job.inputs["sample"]))
+    if settings.split is None:
+        read = _read_sample(Path(job.inputs["sample"], SAMPLE))
     else:
-        read = _read_split(Path(job.inputs["rows"]), settings)
+        read = _read_split(Path(job.inputs["rows"]), settings.split, settings.columns)
     reservoir = Reservoir[Row](settings.max_rows)
     while part := list(islice(read, PART_ROWS)):
         reservoir.add(part)
@@ -79,18 +97,19 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     return {"rows": total, "observed": len(rows), "without_prediction": len(rows) - len(places)}
 
 
-def _read_split(file: Path, settings: ObserveSettings) -> Iterator[Row]:
+def _read_split(folder: Path, split: str, columns: Iterable[str]) -> Iterator[Row]:
     """The rows of a split as load_data stored it."""
     import pyarrow as pa
 
     from training.evaluation.drift.text_statistics import join_texts
 
-    table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+    table = pa.ipc.open_file(pa.memory_map(str(folder / f"{split}.arrow"))).read_all()
+    names = json.loads((folder / "labels.json").read_text())
     labels = table["label"].to_pylist() if "label" in table.column_names else [None] * len(table)
     is_index = "label" in table.column_names and pa.types.is_integer(table.schema.field("label").type)
-    inputs = zip(*(table[name].to_pylist() for name in settings.columns), strict=True)
+    inputs = zip(*(table[name].to_pylist() for name in columns), strict=True)
     for values, label in zip(inputs, labels, strict=True):
-        yield join_texts(values), values, settings.labels[label] if is_index else None
+        yield join_texts(values), values, names[label] if is_index else None
 
 
 def _read_sample(file: Path) -> Iterator[Row]:

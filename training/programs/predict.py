@@ -2,7 +2,7 @@
 
 inputs     model (the output of training.programs.fit), tokens (SPLIT.arrow); base (the base model's folder) if prompts
            are answered
-settings   training.recipe.program_settings.PredictSettings
+settings   PredictSettings, below
 output     SPLIT.parquet, a row for each row of the split, in its order: row, label as the tokens have it, the task
            type's `predictions`, tokens (their number); and the columns of training.evaluation.generated_answers if
            prompts are answered
@@ -17,11 +17,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from training.jobs.program import run_program
-from training.jobs.protocol import OUTPUT, Events, Job, rank
-from training.recipe.program_settings import PredictChampionSettings, PredictSettings
+from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, TaskSettings, rank
 from training.task_types.task_type import AnswersPrompts, TaskType
 
 if TYPE_CHECKING:
@@ -33,6 +32,24 @@ if TYPE_CHECKING:
     from training.engine.answers import Answers
 
 PROGRESS_EVERY_S = 1.0
+
+
+class ForwardSettings(TaskSettings):
+    """The settings of a program that calls a model once for each row."""
+
+    batch_size: int
+    """Rows of all processes together."""
+    mixed_precision: Literal["no", "bf16", "fp16"]
+    micro_batch_divisor: Annotated[int, NotInKey("its parts have the same rows")] = 1
+    """Divides the batch size, so that a batch fits into memory."""
+
+
+class PredictSettings(ForwardSettings):
+    """The settings of a job of this program."""
+
+    splits: list[str]
+    answered_prompts: int = 0
+    """Prompts of each split that the model and its base model answer."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
@@ -53,8 +70,10 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     collate = task_type.collator(tokenizer, loading.padding_multiple())
     splits = {split: TokenRows(Path(job.inputs["tokens"]) / f"{split}.arrow") for split in settings.splits}
     base_answers: Mapping[str, Answers] = {}
-    if settings.answered_prompts:
-        base_answers = _answer_by_base(task_type, Path(job.inputs["base"]), tokenizer, splits, settings, events, device)
+    prompts, precision = settings.answered_prompts, settings.mixed_precision
+    if prompts:
+        base = Path(job.inputs["base"])
+        base_answers = _answer_by_base(task_type, base, tokenizer, splits, prompts, precision, events, device)
     network = loading.load_trained(task_type, folder).to(device)
     total, before = sum(map(len, splits.values())), 0
     whole = sum(len(rows.tokens) for rows in splits.values())
@@ -62,7 +81,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     began = time.monotonic()
     for split, rows in splits.items():
         tell = progress_of_rows(events, split, before, total)
-        answers = predict(task_type, network, rows, collate, batch_size, settings.mixed_precision, tell)
+        answers = predict(task_type, network, rows, collate, batch_size, precision, tell)
         if rank() == 0:
             if cut := task_type.cut_texts(answers, network):
                 events.warning(
@@ -70,8 +89,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
                     "as metrics see them: raise it if targets are longer; else the model has not learned to end texts."
                 )
             answers = task_type.decode(answers, tokenizer)
-        if settings.answered_prompts:
-            found = answer("the model", task_type, network, tokenizer, rows, settings, split, events)
+        if prompts:
+            found = answer("the model", task_type, network, tokenizer, rows, prompts, precision, split, events)
             if rank() == 0:
                 answers = base_answers[split].add_to(found.add_to(answers), of_base=True)
         if rank() == 0:
@@ -88,7 +107,8 @@ def _answer_by_base(
     folder: Path,
     tokenizer: PreTrainedTokenizerBase,
     splits: Mapping[str, TokenRows],
-    settings: PredictSettings,
+    prompts: int,
+    precision: str,
     events: Events,
     device: torch.device,
 ) -> dict[str, Answers]:
@@ -99,7 +119,7 @@ def _answer_by_base(
     base = loading.load_base(task_type, folder, seed=0).to(device)
     task_type.set_end_tokens(base, tokenizer)
     return {
-        split: answer("the base model", task_type, base, tokenizer, rows, settings, split, events)
+        split: answer("the base model", task_type, base, tokenizer, rows, prompts, precision, split, events)
         for split, rows in splits.items()
     }
 
@@ -110,19 +130,19 @@ def answer(
     network: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     rows: TokenRows,
-    settings: PredictSettings | PredictChampionSettings,
+    prompts: int,
+    precision: str,
     split: str,
     events: Events,
 ) -> Answers:
-    """The answers of a model, called `name` in a warning if some are cut, to settings.answered_prompts prompts of a
-    split. Every rank calls it and gets the same."""
+    """The answers of a model, called `name` in a warning if some are cut, to some prompts of a split. Every rank calls
+    it and gets the same."""
     from training.engine.answers import answer_prompts
 
     def report(done: int, total: int) -> None:
         events.progress(phase="answer", split=split, done=done, total=total)
 
     assert isinstance(task_type, AnswersPrompts)
-    prompts, precision = settings.answered_prompts, settings.mixed_precision
     found = answer_prompts(task_type, network, tokenizer, rows, prompts, precision, report)
     most = task_type.options.model_dump()["max_new_tokens"]
     if rank() == 0 and (cut := found.reaching(most)):

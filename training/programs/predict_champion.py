@@ -1,24 +1,38 @@
 """The program that predicts the current rows with the champion: `python -m training.programs.predict_champion JOB`,
 usually through `accelerate launch`.
 
-inputs     model, tokenizer (the champion's folders, which may be one), data (SPLIT.arrow)
-settings   training.recipe.program_settings.PredictChampionSettings
+inputs     model, tokenizer (the champion's folders, which may be one), data (SPLIT.arrow, and labels.json
+           with the current labels)
+settings   PredictChampionSettings, below
 output     SPLIT.parquet, as training.programs.predict writes it, with the current labels
 figures    rows, rows_per_second, unknown (labels that the champion does not have), dropped (labels that only it has)
 """
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from training.jobs.program import run_program
-from training.jobs.protocol import OUTPUT, Events, Job, rank
+from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, rank
 from training.models.repository_files import read_json
 from training.problems import UserError
-from training.recipe.program_settings import PredictChampionSettings
+from training.programs.predict import ForwardSettings, answer, progress_of_rows, write
 from training.task_types.task_type import TaskType
+
+
+class PredictChampionSettings(ForwardSettings):
+    """The settings of a job of this program."""
+
+    split: str
+    champion: Annotated[str, NotInKey("it names the model in messages")]
+    """NAME/VERSION"""
+    max_length: int
+    """Tokens a row."""
+    answered_prompts: int = 0
+    """Prompts that the champion answers."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
@@ -28,14 +42,14 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     from training.distributed import ranks
     from training.engine.inference import predict
     from training.models import loading
-    from training.programs.predict import answer, progress_of_rows, write
     from training.tokenization import token_files
     from training.tokenization.transformers_encoder import load_encoder
 
     device = ranks.join_group()
     loading.make_deterministic()
     settings = PredictChampionSettings.model_validate(job.settings)
-    split, labels = settings.split, settings.labels
+    split, data = settings.split, Path(job.inputs["data"])
+    labels = json.loads((data / "labels.json").read_text())
     task_type = task_types.load(settings.task, settings.options)
     folder, tokenizer = Path(job.inputs["model"]), Path(job.inputs["tokenizer"])
     require_task(task_type, settings.task, folder, settings.champion)
@@ -45,9 +59,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
     if rank() == 0:
         encoder = load_encoder(tokenizer, folder, settings.max_length)
-        token_files.write_tokens(
-            task_type, Path(job.inputs["data"]), encoder, job_dir / "tokens", "ignore", tell_tokens, splits=[split]
-        )
+        token_files.write_tokens(task_type, data, encoder, job_dir / "tokens", "ignore", tell_tokens, splits=[split])
     ranks.barrier()
     rows = TokenRows(job_dir / "tokens" / f"{split}.arrow")
     its_tokenizer = loading.load_tokenizer(tokenizer, folder)
@@ -60,8 +72,9 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     own = task_type.labels_of(network.config)
     if rank() == 0:
         answers = task_type.remap_labels(task_type.decode(answers, its_tokenizer), own, labels)
-    if settings.answered_prompts:
-        found = answer(settings.champion, task_type, network, its_tokenizer, rows, settings, split, events)
+    if prompts := settings.answered_prompts:
+        precision, name = settings.mixed_precision, settings.champion
+        found = answer(name, task_type, network, its_tokenizer, rows, prompts, precision, split, events)
         answers = found.add_to(answers) if rank() == 0 else answers
     if rank() == 0:
         write(job_dir / OUTPUT / f"{split}.parquet", answers, rows)

@@ -1,7 +1,7 @@
 """The program that predicts shards of files of rows: `python -m training.programs.predict_shards JOB`.
 
 inputs     model, tokenizer (folders, which may be one)
-settings   training.recipe.program_settings.PredictShardsSettings
+settings   PredictShardsSettings, below
 output     none; shards/DIGEST.parquet in the job's folder for each shard, as soon as it is predicted, with the task
            type's columns of `record_types`, a line for each usable row, in their order
 events     `shard` with the figures of each: digest, rows, rows_per_second, predicted_at_s
@@ -16,11 +16,13 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import Field
+
+from training.data.prediction_rows import WantedShard
 from training.jobs.program import run_program
-from training.jobs.protocol import Events, Job
-from training.recipe.program_settings import PredictShardsSettings
+from training.jobs.protocol import Events, Job, TaskSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,6 +31,25 @@ if TYPE_CHECKING:
 SHARDS = "shards"
 """The folder of the predicted shards in the job's folder."""
 PROGRESS_EVERY_S = 1.0
+
+
+class PredictShardsSettings(TaskSettings):
+    """The settings of a job of this program."""
+
+    columns: dict[str, str]
+    """The rows' names for the columns that the model reads, by the task type's."""
+    reading: dict[str, Any] = Field(default_factory=dict)
+    """How rows are read: training.recipe.reading_rules.ReadingRules."""
+    shards: list[WantedShard]
+    """The shards to predict, file by file."""
+    shard_rows: int
+    max_length: int
+    """Tokens a row."""
+    batch_size: int
+    """Rows in one forward pass."""
+    mixed_precision: Literal["no", "bf16", "fp16"]
+    micro_batch_divisor: int = 1
+    """Divides the batch size, so that a batch fits into memory."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 training.programs.reference_logprobs JOB`, usually through `accelerate launch`.
 
 inputs     model, tokenizer (the base model's folders), tokens (SPLIT.arrow)
-settings   training.recipe.program_settings.ReferenceSettings
+settings   training.programs.predict.ForwardSettings
 output     SPLIT.arrow: the token rows with the task type's reference_columns
 figures    rows and rows_per_second of all splits together
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, rank
-from training.recipe.program_settings import ReferenceSettings
+from training.programs.predict import ForwardSettings, progress_of_rows
 from training.task_types.task_type import BaseReference
 
 if TYPE_CHECKING:
@@ -34,11 +34,10 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     from training.distributed import ranks
     from training.engine.inference import predict
     from training.models import loading
-    from training.programs.predict import progress_of_rows
 
     device = ranks.join_group()
     loading.make_deterministic()
-    settings = ReferenceSettings.model_validate(job.settings)
+    settings = ForwardSettings.model_validate(job.settings)
     task_type = task_types.load(settings.task, settings.options)
     assert isinstance(task_type, BaseReference)
     folder = Path(job.inputs["model"])

@@ -3,7 +3,7 @@
 inputs     predictions (SPLIT.parquet of training.programs.predict), data (SPLIT.arrow, labels.json, and
            SPLIT.slices.arrow for slices of columns); tokens (SPLIT.arrow) and model (the trained model's folder) for
            the baseline alone
-settings   training.recipe.program_settings.ScoreSettings
+settings   ScoreSettings, below
 output     metrics.json                     {"validation": {"accuracy": {"value": 0.8, "low": 0.7, "high": 0.9,
                                             "baseline": 0.6}}}
            slices.json, if there are any    {"validation": {"genre": [{"group": "war", "rows": 312, "metrics": {…}}]}}
@@ -36,9 +36,8 @@ import pyarrow.parquet as pq
 from training.evaluation import slices
 from training.evaluation.predictions import OneLabel, Predictions
 from training.jobs.program import run_program
-from training.jobs.protocol import OUTPUT, Events, Job
+from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
 from training.problems import UserError
-from training.recipe.program_settings import ScoreSettings
 from training.recipe.rules.slice_rules import LABEL, LENGTH
 
 if TYPE_CHECKING:
@@ -57,6 +56,23 @@ UNDEFINED: dict[str, float | None] = {"value": None, "low": None, "high": None}
 
 Slice = list[dict[str, Any]]
 """For each group its name, its number of rows, and its scores as `metrics`."""
+
+
+class ScoreSettings(TaskSettings):
+    """The settings of a job of this program."""
+
+    splits: list[str]
+    metrics: list[str]
+    slices: list[str]
+    """Columns, `label` or `length_bucket`."""
+    each: list[str]
+    """The slices with a floor for each group: every group of these has figures."""
+    named: dict[str, list[str]]
+    """Groups that a floor names, by slice; these are always shown."""
+    fewest_rows: int
+    """Groups with fewer rows have no intervals."""
+    most_groups: int
+    """The largest groups of a slice that are shown: they are drawn, and have intervals."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:

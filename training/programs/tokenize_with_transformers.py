@@ -4,7 +4,7 @@ For tokenizers that exist only in Python, and for those whose class builds anoth
 The latter encode on all cores too; only the import of transformers takes seconds.
 
 inputs     data (SPLIT.arrow), tokenizer and model (the folders of a snapshot)
-settings   training.recipe.program_settings.TokenizeSettings
+settings   TokenizeSettings, below
 output     the files of `training.tokenization.token_files.write_tokens`
 figures    rows, tokens, truncated and lost of all splits together
 """
@@ -16,10 +16,21 @@ from typing import Any
 
 from training import task_types
 from training.jobs.program import run_program
-from training.jobs.protocol import OUTPUT, Events, Job
-from training.recipe.program_settings import TokenizeSettings
+from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
+from training.recipe.tables.checks import Level
 from training.tokenization.token_files import write_tokens
 from training.tokenization.transformers_encoder import load_encoder
+
+
+class TokenizeSettings(TaskSettings):
+    """The settings of a job of this program."""
+
+    max_length: int
+    """Tokens a row."""
+    level: Level
+    """Severity of a truncated row."""
+    vocab_size: int | None = None
+    """The tokens that the model has, if known."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:

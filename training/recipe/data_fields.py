@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
+from training.jobs.protocol import NotInKey
 from training.problems import Problem
 from training.recipe.mixture import MIX, locate_all, section_of_set, set_names
 from training.recipe.section import (
@@ -23,19 +24,21 @@ from training.recipe.section import (
 from training.recipe.tables.checks import Level
 from training.recipe.tables.formats import SOURCES
 
+PLACE = NotInKey("the digests of the files are in the key, or the commit and the names on the Hub")
+
 
 class _Rows(Section):
     """The source of one set of rows, and the columns to use."""
 
     source: Annotated[str, NameIn(SOURCES)]
     """The kind of source, as `data.source`."""
-    path: CodeName
+    path: Annotated[CodeName, PLACE]
     """The set's dataset on the Hub, files or object, as `data.path`."""
-    config: str | None = None
+    config: Annotated[str | None, PLACE] = None
     """The subset of a Hub dataset, such as `sst2` of `nyu-mll/glue`."""
-    revision: str | None = None
+    revision: Annotated[str | None, PLACE] = None
     """Branch, tag or commit of a Hub dataset (null: main). It is pinned to a commit before rows are read."""
-    splits: dict[str, NameOrNames] | None = None
+    splits: Annotated[dict[str, NameOrNames] | None, PLACE] = None
     """The Hub split, or the file or files, of train and optionally of validation and test (null: found by name; without
     such names, all files are train). Without a validation split, rows of train are held out."""
     validation_size: float = Field(default=0.1, gt=0, lt=1)
@@ -43,7 +46,9 @@ class _Rows(Section):
     rows: equal texts stay together, and old rows stay in their split when rows are added."""
     test_size: float = Field(default=0.0, ge=0, lt=1)
     """Share of the train rows held out for test if there is no test split, chosen as for validation."""
-    delimiter: str | None = Field(default=None, min_length=1, max_length=1)
+    delimiter: Annotated[str | None, NotInKey("the delimiter of each file is in the key")] = Field(
+        default=None, min_length=1, max_length=1
+    )
     """The character between the columns of a CSV file (null: the one that a first line such as `sep=;` names, else a
     tab in .tsv files and a comma in others) or of a CoNLL file (null: tabs, in lines without one any white space)."""
     maxsplit: int | None = Field(default=None, ge=1)
@@ -77,7 +82,7 @@ class _Rows(Section):
     required column that is left out is the one with the role's name."""
     label_separator: Text | None = None
     """The separator of several labels in one cell, such as the comma of `4,27` (null: such a cell is a JSON list)."""
-    max_file_gb: float = Field(default=20.0, gt=0)
+    max_file_gb: Annotated[float, NotInKey("a larger file is refused")] = Field(default=20.0, gt=0)
     """The largest unpacked size of one file in gigabytes. A small packed file may unpack to any size."""
 
 
@@ -95,8 +100,10 @@ class _MixedSet(_Rows):
 def _of_set(name: str, field: Any) -> Any:
     """Returns a field of `data` as a field of one set, in which null stands for the value in `data`."""
     description = f"As `data.{name}`, for this set alone (null: the value of `data.{name}`)."
-    kind = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
-    return kind | None, Field(default=None, description=description)
+    marks = [mark for mark in field.metadata if isinstance(mark, NotInKey)]
+    others = [mark for mark in field.metadata if mark not in marks]
+    kind = (Annotated[field.annotation, *others] if others else field.annotation) | None
+    return Annotated[kind, *marks] if marks else kind, Field(default=None, description=description)
 
 
 if TYPE_CHECKING:
@@ -117,7 +124,7 @@ class Data(_Rows):
     """hub: a dataset of the Hugging Face Hub. csv (also tab-separated), json (one object a line, or one array of
     objects), conll (a word and its tags a line), parquet, arrow: files; csv, json and conll may be packed by gzip or
     zstd. python: a function or object that returns the rows. mix: the sets in `mix`."""
-    path: Annotated[str, RunsCode()] = ""
+    path: Annotated[str, RunsCode(), PLACE] = ""
     """The dataset's name on the Hub; or a file, folder, glob or URL (`s3://…`, `https://…`); or `module:name`. Relative
     paths start from the working directory. Empty for a mixture."""
     label_names: NamesOrFile | None = None
@@ -127,7 +134,9 @@ class Data(_Rows):
     checks: dict[str, Level] = Field(default_factory=dict)
     """The level of each check of the rows by its name: error (nothing is stored), warning or ignore. Rows that cannot
     be used are left out unless their check is an error. docs/reference/checks.md lists the checks."""
-    mix: list[MixedSet] | None = Field(default=None, min_length=1)
+    mix: Annotated[list[MixedSet] | None, NotInKey("the sets are in the key by their names")] = Field(
+        default=None, min_length=1
+    )
     """The sets of a mixture, each with its own source; the other fields of `data` then hold for each set that does not
     have its own: docs/how-to/data/mixtures.md (null: one set of rows)."""
     weight_by: Literal["rows", "characters", "tokens"] = "rows"

@@ -26,8 +26,8 @@ from training.jobs.protocol import Job, write_atomically
 from training.models.repository_files import read_json
 from training.models.weights import INDEX, WEIGHTS, read_shapes
 from training.problems import UserError
+from training.programs.check_model import CheckedModel, CheckModelSettings
 from training.recipe import Recipe
-from training.recipe.program_settings import CheckedModel, CheckModelSettings
 from training.recipe.tables.exports import PACKAGES, missing_packages
 
 __all__ = ["CheckedModel", "require_model"]

@@ -19,10 +19,10 @@ from tasks.jobs.commands import accelerate_environment, python_argv
 from tasks.jobs.hardware import free_gpu_memory, memory, visible_gpus
 from tasks.jobs.launch import JobFailed, require_finished, run_job
 from training.engine import estimation
+from training.engine.fit_settings import FitSettings
 from training.jobs import resources
 from training.jobs.protocol import EVENTS, Job, read_events, sha256, write_atomically
 from training.problems import UserError
-from training.recipe.program_settings import FitSettings
 
 STALL_TIMEOUT_S = 600.0
 # Inputs of fit that change neither its memory nor its steps.

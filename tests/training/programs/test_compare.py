@@ -18,7 +18,7 @@ from training.evaluation.metrics.bootstrap_figures import cost
 from training.evaluation.predictions import OneLabel
 from training.jobs.protocol import Events, Job, read_events
 from training.programs import compare
-from training.recipe.program_settings import CompareSettings
+from training.programs.compare import CompareSettings
 
 LABELS = ["neg", "pos"]
 ROWS = 40
@@ -45,8 +45,9 @@ def run(
     table = pa.table({"text": [f"text {row}" for row in range(ROWS)], "label": TRUE})
     with pa.OSFile(str(home / "data/test.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
+    (home / "data/labels.json").write_text(json.dumps(LABELS))
     settings = {
-        **{"task": "sequence-classification", "split": "test", "labels": LABELS, "champion": "small/1"},
+        **{"task": "sequence-classification", "split": "test", "champion": "small/1"},
         **{"metrics": ["accuracy"], "figure": "accuracy", "less_is_better": [], "margin": 0.0, "confidence": 0.95},
         "warnings": [],
     }
@@ -111,7 +112,7 @@ def test_a_constant_model_that_beats_the_baseline_by_chance_is_no_evidence() -> 
     truth = (np.arange(ROWS) < 35).astype(np.int64)
     new, old = (OneLabel(truth, np.full(ROWS, label), np.full((ROWS, 2), 0.5), LABELS) for label in (1, 0))
     settings = CompareSettings(
-        **{"task": "sequence-classification", "labels": LABELS, "split": "test", "champion": "small/1"},
+        **{"task": "sequence-classification", "split": "test", "champion": "small/1"},
         **{"metrics": ["accuracy"], "figure": "accuracy", "less_is_better": [], "margin": 0.0, "confidence": 0.95},
     )
     assert compare.compare_models(new, old, settings)["better"]

@@ -29,9 +29,9 @@ class World:
     def __init__(self, task: str, home: Path) -> None:
         self.task, self.home = task, home
         world = tiny.make_world(task, home / "world")
-        base, self.labels = world / "base/output", json.loads((world / "data/labels.json").read_text())
+        base, labels = world / "base/output", json.loads((world / "data/labels.json").read_text())
         torch.manual_seed(2)
-        model = load_for_training(load(task), base / "model", self.labels, load_tokenizer(base / "tokenizer"), seed=3)
+        model = load_for_training(load(task), base / "model", labels, load_tokenizer(base / "tokenizer"), seed=3)
         export(model, base / "tokenizer", home / "model")
         self.inputs = {"model": home / "model", "tokens": world / "tokens", "data": world / "data"}
         settings = {"splits": ["validation"], "batch_size": 16, "mixed_precision": "no"}
@@ -52,7 +52,7 @@ class World:
     def compare(self, margin: float) -> dict[str, Any]:
         """Compares the exports, of which each may lose `margin` in the metric."""
         settings = {
-            **{"task": self.task, "split": "validation", "labels": self.labels, "champion": "the model"},
+            **{"task": self.task, "split": "validation", "champion": "the model"},
             **{"metrics": ["accuracy"], "figure": "accuracy", "less_is_better": [], "margin": -margin},
             **{"confidence": 0.95, "exports": ["onnx", "onnx-int8"], "batch_size": 16, "mixed_precision": "no"},
         }

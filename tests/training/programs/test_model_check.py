@@ -12,9 +12,8 @@ import transformers
 from training.models.weights import read_shapes
 from training.problems import UserError
 from training.programs import create_model
-from training.programs.check_model import check
+from training.programs.check_model import CheckedModel, CheckModelSettings, check
 from training.recipe import Lora
-from training.recipe.program_settings import CheckedModel, CheckModelSettings
 
 BERT = {"model_type": "bert", "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 T5 = {"model_type": "t5", "vocab_size": 100, "d_model": 32, "d_kv": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2}

@@ -26,10 +26,11 @@ from training.recipe.tables.metrics import PAIRS, RATED
 
 
 def write_sample(file: Path, reader: RowReader) -> Path:
-    """The sample of all rows of the file, in its order."""
-    out = file.with_suffix(".sample")
-    Sample([inputs for rows in reader.read(str(file)) for inputs in rows.inputs], 0).write(out)
-    return out
+    """The folder with the sample of all rows of the file, in its order."""
+    folder = file.with_suffix("")
+    folder.mkdir()
+    Sample([inputs for rows in reader.read(str(file)) for inputs in rows.inputs], 0).write(folder / observe.SAMPLE)
+    return folder
 
 
 def run(job_dir: Path, settings: dict[str, Any], **inputs: Path) -> tuple[dict[str, Any], Path]:
@@ -55,8 +56,8 @@ def test_the_rows_of_a_split_and_of_a_file_are_observed_alike(task: str, tmp_pat
     settings = {"task": task, "options": TINY[task].options, "columns": columns, "max_length": 32, "max_rows": 40}
     settings |= {"batch_size": 16}
     folders = {"model": tmp_path / "trained", "tokenizer": tmp_path / "trained"}
-    split = settings | {"labels": labels}
-    figures, stored = run(tmp_path / "split", split, **folders, rows=world / "data/validation.arrow")
+    split = settings | {"split": "validation"}
+    figures, stored = run(tmp_path / "split", split, **folders, rows=world / "data")
     assert figures == {"rows": 60, "observed": 40, "without_prediction": 0}
     sample = write_sample(world / "rows/validation.jsonl", RowReader(task_type, columns))
     figures, of_file = run(tmp_path / "file", settings, **folders, sample=sample)

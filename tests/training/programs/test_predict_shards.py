@@ -14,13 +14,13 @@ from tokenizers import Tokenizer
 
 from tests.training import tiny
 from training import task_types
-from training.data.prediction_rows import RowReader, digest_inputs
+from training.data.prediction_rows import RowReader, WantedShard, digest_inputs
 from training.engine.serving import Predictor
 from training.jobs.protocol import Events, Job, read_events
 from training.models.loading import export, load_for_training, load_tokenizer
 from training.problems import UserError
 from training.programs import predict_shards
-from training.recipe.program_settings import PredictShardsSettings, WantedShard
+from training.programs.predict_shards import PredictShardsSettings
 
 TASK = "sequence-classification"
 

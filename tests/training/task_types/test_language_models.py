@@ -38,9 +38,8 @@ from training.jobs.protocol import Events, Job
 from training.models.loading import export, load_for_training, load_tokenizer
 from training.problems import UserError
 from training.programs import create_model, predict
-from training.programs.compare import compare_models
+from training.programs.compare import CompareSettings, compare_models
 from training.programs.score import compute_scores
-from training.recipe.program_settings import CompareSettings
 from training.task_types.generation import set_special_tokens
 from training.task_types.losses.token_likelihood import TokenLoss, shift_labels, sums_by_row
 from training.task_types.task_type import TaskType
@@ -281,7 +280,7 @@ def test_rows_with_nothing_to_tell_make_no_number_undefined_and_other_tokens_of_
     assert task.to_records(pa.Table.from_batches([sums]), [])[1] == {"loss": None, "targets": 0, "perplexity": None}
     old = Likelihoods(np.ones(2), np.array([2, 1]), np.zeros(2, np.int64))
     settings = CompareSettings(
-        **{"task": "causal-lm", "labels": [], "split": "test", "champion": "small/1", "metrics": ["perplexity"]},
+        **{"task": "causal-lm", "split": "test", "champion": "small/1", "metrics": ["perplexity"]},
         **{"figure": "perplexity", "less_is_better": [], "margin": 0.0, "confidence": 0.95},
     )
     with pytest.raises(UserError, match=r"this model and small/1 tokenize these rows differently, into 2 and 3 tokens"):

@@ -25,14 +25,14 @@ from tests.training.forks import assert_same, checkpoints_written, curve, finish
 from tests.training.vocabularies import CHAT, ROBERTA, chat, roberta, save_repository
 from training.batching.batches import IGNORED, TokenRows
 from training.data.arrow_files import ipc_writer
-from training.data.prediction_rows import RowReader, digest_inputs
+from training.data.prediction_rows import RowReader, WantedShard, digest_inputs
 from training.engine.serving import Predictor
 from training.jobs.protocol import Events, Job
 from training.models.loading import load_tokenizer
 from training.problems import UserError
 from training.programs import create_model, predict_shards
+from training.programs.predict_shards import PredictShardsSettings
 from training.recipe import Training
-from training.recipe.program_settings import PredictShardsSettings, WantedShard
 from training.task_types.sft import SupervisedFineTuning
 from training.tokenization import chat_templates, token_files, transformers_encoder
 from training.tokenization import encoder as encoder_module

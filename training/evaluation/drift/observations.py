@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from training.evaluation.drift.report import Observations
-from training.recipe.monitoring_settings import FIELD
 
+FIELD = "field."
+"""Prefix of the columns of predictions in the output of training.programs.observe."""
 LABEL, PROBABILITY = "label", "probability"
 """The fields of a record with one label, which the estimate of accuracy needs."""
 DIGITS = 2
