@@ -71,7 +71,6 @@ def compare(task: str, model: Path, data: Path, tokens: Path, jobs: Path) -> lis
     exported = _run(jobs / f"{name}-export", "export_onnx", export, {"model": model})
     compared = {
         "split": "validation",
-        "labels": json.loads((data / "labels.json").read_text()),
         "metrics": [metric],
         "figure": metric,
         "less_is_better": [],

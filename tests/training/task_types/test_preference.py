@@ -379,8 +379,9 @@ def test_a_champion_is_compared_from_the_reference_of_the_new_model(tmp_path: Pa
     (tmp_path / "job/output").mkdir(parents=True)
     with pa.ipc.new_file(tmp_path / "data/test.arrow", data.schema) as writer:
         writer.write_table(data)
+    (tmp_path / "data/labels.json").write_text("[]")
     settings = {
-        **{"task": "preference", "split": "test", "labels": [], "champion": "small/1", "metrics": ["accuracy"]},
+        **{"task": "preference", "split": "test", "champion": "small/1", "metrics": ["accuracy"]},
         **{"figure": "accuracy", "less_is_better": [], "margin": 0.0, "confidence": 0.95, "warnings": []},
     }
     inputs = {name: str(tmp_path / name) for name in ("predictions", "champion", "data")}

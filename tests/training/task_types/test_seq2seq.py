@@ -364,7 +364,7 @@ def test_models_are_compared_by_a_metric_of_texts_and_rows_by_their_chrf(
     pq.write_table(perfect, tmp_path / "perfect/validation.parquet")
     inputs = {"predictions": tmp_path / "perfect", "champion": predictions, "data": world / "data"}
     say = {"split": "validation", "metrics": ["chrf"], "figure": "chrf", "less_is_better": [], "margin": 0.0}
-    say |= {"confidence": 0.95, "champion": "texts/1", "warnings": [], "labels": []}
+    say |= {"confidence": 0.95, "champion": "texts/1", "warnings": []}
     out = run(compare, tmp_path / "compare", inputs, options={}, **say)
     figures = json.loads((out / "comparison.json").read_text())
     assert (figures["value"], figures["method"], figures["better"]) == (100.0, "permutation", True)

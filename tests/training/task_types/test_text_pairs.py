@@ -128,7 +128,13 @@ def test_a_model_is_predicted_scored_and_compared(
     settings = {"task": ASKED[name]["task"], "splits": ["validation"], "metrics": list(figures)}
     settings |= {"slices": ["length_bucket"], "each": [], "named": {}}
     settings |= {"fewest_rows": 10, "most_groups": 50}
-    comparison = {**ASKED[name], "metrics": list(figures), "split": "validation", "figure": figures[0], "margin": 0.0}
+    comparison = {
+        "task": ASKED[name]["task"],
+        "metrics": list(figures),
+        "split": "validation",
+        "figure": figures[0],
+        "margin": 0.0,
+    }
     comparison |= {"champion": "small/1", "confidence": 0.95, "less_is_better": [], "warnings": []}
     inputs = {"predictions": str(predictions.parent), "data": str(rows / f"data-{name}"), "tokens": "", "model": ""}
     events = Events(tmp_path / "events.jsonl")

@@ -443,7 +443,7 @@ def test_a_champion_with_tags_in_another_order_is_compared_by_their_names(
     pq.write_table(own.set_column(column, "prediction", nothing), tmp_path / "champion/validation.parquet")
     inputs = {"predictions": predicted, "champion": tmp_path / "champion", "data": tags / "data"}
     wanted = {"metrics": ["accuracy", "f1"], "less_is_better": [], "margin": 0.0, "confidence": 0.95}
-    about = {"split": "validation", "labels": NAMED, "champion": "tags/1", "warnings": []}
+    about = {"split": "validation", "champion": "tags/1", "warnings": []}
     output = run_program(compare, tmp_path / "compare", inputs, figure="accuracy", **wanted, **about)
     found = json.loads((output / "comparison.json").read_text())
     words = sum(map(len, swapped))
