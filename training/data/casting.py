@@ -36,6 +36,10 @@ UNCODED_TYPES: Mapping[Form, pa.DataType] = {
 }
 """The types of columns while labels are still names."""
 ARROW = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
+LARGEST_NUMBER = float(np.finfo(np.float32).max)
+"""The largest number that a model computes with."""
+_THOUSANDS = (r"^\s*[+-]?[1-9]\d{0,2}\.\d{3}\s*$", r"^\s*[+-]?\d{1,3}\s*$", r"^\s*$")
+"""Patterns of a number with one point that may separate thousands, of one below 1,000, and of none."""
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
 
@@ -96,7 +100,7 @@ def convert_block(block: Block, wanted: SourceColumns) -> tuple[pa.RecordBatch, 
 
 def _cast_block(block: Block, wanted: SourceColumns, row_filter: Filter | None, remaining: int | None) -> CastBlock:
     rows, faults = convert_block(block, wanted)
-    numbers, remarks = block.numbers, block.remarks
+    numbers, remarks = block.numbers, (*block.remarks, *_thousands(block, wanted))
     if faults:
         is_valid = np.isin(numbers, [fault.row for fault in faults], invert=True)
         rows, numbers = rows.filter(pa.array(is_valid)), numbers[is_valid]
@@ -166,14 +170,37 @@ def _cast(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> t
     if pa.types.is_temporal(values.type) and to == pa.string():  # Arrow does not raise here but writes a text about it
         failed = pc.starts_with(cast, "<value out of range").fill_null(False)
         invalid = sorted({*invalid, *pc.indices_nonzero(failed).to_pylist()})
+    beyond: Wrong = {}
     if wanted.form_of(name) == "number":
         invalid = sorted({*invalid, *pc.indices_nonzero(pc.invert(pc.is_finite(cast))).to_pylist()})
+        description = f"holds a number beyond ±{LARGEST_NUMBER:.3g}, the range of 32-bit floats, in column {name!r}"
+        places = pc.indices_nonzero(pc.greater(pc.abs(cast), LARGEST_NUMBER)).to_pylist()
+        beyond = {place: ("type", description, f": {_format_value(column[place])}") for place in places}
     if wanted.form_of(name) == "boolean" and not pa.types.is_boolean(values.type):  # Arrow takes any number for true
         spelt = pc.utf8_lower(values.cast(pa.float64()).cast(pa.string()) if _is_number(values) else values)
         known = pc.is_in(spelt, value_set=pa.array([*BOOLEANS]))
         invalid = sorted({*invalid, *pc.indices_nonzero(pc.and_(values.is_valid(), pc.invert(known))).to_pylist()})
     description = f"holds no {wanted.cast_in_words(name)} in column {name!r}"
-    return cast, {place: ("type", description, f": {_format_value(column[place])}") for place in invalid}
+    return cast, beyond | {place: ("type", description, f": {_format_value(column[place])}") for place in invalid}
+
+
+def _thousands(block: Block, wanted: SourceColumns) -> Iterator[Fault]:
+    """Numbers of a text column with a point that may separate thousands: three digits follow every point, and numbers
+    without a point are below 1,000, as in `2.155` and `6`."""
+    if block.spelt and wanted.data.source != "csv":  # the decimal points of JSON
+        return
+    for name in (name for name in block.rows.schema.names if wanted.casts.get(name) == "float64"):
+        column = plain(block.rows.column(name))
+        if not any(check(column.type) for check in _BYTES):
+            continue
+        grouped, small, blank = (pc.match_substring_regex(column, pattern) for pattern in _THOUSANDS)
+        known = pc.or_(pc.or_(grouped, small), blank)
+        if pc.all(known).as_py() and pc.any(small).as_py() and (places := pc.indices_nonzero(grouped).to_pylist())[1:]:
+            description = f"holds a number in column {name!r} whose point may separate thousands"
+            for place in places:
+                text = column[place].as_py().decode()
+                value = f": {text!r} is read as {float(text):g}, next to numbers without a point"
+                yield Fault(int(block.numbers[place]), "thousands", description, value)
 
 
 def _is_number(column: pa.Array) -> bool:

@@ -48,6 +48,10 @@ ADVICE = {
         "correct the quotation mark, or, where such marks belong to the text, set data.quoting: none; if all of this "
         "is one text, data.checks.merged_rows: ignore."
     ),
+    "thousands": (
+        "if the point separates thousands, remove it in the source; if it is a decimal point, set "
+        "data.checks.thousands: ignore."
+    ),
     "iob1": "if that is wrong, correct the tags: in IOB2, a span begins with B-.",
     "garbled_text": (
         "write these rows anew from their source, or repair them, such as by the package ftfy; if they are meant so, "

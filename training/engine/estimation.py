@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from training.engine.training_task import Task
+    from training.recipe import Training
 
 KEPT_CHECKPOINTS = 3
 """The newest two, and the one that is being written. The best one is counted separately."""
@@ -82,6 +83,8 @@ def report_estimate(task: Task, job_dir: Path) -> None:
     task.events.note(summary(figures, memory))
     if warning := memory_warning(figures, memory):
         task.events.warning(warning)
+    if warning := warmup_warning(task.training, figures["steps"]):
+        task.events.warning(warning)
     task.events.write("estimate", **figures)
 
 
@@ -125,6 +128,18 @@ def memory_warning(estimate: Mapping[str, Any], memory: int | None) -> str | Non
     return (
         f"a process needs about {resources.as_text(needs * 1e6)} of memory for {rows} rows at a time, and may take "
         f"{resources.as_text(memory)}: {advice}. When memory runs out, training continues with smaller micro-batches."
+    )
+
+
+def warmup_warning(training: Training, steps: int) -> str | None:
+    """Returns a warning if the learning rate still rises when training ends after `steps`; None if it does not."""
+    if (warmup := training.warmup_steps) < max(steps, 1):  # a share of the steps is below 1
+        return None
+    rate = training.learning_rate
+    return (
+        f"training.warmup_steps: {warmup:,g} steps of warm-up do not end within the {steps:,} of this training: "
+        f"the learning rate only rises, to {rate * steps / warmup:.2g} of {rate:g}. Lower it, or give the share of all "
+        "steps, such as 0.06."
     )
 
 

@@ -54,6 +54,7 @@ def estimate_lines(
     gpus = free_gpu_memory()[:processes]
     available = min(gpus) if gpus else resources.memory_left(processes)
     lines = [estimation.summary(figures, available), estimation.memory_warning(figures, available)]
+    lines.append(estimation.warmup_warning(settings.training, figures["steps"]))
     try:
         estimation.require_disk(settings.training.engine, home(), figures["disk_mb"] * 10**6)
     except UserError as error:

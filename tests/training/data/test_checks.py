@@ -19,7 +19,7 @@ from training.recipe.tables.checks import LEVELS
 Pair = tuple[Any, Any]
 GOOD: list[Pair] = [("one", "a"), ("two", "b")]
 FOUND_IN_CSV = {"header_row", "stray_quotes", "line_breaks", "merged_rows"}
-FOUND_WHILE_READING = {"encoding", "ragged", "malformed", "type", "iob1", *FOUND_IN_CSV}
+FOUND_WHILE_READING = {"encoding", "ragged", "malformed", "type", "iob1", "thousands", *FOUND_IN_CSV}
 
 
 def run(folder: Path, rows: dict[str, list[Pair]], **data: Any) -> dict[str, Any]:

@@ -230,6 +230,33 @@ def test_a_label_that_is_no_finite_number_is_reported_with_the_row(tmp_path: Pat
     ]
 
 
+def test_a_number_beyond_the_floats_of_a_model_is_reported_with_the_row(tmp_path: Path) -> None:
+    rows = [{"text": f"t{n}", "label": value} for n, value in enumerate([1.5, 1e39, 3.4e38, "-1e39"])]
+    (found,) = problems_of(Rating(), rows, tmp_path, text=["text"], label="label")
+    assert "type row 2: holds a number beyond ±3.4e+38, the range of 32-bit floats" in found and "2, 4" in found
+
+
+@pytest.mark.parametrize(
+    ("numbers", "counted"),
+    [
+        ("2.155 6 19.470 +546", " (2 rows like this: 2, 4)"),
+        ("2.155 6.5 19.470 546", None),  # a point before one digit is a decimal point
+        ("0.155 6 19.470 546", None),
+        ("2.155 6 19.470 1546", None),  # a thousand without a point
+        ("2.155 7.250 19.470 1.546", None),  # all in one form
+    ],
+)
+def test_points_that_may_separate_thousands_are_reported(tmp_path: Path, numbers: str, counted: str | None) -> None:
+    rows = "".join(f"t{place};{number}\n" for place, number in enumerate(numbers.split()))
+    (tmp_path / "t.csv").write_text(f"text;label\n{rows}")
+    report = run(Rating(), str(tmp_path / "t.csv"), tmp_path, "csv", text=["text"], label="label", delimiter=";")
+    messages = [problem["message"] for problem in report["problems"] if problem["check"] == "thousands"]
+    if counted is None:
+        assert not messages
+    else:
+        assert f": '2.155' is read as 2.155, next to numbers without a point{counted}" in messages[0]
+
+
 def test_values_are_stored_as_their_json_and_equal_ones_found(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(CHATS), tmp_path / "c.parquet")
     sources = {"json": json_lines(tmp_path / "c.jsonl", CHATS), "parquet": str(tmp_path / "c.parquet")}

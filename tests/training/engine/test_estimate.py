@@ -86,6 +86,13 @@ def test_too_little_memory_names_the_rows_that_would_fit() -> None:
     assert "about 1.0 GB of memory per process (of 840 MB), 2.0 MB of disk" in estimation.summary(estimate, 840_000_000)
 
 
+def test_a_learning_rate_that_only_rises_is_warned_of() -> None:
+    warning = estimation.warmup_warning(Training(warmup_steps=500, learning_rate=1e-3), 50)
+    assert warning is not None and "the learning rate only rises, to 0.0001 of 0.001" in warning
+    assert estimation.warmup_warning(Training(warmup_steps=50), 50)
+    assert not any(estimation.warmup_warning(Training(warmup_steps=few), 50) for few in (0, 0.9, 49))
+
+
 def test_an_engine_of_the_recipes_own_is_refused_no_disk(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"checkpoints and the model need about 1,000,000\.0 GB"):
         estimation.require_disk("trainer", tmp_path, 1e15)

@@ -230,6 +230,17 @@ def test_a_metric_that_is_not_computed_while_training_cannot_choose_the_best_mod
     parse({**seq2seq, "options": {"generate_while_training": False}, "training": {}})
 
 
+def test_a_warm_up_that_the_schedule_does_not_have_is_refused() -> None:
+    warmup = {"training.warmup_steps": 0.1}
+    assert problems(overrides={**warmup, "training.lr_scheduler_type": "constant"}) == {
+        "training.warmup_steps": (
+            "does nothing with `lr_scheduler_type: constant`: choose constant_with_warmup, or leave it out."
+        )
+    }
+    assert problems(overrides={**warmup, "training.lr_scheduler_type": "reduce_lr_on_plateau"}).keys() == warmup.keys()
+    parse(PLAIN, {**warmup, "training.lr_scheduler_type": "constant_with_warmup"})
+
+
 def test_metrics_of_numbers_are_refused_where_the_named_labels_are_no_numbers() -> None:
     metrics = {"evaluation.metrics": ["accuracy", "mse", "spearman"]}
     assert problems(overrides={**metrics, "data.label_names": ["1", "good"]}) == {

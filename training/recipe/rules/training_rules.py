@@ -16,6 +16,8 @@ from training.recipe.tables.engines import ENGINES
 from training.recipe.tables.optimizers import OPTIMIZERS, Optimizer, missing_package, optim_args
 from training.recipe.tables.trackers import TRACKERS
 
+_WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
+"""The schedules to which transformers' get_scheduler does not pass the warm-up."""
 _LOSSES = ("cross_entropy", "focal")
 _LOSS_FIELDS = ("loss", "focal_gamma", "class_weights", "label_smoothing_factor")
 
@@ -26,6 +28,11 @@ def _steps(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     warmup = written["training.warmup_steps"]
     if warmup > 1 and warmup != int(warmup):
         yield "training.warmup_steps", f"{warmup} is out of range: whole steps, or below 1 the share of all steps."
+    scheduler, optimizer = written["training.lr_scheduler_type"], OPTIMIZERS[written["training.optim"]]
+    if warmup and scheduler in _WITHOUT_WARMUP and not optimizer.schedules_itself:
+        other = "constant_with_warmup" if scheduler == "constant" else "another schedule"
+        message = f"does nothing with `lr_scheduler_type: {scheduler}`: choose {other}, or leave it out."
+        yield "training.warmup_steps", message
 
 
 def _evaluation_while_training(written: WrittenRecipe) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ LEVELS: dict[str, Level] = {
     "stray_quotes": "warning",  # quotation marks of CSV that are removed although they may belong to the text
     "line_breaks": "warning",  # line breaks within a quoted field of CSV: a text of several lines, or swallowed rows
     "merged_rows": "error",  # rows of CSV that a stray or unclosed quotation mark swallows
+    "thousands": "warning",  # numbers as texts in which a point may separate thousands: `2.155` next to `6`
     "iob1": "warning",  # a CoNLL file with tags in IOB1, which are read as IOB2
     # Found here:
     "blank_text": "error",
