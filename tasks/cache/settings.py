@@ -18,7 +18,8 @@ import pwd
 import re
 import stat
 import sys
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar, copy_context
 from functools import partial
 from pathlib import Path
@@ -67,8 +68,9 @@ def prepare_environment() -> None:
 
 
 def find_environment_problems() -> list[Problem]:
-    """Problems of the variables that would end libraries with a traceback, whatever they are used for."""
-    problems = []
+    """Problems of the variables that would end libraries with a traceback, whatever they are used for, and of files in
+    the working directory that libraries would read as settings."""
+    problems = list(_find_foreign_settings())
     if not os.environ.get("HOME"):
         message = f"is not set, and user {os.getuid()} has no home folder: set it to a folder that you may write to."
         problems.append(Problem(kind="environment", where="HOME", message=message))
@@ -77,6 +79,37 @@ def find_environment_problems() -> list[Problem]:
         message = f"{certificates} is no file with certificates: name one, or unset the variable."
         problems.append(Problem(kind="environment", where="SSL_CERT_FILE", message=message))
     return problems
+
+
+def _find_foreign_settings() -> Iterator[Problem]:
+    """Prefect takes settings from files of the working directory, which may have come with rows: they name a server for
+    passwords and rows, and code that configures logging."""
+    readers: dict[str, tuple[str, Callable[[bytes], bool]]] = {
+        ".env": ("Prefect", lambda text: bool(re.search(rb"(?im)^[\s'\"]*(?:export\s+)?['\"]?prefect_", text))),
+        "prefect.toml": ("Prefect", lambda text: bool(text.strip())),
+        "pyproject.toml": ("Prefect", _has_prefect_table),
+        "matplotlibrc": ("matplotlib", lambda text: os.stat("matplotlibrc").st_uid not in (os.getuid(), 0)),
+    }
+    for name, (library, has_settings) in readers.items():
+        try:
+            status = os.stat(name)
+            if stat.S_ISDIR(status.st_mode):  # a virtual environment may be in .env
+                continue
+            if stat.S_ISREG(status.st_mode) and not has_settings(Path(name).read_bytes()):
+                continue
+        except OSError:  # there is none, or nobody can read it
+            continue
+        message = f"{library} would take settings from this file in the working directory, which may have come with "
+        message += "rows or a model. Set them in the environment or in a profile (`prefect config set`), and remove "
+        message += "them here, or call finetune in another folder."
+        yield Problem(kind="environment", where=name, message=message)
+
+
+def _has_prefect_table(text: bytes) -> bool:
+    try:
+        return "prefect" in tomllib.loads(text.decode()).get("tool", {})
+    except ValueError:  # Prefect ignores it too
+        return False
 
 
 def _has_certificates(file: Path) -> bool:

@@ -161,6 +161,53 @@ def test_a_file_of_certificates_that_is_gone_is_one_message_before_anything_star
     assert not home.exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (".env", "A=1\nexport PREFECT_LOGGING_SETTINGS_PATH=/elsewhere/logging.yml\n"),
+        (".env", " 'prefect_api_url'=http://127.0.0.1:9/api\n"),
+        ("prefect.toml", 'api.url = "http://127.0.0.1:9/api"\n'),
+        ("pyproject.toml", '[tool]\nprefect.profiles_path = "profiles.toml"\n'),
+    ],
+)
+def test_settings_of_prefect_in_the_working_directory_are_one_message_before_anything_starts(
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    content: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(content)
+    assert main(["doctor"]) == 2
+    assert capsys.readouterr().err == (
+        f"{name}: Prefect would take settings from this file in the working directory, which may have come with rows "
+        "or a model. Set them in the environment or in a profile (`prefect config set`), and remove them here, or call "
+        "finetune in another folder.\n"
+    )
+    assert not home.exists()
+
+
+def test_other_files_of_the_working_directory_are_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text("DB=postgres\n# PREFECT_API_URL=http://…\n")
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "prefect-models"\n')
+    (tmp_path / "matplotlibrc").write_text("axes.grid: true\n")
+    assert settings.find_environment_problems() == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+def test_another_user_s_settings_of_plots_in_the_working_directory_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "matplotlibrc").write_text("backend: module://mine\n")
+    os.chown(tmp_path / "matplotlibrc", 65534, 65534)
+    os.mkfifo(tmp_path / "prefect.toml")
+    assert [problem.where for problem in settings.find_environment_problems()] == ["prefect.toml", "matplotlibrc"]
+
+
 @pytest.mark.parametrize("name", ["a%20b", "what?"])
 def test_a_home_whose_path_libraries_would_take_for_a_url_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
