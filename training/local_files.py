@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Sequence
+from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,6 +56,16 @@ def open_local(file: str, home_rooms: Sequence[str] = (), kind: str = "data") ->
     except OSError as error:
         error.filename = file  # a part of it, or a descriptor
         raise
+
+
+def open_regular(file: Path) -> BufferedReader:
+    """Opens a file whose place has been checked, for reading. Raises OSError for a pipe or a device, which has been put
+    there since and need not end."""
+    opened = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise OSError(errno.EINVAL, "is a pipe, a socket or a device", str(file))
+    return open(opened, "rb")
 
 
 def read_local(file: str) -> bytes:

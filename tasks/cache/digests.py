@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from training.local_files import open_regular
+
 # A file changed this shortly before it is read may change again within the same clock tick without a new
 # timestamp; its digest is not cached.
 SETTLED_S = 0.05
@@ -127,7 +129,7 @@ class Digests:
 
 def _sha256(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         error.filename = str(path)  # reading does not set it, and opening does

@@ -81,6 +81,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert raised.value.filename == "/proc/self/mem"
 
 
+def test_a_pipe_in_the_place_of_a_file_is_an_error_that_names_it_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.csv")
+    with pytest.raises(OSError, match=r"rows\.csv"):
+        Digests(tmp_path).of(tmp_path / "rows.csv")
+
+
 def test_the_digest_of_a_file_elsewhere_is_known_for_as_long_as_its_state_is_the_same(tmp_path: Path) -> None:
     digests = Digests(tmp_path)
     digests.remember("s3://rows/train.csv", "1", "abc")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import math
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -37,6 +39,8 @@ def make_config(values: Mapping[str, Any], field: str, more: Mapping[str, Any] |
         raise UserError.of("model", _type_field(field), f"{message}: {some}.{nearest(str(name), CONFIG_MAPPING)}")
     cls = CONFIG_MAPPING[name]
     require_unquantized(values, field)
+    if problems := list(_find_too_large(values, field)):
+        raise UserError(problems)
     if field == RECIPE and (chosen := code_fields(values)):
         message = f"{', '.join(chosen)}: code is chosen by model.attn_implementation alone: leave it out."
         raise UserError.of("model", field, message)
@@ -45,6 +49,25 @@ def make_config(values: Mapping[str, Any], field: str, more: Mapping[str, Any] |
             raise UserError(problems)
         config: PreTrainedConfig = cls.from_dict({**values, **(more or {})})
     return without_code(config)
+
+
+LARGEST = {r"(?:layers?|blocks?|block_sizes|depths?|experts?)$": 10_000, "position": 2**26, "length": math.inf}
+"""The largest number in a configuration, by a part of its name. Larger ones take memory or hours before they fail, even
+without weights: transformers makes an object for each layer."""
+LARGEST_OTHER = 2**31 - 1
+
+
+def _find_too_large(values: Mapping[str, Any], field: str) -> Iterator[Problem]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _find_too_large(value, f"{field}.{name}" if field == RECIPE else field)
+        largest = next((limit for part, limit in LARGEST.items() if re.search(part, name)), LARGEST_OTHER)
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int) and number > largest:
+                where = f"{field}.{name}" if field == RECIPE else field
+                message = f"{name} {number:,} of its configuration is more than {largest:,}: name another model."
+                yield Problem(kind="model", where=where, message=message)
+                break
 
 
 CODE_FIELDS = ("attn_implementation", "experts_implementation", "fusion_config")

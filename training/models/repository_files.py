@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from training.local_files import find_foreign
+from training.local_files import find_foreign, open_regular
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def require_model_folder(folder: Path) -> None:
     if not folder.is_dir():
         message = f"{folder} is not a folder: name the one that holds config.json and model.safetensors."
         raise UserError.of("model", "model.path", message)
-    files = [path for path in folder.iterdir() if path.is_file()]
+    files = [path for path in folder.iterdir() if not path.is_dir()]
     if foreign := find_foreign((str(path) for path in files if part_of(path.name)), HOME_ROOMS, "model"):
         raise UserError(foreign)
     require_no_other_files(folder)
@@ -238,7 +238,8 @@ def chat_of(tokenizer: PreTrainedTokenizerBase) -> tuple[str, Mapping[str, str]]
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a repository; empty if there is no such file or no object in it."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        with open_regular(path) as file:
+            value = json.loads(file.read().decode())
     except (OSError, ValueError, RecursionError):  # the last for brackets in brackets
         return {}
     return value if isinstance(value, dict) else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -64,6 +65,16 @@ def test_links_of_a_model_folder_that_leave_it_are_refused_and_models_of_the_hom
     with pytest.raises(UserError) as raised:
         require_model_folder(tmp_path / "model")
     assert {Path(problem.where).name for problem in raised.value.problems} == {"chat_template.jinja", "vocab.txt"}
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja"])
+def test_a_pipe_in_a_model_folder_is_refused_by_name_and_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    for file in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / file).write_text("{}")
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match=f"{name}: is a pipe, a socket or a device"):
+        require_model_folder(tmp_path)
 
 
 @pytest.fixture(scope="module")

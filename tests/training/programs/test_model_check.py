@@ -76,6 +76,13 @@ def test_a_type_that_cannot_do_the_task_is_refused_with_some_that_can() -> None:
             "",
             "bert does not accept it: Validation error for field 'hidden_size': TypeError: Field",
         ),
+        ({"num_hidden_layers": 10**9}, ".num_hidden_layers", "num_hidden_layers 1,000,000,000 of its configuration is"),
+        (
+            {"max_position_embeddings": 10**9},
+            ".max_position_embeddings",
+            "max_position_embeddings 1,000,000,000 of its",
+        ),
+        ({"vocab_size": 10**12}, ".vocab_size", "vocab_size 1,000,000,000,000 of its configuration is more than 2,147"),
         ({"hiden_size": 32}, ".hiden_size", "bert has no such setting. Did you mean 'hidden_size'?"),
     ],
 )
