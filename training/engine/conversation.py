@@ -64,7 +64,7 @@ class Assistant:
         self._encoder = load_encoder(tokenizer, folder, max_length)
         self._tokenizer = loading.load_tokenizer(tokenizer, folder)
         assert self._encoder.chat is not None
-        self._template = ChatTemplate(*self._encoder.chat)
+        self._template = ChatTemplate(*self._encoder.chat, self._encoder.special_texts)
         self._network = loading.load_trained(task_type, folder).to(device)
         self._settings = cast(Generation, task_type.options).settings_for(self._network)
         self._max_length = limit_to_positions(self._network, self._settings, max_length)

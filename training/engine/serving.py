@@ -56,7 +56,7 @@ class Predictor:
         """The names of the labels, in the order of the outputs."""
         self._vocab_size = loading.vocab_size(self._network)
         self.spelt = 0
-        """Rows so far whose texts spell special tokens."""
+        """Rows so far whose texts spell special tokens, which are read as such."""
         self.beyond = 0
         """Rows so far with tokens that the model does not have, whose records are empty."""
 
@@ -84,7 +84,8 @@ class Predictor:
             kept = np.setdiff1d(np.arange(rows.num_rows), beyond)
             of_kept = iter(self.predict(rows.take(pa.array(kept)), report))
             return [{} if row in beyond else next(of_kept) for row in range(rows.num_rows)]
-        self.spelt += int(np.count_nonzero(find_spelt(rows, self._encoder.special_texts)[0]))
+        spelt = find_spelt(rows, self._encoder.special_texts)[0] & ~self._task_type.is_rendered(rows)
+        self.spelt += int(np.count_nonzero(spelt))
         token_rows = TokenRows(
             pa.Table.from_batches(self._task_type.token_rows("rows", self._encoder.max_length, iter([features])))
         )

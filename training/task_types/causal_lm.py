@@ -73,9 +73,10 @@ class CausalLM(LanguageModeling):
         import numpy as np
         import pyarrow as pa
 
-        from training.tokenization.features import Features, list_column
+        from training.tokenization.features import Features, count_lost, list_column
 
-        encoded = encoder.encode_whole(rows.column("text").to_pylist())
+        texts = rows.column("text").to_pylist()
+        encoded = encoder.encode_whole(texts)
         ids, lengths = encoded.ids, encoded.lengths
         if self.options.append_eos and encoder.eos is not None:
             ends = np.cumsum(lengths)
@@ -84,7 +85,7 @@ class CausalLM(LanguageModeling):
             ids = np.insert(ids, ends[unended], encoder.eos)
             lengths = lengths + unended.astype(np.int32)
         documents = pa.RecordBatch.from_pydict({"input_ids": list_column(ids, lengths), "length": lengths})
-        return Features(documents, encoded.lost)
+        return Features(documents, encoded.lost, remarks=count_lost(encoder.encode_whole, texts))
 
     def token_rows(self, split: str, max_length: int, features: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Packed documents for training; windows of each document for other splits."""

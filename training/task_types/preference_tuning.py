@@ -70,6 +70,16 @@ class PreferenceTuning(SupervisedFineTuning, BaseReference, AnswersPrompts):
         for mask, reason in masks_by_reason([find_row_fault(values, names) for values in parse_rows(rows)]):
             yield "prompt", f"has no prompt to answer ({reason})", mask, ""
 
+    def is_rendered(self, rows: pa.RecordBatch) -> Mask:
+        """Rows with a list of messages."""
+        import numpy as np
+        import pyarrow.compute as pc
+
+        from training.tokenization.preference_rows import PROMPT, answer_names
+
+        columns = [rows.column(name) for name in (PROMPT, *answer_names(rows))]
+        return np.any([pc.starts_with(column, "[").to_numpy(zero_copy_only=False) for column in columns], axis=0)
+
     def prompts(self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig) -> list[AnswerTokens]:
         """The tokens of each row's prompt."""
         from training.tokenization.preference_rows import encode_rows

@@ -138,7 +138,7 @@ class Seq2Seq(TaskType):
         import numpy as np
         import pyarrow as pa
 
-        from training.tokenization.features import Features, list_column
+        from training.tokenization.features import Features, count_lost, list_column
 
         sources = encoder.encode([self.options.prefix + text for text in rows.column("source").to_pylist()], None)
         columns: dict[str, Any] = {"input_ids": list_column(sources.ids, sources.lengths), "length": sources.lengths}
@@ -148,12 +148,15 @@ class Seq2Seq(TaskType):
         if most <= (special := encoder.special_tokens(pairs=False)):
             message = f"{most} leaves no room for a target and its {special} special tokens: choose more."
             raise UserError.of("tokens", "options.max_target_length", message)
-        targets = encoder.encode_targets(rows.column("target").to_pylist(), most)
+        references = rows.column("target").to_pylist()
+        targets = encoder.encode_targets(references, most)
         columns |= {"label": list_column(targets.ids.astype(np.int64), targets.lengths), "targets": targets.lengths}
         columns |= {"reference": rows.column("target")}
         rows_of_tokens = np.repeat(np.arange(len(targets.lengths)), targets.lengths)
         unwritable = len(np.unique(rows_of_tokens[targets.ids == (-1 if encoder.unk is None else encoder.unk)]))
-        return Features(pa.RecordBatch.from_pydict(columns), sources.lost, targets.lost, unwritable=unwritable)
+        remarks = count_lost(lambda texts: encoder.encode_targets(texts, special + len("a  b")), references)
+        batch = pa.RecordBatch.from_pydict(columns)
+        return Features(batch, sources.lost, targets.lost, remarks=remarks, unwritable=unwritable)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadToLongest:
         from training.batching.batches import PadSourceAndTarget

@@ -118,7 +118,7 @@ class SupervisedFineTuning(CausalLM):
         import numpy as np
         import pyarrow as pa
 
-        from training.tokenization.features import Features, list_column
+        from training.tokenization.features import Features, count_lost, list_column
         from training.tokenization.packing import OF_ANSWER
 
         tokens, limit = self._encode_rows(encoder, rows), encoder.max_length
@@ -131,6 +131,7 @@ class SupervisedFineTuning(CausalLM):
             "targets": np.array([one.of_answer[:limit].sum() for one in tokens], np.int32),
         }
         remarks = {"joined": sum(one.joined for one in tokens), "repeated_in_completion": _count_repeated(rows)}
+        remarks |= count_lost(encoder.encode_whole, _answers(rows))
         return Features(pa.RecordBatch.from_pydict(columns), untruncated - lengths, remarks=remarks)
 
     def prompts(self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig) -> list[AnswerTokens]:
@@ -164,6 +165,11 @@ class SupervisedFineTuning(CausalLM):
         if split == "train" and not targets:
             message = f"{max_length} cuts off all answers of train: raise it."
             raise UserError.of("tokens", "tokens.max_length", message)
+
+    def is_rendered(self, rows: pa.RecordBatch) -> Mask:
+        import numpy as np
+
+        return np.full(rows.num_rows, "prompt" not in rows.schema.names)
 
     def tokenizer_problems(self, encoder: Encoder, columns: Collection[str]) -> Iterator[Problem]:
         """A chat template that ends answers with a text at which generation does not stop."""
@@ -220,6 +226,17 @@ def _join_prompts(rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:
     return texts, [[(len(prompt), len(text))] for prompt, text in zip(prompts, texts, strict=True)]
 
 
+def _answers(rows: pa.RecordBatch) -> list[str]:
+    """The assistant's texts of each row; of none in rows without answers."""
+    for name in ("completion", "output"):
+        if name in rows.schema.names:
+            return list(rows.column(name).to_pylist())
+    if "messages" not in rows.schema.names:
+        return []
+    conversations = map(json.loads, rows.column("messages").to_pylist())
+    return [" ".join(one["content"] for one in messages if one["role"] == "assistant") for messages in conversations]
+
+
 def _count_repeated(rows: pa.RecordBatch) -> int:
     """The completions that begin with their prompt."""
     from training.tokenization.preference_rows import repeats
@@ -242,7 +259,7 @@ def _render_conversations(encoder: Encoder, rows: pa.RecordBatch) -> tuple[list[
         conversations = [json.loads(text) for text in rows.column("messages").to_pylist()]
     else:
         conversations = [_to_messages(**row) for row in rows.to_pylist()]
-    template, texts, spans = ChatTemplate(*encoder.chat), [], []
+    template, texts, spans = ChatTemplate(*encoder.chat, encoder.special_texts), [], []
     for messages in conversations:
         if fault := find_fault(messages, answered=False):
             message = f"a row has no conversation: {fault}."

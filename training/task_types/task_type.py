@@ -170,6 +170,12 @@ class OptionalHooks:
         """
         return features
 
+    def is_rendered(self, rows: pa.RecordBatch) -> Mask:
+        """(N,) whether a chat template writes the text of a row, so that special tokens in its messages are text."""
+        import numpy as np
+
+        return np.zeros(rows.num_rows, np.bool_)
+
     def tokenizer_problems(self, encoder: Encoder, columns: Collection[str]) -> Iterable[Problem]:
         """Problems of a tokenizer, or of its chat template, for rows with these columns. Warnings are reported."""
         return ()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.local_files import open_local
 from training.problems import UserError
+from training.tokenization.special_tokens import mark_spelt
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -51,9 +52,12 @@ class ChatTemplate:
     text: str
     tokens: Mapping[str, str]
     """The special tokens by name, such as eos_token."""
+    spellings: Sequence[str] = ()
+    """All special tokens. Those in contents are written behind a MARK of `special_tokens`: they are text."""
 
     def render_prompt(self, messages: Messages) -> str:
         """The messages, followed by the start of an answer."""
+        messages = mark_spelt(messages, self.spellings)
         text, _ = self._render(messages, add_generation_prompt=True)
         self._require_all(messages, text, add_generation_prompt=True)
         return text
@@ -65,6 +69,7 @@ class ChatTemplate:
         Raises UserError if the text contains no answer, or if it changes a message when more messages follow, because
         then the spans cannot be found.
         """
+        messages = mark_spelt(messages, self.spellings)
         is_marked = _GENERATION.search(self.text) is not None
         text, spans = self._render(messages, return_assistant_tokens_mask=is_marked)
         answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
@@ -89,6 +94,7 @@ class ChatTemplate:
 
     def render_last_answer(self, messages: Messages) -> tuple[str, tuple[int, int]]:
         """The messages, and the span of the last one, which is the assistant's, as `render_answers` finds it."""
+        messages = mark_spelt(messages, self.spellings)
         if _GENERATION.search(self.text) is None:
             text, _ = self._render(messages)
             span = self._find_answer(messages, len(messages) - 1, text)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from training.models.repository_files import chat_template, read_json, special_tokens
 from training.problems import UserError
+from training.tokenization.special_tokens import MARK
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -86,7 +87,8 @@ class Encoder(ABC):
 
     @abstractmethod
     def encode_located(self, texts: list[str], *, special: bool) -> Encoded:
-        """All tokens of these texts with `starts` and `stops`, and with special tokens if `special`."""
+        """All tokens of these texts with `starts` and `stops`, and with special tokens if `special`. A special token
+        behind a MARK of `special_tokens` is encoded as text."""
 
     @abstractmethod
     def words_of(self, texts: list[str]) -> npt.NDArray[np.int32]:
@@ -131,16 +133,19 @@ class FastEncoder(Encoder):
         finally:
             self._truncate()
 
+    @cached_property
+    def _added(self) -> Mapping[int, Any]:
+        return self.tokenizer.get_added_tokens_decoder()
+
     @property
     def added_tokens(self) -> Set[int]:
-        return self.tokenizer.get_added_tokens_decoder().keys()
+        return self._added.keys()
 
     @cached_property
     def special_texts(self) -> Sequence[str]:
         if self.tokenizer.encode_special_tokens:
             return []
-        added = self.tokenizer.get_added_tokens_decoder().values()
-        return [token.content for token in added if token.special]
+        return [token.content for token in self._added.values() if token.special]
 
     def special_tokens(self, pairs: bool) -> int:
         return self.tokenizer.num_special_tokens_to_add(pairs)
@@ -200,6 +205,8 @@ class FastEncoder(Encoder):
         return (alone, spaced) == ("a", "\u0120a")
 
     def encode_located(self, texts: list[str], *, special: bool) -> Encoded:
+        if any(MARK in text for text in texts):
+            return self._encode_marked(texts, special=special)
         with self.truncation(None):
             encodings = self.tokenizer.encode_batch(texts, add_special_tokens=special)
         lengths, ids = _concatenate_ids(encodings)
@@ -212,6 +219,44 @@ class FastEncoder(Encoder):
         )
         starts, stops = np.fromiter(places, np.int32, 2 * len(ids)).reshape(-1, 2).T
         return Encoded(lengths, ids, None, np.zeros(len(texts), np.int64), starts=starts, stops=stops)
+
+    def _encode_marked(self, texts: list[str], *, special: bool) -> Encoded:
+        """`encode_located` of texts with marks: the tokens are those of the texts without them, except that each marked
+        special token becomes the tokens of its spelling."""
+        encoded = self.encode_located([text.replace(MARK, "") for text in texts], special=special)
+        assert encoded.starts is not None and encoded.stops is not None
+        ends = np.cumsum(encoded.lengths)[:-1]
+        is_special = np.isin(encoded.ids, [id for id, token in self._added.items() if token.special])
+        columns = (encoded.ids, encoded.starts, encoded.stops, is_special)
+        rows = []
+        for text, *of_row in zip(texts, *(np.split(column, ends) for column in columns), strict=True):
+            marks = np.array([place for place, character in enumerate(text) if character == MARK], np.int64)
+            marks -= np.arange(len(marks))  # places in the text without marks
+            plain, tokens = text.replace(MARK, ""), []
+            for id, start, stop, could_be_text in zip(*(column.tolist() for column in of_row), strict=True):
+                if could_be_text and ((start <= marks) & (marks < stop)).any():
+                    tokens += [
+                        (one, start + first, start + last) for one, first, last in self._spell(plain[start:stop])
+                    ]
+                else:
+                    tokens.append((id, start, stop))
+            ids, starts, stops = np.array(tokens, np.int32).reshape(-1, 3).T
+            # Back to places in the text with marks; -1 stays.
+            starts = starts + np.searchsorted(marks, starts, side="right").astype(np.int32)
+            stops = stops + np.searchsorted(marks, stops, side="left").astype(np.int32)
+            rows.append((ids, starts, stops))
+        lengths = np.array([len(ids) for ids, *_ in rows], np.int32)
+        ids, starts, stops = map(np.concatenate, zip(*rows, strict=True))
+        return Encoded(lengths, ids, None, np.zeros(len(texts), np.int64), starts=starts, stops=stops)
+
+    def _spell(self, text: str) -> list[tuple[int, int, int]]:
+        """The tokens of a text in which special tokens are text, each with its first character and the one after."""
+        split, self.tokenizer.encode_special_tokens = self.tokenizer.encode_special_tokens, True
+        try:
+            encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        finally:
+            self.tokenizer.encode_special_tokens = split
+        return [(id, start, stop) for id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)]
 
     def words_of(self, texts: list[str]) -> npt.NDArray[np.int32]:
         return _word_ids(self.tokenizer.encode_batch(texts))

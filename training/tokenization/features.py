@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from training.tokenization.encoder import Encoder
+    from training.tokenization.encoder import Encoded, Encoder
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,21 @@ def encode_texts(encoder: Encoder, rows: pa.RecordBatch) -> Features:
     if "label" in rows.schema.names:
         columns["label"] = rows.column("label")
     return Features(pa.RecordBatch.from_pydict(columns), encoded.lost)
+
+
+_LOSSES = {"lost_lines": r"\S\s*\n\s*\S", "lost_spaces": r"\S(\t|  )\s*\S", "lost_capitals": r"[A-Z]"}
+"""Patterns of texts that lose something to some tokenizers, by their names in `token_files.REMARKS`."""
+_PROBES = {"lost_lines": ("a\nb", "a b"), "lost_spaces": ("a  b", "a b"), "lost_capitals": ("A b", "a b")}
+"""Two texts each whose tokens are the same if it is lost."""
+
+
+def count_lost(encode: Callable[[list[str]], Encoded], texts: Sequence[str]) -> dict[str, int]:
+    """The numbers of these texts that a model writes otherwise, because the tokens do not have their line breaks, runs
+    of spaces or capital letters; by names of `token_files.REMARKS`."""
+    probed = encode([text for pair in _PROBES.values() for text in pair])
+    tokens = [ids.tolist() for ids in np.split(probed.ids, np.cumsum(probed.lengths)[:-1])]
+    lost = [name for name, one, other in zip(_PROBES, tokens[::2], tokens[1::2], strict=True) if one == other]
+    return {name: sum(re.search(_LOSSES[name], text) is not None for text in texts) for name in lost}
 
 
 def list_column(values: npt.NDArray[Any], lengths: npt.NDArray[np.integer[Any]]) -> pa.ListArray:

@@ -187,7 +187,7 @@ def _render(encoder: Encoder, prompt: list[dict[str, Any]], answers: Sequence[Co
         message = "is missing: the tokenizer has no chat template, and messages need one. Name a file, such as "
         message += "deployments/examples/chat.jinja, or give texts as prompts and answers."
         raise UserError.of("model", FIELD, message)
-    template = ChatTemplate(*encoder.chat)
+    template = ChatTemplate(*encoder.chat, encoder.special_texts)
     if not answers and prompt[-1]["role"] == "assistant":
         text, span = template.render_last_answer(prompt)
         return [(text, [span])]

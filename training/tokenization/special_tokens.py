@@ -1,13 +1,14 @@
 """Special tokens that are spelt in texts.
 
 A tokenizer reads the text "[SEP]" or "<|im_end|>" as its own mark and not as text: such a text can end a turn of a
-conversation, or add a speaker.
+conversation, or add a speaker. Those in the messages of a conversation are therefore encoded as text: `mark_spelt`
+marks them before a chat template writes them between its own, and `Encoder.encode_located` reads the marks.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+MARK = "\ufdd0"
+"""Stands before a special token that is text. A noncharacter of Unicode, for use within a program."""
 MOST_TOKENS = 1000
 """The special tokens that are searched for; some tokenizers reserve thousands that nothing uses."""
+
+
+def mark_spelt(messages: Sequence[Mapping[str, Any]], tokens: Sequence[str]) -> list[Mapping[str, Any]]:
+    """The messages, with MARK before each special token in their contents."""
+    contents = [message["content"].replace(MARK, "") for message in messages]
+    spelt = sorted({token for token in tokens for content in contents if token in content}, key=len, reverse=True)
+    if spelt:
+        pattern = re.compile("|".join(map(re.escape, spelt)))
+        contents = [pattern.sub(lambda match: MARK + match.group(), content) for content in contents]
+    return [{**message, "content": content} for message, content in zip(messages, contents, strict=True)]
 
 
 def find_spelt(rows: pa.RecordBatch, tokens: Sequence[str]) -> tuple[npt.NDArray[np.bool_], str]:

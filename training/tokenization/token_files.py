@@ -22,6 +22,7 @@ from training.tokenization.features import find_beyond, read_ids
 from training.tokenization.special_tokens import find_spelt
 
 if TYPE_CHECKING:
+    from training.recipe.column_types import Mask
     from training.recipe.tables.checks import Level
     from training.tokenization.features import Features
 
@@ -43,6 +44,8 @@ class Featurizer(Protocol):
     def token_rows(
         self, split: str, max_length: int, features: Iterator[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]: ...
+
+    def is_rendered(self, rows: pa.RecordBatch) -> Mask: ...
 
     def tokenizer_problems(self, encoder: Encoder, columns: Collection[str]) -> Iterable[Problem]: ...
 
@@ -135,7 +138,7 @@ def _tokens(
         features = task_type.features(encoder, rows)
         pieces.append(features.numbered(statistics.rows))
         statistics.add(features, stop - start)
-        statistics.read(rows, features, encoder, vocab_size)
+        statistics.read(rows, task_type.is_rendered(rows), features, encoder, vocab_size)
     return pa.concat_batches(pieces)
 
 
@@ -172,7 +175,9 @@ class TokenStatistics:
     """Targets with a token for what the tokenizer cannot write."""
 
     spelt: int = 0
-    """Rows whose texts spell special tokens."""
+    """Rows whose texts spell special tokens, which are read as such."""
+    spelt_as_text: int = 0
+    """Rows whose messages spell special tokens, which are read as text."""
     first_spelt: str = ""
     read_tokens: int = 0
     unknown: int = 0
@@ -182,10 +187,13 @@ class TokenStatistics:
     """Rows with tokens that the model does not have."""
     largest: int = 0
 
-    def read(self, rows: pa.RecordBatch, features: Features, encoder: Encoder, vocab_size: int | None) -> None:
+    def read(
+        self, rows: pa.RecordBatch, is_rendered: Mask, features: Features, encoder: Encoder, vocab_size: int | None
+    ) -> None:
         """Counts the special tokens in the texts of rows, and the unknown tokens and largest numbers in features."""
         spelt, first = find_spelt(rows, encoder.special_texts)
-        self.spelt += int(np.count_nonzero(spelt))
+        self.spelt += int(np.count_nonzero(spelt & ~is_rendered))
+        self.spelt_as_text += int(np.count_nonzero(spelt & is_rendered))
         self.first_spelt = self.first_spelt or first
         unknown = np.zeros(features.rows.num_rows, np.bool_)
         for ids, row in read_ids(features.rows):
@@ -271,6 +279,18 @@ REMARKS = {
         "the completion begins with the text of the prompt, so the model reads it twice: remove it from completions, "
         "unless the model should repeat its prompt."
     ),
+    "lost_lines": (
+        "the text to write has line breaks, and the tokenizer reads them as spaces, as that of T5 does: the model "
+        "writes one line. Mark the breaks by characters that it knows, or choose a model that keeps them."
+    ),
+    "lost_spaces": (
+        "the text to write has tabs or several spaces in a row, and the tokenizer reads them as one space: the model "
+        "writes one. Choose a model that keeps them, if they matter."
+    ),
+    "lost_capitals": (
+        "the text to write has capital letters, and the tokenizer reads them as small ones: the model writes small "
+        "ones. Choose a model that keeps them."
+    ),
 }
 """The message on rows with such a remark, after their number."""
 
@@ -299,6 +319,12 @@ def vocabulary_problems(by_split: Mapping[str, TokenStatistics], vocab_size: int
                 f"{found.spelt:,} of {found.rows:,} rows spell special tokens, such as {found.first_spelt!a}. The "
                 "model reads them as marks of its own and not as text, so a text can end a turn or begin another: "
                 "remove them unless they are meant."
+            )
+            yield Problem(kind="tokens", where=split, message=message, level="warning")
+        if found.spelt_as_text:
+            message = (
+                f"{found.spelt_as_text:,} of {found.rows:,} rows spell special tokens in their messages, such as "
+                f"{found.first_spelt!a}. They are read as text: only the chat template sets marks."
             )
             yield Problem(kind="tokens", where=split, message=message, level="warning")
 
