@@ -107,7 +107,7 @@ def fine_tune(
     with early_launches(), in_use(report_removal), closing(tracking) as tracker:
         followers = listeners.get()
         consent.record_code(run, recipe)
-        progress = PrefectProgress(lambda: tracker.url)
+        progress = PrefectProgress(lambda: tracker.pages)
         remote.deliver_earlier()
         executor = Executor(recipe.name, run, (tracker, progress, *followers), force, remote)
         finished, error = _run_stages(executor, recipe, sweep.selection if sweep else None)

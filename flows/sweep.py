@@ -78,7 +78,7 @@ def _run_sweep(values: dict[str, Any], sweep: Sweep, overrides: dict[str, Any]) 
         documents = {"recipe": recipe.model_dump(mode="json"), "sweep": sweep.model_dump(mode="json")}
         tracker.log_text("sweep.yaml", yaml.safe_dump(documents, sort_keys=False))
         consent.record_code(run, recipe)
-        progress = PrefectProgress(lambda: tracker.url)
+        progress = PrefectProgress(lambda: tracker.pages)
         remote = open_remote()
         remote.deliver_earlier()
         executor = Executor(recipe.name, run, (tracker, progress, *followers), remote=remote)

@@ -110,7 +110,7 @@ class TrialRun:
         with closing(tracking) as tracker:
             tracker.log_params({field: str(value) for field, value in self.trial.settings.items()})
             tracker.set_tags({TRIAL_TAG: str(self.trial.number), STUDY_TAG: study.name})
-            progress = _TrainingProgress(PrefectProgress(lambda: tracker.url))
+            progress = _TrainingProgress(PrefectProgress(lambda: tracker.pages))
             watch = _Evaluations(self)
             executor = Executor(
                 self.recipe.name, run, (tracker, progress, *self.listeners, watch), remote=open_remote()

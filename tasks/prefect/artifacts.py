@@ -168,9 +168,9 @@ class ArtifactSender:
             time.sleep(RETRY_S)
 
 
-def link_mlflow_run(url: str) -> Link:
-    """The link to the MLflow run."""
-    return Link(url, "The MLflow run", "Curves, files, complete logs and the load of the machine.")
+def link_run(tracker: str, url: str) -> Link:
+    """The link to the run's page in a tracker."""
+    return Link(url, f"The {tracker} run", "Curves, files and the load of the machine.")
 
 
 def tabulate_data_report(reports: Mapping[str, Mapping[str, Any]], refused: Sequence[Mapping[str, Any]]) -> Table:

@@ -20,7 +20,7 @@ from tasks.prefect.artifacts import (
     Bar,
     Running,
     build_result_artifacts,
-    link_mlflow_run,
+    link_run,
     tabulate_data_report,
 )
 from tasks.reports.row_reports import read_report
@@ -35,12 +35,12 @@ class PrefectProgress(Listener):
     """Shows a run in Prefect.
 
     Args:
-        mlflow_url: returns the address of the MLflow run once it is known.
+        pages: returns the addresses of the run's pages that are known, by the name of the tracker.
     """
 
-    def __init__(self, mlflow_url: Callable[[], str | None] = lambda: None) -> None:
-        self._mlflow_url = mlflow_url
-        self._is_linked = False
+    def __init__(self, pages: Callable[[], Mapping[str, str]] = dict) -> None:
+        self._pages = pages
+        self._linked: set[str] = set()
         self._artifacts = ArtifactSender()
         self._reports: dict[str, dict[str, Any]] = {}
         self._updated_at = 0.0
@@ -50,10 +50,10 @@ class PrefectProgress(Listener):
         self._waits = False
 
     def stage_started(self, stage: str, key: str) -> None:
-        """Links the MLflow run, once."""
+        """Links the pages of trackers, once."""
         self._end_wait()
         self._has_bar, self._pace = False, Pace()
-        self._link_mlflow_run()
+        self._link_pages()
 
     def stage_waits(self, stage: str) -> None:
         """Logs that another run makes the same artifact, and shows this one as waiting."""
@@ -98,7 +98,7 @@ class PrefectProgress(Listener):
 
     def end(self) -> None:
         """Sends the remaining artifacts, for some seconds. Call it inside the flow."""
-        self._link_mlflow_run()
+        self._link_pages()
         self._artifacts.end()
 
     def _wait(self, stage: str, reason: str) -> None:
@@ -115,10 +115,11 @@ class PrefectProgress(Listener):
         if run := flow_run.get_id():
             self._artifacts.put("state", Running(UUID(run), name, message))
 
-    def _link_mlflow_run(self) -> None:
-        if not self._is_linked and (url := self._mlflow_url()):
-            self._is_linked = True
-            self._artifacts.put("mlflow-run", link_mlflow_run(url))
+    def _link_pages(self) -> None:
+        for title, url in self._pages().items():
+            if title not in self._linked:
+                self._linked.add(title)
+                self._artifacts.put(f"{title.lower().replace('&', '')}-run", link_run(title, url))
 
 
 def _build_bar(stage: str, event: Mapping[str, Any], left_s: float | None) -> Bar:

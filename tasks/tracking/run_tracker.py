@@ -97,10 +97,10 @@ class RunTracker(Listener):
         return mlflow.run_id if isinstance(mlflow, Mlflow) else None
 
     @property
-    def url(self) -> str | None:
-        """The address of the MLflow run's page; None before the run exists, or without a server."""
-        mlflow = self._deliveries[0].tracker
-        return mlflow.url if mlflow else None
+    def pages(self) -> dict[str, str]:
+        """The addresses of the run's pages that are known, by the title of the tracker."""
+        trackers = (delivery.tracker for delivery in self._deliveries)
+        return {tracker.title: tracker.url for tracker in trackers if tracker and tracker.url}
 
     @property
     def trouble(self) -> str | None:

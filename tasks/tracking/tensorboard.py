@@ -1,4 +1,4 @@
-"""TensorBoard: a folder for each training, `<home>/tensorboard/RECIPE-KEY`, with the points of its job.
+"""TensorBoard: a folder for each training, `<home>/tensorboard/RECIPE-KEY`, with the points of its job and the recipe.
 
 The file of the curves is a function of the job's events. A resumed training finds the records that an earlier try has
 written, and goes on after the last one: whoever reads the folder meanwhile sees one curve, without doubled points.
@@ -13,14 +13,19 @@ from pathlib import Path
 from typing import ClassVar
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from tasks.cache import settings
-from tasks.tracking.tracker import Curve, Point, Run, Tracker
+from tasks.tracking.tracker import RECIPE, Curve, Point, Run, Tracker
+from training.jobs.protocol import write_atomically
 
 FOLDER = "TENSORBOARD_LOGGING_DIR"
 """The variable that names the folder of all runs, in place of `tensorboard/` of the home."""
+VERSION = "brain.Event:2"
 
 
 class TensorBoard(Tracker):
@@ -31,13 +36,21 @@ class TensorBoard(Tracker):
     def __init__(self, run: Run, warn: Callable[[str], None]) -> None:
         super().__init__(run, warn)
         self._files: dict[Curve, _EventFile] = {}
+        self._recipe = ""
+
+    def log_text(self, name: str, content: str) -> None:
+        """Keeps the recipe for the folder of the training."""
+        if name == RECIPE:
+            self._recipe = content
 
     def log_points(self, curve: Curve, points: Sequence[Point]) -> None:
         """Writes the points of a job. Those of the run itself have no folder: the machine's load, values of trials."""
         if curve.key:
             if curve not in self._files:
                 root = Path(os.environ.get(FOLDER) or settings.home() / "tensorboard")
-                self._files[curve] = _EventFile(root / f"{self.run.recipe}-{curve.key[:8]}", points[0].time_ms)
+                folder = root / f"{self.run.recipe}-{curve.key[:8]}"
+                self._files[curve] = _EventFile(folder, points[0].time_ms)
+                write_atomically(folder / "events.out.tfevents.0.recipe", _text_file("recipe", self._recipe))
             self._files[curve].write(points)
 
 
@@ -54,7 +67,7 @@ class _EventFile:
         self._offset = 0
         began_s = began_ms / 1000
         self._write(
-            Event(wall_time=began_s, file_version="brain.Event:2"),
+            Event(wall_time=began_s, file_version=VERSION),
             # A TensorBoard that has read the file of an earlier training forgets its points from this step on.
             Event(wall_time=began_s, step=0, session_log=SessionLog(status=SessionLog.START)),
         )
@@ -70,11 +83,7 @@ class _EventFile:
         )
 
     def _write(self, *events: Event) -> None:
-        records = io.BytesIO()
-        writer = RecordWriter(records)
-        for event in events:
-            writer.write(event.SerializeToString(deterministic=True))
-        content = records.getvalue()
+        content = _serialize(*events)
         with open(self._path, "r+b" if self._path.exists() else "w+b") as file:
             file.seek(self._offset)
             if file.read(len(content)) != content:  # new, or cut by a kill
@@ -82,3 +91,26 @@ class _EventFile:
                 file.write(content)
                 file.truncate()
         self._offset += len(content)
+
+
+def _text_file(name: str, text: str) -> bytes:
+    """The content of an event file with one text."""
+    tensor = TensorProto(
+        dtype=DT_STRING, tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]), string_val=[_block(text)]
+    )
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    value = Summary.Value(tag=name, metadata=metadata, tensor=tensor)
+    return _serialize(Event(file_version=VERSION), Event(summary=Summary(value=[value])))
+
+
+def _block(text: str) -> bytes:
+    """The text as a block of Markdown."""
+    return "".join(f"    {line}\n" for line in text.splitlines()).encode()
+
+
+def _serialize(*events: Event) -> bytes:
+    records = io.BytesIO()
+    writer = RecordWriter(records)
+    for event in events:
+        writer.write(event.SerializeToString(deterministic=True))
+    return records.getvalue()

@@ -15,11 +15,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import wandb
+import requests
 
 from tasks.cache import settings
 from tasks.cache.locks import named_lock
 from tasks.tracking.tracker import RECIPE, Curve, Point, Run, Tracker
+
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it is read at the import
+import wandb
+
+KNOCK_S = 5.0
+INIT_TIMEOUT_S, FINISH_TIMEOUT_S = 20.0, 20.0
+"""By default W&B waits for minutes at the start of a run, and without an end at the end of one and of the process."""
 
 
 class WeightsAndBiases(Tracker):
@@ -63,6 +70,8 @@ class WeightsAndBiases(Tracker):
 
     def set_tags(self, values: Mapping[str, str]) -> None:
         """W&B's own tags are labels: these are values of the summary."""
+        if f"{self._curve.stage}.digest" in values:  # the training is complete
+            self._log_row()
         self._opened.summary.update(values)
 
     def describe(self, markdown: str) -> None:
@@ -74,6 +83,8 @@ class WeightsAndBiases(Tracker):
         if curve != self._curve:
             return
         for point in points:
+            if point.step < self._opened.starting_step:
+                continue
             if point.step > self._step:
                 self._log_row()
                 self._step, self._row = point.step, {"_timestamp": point.time_ms / 1000}
@@ -82,7 +93,6 @@ class WeightsAndBiases(Tracker):
 
     def log_figures(self, values: Mapping[str, float], time_ms: int) -> None:
         """As Tracker."""
-        self._log_row()
         self._opened.summary.update(values)
 
     def log_text(self, name: str, content: str) -> None:
@@ -96,9 +106,18 @@ class WeightsAndBiases(Tracker):
             shutil.copyfile(path, self._save(f"{folder}/{path.name}"))
 
     def end(self, status: str, time_ms: int) -> None:
-        """As Tracker."""
-        self._log_row()
-        self._opened.finish(exit_code=0 if status == "FINISHED" else 1)
+        """Finishes the W&B run."""
+        # W&B's server takes no second row of a step: the last one of a training that is not complete, whose evaluation
+        # may follow, is left to the run that resumes it.
+        if self._opened.offline:
+            self._log_row()
+        try:
+            self._opened.finish(exit_code=0 if status == "FINISHED" else 1)
+        except TimeoutError:
+            folder = Path(self._opened.dir).parent
+            self.warn(
+                f"W&B lacks the end of this run (no answer in {FINISH_TIMEOUT_S:g} s): `wandb sync {folder}` sends it."
+            )
         for folder in self._replaced:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -109,10 +128,11 @@ class WeightsAndBiases(Tracker):
 
     def _open(self, curve: Curve) -> None:
         name, root = f"{self.run.recipe}-{curve.key[:8]}", Path(os.environ.get("WANDB_DIR") or settings.home())
-        mode = wandb.setup().settings.mode
-        if mode == "online" and not wandb.login(prompt=False, verify=False):
+        wandb_settings = wandb.setup(settings=wandb.Settings(silent=True)).settings
+        mode, address = wandb_settings.mode, wandb_settings.base_url
+        if mode == "online" and (reason := _find_obstacle(address)):
             mode = "offline"
-            self.warn("W&B has no login (WANDB_API_KEY): this run is in a folder, which `wandb sync` sends.")
+            self.warn(f"{reason}: this run is in a folder in {root / 'wandb'}, which `wandb sync` sends.")
         for entry in self._waiting:
             if entry["entry"] == "start":
                 super().deliver(entry)
@@ -130,11 +150,18 @@ class WeightsAndBiases(Tracker):
                 reinit="create_new",  # trials of a sweep run at the same time
                 # By default W&B replaces this process's standard output, and sends its code and its packages.
                 settings=wandb.Settings(
-                    console="off", silent=True, disable_code=True, disable_git=True, x_save_requirements=False
+                    console="off",
+                    silent=True,
+                    disable_code=True,
+                    disable_git=True,
+                    x_save_requirements=False,
+                    init_timeout=INIT_TIMEOUT_S,
+                    finish_timeout=FINISH_TIMEOUT_S,
+                    finish_timeout_raises=True,
                 ),
             )
         self._replaced = [folder for folder in replaced if folder != Path(self._run.dir).parent]
-        self._curve, self._step = curve, self._run.starting_step - 1
+        self._curve = curve
         self.url = self._run.url if mode == "online" else None
 
     def _save(self, name: str) -> Path:
@@ -147,6 +174,17 @@ class WeightsAndBiases(Tracker):
         if self._row:
             self._opened.log(self._row, step=self._step)
             self._row = {}
+
+
+def _find_obstacle(address: str) -> str:
+    """The reason why a run cannot be sent now; empty if there is none."""
+    if not wandb.login(prompt=False, verify=False):
+        return "W&B has no login (WANDB_API_KEY)"
+    try:
+        requests.head(address, timeout=KNOCK_S)
+    except requests.RequestException:
+        return f"W&B at {settings.without_credentials(address)} does not answer"
+    return ""
 
 
 def _parse(value: str) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import wandb
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tasks.cache import store
 from tasks.cache.refs import Ref
@@ -16,6 +17,7 @@ from tasks.cache.stage import Row
 from tasks.tracking.run_tracker import RunTracker
 from tasks.tracking.tracker import Curve, Point, Run, Tracker
 from tests.tracker_files import tensorboard_curves, wandb_curves, wandb_records
+from tests.wandb_server import wandb_server
 from training.jobs.protocol import Events, read_events
 from training.recipe.tables.trackers import TRACKERS, TrackerEntry
 
@@ -186,9 +188,17 @@ def test_a_training_that_the_store_has_shows_its_curve(
         assert read(home) == CURVES
 
 
+def test_tensorboard_shows_the_recipe_of_a_training(tracked: Path, home: Path) -> None:
+    run_to_the_end("flow-1", "tensorboard", TRAINING)
+    shown = EventAccumulator(str(home / "tensorboard" / f"recipe-{KEY[:8]}"))
+    shown.Reload()
+    assert [event.tensor_proto.string_val[0] for event in shown.Tensors("recipe")] == [b"    name: recipe\n"]
+    assert [(event.step, event.value) for event in shown.Scalars("fit/loss")] == CURVES["fit/loss"]
+
+
 def test_a_curve_that_a_kill_has_cut_in_the_middle_of_a_point_goes_on_there(tracked: Path, home: Path) -> None:
     run_to_the_end("flow-1", "tensorboard", TRAINING)
-    (file,) = (home / "tensorboard" / f"recipe-{KEY[:8]}").iterdir()
+    (file,) = (home / "tensorboard" / f"recipe-{KEY[:8]}").glob("*.finetune")
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     run_to_the_end("flow-2", "tensorboard", TRAINING[:2], TRAINING[2:])
@@ -221,18 +231,48 @@ def test_a_wandb_run_has_parameters_figures_and_pictures_and_no_rows(tracked: Pa
     assert stored == {"recipe.yaml", "fit/loss.png"}
 
 
-def test_a_run_without_a_login_is_kept_in_a_folder_with_a_warning(
-    tracked: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def login(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Callable[[str, str], None]]:
+    """Sets W&B's address and key; an empty key for none."""
+
+    def set_login(address: str, key: str) -> None:
+        monkeypatch.delenv("WANDB_MODE")
+        monkeypatch.setenv("NETRC", str(home / "netrc"))
+        monkeypatch.setenv("WANDB_BASE_URL", address)
+        monkeypatch.setenv("WANDB_API_KEY", key)
+        wandb.teardown()  # it has read the environment
+
+    yield set_login
+    wandb.teardown()
+
+
+def test_a_run_that_wandb_continues_sends_each_step_once(tracked: Path, login: Callable[[str, str], None]) -> None:
+    with wandb_server() as server:
+        login(server.url, "0" * 40)
+        killed = RunTracker("recipe", "flow-1", report_to=["wandb"])
+        killed.stage_started("fit", KEY)
+        killed.stage_events("fit", TRAINING[:3])  # its last step is not evaluated yet
+        killed.end("KILLED")
+        for run in ("flow-2", "flow-3"):
+            run_to_the_end(run, "wandb", TRAINING)
+        rows = server.history[f"recipe-{KEY[:8]}"]
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        for name in row.keys() & CURVES.keys():
+            curves.setdefault(name, []).append((row["_step"], row[name]))
+    assert curves == CURVES
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"), [("", "W&B has no login"), ("0" * 40, "W&B at http://127.0.0.1:9 does not answer")]
+)
+def test_a_run_that_wandb_cannot_get_is_kept_in_a_folder_with_a_warning(
+    tracked: Path, home: Path, login: Callable[[str, str], None], key: str, reason: str
 ) -> None:
-    monkeypatch.delenv("WANDB_MODE")
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("NETRC", str(home / "netrc"))
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    wandb.teardown()  # it has read the environment
+    login("http://127.0.0.1:9", key)
     tracking = RunTracker("recipe", "flow-1", report_to=["wandb"])
     tracking.stage_started("fit", KEY)
     tracking.stage_events("fit", TRAINING)
     tracking.end("FINISHED")
     (warning,) = tracking.warnings
-    assert "`wandb sync`" in warning and _wandb(home) == CURVES
-    wandb.teardown()
+    assert warning.startswith(reason) and "`wandb sync`" in warning and _wandb(home) == CURVES
