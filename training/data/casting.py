@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +20,6 @@ from training.problems import Problem, UserError
 from training.recipe.column_types import Form
 from training.recipe.filters import Filter, parse_filter
 from training.recipe.source_columns import SourceColumns, StoredColumn
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 UNCODED_TYPES: Mapping[Form, pa.DataType] = {
     "text": pa.string(),

@@ -5,6 +5,7 @@ N rows of a split, P answered prompts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,6 @@ from training.evaluation.generated_answers import ANSWER, BASE, TOKENS
 from training.models.loading import DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.batching.batches import TokenRows

@@ -18,6 +18,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.distributed.zero import BUCKET
 from training.jobs import resources
 from training.jobs.program import is_out_of_memory
 from training.jobs.protocol import EVENTS, rank, read_events
@@ -226,8 +227,6 @@ def _memory_at_start(task: Task, sizes: Sizes) -> int:
 def _other_memory(task: Task, sizes: Sizes) -> float:
     """Memory of a process in addition to the whole weights and one pass over them."""
     import torch
-
-    from training.distributed.zero import BUCKET
 
     compute, best_weights = task.compute, _checkpoint_weights(task, sizes) * task.training.load_best_model_at_end
     if task.training.lora and not torch.cuda.is_available():

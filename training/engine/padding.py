@@ -6,6 +6,7 @@ nothing else notices it: a head that takes the last token reads padding if the t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +17,6 @@ from training.batching.random_states import seed_generators
 from training.problems import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.batching.batches import TokenRows

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import torch
 
 from training import task_types
@@ -22,9 +23,6 @@ from training.problems import UserError, nearest
 from training.task_types.task_type import TaskType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import pyarrow as pa
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.engine.fit_settings import FitSettings

@@ -30,6 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from training import distributed
 from training.engine import checkpoints, environment
 from training.jobs.program import Interrupted, stop_requested
@@ -39,7 +41,6 @@ from training.recipe.tables.engines import ENGINES
 from training.recipe.tables.strategies import STRATEGIES
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     import torch
     from accelerate import PartialState
     from transformers import PreTrainedModel

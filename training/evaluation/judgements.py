@@ -9,17 +9,15 @@ import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from training.evaluation.bootstrap import draws
 from training.evaluation.generated_answers import ANSWER, BASE, TOKENS
 from training.jobs.user_code import CodeField
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SEED = 0
 DRAWS = 1_000

@@ -7,17 +7,20 @@ B pairs of a batch, N pairs of a split.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+import pyarrow as pa
+
+from training.data.faults import masks_by_reason
+from training.evaluation.preferences import Preferences, baseline_by_length
 from training.recipe.column_types import BESIDE_CONVERSATIONS
 from training.recipe.tables.metrics import PAIRS, metrics_for
 from training.task_types.task_type import Column, TaskType
+from training.tokenization.preference_rows import answer_names, find_row_fault, parse_rows, same_answers
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pyarrow as pa
-
     from training.batching.batches import Batch, TokenRows
     from training.evaluation.constant_predictions import Baseline
     from training.evaluation.preferences import Preferences
@@ -46,11 +49,6 @@ class AnswerPairs(TaskType):
 
     def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
         """Rows that are no prompt with two answers, and rows whose answers are equal."""
-        import numpy as np
-
-        from training.data.faults import masks_by_reason
-        from training.tokenization.preference_rows import answer_names, find_row_fault, parse_rows, same_answers
-
         names = answer_names(rows)
         found = [(find_row_fault(values, names), values) for values in parse_rows(rows)]
         for mask, reason in masks_by_reason([fault for fault, _ in found]):
@@ -66,14 +64,8 @@ class AnswerPairs(TaskType):
         return predictions
 
     def empty_predictions(self, labels: Sequence[str]) -> Preferences:
-        import numpy as np
-
-        from training.evaluation.preferences import Preferences
-
         return Preferences(*np.empty((2, 0)), *np.empty((2, 0), np.int64))
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """The longer answer, or the shorter one."""
-        from training.evaluation.preferences import baseline_by_length
-
         return baseline_by_length(tokens / "train.arrow")

@@ -23,15 +23,27 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field
 
-from training.task_types.generation import Generation
+from training.data.arrow_files import ipc_reader
+from training.task_types.generation import (
+    Generation,
+    drop_end_tokens,
+    drop_spaces,
+    generate_answers,
+    set_special_tokens,
+)
 from training.task_types.language_modeling import LanguageModeling
+from training.tokenization.answers import AnswerTokens, encode_answers
+from training.tokenization.encoder import FastEncoder
+from training.tokenization.features import Features, count_lost, list_column
+from training.tokenization.packing import OF_ANSWER, STARTS, flatten, pack_documents, split_documents
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    import pyarrow as pa
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from training.batching.batches import TokenRows
@@ -70,11 +82,6 @@ class CausalLM(LanguageModeling):
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """The tokens of documents, without truncation."""
-        import numpy as np
-        import pyarrow as pa
-
-        from training.tokenization.features import Features, count_lost, list_column
-
         texts = rows.column("text").to_pylist()
         encoded = encoder.encode_whole(texts)
         ids, lengths = encoded.ids, encoded.lengths
@@ -89,11 +96,6 @@ class CausalLM(LanguageModeling):
 
     def token_rows(self, split: str, max_length: int, features: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Packed documents for training; windows of each document for other splits."""
-        import numpy as np
-        import pyarrow.compute as pc
-
-        from training.tokenization.packing import STARTS, pack_documents, split_documents
-
         if split == "train" and self.options.packing:
             for rows in pack_documents(features, max_length):
                 targets = rows.column("length").to_numpy() - pc.list_value_length(rows.column(STARTS)).to_numpy()
@@ -104,20 +106,12 @@ class CausalLM(LanguageModeling):
 
     def join_labels(self, predictions: pa.Table, rows: TokenRows) -> pa.Table:
         """The sums over the windows of each row."""
-        import numpy as np
-        import pyarrow as pa
-
         row = rows.table["row"].to_numpy()
         sums = {name: np.bincount(row, weights=predictions[name].to_numpy()) for name in predictions.column_names}
         return pa.table(sums).cast(predictions.schema)
 
     def target_tokens(self, file: Path, model: Path) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
         """All tokens but the first of each document or window; of conversations only those of answers."""
-        import numpy as np
-
-        from training.data.arrow_files import ipc_reader
-        from training.tokenization.packing import OF_ANSWER, STARTS, flatten
-
         rows_before = 0
         with ipc_reader(file) as reader:
             for block in map(reader.get_batch, range(reader.num_record_batches)):
@@ -152,8 +146,6 @@ class CausalLM(LanguageModeling):
 
     def set_end_tokens(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Sets the model's special tokens; the end tokens are those at which it stops generating."""
-        from training.task_types.generation import set_special_tokens
-
         set_special_tokens(model, tokenizer)
 
     def train_only_reason(self, split: str) -> str | None:
@@ -172,9 +164,6 @@ class CausalLM(LanguageModeling):
         """Adds the columns of `generated_types`, for the continuation of each row."""
         if not self.options.max_new_tokens:
             return predictions
-        import pyarrow as pa
-
-        from training.task_types.generation import drop_spaces, generate_answers
 
         settings = self.options.settings_for(model)
         prompts = self.prompts(encoder, rows, settings)
@@ -189,12 +178,6 @@ class CausalLM(LanguageModeling):
     def prompts(self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig) -> list[AnswerTokens]:
         """The tokens of each row that the model continues, without those at its end that the continuation may
         change."""
-        import numpy as np
-
-        from training.task_types.generation import drop_end_tokens
-        from training.tokenization.answers import AnswerTokens, encode_answers
-        from training.tokenization.encoder import FastEncoder
-
         texts = rows.column("text").to_pylist()
         if isinstance(encoder, FastEncoder):
             found = encode_answers(encoder, texts, [[]] * len(texts), is_text=True, append_eos=False)
@@ -213,8 +196,6 @@ class CausalLM(LanguageModeling):
     def generated_types(self) -> Mapping[str, pa.DataType]:
         """The text; the tokens of the prompt that the model read, and of the text; and why the text ends: `stop` if the
         model ended it, `length` if it has max_new_tokens."""
-        import pyarrow as pa
-
         counts = {"prompt_tokens": pa.int64(), "generated_tokens": pa.int64(), "finish_reason": pa.string()}
         return {self.generated_column: pa.string(), **counts} if self.generated_column else {}
 

@@ -11,6 +11,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
@@ -18,8 +20,6 @@ from training.models.repository_files import read_json
 from training.recipe.section import ClosedModel
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     Ids = npt.NDArray[np.int32]
@@ -159,7 +159,6 @@ def generate_answers(
     A prompt is cut to its last `max_length` tokens, or fewer if the model lacks positions for the continuation. An
     empty prompt becomes the bos token, or else an eos token.
     """
-    import numpy as np
     import torch
 
     edges = (settings.bos_token_id, *listed(settings.eos_token_id))

@@ -15,17 +15,30 @@ B rows of a batch, T tokens of the longest text, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import pyarrow as pa
 from pydantic import Field
 
+from training.data.faults import masks_by_reason
+from training.evaluation.generated_answers import lengths_of
+from training.evaluation.rated_completions import RatedCompletions, baseline_by_rating
 from training.recipe.tables.metrics import ANSWER_METRICS, RATED, metrics_for
 from training.task_types.preference_tuning import PreferenceTuning
 from training.task_types.task_type import Column, StepSums
+from training.tokenization.completion_rows import (
+    COMPLETION_TOKENS,
+    FACTS,
+    REFERENCE,
+    add_mismatched,
+    completion_features,
+)
+from training.tokenization.preference_rows import answer_names, count_repeated, encode_rows, find_row_fault, parse_rows
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
@@ -83,9 +96,6 @@ class Kto(PreferenceTuning, StepSums):
 
     def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
         """Rows that are no prompt with a completion."""
-        from training.data.faults import masks_by_reason
-        from training.tokenization.preference_rows import answer_names, find_row_fault, parse_rows
-
         names = answer_names(rows)
         for mask, reason in masks_by_reason([find_row_fault(values, names) for values in parse_rows(rows)]):
             yield "completions", f"has no prompt with a completion ({reason})", mask
@@ -93,19 +103,12 @@ class Kto(PreferenceTuning, StepSums):
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """The columns of training.tokenization.completion_rows, without mismatched completions and the reference;
         prompts alone become texts without a completion. Raises UserError if a chat template is needed and missing."""
-        from training.tokenization.completion_rows import completion_features
-        from training.tokenization.preference_rows import count_repeated, encode_rows
-
         texts = [text for (text,) in encode_rows(encoder, rows, append_eos=self.options.append_eos)]
         labels = rows.column("label") if "label" in rows.schema.names else None
         return completion_features(texts, labels, encoder.max_length, count_repeated(rows))
 
     def token_rows(self, split: str, max_length: int, features: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """With the mismatched completions; rows to predict need none."""
-        from itertools import chain
-
-        from training.tokenization.completion_rows import add_mismatched
-
         first = next(features)
         features = chain([first], features)
         yield from add_mismatched(features, max_length) if "label" in first.schema.names else features
@@ -159,11 +162,6 @@ class Kto(PreferenceTuning, StepSums):
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """`logp` and `mismatched_logp` (float64), the log-probabilities of the completions; `completion_tokens`; and
         with a reference its log-probabilities. Prompts alone have only the first and the third."""
-        import numpy as np
-        import pyarrow as pa
-
-        from training.tokenization.completion_rows import COMPLETION_TOKENS, FACTS, REFERENCE
-
         scores = outputs["logits"].double().cpu().numpy()
         facts = dict(zip(FACTS, batch["labels"].cpu().numpy().T, strict=False))
         columns: dict[str, Any] = dict(zip(("logp", "mismatched_logp"), scores.T, strict=False))
@@ -176,18 +174,10 @@ class Kto(PreferenceTuning, StepSums):
 
     def reference_columns(self, predictions: pa.Table) -> dict[str, pa.ChunkedArray]:
         """The log-probabilities of both completions under the model that made the predictions (float32)."""
-        from training.tokenization.completion_rows import REFERENCE
-
         values = (predictions[name].cast("float32") for name in ("logp", "mismatched_logp"))
         return dict(zip(REFERENCE, values, strict=True))
 
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> RatedCompletions:
-        import numpy as np
-
-        from training.evaluation.generated_answers import lengths_of
-        from training.evaluation.rated_completions import RatedCompletions
-        from training.tokenization.completion_rows import COMPLETION_TOKENS, REFERENCE
-
         tokens = predictions[COMPLETION_TOKENS].to_numpy()
         ratios = [
             np.where(tokens > 0, predictions[name].to_numpy() - predictions[reference].to_numpy().astype(np.float64), 0)
@@ -198,16 +188,10 @@ class Kto(PreferenceTuning, StepSums):
         return RatedCompletions(rewards, desirable, tokens, ratios[1], **lengths_of(predictions))
 
     def empty_predictions(self, labels: Sequence[str]) -> RatedCompletions:
-        import numpy as np
-
-        from training.evaluation.rated_completions import RatedCompletions
-
         return RatedCompletions(np.empty(0), np.empty(0, np.bool_), np.empty(0, np.int64), np.empty(0))
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """All completions are desirable, or none is."""
-        from training.evaluation.rated_completions import baseline_by_rating
-
         return baseline_by_rating(tokens / "train.arrow")
 
     # Records
@@ -215,8 +199,6 @@ class Kto(PreferenceTuning, StepSums):
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """`logp`, the log-probability of the completion, null without one; `targets`, the number of its tokens; and the
         columns of the generated answer."""
-        import pyarrow as pa
-
         types = {"logp": pa.float64(), "targets": pa.int64()}
         return {**types, **self.generated_types()}
 

@@ -11,14 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from training.evaluation.constant_predictions import Baseline, Constant, smooth_counts
+from training.evaluation.predictions import Likelihoods
 from training.models.repository_files import read_json
 from training.recipe.tables.metrics import TOKENS, metrics_for
 from training.task_types.task_type import Column, TaskType
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    import pyarrow as pa
     from transformers import PreTrainedModel
     from transformers.utils import ModelOutput
 
@@ -47,8 +50,6 @@ class LanguageModeling(TaskType):
 
     def generated_types(self) -> Mapping[str, pa.DataType]:
         """The columns that `predictions_on_request` adds, with their types."""
-        import pyarrow as pa
-
         return {self.generated_column: pa.string()} if self.generated_column else {}
 
     def generated_values(self, predictions: pa.Table) -> list[dict[str, Any]]:
@@ -78,25 +79,14 @@ class LanguageModeling(TaskType):
         return sums_by_row(outputs["logits"], self._labels(batch))
 
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Predictions:
-        from training.evaluation.predictions import Likelihoods
-
         names = ("loss", "targets", "hits", *(["tokens"] if "tokens" in predictions.column_names else []))
         return Likelihoods(*(predictions[name].to_numpy() for name in names))
 
     def empty_predictions(self, labels: Sequence[str]) -> Predictions:
-        import numpy as np
-
-        from training.evaluation.predictions import Likelihoods
-
         return Likelihoods(np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64))
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """The unigram distribution of the training targets, with Laplace smoothing over the vocabulary."""
-        import numpy as np
-
-        from training.evaluation.constant_predictions import Baseline, Constant, smooth_counts
-        from training.evaluation.predictions import Likelihoods
-
         config = read_json(model / "config.json")
         counts = np.zeros((config if "vocab_size" in config else config["text_config"])["vocab_size"], np.int64)
         for ids, _ in self.target_tokens(tokens / "train.arrow", model):
@@ -121,8 +111,6 @@ class LanguageModeling(TaskType):
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """`loss`, the mean cross entropy of `targets` tokens, and `perplexity`, its exponential, both null without
         targets; and the generated text."""
-        import pyarrow as pa
-
         return {"loss": pa.float64(), "targets": pa.int64(), "perplexity": pa.float64(), **self.generated_types()}
 
     def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:

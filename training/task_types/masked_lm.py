@@ -17,14 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 from pydantic import Field
 
 from training.task_types.language_modeling import LanguageModeling
+from training.tokenization.features import Features, encode_texts, list_column
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    import pyarrow as pa
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.batching.masked_tokens import MaskedTokens
@@ -63,7 +64,6 @@ class MaskedLM(LanguageModeling):
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """The tokens and `targets`, the number of masked tokens, approximate for texts that spell special tokens."""
         from training.batching.masked_tokens import WORDS, count_masked
-        from training.tokenization.features import Features, encode_texts, list_column
 
         found = encode_texts(encoder, rows)
         features, lengths = found.rows, found.rows.column("length").to_numpy()
@@ -77,8 +77,6 @@ class MaskedLM(LanguageModeling):
 
     def target_tokens(self, file: Path, model: Path) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
         """The tokens that an evaluation masks, also for training rows."""
-        import numpy as np
-
         from training.batching.batches import IGNORED, TokenRows
         from training.models.loading import load_tokenizer
 
@@ -98,8 +96,6 @@ class MaskedLM(LanguageModeling):
         encoder: Encoder,
     ) -> pa.Table:
         """Adds `filled_text`, for texts that contain the mask token."""
-        import pyarrow as pa
-
         from training.batching.masked_tokens import fill_masks
 
         texts = fill_masks(model, tokenizer, encoder, rows.column("text").to_pylist())

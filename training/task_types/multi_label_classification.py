@@ -19,8 +19,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from training.data.faults import shorten
+from training.evaluation.constant_predictions import MOST_CONSTANTS, Baseline, Constant, column, quote_names
+from training.evaluation.predictions import ManyLabels
 from training.recipe.tables.metrics import MANY_LABELS, metrics_for
 from training.task_types.sequence_level import (
     TEXTS,
@@ -31,13 +40,9 @@ from training.task_types.sequence_level import (
     replace_columns,
 )
 from training.task_types.task_type import Calibrated, Column
+from training.tokenization.features import list_column
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import numpy as np
-    import numpy.typing as npt
-    import pyarrow as pa
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
@@ -69,11 +74,6 @@ class MultiLabelClassification(LabelProbabilities, Calibrated):
 
     def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """Rows with a 0 or 1 for each label, as in one-hot vectors, which would be read as the labels 0 and 1."""
-        import numpy as np
-        import pyarrow.compute as pc
-
-        from training.data.faults import shorten
-
         given = rows.column("label")
         lengths, values = pc.list_value_length(given).to_pylist(), pc.list_flatten(given).unique()
         if len(given) > 1 and min(lengths) > 1 and len({*lengths}) == 1 and len(values) <= 2:
@@ -90,10 +90,6 @@ class MultiLabelClassification(LabelProbabilities, Calibrated):
         return _table(logits, getattr(model.config, THRESHOLDS, None) or [DEFAULT_THRESHOLD] * logits.shape[1])
 
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> ManyLabels:
-        import numpy as np
-
-        from training.evaluation.predictions import ManyLabels
-
         references = np.zeros((len(predictions), len(labels)), dtype=np.bool_)
         places = predictions["label"].combine_chunks()
         references[np.repeat(np.arange(len(places)), places.value_lengths()), places.flatten()] = True
@@ -102,10 +98,6 @@ class MultiLabelClassification(LabelProbabilities, Calibrated):
         )
 
     def empty_predictions(self, labels: Sequence[str]) -> ManyLabels:
-        import numpy as np
-
-        from training.evaluation.predictions import ManyLabels
-
         empty = np.empty((0, len(labels)))
         return ManyLabels(empty.astype(np.bool_), empty, np.full(len(labels), DEFAULT_THRESHOLD), labels)
 
@@ -115,11 +107,6 @@ class MultiLabelClassification(LabelProbabilities, Calibrated):
         The candidates are the most frequent label sets, the k most frequent labels for small k, the labels of more than
         half of the rows, and all labels.
         """
-        import numpy as np
-
-        from training.evaluation.constant_predictions import MOST_CONSTANTS, Baseline, Constant, column, quote_names
-        from training.evaluation.predictions import ManyLabels
-
         sets = Counter(tuple(sorted(row)) for row in column(data / "train.arrow", "label").to_pylist())
         references, counts = np.zeros((len(sets), len(labels)), np.bool_), np.fromiter(sets.values(), np.int64)
         for has, places in zip(references, sets, strict=True):
@@ -148,8 +135,6 @@ class MultiLabelClassification(LabelProbabilities, Calibrated):
 
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """`labels`, the predicted ones; and `probabilities`, by label, which are independent of each other."""
-        import pyarrow as pa
-
         return {"labels": pa.list_(pa.string()), "probabilities": probability_type(labels)}
 
     def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
@@ -171,8 +156,6 @@ class MultiLabelClassification(LabelProbabilities, Calibrated):
 
     def calibrate(self, predictions: Predictions) -> dict[str, Any]:
         """The thresholds."""
-        from training.evaluation.predictions import ManyLabels
-
         assert isinstance(predictions, ManyLabels)
         columns = zip(predictions.probabilities.T, predictions.references.T, strict=True)
         return {THRESHOLDS: [best_threshold(given, has) for given, has in columns]}
@@ -180,8 +163,6 @@ class MultiLabelClassification(LabelProbabilities, Calibrated):
     def remap_labels(self, predictions: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
         """Matches labels by name, with the model's own thresholds. A label that the model lacks gets probability 0;
         labels that only the model has are dropped, because probabilities are independent."""
-        import numpy as np
-
         logits, thresholds = logits_of(predictions, len(theirs)), _thresholds(predictions)
         sources = {place: theirs.index(name) for place, name in enumerate(labels) if name in theirs}
         ordered = np.full((len(logits), len(labels)), -np.inf, dtype=np.float32)
@@ -204,8 +185,6 @@ def binary_cross_entropy(logits: torch.Tensor, indices: torch.Tensor) -> torch.T
 
 def probabilities(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
     """(N, L) the sigmoid of (N, L) logits."""
-    import numpy as np
-
     with np.errstate(over="ignore"):  # the result, 0, is right
         return np.asarray(1 / (1 + np.exp(-logits.astype(np.float64))))
 
@@ -216,8 +195,6 @@ def best_threshold(given: npt.NDArray[np.float64], has: npt.NDArray[np.bool_]) -
     It is midway between two neighbouring probabilities, or between the lowest and 0; of equally good ones the nearest
     to 0.5. 0.5 if no row has the label.
     """
-    import numpy as np
-
     if not has.any():
         return DEFAULT_THRESHOLD
     rising, places = np.unique(given, return_inverse=True)
@@ -231,11 +208,6 @@ def best_threshold(given: npt.NDArray[np.float64], has: npt.NDArray[np.bool_]) -
 
 
 def _table(logits: npt.NDArray[np.float32], thresholds: Sequence[float]) -> pa.RecordBatch:
-    import numpy as np
-    import pyarrow as pa
-
-    from training.tokenization.features import list_column
-
     predicted = probabilities(logits) >= np.array(thresholds)
     predictions = list_column(np.nonzero(predicted)[1], predicted.sum(axis=1))
     found = pa.RecordBatch.from_pydict({"prediction": predictions, "logits": logits_column(logits)})

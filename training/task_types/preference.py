@@ -17,15 +17,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
+import pyarrow as pa
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from training.evaluation.generated_answers import lengths_of
+from training.evaluation.preferences import Preferences
 from training.recipe.tables.metrics import ANSWER_METRICS
 from training.task_types.answer_pairs import AnswerPairs
 from training.task_types.preference_tuning import PreferenceTuning
+from training.tokenization.preference_rows import (
+    ANSWER_TOKENS,
+    FACTS,
+    REFERENCE,
+    count_repeated,
+    encode_rows,
+    pair_features,
+)
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
@@ -95,8 +106,6 @@ class Preference(AnswerPairs, PreferenceTuning):
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """The columns of training.batching.preference_pairs, without the reference. Prompts alone become chosen texts
         without answers. Raises UserError if a chat template is needed and missing."""
-        from training.tokenization.preference_rows import count_repeated, encode_rows, pair_features
-
         encoded = encode_rows(encoder, rows, append_eos=self.options.append_eos)
         return pair_features(encoded, encoder.max_length, count_repeated(rows))
 
@@ -128,11 +137,6 @@ class Preference(AnswerPairs, PreferenceTuning):
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """`chosen_logp` and `rejected_logp` (float64), the log-probabilities of the answers; the numbers of their
         tokens; and with a reference its log-probabilities."""
-        import numpy as np
-        import pyarrow as pa
-
-        from training.tokenization.preference_rows import ANSWER_TOKENS, FACTS
-
         scores = outputs["logits"].double().cpu().numpy()
         facts = dict(zip(FACTS, batch["labels"].cpu().numpy().T, strict=False))
         columns: dict[str, Any] = {"chosen_logp": scores[:, 0], "rejected_logp": scores[:, 1]}
@@ -141,18 +145,10 @@ class Preference(AnswerPairs, PreferenceTuning):
 
     def reference_columns(self, predictions: pa.Table) -> dict[str, pa.ChunkedArray]:
         """The log-probabilities of the answers under the model that made the predictions (float32)."""
-        from training.tokenization.preference_rows import REFERENCE
-
         values = (predictions[name].cast("float32") for name in ("chosen_logp", "rejected_logp"))
         return dict(zip(REFERENCE, values, strict=True))
 
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Preferences:
-        import numpy as np
-
-        from training.evaluation.generated_answers import lengths_of
-        from training.evaluation.preferences import Preferences
-        from training.tokenization.preference_rows import ANSWER_TOKENS, REFERENCE
-
         tokens = [predictions[name].to_numpy() for name in ANSWER_TOKENS]
         has_answers = np.logical_and(*(count > 0 for count in tokens))
         rewards = []
@@ -170,8 +166,6 @@ class Preference(AnswerPairs, PreferenceTuning):
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """`chosen_logp` and `rejected_logp`, the log-probabilities of the answers, null without answers; `targets`, the
         number of tokens of both; and the columns of the generated answer."""
-        import pyarrow as pa
-
         types = {"chosen_logp": pa.float64(), "rejected_logp": pa.float64(), "targets": pa.int64()}
         return {**types, **self.generated_types()}
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 from pydantic import Field
 
+from training.data.faults import masks_by_reason
 from training.recipe.tables.metrics import ANSWER_METRICS
 from training.task_types.causal_lm import CausalLM
-from training.task_types.generation import Generation
+from training.task_types.generation import Generation, generate_answers
 from training.task_types.sft import SupervisedFineTuning
 from training.task_types.task_type import AnswersPrompts, BaseReference
+from training.tokenization.preference_rows import answer_names, encode_rows, find_row_fault, parse_rows
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    import pyarrow as pa
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from training.recipe.column_types import Mask
@@ -63,9 +65,6 @@ class PreferenceTuning(SupervisedFineTuning, BaseReference, AnswersPrompts):
 
     def faults_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """Prompts that are neither a text nor messages to answer."""
-        from training.data.faults import masks_by_reason
-        from training.tokenization.preference_rows import answer_names, find_row_fault, parse_rows
-
         names = answer_names(rows)
         for mask, reason in masks_by_reason([find_row_fault(values, names) for values in parse_rows(rows)]):
             yield "prompt", f"has no prompt to answer ({reason})", mask, ""
@@ -82,8 +81,6 @@ class PreferenceTuning(SupervisedFineTuning, BaseReference, AnswersPrompts):
 
     def prompts(self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig) -> list[AnswerTokens]:
         """The tokens of each row's prompt."""
-        from training.tokenization.preference_rows import encode_rows
-
         return [alone for (alone,) in encode_rows(encoder, rows.select(["prompt"]), append_eos=False)]
 
     def prompt_of(self, row: Mapping[str, Any]) -> Ids:
@@ -95,8 +92,6 @@ class PreferenceTuning(SupervisedFineTuning, BaseReference, AnswersPrompts):
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Ids]
     ) -> list[tuple[str, int]]:
         """By generation of the likeliest tokens, or with beams."""
-        from training.task_types.generation import generate_answers
-
         longest = max(map(len, prompts), default=0)
         answers = generate_answers(model, tokenizer, prompts, self.options.settings_for(model), longest)
         return [(answer.text, answer.tokens) for answer in answers]

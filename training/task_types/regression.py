@@ -14,16 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import pyarrow as pa
+
+from training.evaluation.constant_predictions import Baseline, Constant, column
+from training.evaluation.predictions import Numbers
 from training.recipe.tables.metrics import NUMBERS, metrics_for
 from training.task_types.sequence_level import TEXTS, SequenceLevelTask
 from training.task_types.task_type import Column
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pyarrow as pa
     import torch
     from transformers import PreTrainedModel
     from transformers.utils import ModelOutput
@@ -53,13 +56,9 @@ class Regression(SequenceLevelTask):
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """`prediction`, a number (float64)."""
-        import pyarrow as pa
-
         return pa.RecordBatch.from_pydict({"prediction": outputs["logits"].double().cpu().numpy()[:, 0]})
 
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
-        import pyarrow as pa
-
         return {"prediction": pa.float64()}
 
     def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
@@ -74,24 +73,13 @@ class Regression(SequenceLevelTask):
         return all(self.same_prediction({"prediction": float(score)}, record, tolerance) for score, record in pairs)
 
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Numbers:
-        from training.evaluation.predictions import Numbers
-
         return Numbers(predictions["label"].to_numpy(), predictions["prediction"].to_numpy())
 
     def empty_predictions(self, labels: Sequence[str]) -> Numbers:
-        import numpy as np
-
-        from training.evaluation.predictions import Numbers
-
         return Numbers(np.empty(0), np.empty(0))
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """The mean of the training numbers, or their median."""
-        import numpy as np
-
-        from training.evaluation.constant_predictions import Baseline, Constant, column
-        from training.evaluation.predictions import Numbers
-
         numbers = column(data / "train.arrow", "label").to_numpy()
 
         def predict(number: float, rows: Numbers, split: str) -> Numbers:

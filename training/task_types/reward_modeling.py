@@ -12,16 +12,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import pyarrow as pa
 from pydantic import Field
 
+from training.data.faults import masks_by_reason
+from training.evaluation.preferences import Preferences
 from training.recipe.tables.metrics import ANSWER_METRICS
 from training.task_types.answer_pairs import AnswerPairs
 from training.task_types.task_type import Column, TaskType
+from training.tokenization.chat_templates import find_fault
+from training.tokenization.preference_rows import ANSWER_TOKENS, count_repeated, encode_rows, pair_features, parse_rows
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
@@ -69,10 +75,6 @@ class RewardModeling(AnswerPairs):
 
     def faults_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """Texts without content, and values that are no messages."""
-        from training.data.faults import masks_by_reason
-        from training.tokenization.chat_templates import find_fault
-        from training.tokenization.preference_rows import parse_rows
-
         faults = [
             find_fault(prompt, answered=False) if not isinstance(prompt, str) else None
             for prompt, *_ in parse_rows(rows)
@@ -83,10 +85,6 @@ class RewardModeling(AnswerPairs):
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """The columns of training.batching.preference_pairs, and the margins. A prompt alone is a whole text, with its
         answer. Raises UserError if a chat template is needed and missing."""
-        from dataclasses import replace
-
-        from training.tokenization.preference_rows import count_repeated, encode_rows, pair_features
-
         encoded = encode_rows(encoder, rows, append_eos=self.options.append_eos, answered=True)
         features = pair_features(encoded, encoder.max_length, count_repeated(rows))
         if "margin" not in rows.schema.names:
@@ -128,21 +126,11 @@ class RewardModeling(AnswerPairs):
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """`chosen_reward` and `rejected_reward` (float64), and the numbers of tokens of the answers."""
-        import numpy as np
-        import pyarrow as pa
-
-        from training.tokenization.preference_rows import ANSWER_TOKENS
-
         rewards, tokens = outputs["logits"].double().cpu().numpy(), batch["labels"].cpu().numpy().astype(np.int64)
         columns = {"chosen_reward": rewards[:, 0], "rejected_reward": rewards[:, 1]}
         return pa.RecordBatch.from_pydict(columns | dict(zip(ANSWER_TOKENS, tokens.T, strict=False)))
 
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Preferences:
-        import numpy as np
-
-        from training.evaluation.preferences import Preferences
-        from training.tokenization.preference_rows import ANSWER_TOKENS
-
         tokens = [predictions[name].to_numpy() for name in ANSWER_TOKENS]
         has_answers = np.logical_and(*(count > 0 for count in tokens))
         rewards = (predictions[name].to_numpy() for name in ("chosen_reward", "rejected_reward"))
@@ -153,8 +141,6 @@ class RewardModeling(AnswerPairs):
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """`reward`, of the prompt with the chosen answer, or of the whole text that is given; and `rejected_reward`,
         null without a rejected answer."""
-        import pyarrow as pa
-
         return {"reward": pa.float64(), "rejected_reward": pa.float64()}
 
     def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:

@@ -21,15 +21,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
+import pyarrow as pa
 from pydantic import Field
 
+from training.evaluation.constant_predictions import Baseline, Constant, column, sample_evenly, shorten
+from training.evaluation.generated_texts import Generated
 from training.problems import UserError
 from training.recipe.tables.metrics import TEXTS, metrics_for
-from training.task_types.generation import Generation, unset_ineffective
+from training.task_types.generation import Generation, listed, unset_ineffective
 from training.task_types.task_type import Column, TaskType
+from training.tokenization.features import Features, count_lost, list_column
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
@@ -135,11 +139,6 @@ class Seq2Seq(TaskType):
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """input_ids and length, of the prefix and `source`; and, if rows have targets, `label`, the token ids
         (list<int64>) of `target`, `targets` (int32), their number, and `reference`, its text."""
-        import numpy as np
-        import pyarrow as pa
-
-        from training.tokenization.features import Features, count_lost, list_column
-
         sources = encoder.encode([self.options.prefix + text for text in rows.column("source").to_pylist()], None)
         columns: dict[str, Any] = {"input_ids": list_column(sources.ids, sources.lengths), "length": sources.lengths}
         if "target" not in rows.schema.names:
@@ -165,8 +164,6 @@ class Seq2Seq(TaskType):
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
         """Cross entropy, focal or the user's loss of each target token."""
-        import numpy as np
-
         from training.task_types.losses import classification as losses
 
         outside = outside or training.label_smoothing_factor > 0  # then the Trainer passes no labels to the model
@@ -188,8 +185,6 @@ class Seq2Seq(TaskType):
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """`prediction`, the generated tokens (list<int32>), unless there is a `loss_only_reason`; and, with targets,
         `loss`, the sum of their cross entropies, and `targets`, their number."""
-        import pyarrow as pa
-
         from training.task_types.losses.token_likelihood import sums_by_row
 
         columns: dict[str, Any] = {}
@@ -204,10 +199,6 @@ class Seq2Seq(TaskType):
 
     def cut_texts(self, predictions: pa.Table, model: PreTrainedModel) -> int:
         """The generated texts without an end token."""
-        import numpy as np
-
-        from training.task_types.generation import listed
-
         if "prediction" not in predictions.column_names:
             return 0
         ends = listed(self.options.settings_for(model).eos_token_id)
@@ -216,31 +207,18 @@ class Seq2Seq(TaskType):
 
     def decode(self, predictions: pa.Table, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
         """`prediction` as a text without special tokens."""
-        import pyarrow as pa
-
         texts = tokenizer.batch_decode(predictions["prediction"].to_pylist(), skip_special_tokens=True)
         place = predictions.column_names.index("prediction")
         return predictions.set_column(place, "prediction", pa.array(texts, pa.string()))
 
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Generated:
-        from training.evaluation.generated_texts import Generated
-
         return Generated(*(predictions[name].to_numpy() for name in ("label", "prediction")))
 
     def empty_predictions(self, labels: Sequence[str]) -> Generated:
-        import numpy as np
-
-        from training.evaluation.generated_texts import Generated
-
         return Generated(np.empty(0, np.object_), np.empty(0, np.object_))
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """One of the most frequent training targets for every row, chosen on CHOOSING_ROWS rows at most."""
-        import numpy as np
-
-        from training.evaluation.constant_predictions import Baseline, Constant, column, sample_evenly, shorten
-        from training.evaluation.generated_texts import Generated
-
         targets = column(data / "train.arrow", "target")
         texts = [text for text, _ in Counter(targets.to_pylist()).most_common(FREQUENT_TARGETS)]
 
@@ -251,8 +229,6 @@ class Seq2Seq(TaskType):
         return Baseline([Constant(shorten(text), partial(predict, text)) for text in texts], Generated(some, some))
 
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
-        import pyarrow as pa
-
         return {"prediction": pa.string()}
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:

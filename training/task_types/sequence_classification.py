@@ -13,8 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from training.evaluation.constant_predictions import Baseline, Constant, column, most_frequent, smooth_counts
+from training.evaluation.predictions import OneLabel
 from training.recipe.tables.metrics import ONE_LABEL, metrics_for
 from training.task_types.sequence_level import (
     TEXTS,
@@ -27,11 +34,6 @@ from training.task_types.sequence_level import (
 from training.task_types.task_type import Column
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import numpy as np
-    import numpy.typing as npt
-    import pyarrow as pa
     from transformers import PreTrainedModel
     from transformers.utils import ModelOutput
 
@@ -64,25 +66,14 @@ class SequenceClassification(LabelProbabilities):
         return _table(outputs["logits"].float().cpu().numpy())
 
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> OneLabel:
-        from training.evaluation.predictions import OneLabel
-
         references, chosen = (predictions[name].to_numpy() for name in ("label", "prediction"))
         return OneLabel(references, chosen, probabilities(logits_of(predictions, len(labels))), labels)
 
     def empty_predictions(self, labels: Sequence[str]) -> OneLabel:
-        import numpy as np
-
-        from training.evaluation.predictions import OneLabel
-
         return OneLabel(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, len(labels))), labels)
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """One label for every row, with the frequencies of the training labels as probabilities."""
-        import numpy as np
-
-        from training.evaluation.constant_predictions import Baseline, Constant, column, most_frequent, smooth_counts
-        from training.evaluation.predictions import OneLabel
-
         counts = np.bincount(column(data / "train.arrow", "label").to_numpy(), minlength=len(labels))
         frequencies = smooth_counts(counts)
 
@@ -97,8 +88,6 @@ class SequenceClassification(LabelProbabilities):
 
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """`label`; its `probability`; and `probabilities`, by label."""
-        import pyarrow as pa
-
         return {"label": pa.string(), "probability": pa.float64(), "probabilities": probability_type(labels)}
 
     def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
@@ -121,8 +110,6 @@ class SequenceClassification(LabelProbabilities):
     def remap_labels(self, predictions: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
         """Matches labels by name. A label that the model lacks gets probability 0. The probability of labels that only
         the model has is added to the likeliest shared label that is not the true one, so it counts as wrong."""
-        import numpy as np
-
         logits, references = logits_of(predictions, len(theirs)), predictions["label"].to_numpy()
         columns = [place for place, name in enumerate(labels) if name in theirs]
         sources = [theirs.index(labels[place]) for place in columns]
@@ -146,16 +133,11 @@ class SequenceClassification(LabelProbabilities):
 
 def probabilities(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
     """(N, L) the softmax of (N, L) logits."""
-    import numpy as np
-
     shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
     return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
 
 
 def _table(logits: npt.NDArray[np.float32], predictions: npt.NDArray[np.int64] | None = None) -> pa.RecordBatch:
-    import numpy as np
-    import pyarrow as pa
-
     if predictions is None:
         predictions = np.asarray(logits.argmax(axis=-1), dtype=np.int64)  # of equal logits the lower index
     return pa.RecordBatch.from_pydict({"prediction": predictions, "logits": logits_column(logits)})

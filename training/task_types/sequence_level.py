@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
 from training.task_types.task_type import Column, TaskType
+from training.tokenization.features import list_column
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    import pyarrow as pa
     from transformers import PreTrainedTokenizerBase
 
     from training.batching.batches import PadToLongest
@@ -58,17 +60,11 @@ def label_names_config(labels: Sequence[str]) -> dict[str, Any]:
 
 def probability_type(labels: Sequence[str]) -> pa.DataType:
     """The type of `probabilities` by label in a record."""
-    import pyarrow as pa
-
     return pa.struct([(label, pa.float64()) for label in labels])
 
 
 def logits_column(logits: npt.NDArray[np.float32]) -> pa.ListArray:
     """(B, L) logits as a column of lists."""
-    import numpy as np
-
-    from training.tokenization.features import list_column
-
     return list_column(logits.reshape(-1), np.full(*logits.shape))
 
 

@@ -31,15 +31,26 @@ import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field
 
+from training.data.faults import masks_by_reason
+from training.data.lists import as_json
+from training.models.repository_files import chat_of
 from training.problems import Problem, UserError
 from training.recipe.column_types import BESIDE_CONVERSATIONS
 from training.task_types.causal_lm import CausalLM
+from training.task_types.generation import add_end_token
 from training.task_types.task_type import Column
+from training.tokenization.answers import encode_answers
+from training.tokenization.chat_templates import FIELD, ChatTemplate, find_fault
+from training.tokenization.features import Features, count_lost, list_column
+from training.tokenization.packing import OF_ANSWER, pack_whole_documents
+from training.tokenization.preference_rows import repeats
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from training.batching.batches import TokenRows
@@ -96,10 +107,6 @@ class SupervisedFineTuning(CausalLM):
 
     def without_answers(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the rows without target columns, and without answers at the end of conversations."""
-        import pyarrow as pa
-
-        from training.data.lists import as_json
-
         rows = rows.select([name for name in rows.schema.names if not self.columns[name].target])
         if "messages" not in rows.schema.names:
             return rows
@@ -115,12 +122,6 @@ class SupervisedFineTuning(CausalLM):
         Rows that do not end with an answer become prompts without targets. Raises UserError if a chat template is
         needed and missing.
         """
-        import numpy as np
-        import pyarrow as pa
-
-        from training.tokenization.features import Features, count_lost, list_column
-        from training.tokenization.packing import OF_ANSWER
-
         tokens, limit = self._encode_rows(encoder, rows), encoder.max_length
         untruncated = np.array([len(one.ids) for one in tokens])
         lengths = np.minimum(untruncated, limit).astype(np.int32)
@@ -141,18 +142,12 @@ class SupervisedFineTuning(CausalLM):
 
     def _encode_rows(self, encoder: Encoder, rows: pa.RecordBatch) -> list[AnswerTokens]:
         """Returns all tokens of each row, without truncation, and the mask of the targets."""
-        from training.tokenization.answers import encode_answers
-
         is_text = "prompt" in rows.schema.names
         texts, spans = _join_prompts(rows) if is_text else _render_conversations(encoder, rows)
         return encode_answers(encoder, texts, spans, is_text=is_text, append_eos=self.options.append_eos)
 
     def token_rows(self, split: str, max_length: int, features: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Packs training rows, without rows that have no targets. Raises UserError if no training row has any."""
-        import pyarrow.compute as pc
-
-        from training.tokenization.packing import pack_whole_documents
-
         targets = 0
         for rows in features:
             targets += pc.sum(rows.column("targets")).as_py() or 0
@@ -167,14 +162,10 @@ class SupervisedFineTuning(CausalLM):
             raise UserError.of("tokens", "tokens.max_length", message)
 
     def is_rendered(self, rows: pa.RecordBatch) -> Mask:
-        import numpy as np
-
         return np.full(rows.num_rows, "prompt" not in rows.schema.names)
 
     def tokenizer_problems(self, encoder: Encoder, columns: Collection[str]) -> Iterator[Problem]:
         """A chat template that ends answers with a text at which generation does not stop."""
-        from training.tokenization.chat_templates import FIELD, ChatTemplate
-
         if encoder.chat is None or "prompt" in columns:
             return
         end = ChatTemplate(*encoder.chat).find_end()
@@ -188,10 +179,6 @@ class SupervisedFineTuning(CausalLM):
 
     def set_end_tokens(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Also adds the chat template's end token of answers, which may differ from the tokenizer's eos."""
-        from training.models.repository_files import chat_of
-        from training.task_types.generation import add_end_token
-        from training.tokenization.chat_templates import ChatTemplate
-
         super().set_end_tokens(model, tokenizer)
         chat = chat_of(tokenizer)
         end = chat and ChatTemplate(*chat).find_end()
@@ -239,8 +226,6 @@ def _answers(rows: pa.RecordBatch) -> list[str]:
 
 def _count_repeated(rows: pa.RecordBatch) -> int:
     """The completions that begin with their prompt."""
-    from training.tokenization.preference_rows import repeats
-
     if "completion" not in rows.schema.names:
         return 0
     return sum(map(repeats, rows.column("prompt").to_pylist(), rows.column("completion").to_pylist()))
@@ -249,8 +234,6 @@ def _count_repeated(rows: pa.RecordBatch) -> int:
 def _render_conversations(encoder: Encoder, rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:
     """Renders conversations by the chat template. Returns the texts and the spans of their answers. Raises UserError if
     the template is missing or fails, and for faulty conversations."""
-    from training.tokenization.chat_templates import FIELD, ChatTemplate, find_fault
-
     if encoder.chat is None:
         message = "is missing: the tokenizer has no chat template, and messages and instructions need one. "
         message += "Name a file, such as deployments/examples/chat.jinja, or give rows with prompt and completion."
@@ -279,9 +262,6 @@ def _to_messages(instruction: str, input: str | None = None, output: str | None 
 
 def _find_faults(rows: pa.RecordBatch, *, answered: bool) -> Iterator[tuple[Mask, str]]:
     """Yields the mask of rows whose messages are not a conversation, by reason."""
-    from training.data.faults import masks_by_reason
-    from training.tokenization.chat_templates import find_fault
-
     if "messages" not in rows.schema.names:
         return
     texts = rows.column("messages").to_pylist()

@@ -8,7 +8,7 @@ those of OptionalHooks. The classes at the end of this file are for what only so
 columns of its rows as in RowSpecification, and its options, metrics and names as in TaskSpecification (in
 training.recipe).
 
-This module and the top level of a task type's module import no torch, transformers or pyarrow, because recipes are
+This module and the top level of a task type's module import no torch or transformers, because recipes are
 checked against them.
 """
 
@@ -16,17 +16,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from training.recipe.column_types import Column
 from training.recipe.task_specification import TaskSpecification
+from training.tokenization.features import encode_texts
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import numpy as np
-    import numpy.typing as npt
-    import pyarrow as pa
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
@@ -55,8 +56,6 @@ class RowsToFeatures:
         The default encodes `text` and `text_pair`. A row may have several feature rows: a column `row` then has its
         number, and `join_labels` joins their predictions.
         """
-        from training.tokenization.features import encode_texts
-
         return encode_texts(encoder, rows)
 
 

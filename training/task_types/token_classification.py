@@ -18,19 +18,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from training.evaluation.tags import OUTSIDE, find_row_spans, find_spans, is_iob2, type_of
+from training.data.faults import shorten
+from training.data.lists import flat_values, lists_like
+from training.evaluation.constant_predictions import (
+    Baseline,
+    Constant,
+    column,
+    most_frequent,
+    sample_evenly,
+    smooth_counts,
+)
+from training.evaluation.tagged_words import Tagged
+from training.evaluation.tags import OUTSIDE, find_row_spans, find_spans, flatten, is_iob2, type_of
 from training.recipe.tables.metrics import TAGS, metrics_for
+from training.task_types.sequence_level import label_names_config
 from training.task_types.task_type import Column, TaskType
+from training.tokenization.features import Features, list_column
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pyarrow as pa
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
@@ -64,8 +77,6 @@ class TokenClassification(TaskType):
     def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """Rows with more or fewer tags than words; and, if all tags are of IOB2, rows with an I-X that continues no
         span."""
-        import pyarrow.compute as pc
-
         words, tags = rows.column("text"), rows.column("label")
         lengths = [pc.list_value_length(column).to_numpy(zero_copy_only=False) for column in (words, tags)]
         is_uneven = lengths[0] != lengths[1]
@@ -97,18 +108,11 @@ class TokenClassification(TaskType):
         )
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
-        from training.task_types.sequence_level import label_names_config
-
         return label_names_config(labels)
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """input_ids and length; `first`, the position of each word's first token, -1 if it has none; the tags, by word;
         and `targets`, the number of words with a token."""
-        import pyarrow as pa
-
-        from training.data.lists import flat_values, lists_like
-        from training.tokenization.features import Features, list_column
-
         words = rows.column("text").to_pylist()
         encoded = encoder.encode_words(words)
         counts = np.fromiter(map(len, words), np.int64, len(words))
@@ -134,7 +138,6 @@ class TokenClassification(TaskType):
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss:
         """Cross entropy, focal or the user's loss of the words with a token, optionally with class weights. It is
         computed outside of the model: the loss inside is NaN for a batch without such words."""
-        from training.data.lists import flat_values
         from training.task_types.losses import classification as losses
 
         tags, first = (flat_values(train.table[name].combine_chunks()).to_numpy() for name in ("label", "first"))
@@ -149,10 +152,7 @@ class TokenClassification(TaskType):
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """`prediction`, the index of a tag for each word with a token, and `probability`, that of the tag."""
-        import pyarrow as pa
-
         from training.batching.batches import IGNORED
-        from training.tokenization.features import list_column
 
         is_first = batch["labels"] != IGNORED
         logits = outputs["logits"][is_first].float().cpu()  # (W, L)
@@ -165,10 +165,6 @@ class TokenClassification(TaskType):
 
     def join_labels(self, predictions: pa.Table, rows: TokenRows) -> pa.Table:
         """Lists by word, null for words without a token."""
-        import pyarrow as pa
-
-        from training.data.lists import flat_values, lists_like
-
         first = rows.table["first"].combine_chunks()
         has_token = flat_values(first).to_numpy() >= 0
         index = pa.array(np.cumsum(has_token) - 1, mask=~has_token)
@@ -179,9 +175,6 @@ class TokenClassification(TaskType):
         return rows.with_labels(pa.table(by_word))
 
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Tagged:
-        from training.data.lists import flat_values
-        from training.evaluation.tagged_words import Tagged
-
         lists = {name: predictions[name].combine_chunks() for name in ("label", "prediction", "probability")}
         outside = labels.index(OUTSIDE) if OUTSIDE in labels else -1
         return Tagged(
@@ -193,25 +186,12 @@ class TokenClassification(TaskType):
         )
 
     def empty_predictions(self, labels: Sequence[str]) -> Tagged:
-        from training.evaluation.tagged_words import Tagged
-
         empty = np.empty(0, np.int64)
         return Tagged(empty, empty, np.empty(0), np.zeros(1, np.int64), labels)
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """One tag for every word, with its frequency in the training rows as probability. The best is chosen on
         CHOOSING_ROWS training rows at most."""
-        from training.data.lists import flat_values
-        from training.evaluation.constant_predictions import (
-            Baseline,
-            Constant,
-            column,
-            most_frequent,
-            sample_evenly,
-            smooth_counts,
-        )
-        from training.evaluation.tagged_words import Tagged
-
         tags = column(data / "train.arrow", "label").combine_chunks()
         counts = np.bincount(flat_values(tags).to_numpy(), minlength=len(labels))
         frequencies = smooth_counts(counts)
@@ -228,8 +208,6 @@ class TokenClassification(TaskType):
     def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
         """`tags` of the words, null for words without a token; their `probabilities`; and the `spans` of the tags with
         `start`, the number of the first word, from 0, and `end`, that after the last."""
-        import pyarrow as pa
-
         span = pa.struct([("type", pa.string()), ("start", pa.int64()), ("end", pa.int64())])
         return {"tags": pa.list_(pa.string()), "probabilities": pa.list_(pa.float64()), "spans": pa.list_(span)}
 
@@ -257,10 +235,6 @@ class TokenClassification(TaskType):
 
     def remap_labels(self, predictions: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
         """Matches tags by name. A tag that only the other model has becomes null."""
-        import pyarrow as pa
-
-        from training.data.lists import flat_values, lists_like
-
         tags = predictions["prediction"].combine_chunks()
         new_index = pa.array([labels.index(name) if name in labels else None for name in theirs], pa.int64())
         column = predictions.column_names.index("prediction")
@@ -268,8 +242,6 @@ class TokenClassification(TaskType):
 
 
 def _describe_uneven(words: pa.ListScalar, tags: pa.ListScalar) -> str:
-    from training.data.faults import shorten
-
     if len(words) < len(tags):
         return f": {len(tags)} tags, {len(words)} words"
     return f": {shorten(words[len(tags)].as_py())}, word {len(tags) + 1} of {len(words)}, has none"
@@ -278,9 +250,6 @@ def _describe_uneven(words: pa.ListScalar, tags: pa.ListScalar) -> str:
 def _find_broken_spans(words: pa.Array, tags: pa.Array) -> tuple[Mask, str]:
     """Returns the mask of rows in which a span begins with I-X, and a description of the first such word; empty if
     there is none, or if not all tags are of IOB2."""
-    from training.data.faults import shorten
-    from training.evaluation.tags import flatten
-
     by_word, rows = flatten(tags.to_pylist())
     names = sorted(set(by_word))
     broken = np.zeros(len(tags), bool)

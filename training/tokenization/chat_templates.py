@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.data.faults import shorten
 from training.local_files import open_local
 from training.problems import UserError
 from training.tokenization.special_tokens import mark_spelt
@@ -309,6 +310,4 @@ def find_fault(messages: Any, *, answered: bool) -> str | None:
 
 
 def _first_words(messages: Messages) -> str:
-    from training.data.faults import shorten
-
     return f"the conversation {shorten(messages[0]['content'] if messages else '')}"
