@@ -23,7 +23,7 @@ from training.data import checks
 from training.evaluation.metrics import load_class
 from training.recipe import BatchPrediction, Parameter, Recipe, Sweep, Training
 from training.recipe.extra_arguments import ACCEPTED, arguments, set_by_project
-from training.recipe.tables import checks as levels
+from training.recipe.tables import row_checks as levels
 from training.recipe.tables.formats import FORMATS
 from training.recipe.tables.metrics import METRICS, TAGS, metrics_for
 from training.recipe.tables.optimizers import OPTIMIZERS, REFUSED

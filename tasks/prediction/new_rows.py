@@ -14,7 +14,7 @@ from training.data.model_inputs import Values
 from training.data.prediction_rows import Rows, digest_inputs
 from training.evaluation.drift.sampling import Reservoir
 from training.problems import UserError
-from training.recipe.drift import Drift
+from training.recipe.fields import Drift
 
 
 class ComparedShard(NamedTuple):

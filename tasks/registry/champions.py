@@ -34,7 +34,7 @@ from training.models.repository_files import has_weights, part_of, read_json
 from training.problems import Problem, UserError
 from training.recipe import Data, Recipe
 from training.recipe.mixture import OF_MIXTURE
-from training.recipe.version_names import split_version_name
+from training.recipe.section import split_version_name
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion

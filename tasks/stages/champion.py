@@ -14,7 +14,7 @@ from tasks.registry.champions import files_of_version, find_current
 from training import task_types
 from training.programs.predict_champion import PredictChampionSettings
 from training.recipe import Recipe
-from training.recipe.answered_prompts import answered_prompts
+from training.recipe.fields import answered_prompts
 
 
 def inputs(recipe: Recipe, trained: Ref, scores: Ref) -> Inputs:

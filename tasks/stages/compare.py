@@ -17,7 +17,7 @@ from tasks.registry.comparisons import number_comparison
 from training import task_types
 from training.programs.compare import CompareSettings
 from training.recipe import Recipe
-from training.recipe.answered_prompts import answered_prompts
+from training.recipe.fields import answered_prompts
 from training.recipe.tables.metrics import WIN_RATE, entries
 
 

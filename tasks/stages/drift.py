@@ -18,7 +18,7 @@ from tasks.registry.versions import DRIFT_TAG, PROFILE_TAG
 from tasks.tracking.connection import connect, mlflow_errors
 from training.data.file_systems import name_of
 from training.programs.drift import DriftSettings
-from training.recipe.drift import Drift
+from training.recipe.fields import Drift
 
 
 def count_inputs(version: Monitored, section: Drift, profile: Ref, observed: Ref) -> Inputs:

@@ -29,9 +29,9 @@ from training.engine.training_task import needs_own_checkpoint
 from training.jobs.protocol import Imports, sha256
 from training.problems import UserError
 from training.recipe import Recipe, ResolvedCompute
-from training.recipe.lora import packages_of
+from training.recipe.fields import packages_of
 from training.recipe.tables.engines import ENGINES
-from training.recipe.tables.gpu_kernels import Kernels, kernels_of
+from training.recipe.tables.kernels import Kernels, kernels_of
 from training.recipe.tables.metrics import entries
 from training.recipe.tables.optimizers import OPTIMIZERS
 from training.recipe.tables.strategies import STRATEGIES

@@ -10,7 +10,7 @@ from tasks.jobs.job import Job, files_of, folder_of, stage
 from training import task_types
 from training.programs.predict import PredictSettings
 from training.recipe import Recipe
-from training.recipe.answered_prompts import answered_prompts
+from training.recipe.fields import answered_prompts
 
 
 def answers_prompts(recipe: Recipe) -> bool:

@@ -20,7 +20,7 @@ from tasks.registry.champions import files_of_version
 from tasks.registry.monitored import Monitored
 from training import task_types
 from training.programs.observe import SAMPLE, ObserveSettings
-from training.recipe.drift import Drift
+from training.recipe.fields import Drift
 
 PROGRAM = "training.programs.observe"
 BATCH_ROWS = 32

@@ -32,10 +32,10 @@ from training.models.repository_files import CHAT_TEMPLATE, part_of, require_fil
 from training.models.weights import read_shapes
 from training.problems import Problem, UserError, on_one_line
 from training.recipe import Compute, Data, Recipe
-from training.recipe.lora import Lora, packages_of
+from training.recipe.fields import Lora, packages_of
 from training.recipe.rules.release_rules import absent_splits
 from training.recipe.tables.exports import INSTALL, missing_packages
-from training.recipe.tables.gpu_kernels import kernels_of
+from training.recipe.tables.kernels import kernels_of
 from training.tokenization.chat_templates import require_template
 
 recorded_lock: ContextVar[Lock | None] = ContextVar("recorded_lock", default=None)

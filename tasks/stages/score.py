@@ -88,7 +88,7 @@ def _find_labels(rows: Path, split: str) -> set[str]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from training.data.arrow_files import ipc_reader
+    from training.data.ipc_files import ipc_reader
 
     found: set[str] = set()
     with ipc_reader(file) as reader:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.jobs.child_environment import environment
-from training.evaluation.drift.observations import FIELD
+from training.evaluation.drift.text_statistics import FIELD
 from training.problems import UserError
 
 if TYPE_CHECKING:

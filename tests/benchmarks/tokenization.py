@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from tests.benchmarks.subject import MAX_TOKENS, Subject, peak_mib
 from tests.benchmarks.table import Row
-from training.data.arrow_files import BLOCK_ROWS, ipc_reader, ipc_writer
+from training.data.ipc_files import BLOCK_ROWS, ipc_reader, ipc_writer
 from training.task_types.sequence_classification import SequenceClassification
 from training.tokenization.encoder import load_encoder
 from training.tokenization.token_files import tokenize

@@ -82,8 +82,8 @@ ENGINES = table("engines").ENGINES
 BF16 = (8, 0)
 CAPABILITY = {"bf16": BF16, "fp16": (7, 0)}
 """The lowest compute capability that computes in a number format."""
-FLASH_ATTENTION = table("gpu_kernels").ATTENTION
-LIGER = table("gpu_kernels").LIGER
+FLASH_ATTENTION = table("kernels").ATTENTION
+LIGER = table("kernels").LIGER
 TINY_LLAMA = {
     **{"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
     **{"num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 120, "max_position_embeddings": 64},

@@ -30,7 +30,7 @@ ALLOWED = {
     "training.recipe.tables.engines": {"ENGINES"},
     "training.recipe.tables.strategies": {"STRATEGIES"},
     # It is read to refuse a model.
-    "training.recipe.tables.gpu_kernels": {"ATTENTION"},
+    "training.recipe.tables.kernels": {"ATTENTION"},
     # The entries of the metrics that a stage computes are inputs of it, and the modules that they name count.
     "training.recipe.tables.metrics": {
         *("METRICS", "ONE_LABEL", "MANY_LABELS", "TAGS", "NUMBERS", "TEXTS", "TOKENS", "PAIRS"),
@@ -42,8 +42,7 @@ ALLOWED = {
     # The form of options, and examples for messages.
     "training.recipe.section": {"ClosedModel"},
     # Declarations alone: the values are inputs of the stage.
-    "training.recipe.fields": {"Training", "ResolvedCompute"},
-    "training.recipe.lora": {"Lora"},
+    "training.recipe.fields": {"Training", "ResolvedCompute", "Lora", "Drift"},
     # The entries of the formats and models that a stage exports are inputs of it.
     "training.recipe.tables.exports": {"EXPORTS", "OUTPUTS"},
     # Names of fields and of a slice; the fields' values are inputs of the stage.
@@ -53,7 +52,6 @@ ALLOWED = {
     "training.recipe.reading_rules": {"ReadingRules"},
     # Names of secrets.
     "training.recipe.credentials": {"variables_for", "remove_secrets"},
-    "training.recipe.drift": {"Drift"},
     # Words of the recipe, whose values are inputs of the stage.
     "training.recipe.rules.slice_rules": {"LABEL", "LENGTH", "FEWEST_ROWS", "MOST_GROUPS"},
 }
@@ -62,13 +60,12 @@ ALLOWED_WHOLE = (*(name for name in code.OUTSIDE if name.startswith("tasks.")), 
 # Of the recipe, the tasks take more: values that they make inputs of a stage, and refusals.
 ALLOWED_IN_TASKS = {
     "training.recipe": {"Compute", "Data", "Level", "Recipe", "ResolvedCompute", "parse"},
-    "training.recipe.answered_prompts": {"answered_prompts"},
     "training.recipe.tables.exports": {"INSTALL", "missing_packages"},
     "training.recipe.code_fields": {"named_code"},
     "training.recipe.rules.column_rules": {"source_columns", "code_for_rows"},
-    "training.recipe.lora": {"Lora", "packages_of"},
+    "training.recipe.fields": {"Lora", "packages_of", "answered_prompts"},
     "training.recipe.tables.optimizers": {"OPTIMIZERS"},
-    "training.recipe.tables.gpu_kernels": {"Kernels", "kernels_of"},
+    "training.recipe.tables.kernels": {"Kernels", "kernels_of"},
     "training.recipe.overrides": {"merge"},
     "training.recipe.rules.release_rules": {"absent_splits", "undefined_metrics", "unfitting_metrics"},
     "training.recipe.rules.slice_rules": {

@@ -20,7 +20,7 @@ from tasks.registry.champions import fetch_folders
 from tasks.tracking.connection import connect, find_or_create_run
 from tests.fork_server import call
 from tests.training import tiny
-from training.data.arrow_files import ipc_writer
+from training.data.ipc_files import ipc_writer
 from training.jobs.program import run_program
 from training.jobs.protocol import Job, Outcome, read_outcome, sha256
 from training.models.repository_files import part_of

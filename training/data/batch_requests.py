@@ -93,7 +93,7 @@ def _is_text_part(part: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Answer:
+class BatchAnswer:
     """The answer to a request."""
 
     text: str
@@ -105,7 +105,7 @@ class Answer:
 
 
 def response(
-    custom_id: Any, answer: Answer | None, error: str | None, *, place: str, model: str, created_s: int
+    custom_id: Any, answer: BatchAnswer | None, error: str | None, *, place: str, model: str, created_s: int
 ) -> dict[str, Any]:
     """The line of the output file for a request: the answer, or the error of a row that has none.
 

@@ -1,6 +1,6 @@
 """Checks of single rows (ROW_CHECKS), of whole splits and between splits (SPLIT_CHECKS), with their messages.
 
-training/recipe/tables/checks.py has the level of each: error, warning or ignore.
+training/recipe/tables/row_checks.py has the level of each: error, warning or ignore.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Places = Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A finding of a check of a whole split."""
+class SplitProblem:
+    """A problem that a check of a whole split finds."""
 
     where: str
     message: str
@@ -124,7 +124,7 @@ def _is_blank(column: pa.Array) -> pa.Array:
     return pc.equal(pc.utf8_trim_whitespace(column), "").fill_null(True)
 
 
-def no_rows(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
+def no_rows(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
     """A split without rows."""
     if statistics.corrected and statistics.held_out is not None:
         return  # rows left out as faulty may have belonged here
@@ -134,21 +134,21 @@ def no_rows(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) 
             f"no row of train{of_label} fell into the {statistics.held_out:g} of them that are held out: give more "
             f"rows, or raise data.{statistics.split}_size."
         )
-        yield Finding(f"data.{statistics.split}_size", message)
+        yield SplitProblem(f"data.{statistics.split}_size", message)
     elif not statistics.rows:
         removed = " once it is filtered" if statistics.filtered else ""
         empty = f" ({_list_files(statistics.without_rows)})" if statistics.without_rows else ""
         message = f"the {statistics.split} split has no rows{of_label}{removed}{empty}: choose another or, for test, "
         message += "leave it out."
-        yield Finding(f"data.splits.{statistics.split}", message)
+        yield SplitProblem(f"data.splits.{statistics.split}", message)
 
 
-def empty_file(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
+def empty_file(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
     """Files without rows next to others that have some, such as an export that found nothing."""
     if statistics.without_rows and (statistics.rows or statistics.left_out or statistics.filtered):
         files = statistics.without_rows
         like = f" ({len(files):,} files like this: {_list_files(files)})" if len(files) > 1 else ""
-        yield Finding(files[0], f"has no rows{like}: leave it out of {statistics.split}, or export it anew.")
+        yield SplitProblem(files[0], f"has no rows{like}: leave it out of {statistics.split}, or export it anew.")
 
 
 def _list_files(names: Sequence[str]) -> str:
@@ -156,7 +156,7 @@ def _list_files(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_LABELS_NAMED]) + more
 
 
-def unknown_label(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
+def unknown_label(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
     """Labels for which the model has no output."""
     # Without rows of train, no label is known: that is the problem.
     unknown = [label for label in statistics.labels if label not in places] if places else []
@@ -171,28 +171,30 @@ def unknown_label(statistics: SplitStatistics, places: Places, texts: DuplicateT
             if alike := next((name for name in names if _appearance(name) == _appearance(label)), None):
                 hint = f" Write it as {_show_label(alike)}, not as {_show_label(label)}."
             message = f"label {label!r} ({rows} of {statistics.split}) is unknown: choose from {choices}.{hint}"
-            yield Finding(statistics.first[label], message)
+            yield SplitProblem(statistics.first[label], message)
     if (unnamed := len(unknown) - MAX_LABELS_NAMED) > 0:
-        yield Finding(f"data.splits.{statistics.split}", f"{unnamed:,} more labels of {statistics.split} are unknown.")
+        yield SplitProblem(
+            f"data.splits.{statistics.split}", f"{unnamed:,} more labels of {statistics.split} are unknown."
+        )
 
 
-def single_label(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
+def single_label(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
     """Training rows that all have the same label, or the same number to predict."""
     for column, value in statistics.only_number.items():
         left_out = statistics.corrected and statistics.left_out  # rows that may have other numbers
         if statistics.split == "train" and statistics.rows and value is not None and not left_out:
             message = f"the train split has only the number {value:g}: it needs rows of at least two different numbers."
-            yield Finding(column.field, message)
+            yield SplitProblem(column.field, message)
     labels = [label for label in statistics.labels if label in places]
     unread = statistics.left_out - statistics.labels_left_out.total()  # rows that may have other labels
     has_one = len({places[label] for label in labels}) < 2 and not (statistics.corrected and unread > 0)
     if statistics.wanted.labels and statistics.split == "train" and statistics.rows and has_one:
         has = f"only the label {labels[0]!r}" if labels else "no known label"
         message = f"the train split has {has}: it needs rows of at least two labels."
-        yield Finding(statistics.wanted.labels.field, message)
+        yield SplitProblem(statistics.wanted.labels.field, message)
 
 
-def label_per_row(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
+def label_per_row(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
     """Labels that nearly every row has for itself, such as an id, or the text itself. A trial of a few rows, by
     data.limit, may have many labels."""
     column, entries = statistics.wanted.labels, statistics.labels.total()
@@ -210,10 +212,10 @@ def label_per_row(statistics: SplitStatistics, places: Places, texts: DuplicateT
         "the column of labels; for numbers to predict, set task: regression. If these are the labels, set "
         "data.checks.label_per_row: warning."
     )
-    yield Finding(column.field, message)
+    yield SplitProblem(column.field, message)
 
 
-def absent_label(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
+def absent_label(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
     """Labels of the model without a row in a split: they are not learned, or not evaluated."""
     absent = _absent_labels(statistics, places)
     has_unknown = any(label not in places for label in statistics.labels)  # these may be the absent labels, misspelt
@@ -221,10 +223,10 @@ def absent_label(statistics: SplitStatistics, places: Places, texts: DuplicateTe
         effect = "the model cannot learn them" if statistics.split == "train" else "its figures do not cover them"
         message = f"the {statistics.split} split has no row of {_join(absent)}: {effect}; "
         message += "add rows, or name other labels."
-        yield Finding(f"data.splits.{statistics.split}", message)
+        yield SplitProblem(f"data.splits.{statistics.split}", message)
 
 
-def mixed_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
+def mixed_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
     """Labels that are whole numbers in some rows and words in others, as in two files that were joined."""
     numbers = [label for label in statistics.labels if whole_number(label) or label.lstrip("-").isdecimal()]
     words = [label for label in statistics.labels if label not in numbers]
@@ -235,10 +237,10 @@ def mixed_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTe
             f"the labels of train are numbers in some rows ({number!r}) and words in others ({word!r}), each a "
             "separate label: write them all in one way."
         )
-        yield Finding(statistics.first[rarer], message)
+        yield SplitProblem(statistics.first[rarer], message)
 
 
-def float_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
+def float_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
     """Labels that are whole numbers written otherwise, such as `1.0`, as programs write them next to missing values."""
     others = [label for label in statistics.labels if (whole_number(label) or label) != label]
     others = [label for label in others if label in places and places.get(str(whole_number(label))) == places[label]]
@@ -249,10 +251,10 @@ def float_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTe
             f"{rows} of {statistics.split} with a label that has a decimal point or a sign: since all labels are whole "
             f"numbers, it counts without them ({examples})."
         )
-        yield Finding(statistics.first[others[0]], message)
+        yield SplitProblem(statistics.first[others[0]], message)
 
 
-def similar_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
+def similar_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
     """Labels that differ only by case or spaces, such as `pos` and `Pos `, or by characters that look alike, such as
     `é` as one character and as two: the model learns each as its own label."""
     if statistics.split != "train":
@@ -270,7 +272,7 @@ def similar_labels(statistics: SplitStatistics, places: Places, texts: Duplicate
                 for label in labels
             )
             message = f"labels of train {differ}: {spellings}; if they mean the same, write them alike."
-            yield Finding(statistics.first[rarest], message)
+            yield SplitProblem(statistics.first[rarest], message)
 
 
 # Cyrillic and Greek letters that look like Latin ones, and the minus sign.
@@ -300,7 +302,7 @@ def _show_label(label: str) -> str:
     return f"{label!r} with {points}" if points else repr(label)
 
 
-def missing_word(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
+def missing_word(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
     """Words such as NA for a missing value, which count as ordinary texts and labels."""
     for label in statistics.labels:
         if label.strip().lower() in MISSING_WORDS:
@@ -308,16 +310,16 @@ def missing_word(statistics: SplitStatistics, places: Places, texts: DuplicateTe
                 f"the word {label!r} is the label of {_rows(statistics.labels[label])} of {statistics.split}, and "
                 f"counts as one: if it means a missing value, take these rows out, such as by data.filter."
             )
-            yield Finding(statistics.first[label], message)
+            yield SplitProblem(statistics.first[label], message)
     for (name, word), (count, first) in statistics.missing_words.items():
         message = (
             f"the word {word!r} is all the text of {_rows(count)} of {statistics.split} (column {name!r}), and counts "
             "as one: if it means a missing value, take these rows out, such as by data.filter."
         )
-        yield Finding(first, message)
+        yield SplitProblem(first, message)
 
 
-def duplicates(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
+def duplicates(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
     """Rows that repeat the text of an earlier row of the split, which weights it more."""
     if equal := texts.within(statistics.split):
         later, earlier = equal.first
@@ -327,10 +329,10 @@ def duplicates(statistics: SplitStatistics, places: Places, texts: DuplicateText
             f"{rows} the text of an earlier row (this one {earlier.relative_to(later)}: "
             f"{equal.text}): remove what was not meant to count more than once."
         )
-        yield Finding(str(later), message)
+        yield SplitProblem(str(later), message)
 
 
-def conflicting_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
+def conflicting_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
     """Equal texts with different labels: one label is wrong, or the text is ambiguous."""
     if equal := texts.conflicts(statistics.split):
         later, earlier = equal.first
@@ -339,10 +341,10 @@ def conflicting_labels(statistics: SplitStatistics, places: Places, texts: Dupli
             f"{subject} different labels in different rows of {statistics.split} ({later.label} here, "
             f"{earlier.label} in {earlier.relative_to(later, 'row')}: {equal.text}): correct the wrong ones."
         )
-        yield Finding(str(later), message)
+        yield SplitProblem(str(later), message)
 
 
-def shared_rows(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[Finding]:
+def shared_rows(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
     """Rows whose text is in another split too: a model that memorized them scores too high."""
     for other in texts.before(statistics.split):
         if equal := texts.shared(other, statistics.split):
@@ -352,10 +354,10 @@ def shared_rows(statistics: SplitStatistics, places: Places, texts: DuplicateTex
                 f"{rows.format(statistics.split)} in {other}, too (this one {earlier.relative_to(later)}: "
                 f"{equal.text}): figures on them flatter the model; take them out of {other}."
             )
-            yield Finding(str(later), message)
+            yield SplitProblem(str(later), message)
 
 
-def disjoint_labels(labels: Sequence[set[str]], names: Sequence[str]) -> Iterator[Finding]:
+def disjoint_labels(labels: Sequence[set[str]], names: Sequence[str]) -> Iterator[SplitProblem]:
     """Two sets of a mixture whose train rows have no label in common, as if each spelt the same labels in its way."""
     for index, found in enumerate(labels):
         for earlier in range(index):
@@ -365,11 +367,11 @@ def disjoint_labels(labels: Sequence[set[str]], names: Sequence[str]) -> Iterato
                     f"({_join(sorted(labels[earlier]))}) have none in common: spell them alike in the rows, or, where "
                     "they are different labels, set data.checks.disjoint_labels: ignore."
                 )
-                yield Finding(f"data.mix[{index}]", message)
+                yield SplitProblem(f"data.mix[{index}]", message)
                 break
 
 
-def different_labels(labels: Sequence[set[str]], names: Sequence[str]) -> Iterator[Finding]:
+def different_labels(labels: Sequence[set[str]], names: Sequence[str]) -> Iterator[SplitProblem]:
     """A set of a mixture whose train rows lack labels that another set has: the model may learn to tell the sets apart
     instead."""
     known = set[str]().union(*labels)
@@ -377,7 +379,7 @@ def different_labels(labels: Sequence[set[str]], names: Sequence[str]) -> Iterat
         others = [other for other in labels if other and other is not found]
         if found and (lacking := sorted(known - found)) and not any(map(found.isdisjoint, others)):
             message = f"{names[index]!r} has no row of {_join(lacking)}, which another set has."
-            yield Finding(f"data.mix[{index}]", message)
+            yield SplitProblem(f"data.mix[{index}]", message)
 
 
 def _absent_labels(statistics: SplitStatistics, places: Mapping[str, int]) -> list[str]:
@@ -400,7 +402,7 @@ def _rows(count: int) -> str:
 
 
 RowCheck = Callable[[pa.RecordBatch, SourceColumns], Iterator[tuple[str, "Mask"]]]
-SplitCheck = Callable[[SplitStatistics, Places, DuplicateTexts], Iterator[Finding]]
+SplitCheck = Callable[[SplitStatistics, Places, DuplicateTexts], Iterator[SplitProblem]]
 
 ROW_CHECKS: dict[str, RowCheck] = {
     "blank_text": blank_text,
@@ -433,7 +435,7 @@ SPLIT_CHECKS: dict[str, SplitCheck] = {
 }
 """Each takes the statistics of a split, the index of each label as rows spell it, and the duplicates."""
 
-SetCheck = Callable[[Sequence[set[str]], Sequence[str]], Iterator[Finding]]
+SetCheck = Callable[[Sequence[set[str]], Sequence[str]], Iterator[SplitProblem]]
 
 SET_CHECKS: dict[str, SetCheck] = {
     "disjoint_labels": disjoint_labels,

@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from training.data.arrow_files import BLOCK_ROWS
 from training.data.blocks import Block, Numbers, match_columns, source_error
 from training.data.csv_quotes import QuotedFields
 from training.data.decoding import LONGEST_ROW_BYTES, SEPARATOR, open_text
 from training.data.faults import HEADER_READ, OTHER_FILE, OTHER_ORDER, REPEATED_HEADER, Fault, level_of, shorten
 from training.data.file_systems import display_name
+from training.data.ipc_files import BLOCK_ROWS
 from training.data.sources import delimiter_of
 from training.problems import Problem, UserError
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from training.data.arrow_files import ipc_reader
 from training.data.blocks import Block, Numbers
 from training.data.faults import shorten
+from training.data.ipc_files import ipc_reader
 from training.data.lists import as_json
 from training.data.row_statistics import whole_number
 from training.recipe.source_columns import SourceColumns, StoredColumn
@@ -42,7 +42,7 @@ def _spell(column: pa.Array) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Place:
+class NamedRow:
     """A row and its label, as messages name them."""
 
     where: str
@@ -53,7 +53,7 @@ class Place:
     def __str__(self) -> str:
         return f"{self.where} row {self.row}"
 
-    def relative_to(self, other: Place, verb: str = "repeats row") -> str:
+    def relative_to(self, other: NamedRow, verb: str = "repeats row") -> str:
         """Returns a reference to this row in a message about another one."""
         return f"{verb} {self.row}" + (f" of {self.where}" if self.where != other.where else "")
 
@@ -63,7 +63,7 @@ class Equal:
     """The number of equal texts, and the first example."""
 
     count: int
-    first: tuple[Place, Place]
+    first: tuple[NamedRow, NamedRow]
     """The later row, and the earlier one with the same text."""
     text: str
 
@@ -151,11 +151,11 @@ class DuplicateTexts:
         places = self._place(split, int(position)), self._place(other, int(other_position))
         return Equal(count, places, self._value_at(split, int(position), self._inputs[0]))
 
-    def _place(self, split: str, position: int) -> Place:
+    def _place(self, split: str, position: int) -> NamedRow:
         rows = self._splits[split]
         where = next(name for start, name in reversed(rows.files) if start <= position)
         label = self._value_at(split, position, self._labels) if self._labels else ""
-        return Place(where, int(_item_at(rows.numbers, position)), label)
+        return NamedRow(where, int(_item_at(rows.numbers, position)), label)
 
     def _value_at(self, split: str, position: int, column: StoredColumn) -> str:
         with ipc_reader(self._folder / split) as reader:

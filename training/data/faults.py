@@ -11,7 +11,7 @@ import numpy as np
 
 from training.problems import Problem, UserError
 from training.recipe.source_columns import SourceColumns
-from training.recipe.tables.checks import LEVELS, Level
+from training.recipe.tables.row_checks import LEVELS, Level
 
 if TYPE_CHECKING:
     from training.recipe.column_types import Mask

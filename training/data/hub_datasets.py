@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from training.data.arrow_files import BLOCK_ROWS
 from training.data.blocks import Block, match_columns, source_error
+from training.data.ipc_files import BLOCK_ROWS
 from training.data.sources import split_names
 from training.problems import UserError
 

@@ -20,15 +20,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from training.data.arrow_files import in_blocks, ipc_reader, ipc_writer
 from training.data.blocks import SPLITS, Block, MissingColumns, Numbers, load_reader
 from training.data.casting import UNCODED_TYPES, CastBlock, cast_blocks
-from training.data.checks import ROW_CHECKS, SET_CHECKS, SPLIT_CHECKS, Finding, without_faulty
+from training.data.checks import ROW_CHECKS, SET_CHECKS, SPLIT_CHECKS, SplitProblem, without_faulty
 from training.data.duplicates import DuplicateTexts, Hashes, hash_rows
 from training.data.faults import Faults, level_of
 from training.data.file_systems import display_name
 from training.data.holdout import held_out_shares, split_masks
 from training.data.hub_datasets import hub_splits
+from training.data.ipc_files import in_blocks, ipc_reader, ipc_writer
 from training.data.lists import flat_values, lists_like
 from training.data.mixtures import SetSize, describe_sets, mixed_counts, mixed_rows, passes
 from training.data.plain_types import is_list
@@ -294,7 +294,7 @@ class _Reading:
             problems += self._found(name, compare(self._labels_by_set(), self.names))
         return names, places, _limit_problems(problems)
 
-    def _found(self, check: str, findings: Iterable[Finding]) -> list[Problem]:
+    def _found(self, check: str, findings: Iterable[SplitProblem]) -> list[Problem]:
         """Returns the findings of a check as problems; none if it is ignored."""
         level = level_of(check, self.wanted)
         return [

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from training.data.arrow_files import BLOCK_ROWS
 from training.data.batch_requests import RefusedRequest
 from training.data.blocks import Block, find_column_problems, source_error
 from training.data.faults import Fault, shorten
+from training.data.ipc_files import BLOCK_ROWS
 from training.data.lists import NESTED, as_json
 from training.problems import Problem
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from training.data.arrow_files import BLOCK_ROWS
+from training.data.ipc_files import BLOCK_ROWS
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:

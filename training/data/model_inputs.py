@@ -14,7 +14,7 @@ Values = tuple[Any, ...]
 """The model's inputs of a row."""
 
 
-class TaskType(Protocol):
+class TaskColumns(Protocol):
     """The part of a task type that rows to predict depend on: see training.task_types.task_type."""
 
     @property
@@ -23,7 +23,7 @@ class TaskType(Protocol):
     def faults_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]: ...
 
 
-def to_batch(task_type: TaskType, names: Iterable[str], rows: Sequence[Values]) -> pa.RecordBatch:
+def to_batch(task_type: TaskColumns, names: Iterable[str], rows: Sequence[Values]) -> pa.RecordBatch:
     """The rows as a record batch. `names` are the task type's columns."""
     stored = {"number": pa.float64(), "texts": pa.list_(pa.string())}
     types = {name: stored.get(task_type.columns[name].form, pa.string()) for name in names}

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
-from training.data.arrow_files import BLOCK_ROWS
 from training.data.blocks import Block, match_columns, source_error
 from training.data.decoding import open_seekable
 from training.data.file_systems import PIECE_BYTES, display_name
+from training.data.ipc_files import BLOCK_ROWS
 from training.data.plain_types import as_bytes, decoded, longest_values, plain, unpacked_sizes
 from training.problems import UserError
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from training.data.batch_requests import ID, Answer, response
+from training.data.batch_requests import ID, BatchAnswer, response
 from training.data.lists import as_json
 from training.data.plain_types import decoded
 from training.data.prediction_rows import Column, Rows
@@ -161,7 +161,7 @@ class Writer:
         self._write_json(
             response(
                 id_,
-                None if error else Answer(*value),
+                None if error else BatchAnswer(*value),
                 f"row {number} {error}" if error else None,
                 place=f"{stamp.model_digest} {stamp.input_file} {number}",
                 model=f"{stamp.model}/{stamp.version}",

@@ -20,7 +20,6 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import pyarrow as pa
 
-from training.data.arrow_files import BLOCK_ROWS
 from training.data.batch_requests import as_row, ignored_fields, is_request
 from training.data.blocks import Block, ExtraColumns, load_reader, match_columns
 from training.data.casting import UNCODED_TYPES, convert_block, decode_texts, mask_of, to_stored_type
@@ -28,7 +27,8 @@ from training.data.checks import ROW_CHECKS, ROW_REMARKS
 from training.data.decoding import open_text
 from training.data.faults import Fault, Faults, level_of
 from training.data.file_systems import display_name, name_of
-from training.data.model_inputs import TaskType, Values, to_batch
+from training.data.ipc_files import BLOCK_ROWS
+from training.data.model_inputs import TaskColumns, Values, to_batch
 from training.jobs.protocol import Settings
 from training.problems import Problem, UserError, nearest
 from training.recipe.column_types import RowSpecification
@@ -212,7 +212,7 @@ class RowReader:
 
     def __init__(
         self,
-        task_type: TaskType,
+        task_type: TaskColumns,
         columns: Mapping[str, str],
         kept: Sequence[str] = (),
         rules: ReadingRules | None = None,
@@ -284,7 +284,7 @@ def _read_lines(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], sl
 class _FileReading:
     """The rows of one file in their order, made of the blocks of its reader."""
 
-    def __init__(self, file: str, wanted: InputColumns, task_type: TaskType, kept: Sequence[str]) -> None:
+    def __init__(self, file: str, wanted: InputColumns, task_type: TaskColumns, kept: Sequence[str]) -> None:
         self._where, self._wanted, self._task_type, self._kept = display_name(file), wanted, task_type, kept
         self._filter = parse_filter(wanted.data.filter) if wanted.data.filter else None
         self._unread: dict[int, Fault] = {}

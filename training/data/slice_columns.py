@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from training.data.arrow_files import BLOCK_ROWS, in_blocks, ipc_writer
 from training.data.blocks import Block, Numbers
+from training.data.ipc_files import BLOCK_ROWS, in_blocks, ipc_writer
 from training.data.plain_types import plain, with_label_names
 from training.recipe.mixture import DATASET
 

@@ -16,7 +16,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList, TextStreamer
 
 from training.models import loading
 from training.task_types.generation import Generation, drop_spaces, limit_to_positions
-from training.tokenization.answers import AnswerTokens, encode_answers
+from training.tokenization.answer_tokens import AnswerTokens, encode_answers
 from training.tokenization.chat_templates import ChatTemplate
 from training.tokenization.transformers_encoder import load_encoder
 
@@ -27,7 +27,7 @@ Messages = Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True)
-class Answer:
+class Reply:
     """An answer, and how much of the conversation the model read for it."""
 
     text: str
@@ -70,7 +70,7 @@ class Assistant:
         self._max_length = limit_to_positions(self._network, self._settings, max_length)
         self._autocast = (self._network.device.type, loading.DTYPES[mixed_precision], mixed_precision != "no")
 
-    def answer(self, messages: Messages, on_text: Callable[[str], None], stop_requested: Callable[[], bool]) -> Answer:
+    def answer(self, messages: Messages, on_text: Callable[[str], None], stop_requested: Callable[[], bool]) -> Reply:
         """Answers the conversation, whose last message is the user's.
 
         `on_text` is called with each part of the answer, in whole words; with several beams once, at the end. After
@@ -94,7 +94,7 @@ class Assistant:
         text = drop_spaces(str(self._tokenizer.decode(answer, skip_special_tokens=True)), prompt.spaces)
         if self._settings.num_beams != 1:
             on_text(text)
-        return Answer(text, len(answer), dropped, check.stopped)
+        return Reply(text, len(answer), dropped, check.stopped)
 
     def _encode(self, messages: Messages) -> tuple[AnswerTokens, int]:
         """The tokens of the prompt, and the number of messages that were dropped: the oldest, except a first

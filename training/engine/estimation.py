@@ -196,7 +196,7 @@ def estimate(task: Task) -> Estimate:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ModelSizes:
     """Bytes of the whole model, over all processes together."""
 
     weights: int
@@ -206,16 +206,16 @@ class Sizes:
     optimizer_state: int
 
 
-def sizes(task: Task) -> Sizes:
+def sizes(task: Task) -> ModelSizes:
     """Returns the sizes of the task's model before sharding."""
     weights_bytes = sum(weight.numel() * weight.element_size() for weight in task.model.parameters())
     count = task.model.num_parameters()  # counts each weight of a 4-bit layer
     trainable = sum(weight.numel() for weight in task.model.parameters() if weight.requires_grad)
     state = OPTIMIZERS[task.training.optim].state_bytes * trainable
-    return Sizes(weights_bytes, BYTES_PER_WEIGHT * count, BYTES_PER_WEIGHT * trainable, round(state))
+    return ModelSizes(weights_bytes, BYTES_PER_WEIGHT * count, BYTES_PER_WEIGHT * trainable, round(state))
 
 
-def _memory_at_start(task: Task, sizes: Sizes) -> int:
+def _memory_at_start(task: Task, sizes: ModelSizes) -> int:
     """Memory at the start of training: the weights alone on a GPU, else with all libraries."""
     import torch
 
@@ -224,7 +224,7 @@ def _memory_at_start(task: Task, sizes: Sizes) -> int:
     return resources.used_bytes() + LATER_IMPORTS + (task.compute.mixed_precision != "no") * KERNELS
 
 
-def _other_memory(task: Task, sizes: Sizes) -> float:
+def _other_memory(task: Task, sizes: ModelSizes) -> float:
     """Memory of a process in addition to the whole weights and one pass over them."""
     import torch
 
@@ -244,7 +244,7 @@ def _other_memory(task: Task, sizes: Sizes) -> float:
     return best_weights + share + sizes.gradients + gathered + buffers
 
 
-def _disk(task: Task, sizes: Sizes) -> float:
+def _disk(task: Task, sizes: ModelSizes) -> float:
     """Returns the bytes of all checkpoints that exist at once and of the exported model."""
     checkpoint: float = _checkpoint_weights(task, sizes) + sizes.optimizer_state
     if task.compute.strategy.startswith("deepspeed"):  # the weights once more, in the precision of the model's passes
@@ -253,13 +253,13 @@ def _disk(task: Task, sizes: Sizes) -> float:
     return kept * checkpoint + sizes.exported
 
 
-def _checkpoint_weights(task: Task, sizes: Sizes) -> int:
+def _checkpoint_weights(task: Task, sizes: ModelSizes) -> int:
     """Returns the bytes of the weights in a checkpoint: of the adapters only, unless the model is sharded."""
     return sizes.gradients if task.training.lora and task.compute.strategy == "ddp" else sizes.weights
 
 
 @dataclass(frozen=True)
-class Trial:
+class TriedBatch:
     """Additional bytes of one forward and backward pass."""
 
     rows: int
@@ -268,7 +268,7 @@ class Trial:
     peak: int
 
 
-def _run_trial(task: Task, first: list[int]) -> Trial | None:
+def _run_trial(task: Task, first: list[int]) -> TriedBatch | None:
     """Tries a batch; if it does not fit into memory, half of it, and so on. Returns None if not even one row fits."""
     from training.batching.random_states import SeededBatch
 
@@ -286,7 +286,7 @@ def _run_trial(task: Task, first: list[int]) -> Trial | None:
     return None
 
 
-def _run_passes(task: Task, batch: dict[str, torch.Tensor]) -> Trial:
+def _run_passes(task: Task, batch: dict[str, torch.Tensor]) -> TriedBatch:
     import torch
 
     from training.models.loading import DTYPES
@@ -306,7 +306,7 @@ def _run_passes(task: Task, batch: dict[str, torch.Tensor]) -> Trial:
             loss = task.loss(outputs["logits"], batch["labels"])
     forward = gauge.peak()
     loss.backward()
-    return Trial(len(batch["labels"]), forward, gauge.peak())
+    return TriedBatch(len(batch["labels"]), forward, gauge.peak())
 
 
 class _MemoryGauge:

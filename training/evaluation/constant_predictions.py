@@ -45,7 +45,7 @@ class Baseline:
     """(N,) how often each row of `train` counts; None: once."""
 
 
-def column(file: Path, name: str) -> pa.ChunkedArray:
+def read_column(file: Path, name: str) -> pa.ChunkedArray:
     """Returns a column of an Arrow file, memory-mapped."""
     return pa.ipc.open_file(pa.memory_map(str(file))).read_all()[name]
 

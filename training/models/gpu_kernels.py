@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 
 from training.problems import Problem, UserError
-from training.recipe.tables.gpu_kernels import ATTENTION
+from training.recipe.tables.kernels import ATTENTION
 
 _BY_TOKEN = ("input_ids", "position_ids", "labels")
 _ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")

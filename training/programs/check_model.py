@@ -2,7 +2,7 @@
 JOB`.
 
 The model is built on the meta device, from its configuration alone, in some seconds. Of its weights, only the names and
-shapes are compared with it. A small copy is tried: see training.models.trial.
+shapes are compared with it. A small copy is tried: see training.models.small_copy.
 
 settings   CheckModelSettings, below
 figures    notes and warnings, lists of texts; errors end it
@@ -22,7 +22,7 @@ from training.jobs.search_path import hide_package
 from training.models.configurations import RECIPE, code_fields, invalid_values, make_config, require_class
 from training.models.weights import Fit, compare, head_problem
 from training.problems import Problem, UserError
-from training.recipe.lora import Lora
+from training.recipe.fields import Lora
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -73,7 +73,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 def check(settings: CheckModelSettings) -> CheckedModel:
     """What was found and does not end a run. Raises UserError with all problems of the model."""
     from training import task_types
-    from training.models import adapters, gpu_kernels, loading, trial
+    from training.models import adapters, gpu_kernels, loading, small_copy
 
     task_type = task_types.load(settings.task, settings.options)
     network = build(settings.config, settings.field, task_type, settings.labels)
@@ -100,7 +100,7 @@ def check(settings: CheckModelSettings) -> CheckedModel:
             )
     if not any(problem.level == "error" for problem in problems):
         tried = (settings.mixed_precision, settings.exports)
-        problems += trial.find_failures(network, task_type.auto_class, *tried)
+        problems += small_copy.find_failures(network, task_type.auto_class, *tried)
     if any(problem.level == "error" for problem in problems):
         raise UserError(problems)
     return found.model_copy(update={"warnings": problems})

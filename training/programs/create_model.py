@@ -82,7 +82,7 @@ def texts(file: Path, columns: Sequence[str]) -> Iterator[str]:
     import pyarrow.compute as pc
     from pyarrow import types
 
-    from training.data.arrow_files import ipc_reader
+    from training.data.ipc_files import ipc_reader
 
     with ipc_reader(file, mapped=False) as reader:
         for index in range(reader.num_record_batches):

@@ -36,9 +36,8 @@ class DriftSettings(Settings):
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Compares the rows. Returns the figures."""
-    from training.evaluation.drift.observations import read_observations
-    from training.evaluation.drift.plots import draw_report
-    from training.evaluation.drift.report import Thresholds, build_report
+    from training.evaluation.drift.report import Thresholds, build_report, read_observations
+    from training.evaluation.drift.report_plots import draw_report
 
     settings = DriftSettings.model_validate(job.settings)
     reference, new = (read_observations(Path(job.inputs[name])) for name in ("profile", "rows"))

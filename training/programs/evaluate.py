@@ -100,8 +100,8 @@ def _compare(
     metrics from those that were promised."""
     if "promised" not in job.inputs:
         return None, {name: _difference_of_scores(score, settings.promised.get(name)) for name, score in found.items()}
+    from training.evaluation.bootstrap import draw_differences, match_rows
     from training.evaluation.metrics.bootstrap_figures import figures
-    from training.evaluation.paired_rows import draw_differences, match_rows
 
     data = Path(job.inputs["promised_data"])
     promised = _read(task_type, Path(job.inputs["promised"]), settings.split, data)

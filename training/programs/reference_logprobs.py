@@ -60,7 +60,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
 def _write(file: Path, rows: TokenRows, columns: Mapping[str, pa.ChunkedArray]) -> None:
     """Stores the token rows with more columns."""
-    from training.data.arrow_files import in_blocks, ipc_writer
+    from training.data.ipc_files import in_blocks, ipc_writer
 
     table = rows.table
     for name, values in columns.items():

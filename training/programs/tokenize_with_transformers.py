@@ -17,7 +17,7 @@ from typing import Any
 from training import task_types
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
-from training.recipe.tables.checks import Level
+from training.recipe.tables.row_checks import Level
 from training.tokenization.token_files import write_tokens
 from training.tokenization.transformers_encoder import load_encoder
 

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from training.recipe.batch_prediction import BatchPrediction, parse_batch_prediction
 from training.recipe.data_fields import Data
-from training.recipe.drift import Drift
 from training.recipe.fields import (
     Compute,
+    Drift,
     Evaluation,
     Gate,
     Hub,
+    Lora,
     Model,
     Recipe,
     Release,
@@ -28,17 +29,15 @@ from training.recipe.fields import (
     Tokens,
     Training,
 )
-from training.recipe.lora import Lora
 from training.recipe.overrides import ENTRYPOINT, SWEEP_ENTRYPOINT, parse_set, read_entries
 from training.recipe.rules.release_rules import fits_slice
 from training.recipe.rules.slice_rules import FEWEST_ROWS
-from training.recipe.sweep import Parameter, Sweep
-from training.recipe.sweep_validation import grid_values, is_whole, load_sweep, parse_sweep, settings_of
-from training.recipe.tables.checks import Level
+from training.recipe.section import split_version_name
+from training.recipe.sweep import Parameter, Sweep, grid_values, is_whole, load_sweep, parse_sweep, settings_of
 from training.recipe.tables.exports import EXPORTS
 from training.recipe.tables.metrics import more_is_better
+from training.recipe.tables.row_checks import Level
 from training.recipe.validation import load, parse
-from training.recipe.version_names import split_version_name
 
 __all__ = [
     "ENTRYPOINT",

@@ -9,9 +9,8 @@ from pydantic import Field, ValidationError
 
 from training.problems import Problem, UserError
 from training.recipe.error_messages import describe, find_templates
-from training.recipe.section import AutoOrCount, CodeName, Section, Text
+from training.recipe.section import VERSION_NAME, AutoOrCount, CodeName, Section, Text, split_version_name
 from training.recipe.tables.formats import FORMATS
-from training.recipe.version_names import VERSION_NAME, split_version_name
 
 SINGLE_FILES = tuple(suffix for source in FORMATS.values() for suffix in source.predicted)
 """The suffixes of an output that is one file."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from training.recipe.tables.checks import Level
+    from training.recipe.tables.row_checks import Level
 
     Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 

@@ -21,8 +21,8 @@ from training.recipe.section import (
     SetName,
     Text,
 )
-from training.recipe.tables.checks import Level
 from training.recipe.tables.formats import SOURCES
+from training.recipe.tables.row_checks import Level
 
 PLACE = NotInKey("the digests of the files are in the key, or the commit and the names on the Hub")
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from training.recipe.data_fields import Data
-from training.recipe.drift import Drift
-from training.recipe.lora import Lora
+from training.recipe.error_messages import LIST, WORD
 from training.recipe.section import (
     AutoOrCount,
     BalancedOrWeights,
@@ -22,11 +21,12 @@ from training.recipe.section import (
     Word,
 )
 from training.recipe.tables.exports import EXPORTS
-from training.recipe.tables.gpu_kernels import ATTENTION
+from training.recipe.tables.kernels import ATTENTION
 from training.recipe.tables.metrics import METRICS, WIN_RATE
 from training.recipe.tables.optimizers import OPTIMIZERS
 from training.recipe.tables.strategies import STRATEGIES
 from training.recipe.tables.trackers import TRACKERS
+from training.recipe.task_specification import specification
 
 MAX_COUNT = 1_000_000_000
 """The limit of steps and of seconds: far above any use, and small enough for all libraries."""
@@ -66,6 +66,48 @@ class Tokens(Section):
 
     max_length: int = Field(default=128, ge=8, le=10_000_000)
     """Tokens a row, special tokens included. Longer rows are cut and counted in the report."""
+
+
+AllOrNames = Annotated[
+    Annotated[Literal["all-linear"], Tag(WORD)] | Annotated[list[Text], Field(min_length=1), Tag(LIST)],
+    Discriminator(lambda value: LIST if isinstance(value, list) else WORD),
+]
+
+
+class Lora(Section):
+    """Low-rank adapters, trained instead of the model's own weights. Names, meanings and defaults are those of peft's
+    LoraConfig."""
+
+    r: int = Field(default=8, ge=1)
+    """The rank: the inner dimension of the two matrices of an adapter."""
+    lora_alpha: int = Field(default=8, ge=1)
+    """The scale: an adapter's output is multiplied by lora_alpha / r."""
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout of the adapters' input during training."""
+    target_modules: AllOrNames | None = None
+    """The linear layers that get adapters: ends of their names, such as [q_proj, v_proj], or all-linear (null: peft's
+    choice for this type of model, and all layers for a type that it does not know)."""
+    modules_to_save: list[Text] | None = Field(default=None, min_length=1)
+    """Layers that are trained whole, by the ends of their names. Layers with new random weights, such as a classifier's
+    head, always are."""
+    use_rslora: bool = False
+    """Whether an adapter's output is scaled by lora_alpha / √r instead, so that large ranks do not learn slowly."""
+    use_dora: bool = False
+    """Whether the length and the direction of weights are trained separately (DoRA): more computation, and often better
+    results for small ranks."""
+    init_lora_weights: Literal["pissa"] | None = None
+    """pissa: adapters start as the principal components of their layer's weights, which the layer then holds without
+    them (PiSSA). They learn faster; each start decomposes the layers (null: adapters start without effect)."""
+    quantization: Literal["nf4"] | None = None
+    """nf4: the model's linear layers are held in 4 bits during training (QLoRA), by bitsandbytes on an NVIDIA GPU. The
+    exported model is the original one in float32 with the adapters."""
+
+
+def packages_of(lora: Lora | None) -> list[str]:
+    """The packages that the adapters need beyond those of this project."""
+    if lora is None:
+        return []
+    return ["peft"] if lora.quantization is None else ["peft", "bitsandbytes"]
 
 
 class Training(Section):
@@ -225,6 +267,27 @@ class ResolvedCompute(Compute):
     """Number format of the forward and backward pass."""
     deepspeed: dict[str, Any] = Field(default_factory=dict)
     """DeepSpeed's own configuration; a file has been read."""
+
+
+class Drift(Section):
+    """The differences between new rows and the version's validation rows that matter to drift reports."""
+
+    cohens_w: float = Field(default=0.1, ge=0, lt=1)
+    """For categories, such as predicted labels: Cohen's w. For two equally frequent labels it is the difference of
+    their shares."""
+    distance: float = Field(default=0.1, ge=0, lt=1)
+    """For numbers, such as confidences and lengths: the Kolmogorov-Smirnov distance, the largest difference of the
+    shares of rows below any number."""
+    auc: float = Field(default=0.55, ge=0.5, lt=1)
+    """For words and embeddings: the held-out AUC of a classifier that tells new rows from validation rows. If a share s
+    of the new rows can be told from all others, it is 0.5 + s / 2."""
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    """Confidence of all reports on a version together: at 0.95, the chance that any of them is not steady without a
+    shift is at most 5 %. Each later look at new rows needs stronger evidence."""
+    min_rows: int = Field(default=100, ge=20)
+    """With fewer rows on either side, nothing is compared."""
+    max_rows: int = Field(default=2000, ge=20)
+    """Rows that are observed on either side; of more rows, so many are drawn at random."""
 
 
 class Evaluation(Section):
@@ -402,3 +465,12 @@ class Recipe(Section):
     def less_is_better(self) -> list[str]:
         """Figures computed by user code for which lower is better: those with a maximum in the gate."""
         return [] if self.compared_by in (*METRICS, WIN_RATE) else sorted(self.release.gate.maximum)
+
+
+def answered_prompts(recipe: Recipe) -> int:
+    """The number of prompts of each evaluated split that the trained model, its base model and the champion answer; 0
+    if nothing reads the answers."""
+    task_type = specification(**recipe.task_and_options)
+    if recipe.evaluation.judge is None and not {*recipe.evaluation.metrics} & {*task_type.answer_metrics}:
+        return 0
+    return int(task_type.options.answered_prompts)  # type: ignore[attr-defined]

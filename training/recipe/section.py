@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
 from pydantic_core import core_schema
@@ -88,3 +89,22 @@ class Section(ClosedModel):
     """A part of the recipe."""
 
     model_config = ConfigDict(json_schema_extra=_any_of)
+
+
+VERSION_NAME = re.compile(r"[^@/]+(@[^@/]+|/[1-9]\d*)?")
+"""The forms of the name."""
+
+
+class VersionName(NamedTuple):
+    """The parts of a name; alias and version are empty if they are not given."""
+
+    name: str
+    alias: str
+    version: str
+
+
+def split_version_name(text: str) -> VersionName:
+    """Splits `NAME`, `NAME@alias` or `NAME/version` into its parts."""
+    name, at, alias = text.partition("@")
+    name, _, version = (name, "", "") if at else name.partition("/")
+    return VersionName(name, alias, version)

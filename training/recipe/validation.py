@@ -20,8 +20,7 @@ from training.recipe.reading_rules import FIELDS as READING_FIELDS
 from training.recipe.reading_rules import ReadingRules
 from training.recipe.referenced_files import ExpandedRecipe
 from training.recipe.rules.compute_rules import COMPUTE_RULES
-from training.recipe.rules.data_rules import DATA_RULES, READING_RULES
-from training.recipe.rules.mix_rules import MIX_RULES, unfitting_columns
+from training.recipe.rules.data_rules import DATA_RULES, MIX_RULES, READING_RULES, unfitting_columns
 from training.recipe.rules.model_rules import MODEL_RULES, TASK_RULES
 from training.recipe.rules.release_rules import RELEASE_RULES, with_usual_metric
 from training.recipe.rules.rule import InvalidFieldError, WrittenRecipe, broken_rules

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from training.data.arrow_files import ipc_reader
+from training.data.ipc_files import ipc_reader
 from training.task_types.generation import (
     Generation,
     drop_end_tokens,
@@ -38,7 +38,7 @@ from training.task_types.generation import (
     set_special_tokens,
 )
 from training.task_types.language_modeling import LanguageModeling
-from training.tokenization.answers import AnswerTokens, encode_answers
+from training.tokenization.answer_tokens import AnswerTokens, encode_answers
 from training.tokenization.encoder import FastEncoder
 from training.tokenization.features import Features, count_lost, list_column
 from training.tokenization.packing import OF_ANSWER, STARTS, flatten, pack_documents, split_documents
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from training.batching.batches import TokenRows
     from training.batching.causal_batches import PadDocuments
-    from training.tokenization.answers import AnswerTokens
+    from training.tokenization.answer_tokens import AnswerTokens
     from training.tokenization.encoder import Encoder
     from training.tokenization.features import Features
 

@@ -129,7 +129,7 @@ def drop_spaces(text: str, spaces: str) -> str:
     return text
 
 
-class Answer(NamedTuple):
+class ContinuedPrompt(NamedTuple):
     """The text that a model generates after a prompt."""
 
     text: str
@@ -153,7 +153,7 @@ def generate_answers(
     prompts: Sequence[Ids],
     settings: GenerationConfig,
     max_length: int,
-) -> list[Answer]:
+) -> list[ContinuedPrompt]:
     """The text that a causal model generates after each prompt.
 
     A prompt is cut to its last `max_length` tokens, or fewer if the model lacks positions for the continuation. An
@@ -164,7 +164,7 @@ def generate_answers(
     edges = (settings.bos_token_id, *listed(settings.eos_token_id))
     begin = next((token for token in edges if token is not None), 0)
     max_length = limit_to_positions(model, settings, max_length)
-    answers: list[Answer] = []
+    answers: list[ContinuedPrompt] = []
     for start in range(0, len(prompts), BATCH_PROMPTS):
         batch = prompts[start : start + BATCH_PROMPTS]
         rows = [prompt[-max_length:] if len(prompt) else np.array([begin], np.int32) for prompt in batch]
@@ -184,7 +184,7 @@ def generate_answers(
         ended: Any = is_end.any(axis=1)  # (N,)
         tokens = np.where(ended, is_end.argmax(axis=1) + 1, new.shape[1])
         found = zip(texts, tokens.tolist(), map(len, rows), ended.tolist(), strict=True)
-        answers += [Answer(*one) for one in found]
+        answers += [ContinuedPrompt(*one) for one in found]
     return answers
 
 

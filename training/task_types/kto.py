@@ -25,7 +25,7 @@ from pydantic import Field
 
 from training.data.faults import masks_by_reason
 from training.evaluation.generated_answers import lengths_of
-from training.evaluation.rated_completions import RatedCompletions, baseline_by_rating
+from training.evaluation.preferences import RatedCompletions, baseline_by_rating
 from training.recipe.tables.metrics import ANSWER_METRICS, RATED, metrics_for
 from training.task_types.preference_tuning import PreferenceTuning
 from training.task_types.task_type import Column, StepSums
@@ -33,6 +33,7 @@ from training.tokenization.completion_rows import (
     COMPLETION_TOKENS,
     FACTS,
     REFERENCE,
+    TEXT_LENGTH,
     add_mismatched,
     completion_features,
 )
@@ -44,9 +45,9 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, TokenRows
-    from training.batching.completions import PadCompletions
+    from training.batching.preference_batches import PadTwoTexts
     from training.evaluation.constant_predictions import Baseline
-    from training.evaluation.rated_completions import RatedCompletions
+    from training.evaluation.preferences import RatedCompletions
     from training.recipe import Training
     from training.recipe.column_types import Mask
     from training.task_types.task_type import Loss
@@ -115,10 +116,10 @@ class Kto(PreferenceTuning, StepSums):
 
     # Training
 
-    def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadCompletions:
-        from training.batching.completions import PadCompletions
+    def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadTwoTexts:
+        from training.batching.preference_batches import PadTwoTexts
 
-        return PadCompletions(tokenizer, multiple)
+        return PadTwoTexts(tokenizer, multiple, TEXT_LENGTH, FACTS)
 
     def target_count(self, batch: Batch) -> int:
         return int((batch["labels"][:, 0] > 0).sum())
@@ -135,7 +136,7 @@ class Kto(PreferenceTuning, StepSums):
 
     def step_sums(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """Of losses.kto.divergence_sums."""
-        from training.task_types.losses.kto import divergence_sums
+        from training.task_types.losses.kto_loss import divergence_sums
         from training.task_types.losses.token_likelihood import log_probabilities
 
         ids, targets = (batch[name][len(batch["labels"]) :] for name in ("input_ids", "targets"))
@@ -145,7 +146,7 @@ class Kto(PreferenceTuning, StepSums):
         """The KL divergence becomes the last column of `labels`; the mismatched texts are left out."""
         import torch
 
-        from training.task_types.losses.kto import divergence
+        from training.task_types.losses.kto_loss import divergence
 
         labels = batch["labels"]
         kl = divergence(sums).to(labels.device).expand(len(labels), 1)
@@ -153,7 +154,7 @@ class Kto(PreferenceTuning, StepSums):
         return {**batch, **own, "labels": torch.cat([labels, kl], dim=1)}
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
-        from training.task_types.losses.kto import KtoLoss
+        from training.task_types.losses.kto_loss import KtoLoss
 
         return KtoLoss(self.options.beta, self.options.desirable_weight, self.options.undesirable_weight)
 

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from training.data.faults import shorten
-from training.evaluation.constant_predictions import MOST_CONSTANTS, Baseline, Constant, column, quote_names
+from training.evaluation.constant_predictions import MOST_CONSTANTS, Baseline, Constant, quote_names, read_column
 from training.evaluation.predictions import ManyLabels
 from training.recipe.tables.metrics import MANY_LABELS, metrics_for
 from training.task_types.sequence_level import (
@@ -107,7 +107,7 @@ class MultiLabelClassification(LabelProbabilities, Calibrated):
         The candidates are the most frequent label sets, the k most frequent labels for small k, the labels of more than
         half of the rows, and all labels.
         """
-        sets = Counter(tuple(sorted(row)) for row in column(data / "train.arrow", "label").to_pylist())
+        sets = Counter(tuple(sorted(row)) for row in read_column(data / "train.arrow", "label").to_pylist())
         references, counts = np.zeros((len(sets), len(labels)), np.bool_), np.fromiter(sets.values(), np.int64)
         for has, places in zip(references, sets, strict=True):
             has[list(places)] = True

@@ -1,7 +1,7 @@
 """Preference tuning: of two answers to a prompt, the chosen one becomes likelier than the rejected one.
 
 A row of the data set        {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 22"}, or messages in their place
-token features               training/batching/preference_pairs.py
+token features               training/batching/preference_batches.py
 the model's output           logits (2B, T, V), summed up to the log-probability of each answer
 the reference                the same of the base model, which the stage reference_logprobs adds to the token rows
 
@@ -29,6 +29,7 @@ from training.task_types.answer_pairs import AnswerPairs
 from training.task_types.preference_tuning import PreferenceTuning
 from training.tokenization.preference_rows import (
     ANSWER_TOKENS,
+    CHOSEN_LENGTH,
     FACTS,
     REFERENCE,
     count_repeated,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, TokenRows
-    from training.batching.preference_pairs import PadPairs
+    from training.batching.preference_batches import PadTwoTexts
     from training.evaluation.preferences import Preferences
     from training.recipe import Training
     from training.task_types.task_type import Loss
@@ -104,30 +105,30 @@ class Preference(AnswerPairs, PreferenceTuning):
     # Rows
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
-        """The columns of training.batching.preference_pairs, without the reference. Prompts alone become chosen texts
+        """The columns of training.batching.preference_batches, without the reference. Prompts alone become chosen texts
         without answers. Raises UserError if a chat template is needed and missing."""
         encoded = encode_rows(encoder, rows, append_eos=self.options.append_eos)
         return pair_features(encoded, encoder.max_length, count_repeated(rows))
 
     # Training
 
-    def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadPairs:
-        from training.batching.preference_pairs import PadPairs
+    def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadTwoTexts:
+        from training.batching.preference_batches import PadTwoTexts
 
-        return PadPairs(tokenizer, multiple)
+        return PadTwoTexts(tokenizer, multiple, CHOSEN_LENGTH, FACTS)
 
     def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
         """`logits` are the scores of losses.preference.answer_scores, (B, 2), or (B, 3) for orpo."""
         from transformers.utils import ModelOutput
 
-        from training.task_types.losses.preference import answer_scores
+        from training.task_types.losses.preference_loss import answer_scores
 
         logits = model(input_ids=batch["input_ids"])["logits"]
         inputs = (batch[name] for name in ("input_ids", "targets", "labels"))
         return ModelOutput(logits=answer_scores(logits, *inputs, chosen_text=self.options.loss == "orpo"))
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
-        from training.task_types.losses.preference import PreferenceLoss
+        from training.task_types.losses.preference_loss import PreferenceLoss
 
         options = self.options
         return PreferenceLoss(options.loss, options.beta, options.label_smoothing, options.simpo_gamma)

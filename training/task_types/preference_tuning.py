@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from training.recipe.column_types import Mask
-    from training.tokenization.answers import AnswerTokens
+    from training.tokenization.answer_tokens import AnswerTokens
     from training.tokenization.encoder import Encoder
 
     Ids = npt.NDArray[np.int32]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from training.evaluation.constant_predictions import Baseline, Constant, column
+from training.evaluation.constant_predictions import Baseline, Constant, read_column
 from training.evaluation.predictions import Numbers
 from training.recipe.tables.metrics import NUMBERS, metrics_for
 from training.task_types.sequence_level import TEXTS, SequenceLevelTask
@@ -80,7 +80,7 @@ class Regression(SequenceLevelTask):
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """The mean of the training numbers, or their median."""
-        numbers = column(data / "train.arrow", "label").to_numpy()
+        numbers = read_column(data / "train.arrow", "label").to_numpy()
 
         def predict(number: float, rows: Numbers, split: str) -> Numbers:
             return Numbers(rows.references, np.full(len(rows), number))

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from training.evaluation.constant_predictions import Baseline, Constant, column, sample_evenly, shorten
+from training.evaluation.constant_predictions import Baseline, Constant, read_column, sample_evenly, shorten
 from training.evaluation.generated_texts import Generated
 from training.problems import UserError
 from training.recipe.tables.metrics import TEXTS, metrics_for
@@ -219,7 +219,7 @@ class Seq2Seq(TaskType):
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """One of the most frequent training targets for every row, chosen on CHOOSING_ROWS rows at most."""
-        targets = column(data / "train.arrow", "target")
+        targets = read_column(data / "train.arrow", "target")
         texts = [text for text, _ in Counter(targets.to_pylist()).most_common(FREQUENT_TARGETS)]
 
         def predict(text: str, rows: Generated, split: str) -> Generated:

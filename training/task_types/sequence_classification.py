@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from training.evaluation.constant_predictions import Baseline, Constant, column, most_frequent, smooth_counts
+from training.evaluation.constant_predictions import Baseline, Constant, most_frequent, read_column, smooth_counts
 from training.evaluation.predictions import OneLabel
 from training.recipe.tables.metrics import ONE_LABEL, metrics_for
 from training.task_types.sequence_level import (
@@ -74,7 +74,7 @@ class SequenceClassification(LabelProbabilities):
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """One label for every row, with the frequencies of the training labels as probabilities."""
-        counts = np.bincount(column(data / "train.arrow", "label").to_numpy(), minlength=len(labels))
+        counts = np.bincount(read_column(data / "train.arrow", "label").to_numpy(), minlength=len(labels))
         frequencies = smooth_counts(counts)
 
         def predict(label: int, rows: OneLabel, split: str) -> OneLabel:

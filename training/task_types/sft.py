@@ -17,9 +17,9 @@ Rows have one of three forms:
 
 If a template marks answers (`{% generation %}`), these are the targets, with the end of each answer. Otherwise an
 answer is the text that it adds to its prompt: training/tokenization/chat_templates.py. A token is a target if it holds
-a part of an answer or of the spaces before it: training/tokenization/answers.py. Rows longer than tokens.max_length are
-truncated on the right; rows without targets left are not trained on and count in no metric. Packed rows hold whole
-conversations, which do not attend to each other: training/tokenization/packing.py.
+a part of an answer or of the spaces before it: training/tokenization/answer_tokens.py. Rows longer than
+tokens.max_length are truncated on the right; rows without targets left are not trained on and count in no metric.
+Packed rows hold whole conversations, which do not attend to each other: training/tokenization/packing.py.
 
 B rows of a batch, T tokens, V vocabulary.
 """
@@ -44,7 +44,7 @@ from training.recipe.column_types import BESIDE_CONVERSATIONS
 from training.task_types.causal_lm import CausalLM
 from training.task_types.generation import add_end_token
 from training.task_types.task_type import Column
-from training.tokenization.answers import encode_answers
+from training.tokenization.answer_tokens import encode_answers
 from training.tokenization.chat_templates import FIELD, ChatTemplate, find_fault
 from training.tokenization.features import Features, count_lost, list_column
 from training.tokenization.packing import OF_ANSWER, pack_whole_documents
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from training.batching.batches import TokenRows
     from training.recipe.column_types import Mask
-    from training.tokenization.answers import AnswerTokens
+    from training.tokenization.answer_tokens import AnswerTokens
     from training.tokenization.chat_templates import Spans
     from training.tokenization.encoder import Encoder
     from training.tokenization.features import Features

@@ -31,8 +31,8 @@ from training.data.lists import flat_values, lists_like
 from training.evaluation.constant_predictions import (
     Baseline,
     Constant,
-    column,
     most_frequent,
+    read_column,
     sample_evenly,
     smooth_counts,
 )
@@ -192,7 +192,7 @@ class TokenClassification(TaskType):
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """One tag for every word, with its frequency in the training rows as probability. The best is chosen on
         CHOOSING_ROWS training rows at most."""
-        tags = column(data / "train.arrow", "label").combine_chunks()
+        tags = read_column(data / "train.arrow", "label").combine_chunks()
         counts = np.bincount(flat_values(tags).to_numpy(), minlength=len(labels))
         frequencies = smooth_counts(counts)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from training.tokenization.answers import AnswerTokens, Ids
+from training.tokenization.answer_tokens import AnswerTokens, Ids
 from training.tokenization.features import Features, list_column
 from training.tokenization.packing import OF_ANSWER, flatten
 

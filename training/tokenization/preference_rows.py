@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from training.problems import UserError
-from training.tokenization.answers import AnswerTokens, encode_answers
+from training.tokenization.answer_tokens import AnswerTokens, encode_answers
 from training.tokenization.chat_templates import FIELD, ChatTemplate, find_fault
 from training.tokenization.features import Features, list_column
 from training.tokenization.packing import OF_ANSWER
@@ -154,7 +154,7 @@ def encode_rows(
 
 def pair_features(tokens: Sequence[Sequence[AnswerTokens]], max_length: int, remarks: Mapping[str, int]) -> Features:
     """The token features of N rows of `encode_rows`, each text truncated on the right: see
-    training.batching.preference_pairs. Prompts alone become chosen texts without answers. `remarks` are those of
+    training.batching.preference_batches. Prompts alone become chosen texts without answers. `remarks` are those of
     `count_repeated`."""
     nothing = AnswerTokens(np.empty(0, np.int32), np.empty(0, np.bool_))
     texts = [text for row in tokens for text in (*row, *[nothing] * (2 - len(row)))]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from training.data.arrow_files import Spread, ipc_reader, ipc_writer
+from training.data.ipc_files import Spread, ipc_reader, ipc_writer
 from training.data.plain_types import text_sizes
 from training.problems import Problem, UserError, user_code_errors
 from training.tokenization.encoder import Encoder, load_encoder
@@ -23,7 +23,7 @@ from training.tokenization.special_tokens import find_spelt
 
 if TYPE_CHECKING:
     from training.recipe.column_types import Mask
-    from training.recipe.tables.checks import Level
+    from training.recipe.tables.row_checks import Level
     from training.tokenization.features import Features
 
 BYTES_AT_ONCE = 2**19

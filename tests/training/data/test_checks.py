@@ -14,7 +14,7 @@ from training.data.checks import LEAVES_OUT, ROW_CHECKS, ROW_REMARKS, SET_CHECKS
 from training.data.load_rows import load
 from training.problems import Problem, UserError
 from training.recipe import Data
-from training.recipe.tables.checks import LEVELS
+from training.recipe.tables.row_checks import LEVELS
 
 Pair = tuple[Any, Any]
 GOOD: list[Pair] = [("one", "a"), ("two", "b")]

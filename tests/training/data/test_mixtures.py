@@ -196,7 +196,7 @@ def test_weights_by_tokens_count_the_texts_of_each_set_by_its_tokenizer_without_
 
 
 def test_a_mixture_of_more_rows_than_a_block_holds_has_all_of_them(sets: Sets, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("training.data.mixtures", "training.data.arrow_files", "training.data.json_files"):
+    for module in ("training.data.mixtures", "training.data.ipc_files", "training.data.json_files"):
         monkeypatch.setattr(f"{module}.BLOCK_ROWS", 7, raising=False)
     sets.add("ours", splits("ours", 50), epochs=1.3).add("theirs", splits("theirs", 23), epochs=2)
     seen = Counter(row["text"].split()[0] for row in rows_of(sets.load()))

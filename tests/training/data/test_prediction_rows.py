@@ -17,8 +17,8 @@ import pytest
 from pyarrow import orc
 
 from training import task_types
-from training.data.arrow_files import BLOCK_ROWS
 from training.data.blocks import Block, match_columns
+from training.data.ipc_files import BLOCK_ROWS
 from training.data.prediction_rows import (
     RowReader,
     Rows,
@@ -345,7 +345,7 @@ def test_a_format_that_is_added_to_the_table_is_read_and_another_is_refused_by_n
     orc.write_table(pa.table({"text": ["one", "two"], "id": [1, 2]}), tmp_path / "in.orc")
     with pytest.raises(UserError, match=r"in\.orc: has an unknown format: choose from \.txt, \.csv"):
         read(tmp_path / "in.orc")
-    added = formats.Source(f"{__name__}:read_orc", (".orc",))
+    added = formats.RowSource(f"{__name__}:read_orc", (".orc",))
     monkeypatch.setitem(formats.SOURCES, "arrow", added)  # in its place, since the recipe knows the names of formats
     monkeypatch.setitem(formats.FORMATS, "arrow", added)
     rows = read(tmp_path / "in.orc", kept=["id"])

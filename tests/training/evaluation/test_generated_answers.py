@@ -22,7 +22,7 @@ from training.jobs.protocol import Job
 from training.problems import UserError
 from training.programs import predict, score
 from training.recipe import parse
-from training.recipe.answered_prompts import answered_prompts
+from training.recipe.fields import answered_prompts
 from training.task_types.preference import Preference
 
 OPTIONS = {"max_new_tokens": 6}

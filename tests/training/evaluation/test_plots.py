@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.data.arrow_files import Spread
+from training.data.ipc_files import Spread
 from training.evaluation.plots import draw_rows, draw_scores, draw_tokens
 from training.evaluation.predictions import OneLabel
 

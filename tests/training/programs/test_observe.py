@@ -15,8 +15,7 @@ from tests.task_types import TINY, make_world, recipe_of
 from tests.training.counting import write_assistant
 from training import task_types
 from training.data.prediction_rows import RowReader
-from training.evaluation.drift.observations import read_observations
-from training.evaluation.drift.report import Thresholds, build_report
+from training.evaluation.drift.report import Thresholds, build_report, read_observations
 from training.jobs.protocol import Events, Job
 from training.models.loading import export, load_for_training, load_tokenizer
 from training.programs import drift, observe

@@ -28,7 +28,7 @@ from training.evaluation.metrics.bootstrap_figures import figures
 from training.models.loading import load_tokenizer
 from training.recipe import Training
 from training.task_types.kto import Kto
-from training.task_types.losses.kto import divergence, divergence_sums
+from training.task_types.losses.kto_loss import divergence, divergence_sums
 from training.tokenization.encoder import load_encoder
 
 KIND = Kto()

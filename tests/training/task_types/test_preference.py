@@ -28,7 +28,7 @@ from training.models.loading import load_tokenizer
 from training.problems import UserError
 from training.programs import compare
 from training.recipe import Training
-from training.task_types.losses.preference import PreferenceLoss
+from training.task_types.losses.preference_loss import PreferenceLoss
 from training.task_types.preference import WITH_REFERENCE, Preference
 from training.task_types.reward_modeling import RewardModeling
 from training.task_types.task_type import BaseReference

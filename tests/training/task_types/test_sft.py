@@ -24,7 +24,7 @@ from tests.training.data.test_forms import problems_of
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
 from tests.training.vocabularies import CHAT, ROBERTA, chat, roberta, save_repository
 from training.batching.batches import IGNORED, TokenRows
-from training.data.arrow_files import ipc_writer
+from training.data.ipc_files import ipc_writer
 from training.data.prediction_rows import RowReader, WantedShard, digest_inputs
 from training.engine.serving import Predictor
 from training.jobs.protocol import Events, Job

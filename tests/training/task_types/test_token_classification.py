@@ -26,7 +26,7 @@ from tests.training.forks import assert_same, checkpoints_written, finish, kill_
 from tests.training.tokenization.test_exact_tokens import python_pieces
 from tests.training.vocabularies import ROBERTA, WORD_PIECES, save_repository
 from training.batching.batches import IGNORED, LengthGroupedBatches, TokenRows
-from training.data.arrow_files import ipc_writer
+from training.data.ipc_files import ipc_writer
 from training.evaluation import bootstrap, metrics
 from training.evaluation.metrics.bootstrap_figures import figures
 from training.evaluation.tagged_words import Tagged

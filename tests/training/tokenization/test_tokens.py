@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.training.vocabularies import PAIRS, TEXTS, WORD_PIECES, word_pieces
-from training.data.arrow_files import ipc_writer
+from training.data.ipc_files import ipc_writer
 from training.problems import UserError
 from training.task_types.sequence_classification import SequenceClassification
 from training.tokenization.token_files import tokenize

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from training.evaluation.drift import held_out
 from training.evaluation.drift.effects import Effect, Floats, compare_categories, compare_flags, compare_numbers
 from training.evaluation.drift.estimated_accuracy import LEAST_OF_EACH, EstimatedAccuracy, estimate_accuracy
 from training.evaluation.drift.text_statistics import (
+    FIELD,
     count_characters,
     find_empty,
     find_repeated,
@@ -62,7 +65,7 @@ class Observations:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class DriftComparison:
     """One line of the report."""
 
     name: str
@@ -73,10 +76,10 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Finding:
+class JudgedComparison:
     """A comparison with its p-values after Holm's method."""
 
-    comparison: Comparison
+    comparison: DriftComparison
     p_value: float
     p_threshold: float
     verdict: Verdict
@@ -97,14 +100,14 @@ class Finding:
         }
 
 
-def compare(reference: Observations, new: Observations, thresholds: Thresholds, seed: int = 0) -> list[Comparison]:
+def compare(reference: Observations, new: Observations, thresholds: Thresholds, seed: int = 0) -> list[DriftComparison]:
     """All comparisons that both samples have the values for. A value that is the same in all rows of both is left out:
     it would only weaken the others."""
-    found: list[Comparison] = []
+    found: list[DriftComparison] = []
 
     def add(name: str, unit: Unit, function: Callable[..., Effect], first: Any, second: Any) -> None:
         if len(first) and len(second) and _varies(first, second):
-            found.append(Comparison(name, unit, thresholds.of(unit), function(first, second, thresholds.of(unit))))
+            found.append(DriftComparison(name, unit, thresholds.of(unit), function(first, second, thresholds.of(unit))))
 
     for name in reference.fields:
         if name in new.fields:
@@ -120,15 +123,15 @@ def compare(reference: Observations, new: Observations, thresholds: Thresholds, 
     filled = [[text for text in sample.texts if text.strip()] for sample in (reference, new)]
     if min(map(len, filled)) >= held_out.FEWEST_ROWS:
         words = held_out.compare_words(filled[0], filled[1], thresholds.auc, seed=seed)
-        found.append(Comparison("words", "auc", thresholds.auc, words.effect, words.details))
+        found.append(DriftComparison("words", "auc", thresholds.auc, words.effect, words.details))
     first, second = reference.embeddings, new.embeddings
     if first is not None and second is not None and min(len(first), len(second)) >= held_out.FEWEST_ROWS:
         rows = held_out.compare_embeddings(first, second, thresholds.auc, seed=seed)
-        found.append(Comparison("embeddings", "auc", thresholds.auc, rows.effect, rows.details))
+        found.append(DriftComparison("embeddings", "auc", thresholds.auc, rows.effect, rows.details))
     return found
 
 
-def _compare_texts(reference: Sequence[str], new: Sequence[str], thresholds: Thresholds) -> list[Comparison]:
+def _compare_texts(reference: Sequence[str], new: Sequence[str], thresholds: Thresholds) -> list[DriftComparison]:
     """Of characters, scripts, empty and repeated texts."""
     found = []
     filled = [[text for text in sample if text.strip()] for sample in (reference, new)]
@@ -136,11 +139,11 @@ def _compare_texts(reference: Sequence[str], new: Sequence[str], thresholds: Thr
     for name in classes[0] if all(filled) else ():
         if _varies(classes[0][name], classes[1][name]):
             effect = compare_numbers(classes[0][name], classes[1][name], thresholds.distance)
-            found.append(Comparison(name.replace("_", " "), "distance", thresholds.distance, effect))
+            found.append(DriftComparison(name.replace("_", " "), "distance", thresholds.distance, effect))
     first_scripts, second_scripts = map(find_scripts, filled)
     if _varies(first_scripts, second_scripts):
         effect = compare_categories(first_scripts, second_scripts, thresholds.cohens_w)
-        found.append(Comparison("script", "cohens_w", thresholds.cohens_w, effect))
+        found.append(DriftComparison("script", "cohens_w", thresholds.cohens_w, effect))
     same = min(len(reference), len(new))
     flags = {
         "empty rows": [find_empty(sample) for sample in (reference, new)],
@@ -151,7 +154,7 @@ def _compare_texts(reference: Sequence[str], new: Sequence[str], thresholds: Thr
             continue
         shares = {"reference_share": round(float(first.mean()), 4), "new_share": round(float(second.mean()), 4)}
         effect = compare_flags(first, second, thresholds.cohens_w)
-        found.append(Comparison(name, "cohens_w", thresholds.cohens_w, effect, shares))
+        found.append(DriftComparison(name, "cohens_w", thresholds.cohens_w, effect, shares))
     return found
 
 
@@ -171,7 +174,7 @@ def _compare_field(reference: Sequence[Any], new: Sequence[Any]) -> tuple[Unit, 
     return "cohens_w", compare_categories, samples
 
 
-def judge(comparisons: Sequence[Comparison], alpha: float) -> tuple[Verdict, list[Finding]]:
+def judge(comparisons: Sequence[DriftComparison], alpha: float) -> tuple[Verdict, list[JudgedComparison]]:
     """The verdict at this error level, and the comparisons with their corrected p-values."""
     differs = adjust_holm([comparison.effect.p_value for comparison in comparisons])
     matters = adjust_holm([comparison.effect.p_threshold for comparison in comparisons])
@@ -182,7 +185,7 @@ def judge(comparisons: Sequence[Comparison], alpha: float) -> tuple[Verdict, lis
             verdict = "drifted"
         elif p_value <= alpha and comparison.effect.value >= comparison.threshold:
             verdict = "watch"
-        findings.append(Finding(comparison, p_value, p_threshold, verdict))
+        findings.append(JudgedComparison(comparison, p_value, p_threshold, verdict))
     order: tuple[Verdict, ...] = ("drifted", "watch", "steady")
     return next(found for found in order if found == "steady" or found in {f.verdict for f in findings}), findings
 
@@ -223,3 +226,35 @@ def build_report(
         "comparisons": [finding.to_json() for finding in findings],
         "estimated_accuracy": asdict(accuracy) if accuracy else None,
     }
+
+
+LABEL, PROBABILITY = "label", "probability"
+"""The fields of a record with one label, which the estimate of accuracy needs."""
+DIGITS = 2
+"""Of compared probabilities: in a model that is always sure, every row's third digit may change and mean nothing."""
+
+
+def read_observations(folder: Path) -> Observations:
+    """Reads observations.parquet. The row statistics are those of rows with a prediction."""
+    table = pq.read_table(folder / "observations.parquet")
+    texts = table["text"].to_pylist()
+    if "tokens" not in table.column_names:  # no row has a prediction
+        return Observations(texts)
+    predicted = table.filter(table["tokens"].is_valid())
+    fields = {
+        name.removeprefix(FIELD): [value for value in predicted[name].to_pylist() if value is not None]
+        for name in predicted.column_names
+        if name.startswith(FIELD)
+    }
+    tokens = predicted["tokens"].to_numpy().astype(np.float64)
+    words = np.maximum(1, [len(text.split()) for text in predicted["text"].to_pylist()])
+    confidence = correct = None
+    has_label = len(fields.get(LABEL, ())) == len(fields.get(PROBABILITY, ())) == len(predicted) > 0
+    if has_label and not isinstance(fields[LABEL][0], float):
+        confidence = np.array(fields[PROBABILITY], np.float64)
+        fields[PROBABILITY] = confidence.round(DIGITS).tolist()
+        if "label" in predicted.column_names:
+            correct = np.array(fields[LABEL], object) == np.array(predicted["label"].to_pylist(), object)
+    unknown = predicted["unknown"].to_numpy() if "unknown" in predicted.column_names else None
+    embeddings = np.stack(predicted["embedding"].to_pylist()).astype(np.float64) if len(predicted) else None
+    return Observations(texts, fields, tokens, tokens / words, unknown, embeddings, confidence, correct)

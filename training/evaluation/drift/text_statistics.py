@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+FIELD = "field."
+"""Prefix of the columns of predictions in the output of training.programs.observe."""
 NO_SCRIPT = "none"
 CHARACTER_CLASSES = ("upper_case", "letters_beyond_ascii", "digits", "punctuation")
 """The classes whose share of a text's characters is compared. White space belongs to none."""

@@ -11,9 +11,9 @@ from training.recipe.error_messages import describe
 from training.recipe.rules.column_rules import columns_of, task_type_of
 from training.recipe.rules.data_rules import revision
 from training.recipe.rules.rule import MODULE_AND_NAME, Rule, WrittenRecipe
+from training.recipe.section import VERSION_NAME, split_version_name
 from training.recipe.tables.task_types import TASK_TYPES
 from training.recipe.task_specification import specification, specification_class
-from training.recipe.version_names import VERSION_NAME, split_version_name
 
 
 def _task(written: WrittenRecipe) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Limits:
+class EngineLimits:
     """The settings that an engine reads, if it does not read all of them. A recipe that sets another is refused."""
 
     training: tuple[str, ...]
@@ -22,19 +22,19 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Engine:
+class TrainingEngine:
     """One engine, as the rules of a recipe see it."""
 
     module: str
     """Imported only if a recipe names the engine, so that a change to it leaves the artifacts of others valid."""
-    limits: Limits | None = None
+    limits: EngineLimits | None = None
 
 
-ENGINES: dict[str, Engine] = {
-    "trainer": Engine("training.engine.trainer"),
-    "accelerate": Engine(
+ENGINES: dict[str, TrainingEngine] = {
+    "trainer": TrainingEngine("training.engine.trainer"),
+    "accelerate": TrainingEngine(
         "training.engine.loop",
-        Limits(
+        EngineLimits(
             training=(
                 *("num_train_epochs", "max_steps", "learning_rate", "per_device_train_batch_size"),
                 *("per_device_eval_batch_size", "gradient_accumulation_steps", "weight_decay", "warmup_steps"),

@@ -12,7 +12,7 @@ PACKED = {".gz": "gzip", ".zst": "zstd"}
 
 
 @dataclass(frozen=True)
-class Source:
+class RowSource:
     """A kind of source: its reader, and for files their names."""
 
     reader: str
@@ -32,29 +32,29 @@ def _also_packed(*suffixes: str) -> tuple[str, ...]:
     return tuple(suffix + packed for packed in ("", *PACKED) for suffix in suffixes)
 
 
-SOURCES: dict[str, Source] = {
-    "hub": Source("training.data.hub_datasets:read_hub", libraries=("pyarrow", "datasets")),
-    "csv": Source(
+SOURCES: dict[str, RowSource] = {
+    "hub": RowSource("training.data.hub_datasets:read_hub", libraries=("pyarrow", "datasets")),
+    "csv": RowSource(
         "training.data.csv_files:read_csv",
         _also_packed(".csv", ".tsv"),
         predicted=(".csv", ".tsv"),
         fields=("delimiter", "maxsplit", "quoting", "header", "encoding"),
     ),
-    "json": Source(
+    "json": RowSource(
         "training.data.json_files:read_json",
         _also_packed(".jsonl", ".ndjson", ".json"),
         predicted=(".jsonl",),
         fields=("encoding",),
         libraries=("pyarrow", "ijson"),
     ),
-    "conll": Source(
+    "conll": RowSource(
         "training.data.conll_files:read_conll",
         _also_packed(".conll", ".conllu", ".iob", ".iob2", ".bio"),
         fields=("delimiter", "header", "encoding"),
     ),
-    "parquet": Source("training.data.parquet_files:read_parquet", (".parquet", ".pq"), (".parquet",)),
-    "arrow": Source("training.data.parquet_files:read_arrow", (".arrow", ".feather", ".ipc")),
-    "python": Source("training.data.python_objects:read_object"),
+    "parquet": RowSource("training.data.parquet_files:read_parquet", (".parquet", ".pq"), (".parquet",)),
+    "arrow": RowSource("training.data.parquet_files:read_arrow", (".arrow", ".feather", ".ipc")),
+    "python": RowSource("training.data.python_objects:read_object"),
 }
 """The values of data.source."""
 

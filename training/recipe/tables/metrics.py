@@ -68,8 +68,8 @@ METRICS: dict[str, Metric] = {
             ONE_LABEL: "labels:Accuracy",
             MANY_LABELS: "labels:Accuracy",
             TAGS: "spans:TagAccuracy",
-            PAIRS: "preferences:PreferenceAccuracy",
-            RATED: "rated_completions:RatedAccuracy",
+            PAIRS: "pair_rewards:PreferenceAccuracy",
+            RATED: "completion_rewards:RatedAccuracy",
         },
         within_label=True,
     ),
@@ -93,7 +93,7 @@ METRICS: dict[str, Metric] = {
         {
             ONE_LABEL: "probabilities:RocAuc",
             MANY_LABELS: "probabilities:RocAuc",
-            RATED: "rated_completions:RewardRocAuc",
+            RATED: "completion_rewards:RewardRocAuc",
         },
         needs={ONE_LABEL: "all", RATED: "two"},
     ),
@@ -119,19 +119,19 @@ METRICS: dict[str, Metric] = {
     "perplexity": _metric("likelihoods:Perplexity", TOKENS, least=1, **_ERROR),
     "token_accuracy": _metric("likelihoods:TokenAccuracy", TOKENS),
     "margin": Metric(
-        {PAIRS: "preferences:Margin", RATED: "rated_completions:RatedMargin"}, needs={RATED: "two"}, **_REWARD
+        {PAIRS: "pair_rewards:Margin", RATED: "completion_rewards:RatedMargin"}, needs={RATED: "two"}, **_REWARD
     ),
-    "chosen_reward": _metric("preferences:ChosenReward", PAIRS, **_REWARD),
-    "rejected_reward": _metric("preferences:RejectedReward", PAIRS, more_is_better=False, **_REWARD),
-    "chosen_length": _metric("preferences:ChosenLength", PAIRS, **_ERROR),
-    "rejected_length": _metric("preferences:RejectedLength", PAIRS, **_ERROR),
-    "longer_preferred": _metric("preferences:LongerPreferred", PAIRS, more_is_better=False),
-    "desirable_reward": _metric("rated_completions:DesirableReward", RATED, **_REWARD),
-    "undesirable_reward": _metric("rated_completions:UndesirableReward", RATED, more_is_better=False, **_REWARD),
-    "completion_length": _metric("rated_completions:CompletionLength", RATED, **_ERROR),
-    "kl": _metric("rated_completions:KlDivergence", RATED, **_ERROR),
-    "generated_length": _metric("preferences:GeneratedLength", PAIRS, RATED, **_ERROR),
-    "base_generated_length": _metric("preferences:BaseGeneratedLength", PAIRS, RATED, **_ERROR),
+    "chosen_reward": _metric("pair_rewards:ChosenReward", PAIRS, **_REWARD),
+    "rejected_reward": _metric("pair_rewards:RejectedReward", PAIRS, more_is_better=False, **_REWARD),
+    "chosen_length": _metric("pair_rewards:ChosenLength", PAIRS, **_ERROR),
+    "rejected_length": _metric("pair_rewards:RejectedLength", PAIRS, **_ERROR),
+    "longer_preferred": _metric("pair_rewards:LongerPreferred", PAIRS, more_is_better=False),
+    "desirable_reward": _metric("completion_rewards:DesirableReward", RATED, **_REWARD),
+    "undesirable_reward": _metric("completion_rewards:UndesirableReward", RATED, more_is_better=False, **_REWARD),
+    "completion_length": _metric("completion_rewards:CompletionLength", RATED, **_ERROR),
+    "kl": _metric("completion_rewards:KlDivergence", RATED, **_ERROR),
+    "generated_length": _metric("pair_rewards:GeneratedLength", PAIRS, RATED, **_ERROR),
+    "base_generated_length": _metric("pair_rewards:BaseGeneratedLength", PAIRS, RATED, **_ERROR),
 }
 """A metric's name in the recipe, and its entry. The first metric that fits a task type is its default."""
 

@@ -11,7 +11,7 @@ import pytest
 
 from training.evaluation.drift.effects import Effect
 from training.evaluation.drift.report import (
-    Comparison,
+    DriftComparison,
     Observations,
     Thresholds,
     adjust_holm,
@@ -87,16 +87,16 @@ def test_later_looks_need_stronger_evidence_and_all_looks_share_the_error_level(
 
 
 def test_a_significant_difference_below_its_threshold_is_steady() -> None:
-    small = Comparison("tokens", "distance", 0.1, Effect(0.05, 0.04, 0.06, p_value=1e-9, p_threshold=1.0))
-    large = Comparison("tokens", "distance", 0.1, Effect(0.12, 0.09, 0.15, p_value=1e-9, p_threshold=0.2))
-    clear = Comparison("tokens", "distance", 0.1, Effect(0.30, 0.25, 0.35, p_value=1e-9, p_threshold=1e-9))
+    small = DriftComparison("tokens", "distance", 0.1, Effect(0.05, 0.04, 0.06, p_value=1e-9, p_threshold=1.0))
+    large = DriftComparison("tokens", "distance", 0.1, Effect(0.12, 0.09, 0.15, p_value=1e-9, p_threshold=0.2))
+    clear = DriftComparison("tokens", "distance", 0.1, Effect(0.30, 0.25, 0.35, p_value=1e-9, p_threshold=1e-9))
     assert [judge([found], 0.05)[0] for found in (small, large, clear)] == ["steady", "watch", "drifted"]
 
 
 def test_many_comparisons_are_corrected_together() -> None:
     assert adjust_holm([0.01, 0.04, 0.03, 0.2]) == pytest.approx([0.04, 0.09, 0.09, 0.2])
-    one = Comparison("tokens", "distance", 0.1, Effect(0.3, 0.2, 0.4, p_value=0.01, p_threshold=0.01))
-    other = Comparison("words", "auc", 0.6, Effect(0.5, 0.4, 0.6, p_value=0.5, p_threshold=0.9))
+    one = DriftComparison("tokens", "distance", 0.1, Effect(0.3, 0.2, 0.4, p_value=0.01, p_threshold=0.01))
+    other = DriftComparison("words", "auc", 0.6, Effect(0.5, 0.4, 0.6, p_value=0.5, p_threshold=0.9))
     assert judge([one], 0.05)[0] == "drifted" and judge([one, *[other] * 9], 0.05)[0] == "steady"
 
 

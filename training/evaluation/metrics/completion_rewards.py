@@ -13,7 +13,7 @@ from training.evaluation.confusion import Figure, Floats
 from training.evaluation.metrics.definition import FeatureMean, LabelMetric, MeanMetric, SumMetric, undefined
 from training.evaluation.metrics.probabilities import RocCurve
 from training.evaluation.predictions import Predictions
-from training.evaluation.rated_completions import RatedCompletions
+from training.evaluation.preferences import RatedCompletions
 
 _RATED = {"rewards": Value("float64"), "desirable": Value("bool")}
 

@@ -15,13 +15,13 @@ from transformers import GenerationConfig
 
 from tests.training import vocabularies
 from tests.training.vocabularies import CHAT, FROM_TOKENIZER_JSON, save_repository
-from training.data.arrow_files import ipc_writer
+from training.data.ipc_files import ipc_writer
 from training.task_types.causal_lm import CausalLM
 from training.task_types.generation import drop_spaces
 from training.task_types.kto import Kto
 from training.task_types.preference import Preference
 from training.task_types.sft import SupervisedFineTuning
-from training.tokenization.answers import encode_answers
+from training.tokenization.answer_tokens import encode_answers
 from training.tokenization.encoder import FastEncoder, load_encoder
 from training.tokenization.token_files import tokenize
 

@@ -1,13 +1,17 @@
-"""Batches of preference pairs: a prompt with a chosen and a rejected answer.
+"""Batches of rows with two texts: of a preference pair, or a rated completion and a mismatched one.
 
 token features of a pair     {"input_ids": [5, 9, 4, 2, 5, 9, 8, 6, 2], "of_answer": [0, 0, 1, 1, 0, 0, 1, 1, 1],
                               "chosen_length": 4, "chosen_tokens": 2, "rejected_tokens": 3, "length": 9, "targets": 1}
-a batch of PadPairs          {"input_ids": (2B, T), "targets": (2B, T), "labels": (B, 3), or (B, 5) with a reference}
+of a rated completion        training/tokenization/completion_rows.py
+a batch of PadTwoTexts       {"input_ids": (2B, T), "targets": (2B, T), "labels": (B, F)}: F is 3 for pairs, 2 for
+                              completions, and 2 more with a reference
 a batch of PadPairTexts      {"input_ids": (2B, T), "attention_mask": (2B, T), "labels": (B, 2), or (B, 3) with margins}
 
-`input_ids` are the chosen text, which is the prompt with the chosen answer, and then the rejected text. `chosen_tokens`
-and `rejected_tokens` are the tokens of the answers alone. A pair has one target, and none if max_length leaves no token
-of an answer. B pairs of a batch, T tokens of the longest text.
+`input_ids` of a pair are the chosen text, which is the prompt with the chosen answer, and then the rejected text.
+`chosen_tokens` and `rejected_tokens` are the tokens of the answers alone. A pair has one target, and none if max_length
+leaves no token of an answer.
+
+B rows of a batch, T tokens of the longest text, F facts of a row.
 """
 
 from __future__ import annotations
@@ -17,20 +21,28 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from training.batching.batches import PadToLongest
 from training.batching.causal_batches import PadDocuments
 from training.tokenization.packing import OF_ANSWER
-from training.tokenization.preference_rows import ANSWER_TOKENS, CHOSEN_LENGTH, FACTS
+from training.tokenization.preference_rows import ANSWER_TOKENS, CHOSEN_LENGTH
 
 
-class PadPairs(PadDocuments):
-    """Token features of B pairs to tensors: input_ids (2B, T), the chosen texts first, padded on the right; targets
-    (2B, T), the ids of answers' tokens, IGNORED for others; labels (B, F) float32, the FACTS that the rows have."""
+class PadTwoTexts(PadDocuments):
+    """Token features of B rows of two texts to tensors: input_ids (2B, T), the first texts first, padded on the right;
+    targets (2B, T), the ids of answers' tokens, IGNORED for others; labels (B, F) float32, those of `facts` that the
+    rows have. The column `first_length` has the number of tokens of the first text."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, multiple: int, first_length: str, facts: Sequence[str]
+    ) -> None:
+        super().__init__(tokenizer, multiple)
+        self._first_length, self._facts = first_length, facts
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        batch = super().__call__(cut_texts(rows, CHOSEN_LENGTH))
-        return {"input_ids": batch["input_ids"], "targets": batch["labels"], "labels": facts_of(rows, FACTS)}
+        batch = super().__call__(cut_texts(rows, self._first_length))
+        return {"input_ids": batch["input_ids"], "targets": batch["labels"], "labels": facts_of(rows, self._facts)}
 
 
 class PadPairTexts(PadToLongest):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from training.evaluation.bootstrap import draw_differences, match_rows
 from training.evaluation.confusion import Counts, Floats
-from training.evaluation.paired_rows import draw_differences, match_rows
 
 
 def mean(values: Floats) -> object:
