@@ -23,7 +23,7 @@ from training.recipe import Data, Recipe, parse
 from training.recipe.fields import Drift
 from training.recipe.reading_rules import TEXT_LINES, ReadingRules
 from training.recipe.section import split_version_name
-from training.recipe.tables.metrics import PAIRS, RATED
+from training.recipe.tables.metrics import PAIRS, UNPAIRED
 from training.task_types.task_type import BaseReference
 
 
@@ -95,7 +95,7 @@ def find_monitored(model: str, own_task: str = "", data: Mapping[str, Any] | Non
 
 def require_single_inputs(version: Monitored) -> None:
     """Raises UserError for a model that rates or compares answers: it has no one prediction of a row to observe."""
-    if task_types.class_of(version.task).prediction_type in (PAIRS, RATED):
+    if task_types.class_of(version.task).prediction_type in (PAIRS, UNPAIRED):
         message = f"{version.champion} compares answers (task {version.task}), whose drift is not measured: "
         raise UserError.of("registry", "NAME", message + "compare it with a new model on new rows, by `finetune run`.")
 

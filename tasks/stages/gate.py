@@ -12,7 +12,7 @@ from tasks.reports.model_reports import read_slices
 from training import task_types
 from training.problems import Problem, UserError, nearest
 from training.recipe import Recipe
-from training.recipe.rules.slice_rules import FEWEST_ROWS, slice_of, unfitting_floor
+from training.recipe.rules.slice_rules import FEWEST_ROWS, slice_of, unfitting_minimum
 from training.recipe.tables.metrics import METRICS, WIN_RATE, entries, more_is_better
 
 ROUNDING = 1e-12  # 1 - 0.95 is a little more than 0.05, and 1 - 0.9 a little less than 0.1
@@ -90,7 +90,7 @@ def _check_floors(recipe: Recipe, scores: Ref) -> _Floors:
         name, group = slice_of(key, slices) or ("", None)
         groups = {entry["group"]: entry for entry in by_slice.get(name, ())}
         where = f"release.gate.floors.{key}"
-        if message := unfitting_floor(name, group, groups, split):
+        if message := unfitting_minimum(name, group, groups, split):
             problems.append(Problem(kind="release", where=where, message=message))
             continue
         judged = [groups[group]] if group is not None else []

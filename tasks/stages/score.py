@@ -24,7 +24,7 @@ from training.recipe.rules.slice_rules import (
     MOST_GROUPS,
     named_groups,
     slice_of,
-    unfitting_floor,
+    unfitting_minimum,
     unknown_slices,
 )
 from training.recipe.tables.metrics import entries
@@ -110,7 +110,7 @@ def _floors(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
 def _unfitting_floor(
     recipe: Recipe, key: str, name: str, group: str | None, groups: Sequence[str]
 ) -> Iterator[Problem]:
-    if message := unfitting_floor(name, group, groups, recipe.judged_split):
+    if message := unfitting_minimum(name, group, groups, recipe.judged_split):
         yield Problem(kind="slices", where=f"release.gate.floors.{key}", message=message)
 
 

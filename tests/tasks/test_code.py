@@ -35,7 +35,7 @@ ALLOWED = {
     "training.recipe.tables.metrics": {
         *("METRICS", "ONE_LABEL", "MANY_LABELS", "TAGS", "NUMBERS", "TEXTS", "TOKENS", "PAIRS"),
         *("metrics_for", "more_is_better", "non_numeric_label", "entries", "metric_modules"),
-        *("RATED", "ANSWER_METRICS", "WIN_RATE"),
+        *("UNPAIRED", "ANSWER_METRICS", "WIN_RATE"),
     },
     # How files are named; the files themselves are inputs of the stage.
     "training.recipe.tables.formats": {"FORMATS", "PACKED", "SOURCES"},
@@ -70,7 +70,7 @@ ALLOWED_IN_TASKS = {
     "training.recipe.rules.release_rules": {"absent_splits", "undefined_metrics", "unfitting_metrics"},
     "training.recipe.rules.slice_rules": {
         *("FEWEST_ROWS", "LABEL", "LENGTH", "BUILT_IN_SLICES", "MOST_GROUPS", "named_groups", "slice_of"),
-        *("unfitting_floor", "unknown_slices"),
+        *("unfitting_minimum", "unknown_slices"),
     },
 }
 # The hooks of a task type that only figures and the baseline come from: of these fit calls `calibrate`, and the others

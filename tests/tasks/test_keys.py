@@ -105,9 +105,9 @@ PREFERENCE = {
     "evaluation.metrics": ["accuracy"],
 }
 REWARD = PREFERENCE | {"task": "reward-modeling"}
-RATED = PREFERENCE | {"task": "kto", "data": {**PREFERENCE["data"], "label": "good"}}
+UNPAIRED = PREFERENCE | {"task": "kto", "data": {**PREFERENCE["data"], "label": "good"}}
 ANSWERED = PREFERENCE | {"evaluation.metrics": ["accuracy", "generated_length"]}
-RATED_ANSWERS = RATED | {"evaluation.metrics": ["roc_auc", "generated_length"]}
+UNPAIRED_ANSWERS = UNPAIRED | {"evaluation.metrics": ["roc_auc", "generated_length"]}
 TEXTS = {"data": {"source": "csv", "path": "rows", "text": ["text"]}, "evaluation.metrics": ["perplexity"]}
 
 MIXTURE: dict[str, Any] = {
@@ -322,15 +322,15 @@ OPTIONS: dict[str, dict[str, Change | Nothing]] = {
     },
     "kto": {
         **{
-            name: Change(value, "predict predict_champion", {**RATED_ANSWERS, **BEAMS})
+            name: Change(value, "predict predict_champion", {**UNPAIRED_ANSWERS, **BEAMS})
             for name, value in WRITES.items()
         },
-        "answered_prompts": Change(8, "predict predict_champion", RATED_ANSWERS),
-        "append_eos": Change(False, "tokenize predict_champion", RATED),
-        "beta": Change(0.5, "fit score compare", RATED),
-        "desirable_weight": Change(1.3, "fit", RATED),
-        "undesirable_weight": Change(1.3, "fit", RATED),
-        "disable_dropout": Change(False, "fit", RATED),
+        "answered_prompts": Change(8, "predict predict_champion", UNPAIRED_ANSWERS),
+        "append_eos": Change(False, "tokenize predict_champion", UNPAIRED),
+        "beta": Change(0.5, "fit score compare", UNPAIRED),
+        "desirable_weight": Change(1.3, "fit", UNPAIRED),
+        "undesirable_weight": Change(1.3, "fit", UNPAIRED),
+        "disable_dropout": Change(False, "fit", UNPAIRED),
     },
     "reward-modeling": {
         "append_eos": Change(False, "tokenize predict_champion", REWARD),

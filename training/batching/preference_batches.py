@@ -1,8 +1,8 @@
-"""Batches of rows with two texts: of a preference pair, or a rated completion and a mismatched one.
+"""Batches of rows with two texts: of a preference pair, or a labelled completion and a mismatched one.
 
 token features of a pair     {"input_ids": [5, 9, 4, 2, 5, 9, 8, 6, 2], "of_answer": [0, 0, 1, 1, 0, 0, 1, 1, 1],
                               "chosen_length": 4, "chosen_tokens": 2, "rejected_tokens": 3, "length": 9, "targets": 1}
-of a rated completion        training/tokenization/completion_rows.py
+of a labelled completion        training/tokenization/completion_rows.py
 a batch of PadTwoTexts       {"input_ids": (2B, T), "targets": (2B, T), "labels": (B, F)}: F is 3 for pairs, 2 for
                               completions, and 2 more with a reference
 a batch of PadPairTexts      {"input_ids": (2B, T), "attention_mask": (2B, T), "labels": (B, 2), or (B, 3) with margins}

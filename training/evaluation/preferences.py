@@ -1,4 +1,4 @@
-"""Predictions of preferences: the rewards that a model gives to the two answers of each pair, or to rated completions.
+"""Predictions of preferences: the rewards that a model gives to both answers of a pair, or to a labelled completion.
 
 N pairs, or N completions.
 """
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from training.evaluation.constant_predictions import Baseline, Constant, read_column
 from training.evaluation.generated_answers import AnsweredRows
 from training.evaluation.predictions import Rows
-from training.recipe.tables.metrics import PAIRS, RATED
+from training.recipe.tables.metrics import PAIRS, UNPAIRED
 
 Floats = npt.NDArray[np.float64]
 
@@ -83,7 +83,7 @@ def _prefer(sign: int, rows: Preferences, split: str) -> Preferences:
 
 
 @dataclass(frozen=True)
-class RatedCompletions(AnsweredRows):
+class UnpairedPreferences(AnsweredRows):
     """The reward of each completion, 0 without tokens of it."""
 
     rewards: Floats  # (N,)
@@ -91,17 +91,17 @@ class RatedCompletions(AnsweredRows):
     completion_tokens: Rows  # (N,)
     mismatched_ratios: Floats  # (N,) log-probability of the mismatched completion less that under the reference
 
-    prediction_type: ClassVar = RATED
+    prediction_type: ClassVar = UNPAIRED
     row_score_name: ClassVar[str] = "signed_reward"
     correct_metric: ClassVar[str | None] = "accuracy"
 
     @property
     def config_name(self) -> str:
-        return "rated"
+        return "unpaired"
 
     @property
     def description(self) -> str:
-        return "a rating of completions"
+        return "an unpaired preference"
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -128,10 +128,10 @@ def baseline_by_rating(train: Path) -> Baseline:
     """Every completion is desirable, or none is, chosen on the token rows of the training split."""
     desirable = read_column(train, "label").to_numpy() == 1
     nothing = np.zeros(len(desirable))
-    rows = RatedCompletions(nothing, desirable, nothing.astype(np.int64), nothing)
+    rows = UnpairedPreferences(nothing, desirable, nothing.astype(np.int64), nothing)
     signs = {"desirable": 1, "undesirable": -1}
     return Baseline([Constant(f"'{name}'", partial(_rate, sign)) for name, sign in signs.items()], rows)
 
 
-def _rate(sign: int, rows: RatedCompletions, split: str) -> RatedCompletions:
+def _rate(sign: int, rows: UnpairedPreferences, split: str) -> UnpairedPreferences:
     return replace(rows, rewards=np.full(len(rows), sign * NO_REWARD))

@@ -1,4 +1,4 @@
-"""KTO: completions that are rated desirable or undesirable, one by one, become likelier or less likely.
+"""KTO: completions that are labelled desirable or undesirable, one by one, become likelier or less likely.
 
 A row of the data set        {"prompt": "2 + 2 =", "completion": " 4", "label": true}, or messages in their place
 token features               training/tokenization/completion_rows.py
@@ -25,8 +25,8 @@ from pydantic import Field
 
 from training.data.faults import masks_by_reason
 from training.evaluation.generated_answers import lengths_of
-from training.evaluation.preferences import RatedCompletions, baseline_by_rating
-from training.recipe.tables.metrics import ANSWER_METRICS, RATED, metrics_for
+from training.evaluation.preferences import UnpairedPreferences, baseline_by_rating
+from training.recipe.tables.metrics import ANSWER_METRICS, UNPAIRED, metrics_for
 from training.task_types.preference_tuning import PreferenceTuning
 from training.task_types.task_type import Column, StepSums
 from training.tokenization.completion_rows import (
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from training.batching.batches import Batch, TokenRows
     from training.batching.preference_batches import PadTwoTexts
     from training.evaluation.constant_predictions import Baseline
-    from training.evaluation.preferences import RatedCompletions
+    from training.evaluation.preferences import UnpairedPreferences
     from training.recipe import Training
     from training.recipe.column_types import Mask
     from training.task_types.task_type import Loss
@@ -86,8 +86,8 @@ class Kto(PreferenceTuning, StepSums):
         "label": Column("boolean"),
     }
     checks: ClassVar = {"completions": "error"}
-    prediction_type: ClassVar = RATED
-    metrics: ClassVar[Sequence[str]] = metrics_for(RATED)
+    prediction_type: ClassVar = UNPAIRED
+    metrics: ClassVar[Sequence[str]] = metrics_for(UNPAIRED)
 
     @property
     def needs_reference(self) -> bool:
@@ -178,7 +178,7 @@ class Kto(PreferenceTuning, StepSums):
         values = (predictions[name].cast("float32") for name in ("logp", "mismatched_logp"))
         return dict(zip(REFERENCE, values, strict=True))
 
-    def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> RatedCompletions:
+    def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> UnpairedPreferences:
         tokens = predictions[COMPLETION_TOKENS].to_numpy()
         ratios = [
             np.where(tokens > 0, predictions[name].to_numpy() - predictions[reference].to_numpy().astype(np.float64), 0)
@@ -186,10 +186,10 @@ class Kto(PreferenceTuning, StepSums):
         ]
         desirable = predictions["label"].to_numpy() == 1
         rewards = self.options.beta * ratios[0]
-        return RatedCompletions(rewards, desirable, tokens, ratios[1], **lengths_of(predictions))
+        return UnpairedPreferences(rewards, desirable, tokens, ratios[1], **lengths_of(predictions))
 
-    def empty_predictions(self, labels: Sequence[str]) -> RatedCompletions:
-        return RatedCompletions(np.empty(0), np.empty(0, np.bool_), np.empty(0, np.int64), np.empty(0))
+    def empty_predictions(self, labels: Sequence[str]) -> UnpairedPreferences:
+        return UnpairedPreferences(np.empty(0), np.empty(0, np.bool_), np.empty(0, np.int64), np.empty(0))
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """All completions are desirable, or none is."""

@@ -1,4 +1,4 @@
-"""Token features of completions that are rated desirable or undesirable, each with a mismatched completion.
+"""Token features of completions that are labelled desirable or undesirable, each with a mismatched completion.
 
 token features of a row      {"input_ids": [5, 9, 4, 2, 5, 9, 8, 6, 2], "of_answer": [0, 0, 1, 1, 0, 0, 1, 1, 1],
                               "text_length": 4, "completion_tokens": 2, "label": 1, "length": 9, "targets": 1}

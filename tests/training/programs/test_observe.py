@@ -21,7 +21,7 @@ from training.models.loading import export, load_for_training, load_tokenizer
 from training.programs import drift, observe
 from training.recipe import parse
 from training.recipe.rules.column_rules import source_columns
-from training.recipe.tables.metrics import PAIRS, RATED
+from training.recipe.tables.metrics import PAIRS, UNPAIRED
 
 
 def write_sample(file: Path, reader: RowReader) -> Path:
@@ -41,7 +41,7 @@ def run(job_dir: Path, settings: dict[str, Any], **inputs: Path) -> tuple[dict[s
 
 # Rows that are pairs of answers are refused before the program starts: tasks.registry.monitored.
 @pytest.mark.parametrize(
-    "task", [task for task in TINY if task_types.class_of(task).prediction_type not in (PAIRS, RATED)]
+    "task", [task for task in TINY if task_types.class_of(task).prediction_type not in (PAIRS, UNPAIRED)]
 )
 def test_the_rows_of_a_split_and_of_a_file_are_observed_alike(task: str, tmp_path: Path) -> None:
     world = make_world(task, tmp_path / "world")

@@ -1,4 +1,4 @@
-"""Metrics of rated completions: (N,) rewards, and whether each completion is desirable."""
+"""Metrics of labelled completions: (N,) rewards, and whether each completion is desirable."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from training.evaluation.confusion import Figure, Floats
 from training.evaluation.metrics.definition import FeatureMean, LabelMetric, MeanMetric, SumMetric, undefined
 from training.evaluation.metrics.probabilities import RocCurve
 from training.evaluation.predictions import Predictions
-from training.evaluation.preferences import RatedCompletions
+from training.evaluation.preferences import UnpairedPreferences
 
 _RATED = {"rewards": Value("float64"), "desirable": Value("bool")}
 
 
-class RatedAccuracy(MeanMetric):
+class UnpairedAccuracy(MeanMetric):
     """The share of completions whose reward has the right sign: above 0 for desirable ones, which are then likelier
     than under the reference, and below 0 for undesirable ones. From 0 to 1."""
 
@@ -31,7 +31,7 @@ class RatedAccuracy(MeanMetric):
 
 class RewardRocAuc(LabelMetric):
     """How likely a desirable completion gets a higher reward than an undesirable one; equal rewards count half. It has
-    no value where all completions are rated alike. From 0 to 1, by scikit-learn's roc_auc_score."""
+    no value where all completions have the same label. From 0 to 1, by scikit-learn's roc_auc_score."""
 
     _given: ClassVar[dict[str, Any]] = _RATED
 
@@ -42,13 +42,13 @@ class RewardRocAuc(LabelMetric):
         return {self.name: float(roc_auc_score(desirable, rewards))}
 
     def bootstrap_figure(self, predictions: Predictions) -> Figure | None:
-        if not isinstance(predictions, RatedCompletions):
+        if not isinstance(predictions, UnpairedPreferences):
             return None
         finite = bool(np.isfinite(predictions.rewards).all())
         return RocCurve(predictions.rewards, predictions.desirable).area if finite else undefined
 
 
-class _RatedMean(SumMetric):
+class _UnpairedMean(SumMetric):
     """A figure of the mean rewards of desirable and of undesirable completions; without a value where there are
     none."""
 
@@ -67,7 +67,7 @@ class _RatedMean(SumMetric):
         raise NotImplementedError
 
 
-class RatedMargin(_RatedMean):
+class UnpairedMargin(_UnpairedMean):
     """The mean reward of the desirable completions less that of the undesirable ones. From minus infinity up, as TRL's
     rewards/margins."""
 
@@ -75,7 +75,7 @@ class RatedMargin(_RatedMean):
         return desirable - undesirable
 
 
-class DesirableReward(_RatedMean):
+class DesirableReward(_UnpairedMean):
     """The mean reward of the desirable completions: beta times their log-probability less that under the reference
     model. From minus infinity up, as TRL's rewards/chosen."""
 
@@ -83,7 +83,7 @@ class DesirableReward(_RatedMean):
         return desirable
 
 
-class UndesirableReward(_RatedMean):
+class UndesirableReward(_UnpairedMean):
     """The mean reward of the undesirable completions. From minus infinity up, as TRL's rewards/rejected."""
 
     def of_means(self, desirable: Floats, undesirable: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""Rules of a recipe about slices: groups of the scored rows, and the floors of their metrics."""
+"""Rules of a recipe about slices: groups of the scored rows, and the least values of their metrics."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LABEL, LENGTH = "label", "length_bucket"
 BUILT_IN_SLICES = (LABEL, LENGTH)
 """The slices of every dataset; a column with one of these names cannot be a slice."""
 FEWEST_ROWS = 10
-"""A group with fewer rows has no confidence intervals, and a floor for every group does not apply to it."""
+"""A group with fewer rows has no confidence intervals, and the minimum of every group does not apply to it."""
 MOST_GROUPS = 50
-"""The largest groups of a slice that are shown. Floors apply to all groups."""
+"""The largest groups of a slice that are shown. Minimums apply to all groups."""
 _LISTED_COLUMNS = 10  # that were not kept, with the reason
 _LISTED_GROUPS = 20  # to choose from
 
@@ -31,17 +31,17 @@ def with_usual_slice(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**values, "evaluation": {**evaluation, "slices": [DATASET]}}
 
 
-def named_groups(floors: Iterable[str], slices: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the single groups that floors name, by slice: fiction of `genre` for `genre=fiction`."""
+def named_groups(minimums: Iterable[str], slices: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the single groups that minimums name, by slice: fiction of `genre` for `genre=fiction`."""
     groups: dict[str, list[str]] = {}
-    for key in floors:
+    for key in minimums:
         if (slice_and_group := slice_of(key, slices)) and slice_and_group[1] is not None:
             groups.setdefault(slice_and_group[0], []).append(slice_and_group[1])
     return groups
 
 
 def slice_of(key: str, slices: Sequence[str]) -> tuple[str, str | None] | None:
-    """Returns the slice of a floor, and its group (None: every group); None if no slice matches.
+    """Returns the slice of a group's minimum, and its group (None: every group); None if no slice matches.
 
     `genre=fiction` is the group fiction of genre, unless `genre=fiction` is itself a slice.
     """
@@ -52,8 +52,8 @@ def slice_of(key: str, slices: Sequence[str]) -> tuple[str, str | None] | None:
     return None if longest is None else (longest, key.removeprefix(f"{longest}="))
 
 
-def unfitting_floor(name: str, group: str | None, groups: Iterable[str], split: str) -> str | None:
-    """Returns why a floor does not fit a slice's group (None: every group), given the groups in the split; None if it
+def unfitting_minimum(name: str, group: str | None, groups: Iterable[str], split: str) -> str | None:
+    """Returns why a minimum does not fit a slice's group (None: every group), given the groups in the split; None if it
     fits."""
     existing = list(groups)
     if not existing:

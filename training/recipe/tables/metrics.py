@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 ONE_LABEL, MANY_LABELS, TAGS = "one_label", "many_labels", "tags"
-NUMBERS, TEXTS, TOKENS, PAIRS, RATED = "numbers", "texts", "tokens", "pairs", "rated"
+NUMBERS, TEXTS, TOKENS, PAIRS, UNPAIRED = "numbers", "texts", "tokens", "pairs", "unpaired"
 """Types of predictions: each is a class in training/evaluation, which has it as `prediction_type`."""
 
 
@@ -69,7 +69,7 @@ METRICS: dict[str, Metric] = {
             MANY_LABELS: "labels:Accuracy",
             TAGS: "spans:TagAccuracy",
             PAIRS: "pair_rewards:PreferenceAccuracy",
-            RATED: "completion_rewards:RatedAccuracy",
+            UNPAIRED: "completion_rewards:UnpairedAccuracy",
         },
         within_label=True,
     ),
@@ -93,9 +93,9 @@ METRICS: dict[str, Metric] = {
         {
             ONE_LABEL: "probabilities:RocAuc",
             MANY_LABELS: "probabilities:RocAuc",
-            RATED: "completion_rewards:RewardRocAuc",
+            UNPAIRED: "completion_rewards:RewardRocAuc",
         },
-        needs={ONE_LABEL: "all", RATED: "two"},
+        needs={ONE_LABEL: "all", UNPAIRED: "two"},
     ),
     "log_loss": _metric("probabilities:LogLoss", ONE_LABEL, MANY_LABELS, within_label=True, **_ERROR),
     "calibration_error": _metric("probabilities:CalibrationError", ONE_LABEL, more_is_better=False),
@@ -119,19 +119,21 @@ METRICS: dict[str, Metric] = {
     "perplexity": _metric("likelihoods:Perplexity", TOKENS, least=1, **_ERROR),
     "token_accuracy": _metric("likelihoods:TokenAccuracy", TOKENS),
     "margin": Metric(
-        {PAIRS: "pair_rewards:Margin", RATED: "completion_rewards:RatedMargin"}, needs={RATED: "two"}, **_REWARD
+        {PAIRS: "pair_rewards:Margin", UNPAIRED: "completion_rewards:UnpairedMargin"},
+        needs={UNPAIRED: "two"},
+        **_REWARD,
     ),
     "chosen_reward": _metric("pair_rewards:ChosenReward", PAIRS, **_REWARD),
     "rejected_reward": _metric("pair_rewards:RejectedReward", PAIRS, more_is_better=False, **_REWARD),
     "chosen_length": _metric("pair_rewards:ChosenLength", PAIRS, **_ERROR),
     "rejected_length": _metric("pair_rewards:RejectedLength", PAIRS, **_ERROR),
     "longer_preferred": _metric("pair_rewards:LongerPreferred", PAIRS, more_is_better=False),
-    "desirable_reward": _metric("completion_rewards:DesirableReward", RATED, **_REWARD),
-    "undesirable_reward": _metric("completion_rewards:UndesirableReward", RATED, more_is_better=False, **_REWARD),
-    "completion_length": _metric("completion_rewards:CompletionLength", RATED, **_ERROR),
-    "kl": _metric("completion_rewards:KlDivergence", RATED, **_ERROR),
-    "generated_length": _metric("pair_rewards:GeneratedLength", PAIRS, RATED, **_ERROR),
-    "base_generated_length": _metric("pair_rewards:BaseGeneratedLength", PAIRS, RATED, **_ERROR),
+    "desirable_reward": _metric("completion_rewards:DesirableReward", UNPAIRED, **_REWARD),
+    "undesirable_reward": _metric("completion_rewards:UndesirableReward", UNPAIRED, more_is_better=False, **_REWARD),
+    "completion_length": _metric("completion_rewards:CompletionLength", UNPAIRED, **_ERROR),
+    "kl": _metric("completion_rewards:KlDivergence", UNPAIRED, **_ERROR),
+    "generated_length": _metric("pair_rewards:GeneratedLength", PAIRS, UNPAIRED, **_ERROR),
+    "base_generated_length": _metric("pair_rewards:BaseGeneratedLength", PAIRS, UNPAIRED, **_ERROR),
 }
 """A metric's name in the recipe, and its entry. The first metric that fits a task type is its default."""
 

@@ -1,4 +1,4 @@
-"""The loss of KTO (Ethayarajh et al., arXiv:2402.01306), as TRL 1.16's KTOTrainer, for completions that are rated
+"""The loss of KTO (Ethayarajh et al., arXiv:2402.01306), as TRL 1.16's KTOTrainer, for completions that are labelled
 desirable or undesirable.
 
 The KL divergence from the reference is one number for all rows of an optimizer step, over all micro-batches and ranks,
