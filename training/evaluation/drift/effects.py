@@ -22,6 +22,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import brentq
+from scipy.special import expit, logit
+from scipy.stats import chi2, fisher_exact, kstwobign, ncx2, norm, rankdata
 
 Floats = npt.NDArray[np.float64]
 LEAST_EXPECTED = 5.0
@@ -54,8 +57,6 @@ def compare_flags(
     reference: npt.NDArray[np.bool_], new: npt.NDArray[np.bool_], threshold: float, confidence: float = 0.95
 ) -> Effect:
     """Compares the shares of rows with a property."""
-    from scipy.stats import fisher_exact
-
     counts = np.array([[sample.sum(), len(sample) - sample.sum()] for sample in (reference, new)], np.float64)
     counts = counts[:, counts.sum(axis=0) > 0]
     found = _chi_squared(counts, threshold, confidence)
@@ -68,8 +69,6 @@ def compare_flags(
 
 def compare_numbers(reference: Floats, new: Floats, threshold: float, confidence: float = 0.95) -> Effect:
     """Compares two distributions of numbers, of any shape and with any ties (then the test is conservative)."""
-    from scipy.stats import kstwobign
-
     places = np.concatenate([reference, new])
     below = [np.searchsorted(np.sort(sample), places, side="right") / len(sample) for sample in (reference, new)]
     distance = float(np.abs(below[0] - below[1]).max())
@@ -86,9 +85,6 @@ def compare_numbers(reference: Floats, new: Floats, threshold: float, confidence
 
 def compare_scores(reference: Floats, new: Floats, threshold: float, confidence: float = 0.95) -> Effect:
     """The AUC of held-out scores that are meant to be higher for new rows; the tests are one-sided."""
-    from scipy.special import expit, logit
-    from scipy.stats import norm, rankdata
-
     n, m = len(reference), len(new)
     ranks = rankdata(np.concatenate([reference, new]))
     above = (ranks[n:] - rankdata(new)) / n  # (M,) the share of reference rows below each new row, ties half
@@ -146,8 +142,6 @@ def _pool_rare(counts: Floats) -> Floats:
 
 def _chi_squared(counts: Floats, threshold: float, confidence: float) -> Effect:
     """The comparison of the two rows of a table (2, C) without empty columns."""
-    from scipy.stats import chi2, ncx2
-
     freedom = counts.shape[1] - 1
     if freedom < 1:
         return Effect(0.0, 0.0, 0.0, 1.0, 1.0)
@@ -171,8 +165,6 @@ def _chi_squared(counts: Floats, threshold: float, confidence: float) -> Effect:
 
 def _noncentrality(statistic: float, freedom: int, level: float) -> float:
     """The noncentrality with which the distribution function at the statistic is the level; 0 if there is none."""
-    from scipy.optimize import brentq
-    from scipy.stats import ncx2
 
     def difference(noncentrality: float) -> float:
         return float(ncx2.cdf(statistic, freedom, noncentrality) - level)
