@@ -76,7 +76,7 @@ def _find_unfitting(recipe: Recipe, rows: Path) -> Iterator[Problem]:
         ):
             groups[name] = _read_groups(rows, recipe.judged_split, name)
         if name in groups:
-            yield from _unfitting_floor(recipe, key, name, group, groups[name])
+            yield from _unfitting_minimum(recipe, key, name, group, groups[name])
 
 
 def _find_labels(rows: Path, split: str) -> set[str]:
@@ -107,7 +107,7 @@ def _floors(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
         yield key, *(slice_of(key, recipe.evaluation.slices) or ("", None))
 
 
-def _unfitting_floor(
+def _unfitting_minimum(
     recipe: Recipe, key: str, name: str, group: str | None, groups: Sequence[str]
 ) -> Iterator[Problem]:
     if message := unfitting_minimum(name, group, groups, recipe.judged_split):
@@ -132,7 +132,7 @@ def require_fitting_lengths(recipe: Recipe, tokens: object) -> None:
     folder = tokens.path if isinstance(tokens, Ref) else tokens
     if named and isinstance(folder, Path):
         groups = _read_length_groups(folder / f"{recipe.judged_split}.arrow")
-        if problems := [problem for floor in named for problem in _unfitting_floor(recipe, *floor, groups)]:
+        if problems := [problem for floor in named for problem in _unfitting_minimum(recipe, *floor, groups)]:
             raise UserError(problems)
 
 

@@ -219,10 +219,13 @@ def test_code_that_counts_takes_no_logic_from_code_that_does_not() -> None:
 def test_fit_leaves_out_evaluation_code_that_only_figures_come_from() -> None:
     taken = set()
     for file in ROOT.glob("training/task_types/*.py"):
-        for hook in (node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.FunctionDef)):
-            names = {name for node in ast.walk(hook) if isinstance(node, ast.ImportFrom) for name in [node.module]}
-            found = {name for name in names if f"{name}.".startswith("training.evaluation.")} - {*code.INSIDE}
-            taken |= {hook.name} if found else set()
+        tree = ast.parse(file.read_bytes())
+        imported = imports_left_out(file, "training.evaluation")
+        names = {name for module, name in imported if module.startswith("training.evaluation.")}
+        bodies = [*tree.body, *(method for node in tree.body if isinstance(node, ast.ClassDef) for method in node.body)]
+        for function in (node for node in bodies if isinstance(node, ast.FunctionDef)):
+            used = {node.id for part in function.body for node in ast.walk(part) if isinstance(node, ast.Name)}
+            taken |= {function.name} if used & names else set()
     assert taken == FIGURE_HOOKS
     packages = ("training/batching", "training/distributed", "training/engine", "training/models", "training/programs")
     users = [name for package in packages for name in code_digests(["training.programs.fit"]) if package in name]

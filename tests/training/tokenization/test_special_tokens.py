@@ -14,7 +14,7 @@ from tokenizers import Regex, normalizers
 
 from tests.training.tokenization.test_tokens import save_rows, save_tokenizer
 from tests.training.vocabularies import CHAT, PAIRS, chat, unigram, word_pieces
-from training.data.arrow_files import ipc_writer
+from training.data.ipc_files import ipc_writer
 from training.problems import UserError
 from training.task_types.causal_lm import CausalLM
 from training.task_types.preference import Preference
