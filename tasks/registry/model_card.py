@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ import yaml
 from tasks.cache import store
 from tasks.cache.refs import Lock, PinnedRows, Ref, Verdict
 from tasks.hub.client import repository_url
-from tasks.reports.formatting import Markdown, escape_markdown, format_markdown, make_printable
+from tasks.reports.formatting import Markdown, escape_markdown, format_code, format_markdown
 from tasks.reports.model_reports import find_worst_groups, tabulate_exports, tabulate_scores
 from tasks.reports.row_reports import read_report, tabulate_mixture
 from training import task_types
@@ -94,7 +93,7 @@ def _build_introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: 
         base = f"[{escape_markdown(str(recipe.model.path))}]({url}) at commit `{lock.model_hub.commit}`"
     else:
         base = "a model made from a configuration" if recipe.model.source == "scratch" else "a model in a folder"
-    names = ", ".join(_format_code(label) for label in labels[:20]) + (", …" if len(labels) > 20 else "")
+    names = ", ".join(format_code(label) for label in labels[:20]) + (", …" if len(labels) > 20 else "")
     sentence = task_types.load(**recipe.task_and_options).card_sentence.format(
         text="pair of texts" if len(recipe.data.sets[0].text or ()) > 1 else "text",
         labels=f"{len(labels)} labels: {names}",
@@ -124,7 +123,7 @@ def _describe_rows(recipe: Recipe, lock: Lock, data: Ref) -> str:
     origin = origins[0]
     if recipe.data.mix is not None:
         listed = zip(recipe.data.set_names, origins, strict=True)
-        origin = "A mixture of:\n\n" + "\n".join(f"* {_format_code(name)}: {text}." for name, text in listed)
+        origin = "A mixture of:\n\n" + "\n".join(f"* {format_code(name)}: {text}." for name, text in listed)
         table = format_markdown(tabulate_mixture(read_report(data.path)["mixture"]))
         origin += f"\n\n{table}\n\nThe seed of the mixture is {recipe.data.mix_seed}"
     counts = {name.removesuffix("_rows"): n for name, n in data.figures.items() if name.endswith("_rows")}
@@ -136,14 +135,14 @@ def _describe_origin(data: Data, pinned: PinnedRows) -> str:
     """Describes the source of one set of rows."""
     if pinned.hub:
         link = f"[{escape_markdown(data.path)}]({repository_url('dataset', data.path)})"
-        configuration = f", configuration {_format_code(data.config)}" if data.config else ""
+        configuration = f", configuration {format_code(data.config)}" if data.config else ""
         return f"{link} at commit `{pinned.hub.commit}`{configuration}"
     if pinned.files:
         digests = [f"`{pin.sha256[:12]}`" for files in pinned.files.values() for pin in files]
         more = f" and {len(digests) - 10} more" if len(digests) > 10 else ""
         return f"Files ({data.source}) with SHA-256 {', '.join(digests[:10])}{more}"
-    mark = f", fingerprint {_format_code(make_printable(pinned.fingerprint))}" if pinned.fingerprint else ""
-    return f"The Python object {_format_code(data.path)}{mark}"
+    mark = f", fingerprint {format_code(pinned.fingerprint)}" if pinned.fingerprint else ""
+    return f"The Python object {format_code(data.path)}{mark}"
 
 
 def _describe_limits(
@@ -151,9 +150,7 @@ def _describe_limits(
 ) -> str:
     sentences = [*_describe_worst_label(recipe, predictions, labels)]
     groups = find_worst_groups(recipe, scores.path)
-    sentences += [
-        f"Worst by {_format_code(make_printable(name))} is {_format_code(group)}." for name, group in groups.items()
-    ]
+    sentences += [f"Worst by {format_code(name)} is {format_code(group)}." for name, group in groups.items()]
     sentences.append(f"Texts are cut after {recipe.tokens.max_length} tokens.")
     sentences.append("On rows unlike these, nothing was measured.")
     warnings = [*verdict.own_warnings]
@@ -184,14 +181,7 @@ def _describe_worst_label(recipe: Recipe, predictions: Ref, labels: list[str]) -
     recalls = {i: right[i] / rows[i] for i in range(len(labels)) if rows[i]}
     worst = min(recalls, key=lambda i: (recalls[i], i))
     counts = f"{right[worst]:,} of its {rows[worst]:,} rows of {split} are right ({recalls[worst]:.1%})"
-    yield f"The label that it recognises worst is {_format_code(labels[worst])}: {counts}."
-
-
-def _format_code(text: str) -> str:
-    """Formats the text as inline code. The fence has more backticks than any sequence in the text: labels of the user's
-    rows may contain anything."""
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{fence}{text}{fence}" if "`" not in text else f"{fence} {text} {fence}"
+    yield f"The label that it recognises worst is {format_code(labels[worst])}: {counts}."
 
 
 def _describe_training(trained: Ref) -> str:

@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from training.problems import visible
+
 TABLE_ROWS = 200  # Prefect's page draws all rows at once
 TEXT_LENGTH = 500  # characters of a cell
 
@@ -63,8 +65,16 @@ def escape_markdown(text: str) -> str:
     """The text as Markdown that shows it. Rows, labels and names may contain anything, such as links that run code."""
     if isinstance(text, Markdown):
         return text
-    escaped = _BEGINS_BLOCK.sub(r"\1\\\2", _MARKUP.sub(r"\\\g<0>", " ".join(text.splitlines())))
+    escaped = _BEGINS_BLOCK.sub(r"\1\\\2", _MARKUP.sub(r"\\\g<0>", visible(" ".join(text.splitlines()))))
     return _ADDRESS.sub(r"\1\\\2", escaped)
+
+
+def format_code(text: str) -> str:
+    """The text as inline code, on one line. The fence has more backticks than any sequence in the text: labels of the
+    user's rows may contain anything."""
+    text = visible(" ".join(text.splitlines()))
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{text}{fence}" if "`" not in text else f"{fence} {text} {fence}"
 
 
 _MARKUP = re.compile(r"[\\`*\[\]<>|~&!]|(?<!\w)_|_(?!\w)")

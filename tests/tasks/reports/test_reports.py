@@ -16,7 +16,7 @@ from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
 from tasks.cache.code import code_digests
 from tasks.cache.stage import Work
 from tasks.prefect import artifacts
-from tasks.reports.formatting import escape_markdown, format_markdown, format_score
+from tasks.reports.formatting import escape_markdown, format_code, format_markdown, format_score
 from tasks.reports.model_reports import find_worst_errors, find_worst_groups, tabulate_slices
 from tasks.reports.row_reports import describe_rows, emit_warnings, tabulate_problems
 from tasks.tracking.run_tracker import format_group_name, read_slice_figures
@@ -38,6 +38,13 @@ def test_texts_of_rows_are_shown_as_they_are_where_markdown_is_rendered(text: st
     assert cell == {escape_markdown(text): escape_markdown(text)}
     assert escape_markdown(text) in format_markdown([{"label": text}])
     assert MarkdownIt("js-default").render(escape_markdown("www.a.org https://a.org")).count("<a ") == 0
+
+
+def test_a_label_of_several_lines_or_with_codes_of_a_terminal_stays_one_piece_of_inline_code() -> None:
+    label = "a`\n---\n\n[x](javascript:alert(1))\x1b]0;t\x07\u202e"
+    rendered = MarkdownIt("commonmark").render(f"Labels: {format_code(label)}.")
+    assert rendered == "<p>Labels: <code>a` ---  [x](javascript:alert(1))\\x1b]0;t\\x07\\u202e</code>.</p>\n"
+    assert escape_markdown("a\x1b[31m\n- b") == r"a\\x1b\[31m - b"
 
 
 def test_numbers_and_names_are_the_same_in_markdown() -> None:
