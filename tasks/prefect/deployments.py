@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.prefect import servers
+import yaml
+
+from tasks.prefect import run_folder, servers
 from tasks.prefect.servers import PREFECT, VARIABLES, ServicesFailed
 from training.jobs.search_path import start_variables
 from training.problems import Problem, UserError, nearest
 from training.recipe import SWEEP_ENTRYPOINT, parse, parse_batch_prediction, parse_sweep, read_entries
+from training.recipe.overrides import read_yaml
 
 BATCH_PREDICT = "flows.batch_predict:batch_predict"
 # Names of the flows that can be deployed, by entrypoint.
@@ -107,9 +111,18 @@ def ensure_pools(names: Iterable[str]) -> None:
 
 def deploy(file: Path) -> None:
     """Deploys all deployments of the file. Raises ServicesFailed with Prefect's output."""
-    argv = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
-    env = {**os.environ, **start_variables()}
-    run = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    document = read_yaml(file)
+    document.setdefault("pull", [{run_folder.STEP: {"directory": os.getcwd()}}])
+    with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
+        complete = Path(folder, "prefect.yaml")
+        complete.write_text(yaml.safe_dump(document, allow_unicode=True), encoding="utf-8")
+        argv = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(complete)]
+        # Prefect puts its working directory first in the search path. Steps of the user's may name files in it.
+        has_steps = any({"build", "push"} & part.keys() for part in [document, *document["deployments"]])
+        env = {**os.environ, **start_variables()}
+        run = subprocess.run(
+            argv, env=env, cwd=None if has_steps else folder, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
     if run.returncode:
         raise ServicesFailed(f"{file} was not deployed. Prefect's output:\n{(run.stdout + run.stderr).strip()}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -226,8 +227,9 @@ def test_commands_log_in_by_themselves_and_a_person_is_shown_how(machine: Machin
 
 
 def test_a_deployment_runs_is_cancelled_goes_on_to_the_same_bytes_and_down_leaves_nothing(
-    machine: Machine, finished: FinishedRun, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, finished: FinishedRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Nor does it import what lies beside the rows."""
     from mlflow import MlflowClient
 
     for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
@@ -236,7 +238,9 @@ def test_a_deployment_runs_is_cancelled_goes_on_to_the_same_bytes_and_down_leave
     again = machine.finetune("up", "--detach")
     assert again.returncode == 0 and "They run already" in again.stdout
 
-    machine.deploy(finished.file)
+    (tmp_path / "brotli.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
+    with contextlib.chdir(tmp_path):
+        machine.deploy(finished.file)
     flow_run = machine.start("finetune/small", {"training.callbacks": ["tests.flows.slowly:Slowly"]})
     wait_until(machine.trains)
     machine.prefect("flow-run", "cancel", flow_run)
@@ -268,6 +272,7 @@ def test_a_deployment_runs_is_cancelled_goes_on_to_the_same_bytes_and_down_leave
     assert same.data.tags["fit.state"] == "resumed" and same.data.tags["predict.state"] == "cached"
     assert str(client.get_model_version_by_alias("small", "champion").version) == "1"
     wait_until(lambda: bool(machine.events(VERDICT)), 30)
+    assert not (tmp_path / "imported").exists()
     (verdict,) = machine.events(VERDICT)
     assert verdict["resource"] == {"prefect.resource.id": "finetune.model.small", "finetune.decision": "promote"}
     sent = verdict["payload"]

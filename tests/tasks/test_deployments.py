@@ -13,6 +13,7 @@ import yaml
 from tasks.prefect.deployment_schema import deployment_schema
 from tasks.prefect.deployments import read_deployments
 from tests.flows.forked import finetune
+from tests.fork_server import NEW_PYTHON
 from training.problems import UserError
 
 PREDICTION = {"model": "small", "input": ["inbox"], "output": "answers", "keep": ["id"]}
@@ -58,7 +59,7 @@ def test_an_editor_is_shown_the_parameters_of_each_flow(tmp_path: Path, paramete
 
 
 def test_a_deployment_is_registered_with_its_schedule_and_its_trigger(
-    home: Path, prefect_server: None, tmp_path: Path
+    home: Path, prefect_server: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL
@@ -72,11 +73,16 @@ def test_a_deployment_is_registered_with_its_schedule_and_its_trigger(
     schedule = {"cron": "0 5 * * *", "timezone": "UTC", "slug": "nightly", "active": False}
     file = write(tmp_path, {"prediction": PREDICTION}, schedules=[schedule], triggers=[trigger])
     server = {"PREFECT_API_URL": str(PREFECT_API_URL.value())}
-    run = finetune(home, "deploy", str(file), **server)
+    # Prefect's clients import it where it is found.
+    (tmp_path / "brotli.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    run = finetune(home, "deploy", str(file), python=NEW_PYTHON, **server)
     assert run.returncode == 0, run.stdout + run.stderr
     assert f"{file}: prefect deployment run batch-predict/mine --watch" in run.stdout
     with get_client(sync_client=True) as client:
         deployed = client.read_deployment_by_name("batch-predict/mine")
+        assert deployed.pull_steps == [{"tasks.prefect.run_folder.remember": {"directory": str(tmp_path)}}]
+        assert not (tmp_path / "imported").exists()
         assert deployed.parameters == {"prediction": PREDICTION} and len(deployed.schedules) == 1
         fields = deployed.parameter_openapi_schema["definitions"]["BatchPrediction"]["properties"]
         assert all(field.get("description") for field in fields.values())
