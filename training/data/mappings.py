@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,8 @@ VALUE_TYPES: dict[str, tuple[type, ...]] = {"truth": (bool,), "number": (int, fl
 WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,19}(\.0*)?")
 MAX_INTEGER = 2**63
 MAX_KEYS = 1000
+PART_ROWS = 500
+"""Rows that are held as mappings. With more, Python's garbage collector takes a third of the time."""
 BOOLEANS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
 """The spellings of a boolean."""
 CASTS = {"string": str, "int64": int, "float64": float, "bool": bool}
@@ -46,35 +48,47 @@ def from_mappings(
     column_problems: tuple[Problem, ...] = ()
     types_by_column: dict[str, str] = {}
     done = 0
-    while chunk := list(islice(rows, BLOCK_ROWS)):
-        is_first = not keys.seen
-        if keys.add(row for _, row in chunk):
-            column_problems = tuple(find_column_problems(wanted, [*keys.seen], where))
-            slice_sources = slices.of_file([*keys.seen]) if is_first else slices.of_more_rows([*keys.seen])
-        faults, mappings, by_row = list[Fault](), list[tuple[int, Mapping[str, Any]]](), list[list[Any]]()
-        for number, row in chunk:
-            values, fault = _read_values(number, row, wanted, names, types_by_column)
-            if fault is not None:
-                faults.append(fault)
-            if isinstance(row, RefusedRequest):
-                row = row.kept
-            if isinstance(row, Mapping):
-                mappings.append((number, row))
-                by_row.append(values)
-        done += len(chunk)
-        by_column = list(zip(*by_row, strict=True)) or [()] * len(names)
-        arrays = {name: _array(column, name, wanted) for name, column in zip(names, by_column, strict=True)}
+    while True:
+        before, faults, numbers = done, list[Fault](), list[int]()
+        columns: list[list[Any]] = [[] for _ in names]
+        kept: dict[str, list[Any]] = {}
+        while done < before + BLOCK_ROWS and (part := list(islice(rows, PART_ROWS))):
+            is_first = not keys.seen
+            if keys.add(row for _, row in part):
+                column_problems = tuple(find_column_problems(wanted, [*keys.seen], where))
+                slice_sources = slices.of_file([*keys.seen]) if is_first else slices.of_more_rows([*keys.seen])
+            mappings, by_row = list[Mapping[str, Any]](), list[list[Any]]()
+            sources = {slice_sources[name] for name in filter(slices.reads, slice_sources)}
+            for source in sources - kept.keys():
+                kept[source] = [None] * len(numbers)  # of rows before, which do not have it
+            for number, row in part:
+                values, fault = _read_values(number, row, wanted, names, types_by_column)
+                if fault is not None:
+                    faults.append(fault)
+                    if isinstance(fault, RefusedRequest):
+                        row = fault.kept
+                if _is_mapping(row):
+                    numbers.append(number)
+                    mappings.append(row)
+                    by_row.append(values)
+            for column, more in zip(columns, zip(*by_row, strict=True), strict=False):
+                column += more
+            for source in sources:
+                kept[source] += [row.get(source) for row in mappings]
+            done += len(part)
+        if done == before:
+            return
+        arrays = {name: _array(column, name, wanted) for name, column in zip(names, columns, strict=True)}
         slice_values = {}
         for name in filter(slices.reads, slice_sources):
-            given = slices.of_values(name, [row.get(slice_sources[name]) for _, row in mappings])
+            given = slices.of_values(name, kept[slice_sources[name]])
             if given is not None:
                 slice_values[name] = given
-        numbers = np.array([number for number, _ in mappings], np.int64)
         share = done / total if total else 0.0
         yield Block(
             where,
             pa.RecordBatch.from_pydict(arrays),
-            numbers,
+            np.array(numbers, np.int64),
             faults=tuple(faults),
             share=share,
             slices=slice_values,
@@ -92,15 +106,17 @@ class _Keys:
         self._nameable = {*wanted.names, *data.rename, *data.rename.values(), *data.cast}
         self._nameable |= {*wanted.task_type.columns, *wanted.task_type.unread_columns}
         self.seen: dict[str, None] = {}
+        self._known: set[str] = set()
 
     def add(self, rows: Iterable[Any]) -> bool:
         """Adds the keys of rows. Returns whether there are new ones."""
         before = len(self.seen)
         for row in rows:
-            if isinstance(row, Mapping) and not row.keys() <= self.seen.keys():
+            if _is_mapping(row) and not self._known.issuperset(row):
                 for key in map(str, row):
                     if len(self.seen) < MAX_KEYS or key in self._nameable:
                         self.seen[key] = None
+                self._known.update(self.seen)
         return len(self.seen) > before
 
 
@@ -122,16 +138,20 @@ def _read_values(
     """Returns the values of one row in the order of `sources`, None for those that cannot be used, and its first fault.
     Records the types of new columns."""
     values: list[Any] = [None] * len(sources)
-    if isinstance(row, Fault):
-        return values, row
-    if not isinstance(row, Mapping):
+    if not _is_mapping(row):
+        if isinstance(row, Fault):
+            return values, row
         description = f"is no mapping of columns to values but of type {type(row).__name__}"
         return values, Fault(number, "malformed", description, f": {shorten(row)}")
     first = None
     for place, (name, source) in enumerate(sources.items()):
         value = row.get(source)
         if value is not None:
-            if wanted.form_of(name) in NESTED:
+            form = wanted.form_of(name)
+            if form == "text" and type(value) is str and name not in wanted.casts:  # nearly all values
+                values[place] = value
+                continue
+            if form in NESTED:
                 value = _to_json(number, name, value)
             elif name in wanted.casts:
                 value = _cast(number, name, _to_python(value), wanted)
@@ -142,6 +162,10 @@ def _read_values(
         else:
             values[place] = value
     return values, first
+
+
+def _is_mapping(row: Any) -> bool:
+    return type(row) is dict or isinstance(row, Mapping)  # the second alone is slow
 
 
 def _to_python(value: Any) -> Any:
@@ -212,7 +236,7 @@ def _check_type(number: int, name: str, value: Any, wanted: SourceColumns, types
     return value if is_valid else Fault(number, "type", f"{description} {expected}", f": {shorten(value)}")
 
 
-def _array(values: tuple[Any, ...], name: str, wanted: SourceColumns) -> pa.Array:
+def _array(values: Sequence[Any], name: str, wanted: SourceColumns) -> pa.Array:
     if any(isinstance(value, str) for value in values):
         # As bytes, since a Python string may hold half a surrogate pair, which Arrow's texts cannot.
         return pa.array([None if v is None else v.encode("utf-8", "surrogatepass") for v in values], pa.binary())

@@ -13,11 +13,12 @@ import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -25,7 +26,7 @@ import pyarrow.parquet as pq
 from training.data.batch_requests import ID, BatchAnswer, response
 from training.data.lists import as_json
 from training.data.plain_types import decoded
-from training.data.prediction_rows import Column, Rows
+from training.data.prediction_rows import Column, RowError, Rows
 from training.jobs.protocol import without_nan
 from training.recipe.tables.formats import FORMATS
 
@@ -92,6 +93,9 @@ class KeptColumns:
         return {name: str(kind) for name, kind in self.types.items()}
 
 
+_UNREAD = RowError("has tokens that the model does not have: its embedding has fewer rows than its tokenizer")
+
+
 class Writer:
     """Writes rows with their predictions into a file. Closing it syncs the file to disk.
 
@@ -121,11 +125,20 @@ class Writer:
                 os.fsync(file.fileno())
 
     def write(self, rows: Rows, predictions: pa.Table, stamp: Stamp) -> None:
-        """Appends rows; `predictions` has a line for each of them that is usable."""
+        """Appends rows; `predictions` has a line for each of them that is usable, empty if the model could not read its
+        tokens."""
+        is_empty = np.all([column.is_null().to_numpy() for column in predictions.columns], axis=0).tolist()
         places, place = [], 0
         for error in rows.errors:
             places.append(None if error else place)
             place += error is None
+        rows = replace(
+            rows,
+            errors=[
+                error if place is None or not is_empty[place] else _UNREAD
+                for error, place in zip(rows.errors, places, strict=True)
+            ],
+        )
         predictions = predictions.take(pa.array(places, pa.int64()))
         names = predicted_names(predictions.column_names, self._kept.types)
         predictions = predictions.rename_columns([names[name] for name in predictions.column_names])

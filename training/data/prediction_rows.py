@@ -188,6 +188,9 @@ class _KeptColumns:
     def of_rows(self, rows: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
         """Yields requests of batch files as rows, and rows that have the names after data.rename with those before."""
         rename = self._wanted.data.rename
+        if not rename and not self._messages:
+            yield from rows
+            return
         for number, row in rows:
             if isinstance(row, Mapping):
                 if self._messages and self._messages not in row and is_request(row):

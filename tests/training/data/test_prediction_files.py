@@ -63,6 +63,15 @@ def test_each_row_has_its_prediction_or_its_error_and_the_model_behind_it(tmp_pa
     assert ("probabilities" in found[0]) == (form != "csv")
 
 
+def test_a_row_without_a_prediction_has_the_reason(tmp_path: Path) -> None:
+    rows = some_rows(3)
+    found = [*predictions(rows).slice(0, 1).to_pylist(), dict.fromkeys(ADDED.names)]
+    with Writer(tmp_path / "out", "jsonl", KeptColumns()) as writer:
+        writer.write(rows, pa.Table.from_pylist(found, ADDED), STAMP)
+    errors = [json.loads(line)["error"] for line in (tmp_path / "out").read_text().splitlines()]
+    assert errors[:2] == [None, "is bad: x"] and errors[2].startswith("has tokens that the model does not have")
+
+
 @pytest.mark.parametrize("escape_formulas", [False, True])
 def test_formulas_in_csv_are_escaped_if_asked_for(tmp_path: Path, escape_formulas: bool) -> None:
     texts = ["=1+1", "+1", "-1", "@a", "\tx", "\rx", "a=b", ""]

@@ -84,6 +84,13 @@ def test_rows_of_json_lines_may_differ_and_their_values_stay_as_they_are(tmp_pat
     assert found[5] == "holds int in column 'text' where a text belongs: 3" and 6 in found
 
 
+def test_a_column_that_later_rows_of_json_begin_with_is_empty_before(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": "a"} | ({"id": place} if place > 700 else {})) for place in range(1500)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    rows = read(tmp_path / "in.jsonl", kept=["id"])
+    assert rows.kept["id"] == [None] * 701 + [*range(701, 1500)] and rows.numbers == [*range(1, 1501)]
+
+
 def test_columns_of_parquet_keep_their_types_and_a_text_that_is_no_utf_8_is_an_error(tmp_path: Path) -> None:
     raw = pa.array([b"fine", b"\xff", b"x"])
     texts = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
