@@ -26,9 +26,10 @@ from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.refs import Lock, Ref
 from tasks.hub.push import find_publishing_problems
 from tasks.jobs.engines.ray_engine import free
+from tasks.jobs.job import job_of
 from tasks.reports.row_reports import read_report
 from tasks.shared_store.opening import open_remote
-from tasks.stages.fit import fit, launch, training_job
+from tasks.stages.fit import fit, launch
 from tasks.stages.preflight.training_estimate import estimate_lines
 from tasks.tracking.connection import find_registry_problems
 from training.problems import UserError
@@ -104,7 +105,7 @@ def _estimate(planner: Planner, training: PlannedStage) -> list[str]:
     if training.key is None:
         return ["steps, tokens, memory and disk: ?, until the stages before it have run"]
     arguments = planner.arguments["fit"]
-    return estimate_lines(training.key, fit.flat_inputs(*arguments)[0], *training_job(*arguments))
+    return estimate_lines(training.key, fit.flat_inputs(*arguments)[0], job_of(fit, *arguments))
 
 
 def _mixture(recipe: Recipe, data: object) -> list[str]:

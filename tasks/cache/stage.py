@@ -151,6 +151,8 @@ class Stage(Generic[Result]):
     """Whether changed inputs often give the same output, such as rows with other line ends: for a plan."""
     own_code: Sequence[str] = ()
     """The module of a stage that computes something itself; empty for one that only describes a job."""
+    describe: Callable[..., Any] | None = None
+    """Returns the job of a stage that describes one."""
 
     def flat_inputs(self, *arguments: Any) -> tuple[dict[str, Any], dict[str, str]]:
         """The inputs by flat name as JSON values, and their display names. Raises UserError for missing user

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from typing import Any
 from tasks.cache.refs import Ref
 from tasks.cache.stage import Inputs, Stage, Work
 from tasks.jobs.batch_memory import BatchDivision
-from tasks.jobs.child import run_child
+from tasks.jobs.child import DEFAULT_STALL_TIMEOUT_S, run_child
 from tasks.jobs.commands import Launch, python_argv
+from tasks.jobs.engines import Engine, local
 from training.jobs.protocol import INPUTS, Settings, values_in_key
 
 Function = Callable[[Work, Any, Mapping[str, Path]], dict[str, Any]]
@@ -96,6 +98,15 @@ class Job:
     """Returns the command that starts the program; without, Python runs it as one process. Not in the key."""
     batches: Callable[[Path], BatchDivision] | None = None
     """Returns the division of batches that fits into memory, from the folder `model` of `reads`. Not in the key."""
+    secrets: Callable[[], Mapping[str, str]] | None = None
+    """Returns variables of the program that no file may hold. Not in the key."""
+    stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S
+    """Seconds without progress after which the program is started again. Not in the key."""
+    engine: Callable[[Work, Mapping[str, Path]], Engine[Any]] | None = None
+    """Returns where the program runs, which gets the folders of the artifacts by name; without, on this machine. Not in
+    the key."""
+    around: Callable[[Work], AbstractContextManager[None]] | None = None
+    """Returns a context in which the program runs, such as the upload of its checkpoints. Not in the key."""
     show: Callable[[Work, Mapping[str, Any]], None] | None = None
     """Gets the figures too, and tells what is in the filled folder: warnings, and pictures in its `log`, which is no
     part of the artifact's content. Not in the key."""
@@ -115,29 +126,48 @@ class Job:
 
     def run(self, work: Work) -> dict[str, Any]:
         """Runs the program to its end, fills `work.out`, and returns the figures. Raises as `run_child` does."""
-        folder = work.job / INPUTS
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        for name, files in self.reads.items():
-            files.link(folder / name, work)
-        inputs = {name: folder / name for name in self.reads}
-        if isinstance(self.program, str):
-            launched = self.launch() if self.launch else Launch(python_argv(self.program), {}, {})
-            found = run_child(
-                work,
-                self.program,
-                launched.argv,
-                env=launched.env,
-                settings=self.settings,
-                inputs=inputs,
-                batches=self.batches(inputs["model"]) if self.batches else None,
-            )
-        else:
-            found = self.program(work, self.settings, inputs)
+        inputs = self.link_inputs(work, work.job / INPUTS)
+        with self.around(work) if self.around else nullcontext():
+            if isinstance(self.program, str):
+                found = self._run_child(work, self.program, inputs)
+            else:
+                found = self.program(work, self.settings, inputs)
         figures = found | dict(self.figures)
         if self.show:
             self.show(work, figures)
         return figures
+
+    def link_inputs(self, work: Work, folder: Path) -> dict[str, Path]:
+        """Makes the new folder with links to what the program may read; returns the places by name."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for name, files in self.reads.items():
+            files.link(folder / name, work)
+        return {name: folder / name for name in self.reads}
+
+    def _run_child(self, work: Work, program: str, inputs: Mapping[str, Path]) -> dict[str, Any]:
+        launched = self.launch() if self.launch else Launch(python_argv(program), {}, {})
+        places = {name: files.folder for name, files in self.reads.items() if isinstance(files.folder, Path)}
+        return run_child(
+            work,
+            program,
+            launched.argv,
+            env={**launched.env, **(self.secrets() if self.secrets else {})},
+            settings=self.settings,
+            inputs=inputs,
+            batches=self.batches(inputs["model"]) if self.batches else None,
+            stall_timeout_s=self.stall_timeout_s,
+            before_try=lambda: launched.write(work.job),
+            engine=self.engine(work, places) if self.engine else local,
+        )
+
+
+def job_of(stage: Stage[Any], *arguments: Any) -> Job:
+    """The job of a stage of this module, without running it."""
+    assert stage.describe is not None, f"{stage.name} describes no job"
+    job = stage.describe(*arguments)
+    assert isinstance(job, Job)
+    return job
 
 
 def stage(*, where: str = "", may_repeat: bool = False) -> Callable[[Callable[..., Job]], Stage[Any]]:
@@ -156,6 +186,8 @@ def stage(*, where: str = "", may_repeat: bool = False) -> Callable[[Callable[..
             return describe(*arguments).inputs()
 
         inputs.__doc__ = (describe.__doc__ or "").partition("\n\n")[2]
-        return Stage(describe.__name__, make, inputs, cached=True, where=where, may_repeat=may_repeat)
+        return Stage(
+            describe.__name__, make, inputs, cached=True, where=where, may_repeat=may_repeat, describe=describe
+        )
 
     return decorate

@@ -240,7 +240,7 @@ class RecordedBatches(Listener):
     """
 
     def __init__(
-        self, recipe: Recipe, record: Mapping[str, Any], find_division: Callable[[Recipe, Lock, Ref], BatchDivision]
+        self, recipe: Recipe, record: Mapping[str, Any], find_division: Callable[[Recipe, Lock, Path], BatchDivision]
     ) -> None:
         self._recipe = recipe
         self._rows = (record["training"] or {}).get("micro_batch_size")
@@ -254,7 +254,7 @@ class RecordedBatches(Listener):
         if row.name != "load_model" or not isinstance(result, Ref) or self._lock is None or self._rows is None:
             return
         batch_size = self._recipe.training.per_device_train_batch_size
-        division = self._find_division(self._recipe, self._lock, result)
+        division = self._find_division(self._recipe, self._lock, result.path / "model")
         while -(-batch_size // division.divisor) > self._rows:
             division.halve()
         division.save()

@@ -259,7 +259,7 @@ def test_batches_are_divided_as_they_were(record: dict[str, Any], home: Path) ->
     listener = RecordedBatches(recipe, record, batch_division)
     listener.stage_ended(Row("resolve", "r", "ran", 0.0), lock)
     listener.stage_ended(Row("load_model", "k", "ran", 0.0), model)
-    assert batch_division(recipe, lock, model).divisor == 4
+    assert batch_division(recipe, lock, model.path / "model").divisor == 4
 
 
 def test_a_record_holds_no_credentials(finished: FinishedRun, home: Path) -> None:

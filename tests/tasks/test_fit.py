@@ -15,7 +15,7 @@ from training.problems import UserError
 from training.recipe import parse
 
 DATA = Ref(stage="load_data", key="d", digest="rows", parts={"labels.json": "labels"})
-MODEL = Ref(stage="load_model", key="m", digest="model")
+MODEL = Ref(stage="load_model", key="m", digest="m", parts={"model": "model", "tokenizer": "tokenizer"})
 
 
 def tokens(**changed: str) -> Ref:
@@ -24,6 +24,14 @@ def tokens(**changed: str) -> Ref:
 
 
 TOKENS = tokens()
+
+
+@pytest.fixture(autouse=True)
+def labels(home: Path) -> None:
+    """The file with the labels that the rows have."""
+    home.mkdir(mode=0o700)
+    DATA.path.mkdir(parents=True)
+    (DATA.path / "labels.json").write_text('["neg", "pos"]')
 
 
 def inputs(evaluation: dict[str, Any] | None = None, **training: Any) -> dict[str, Any]:
@@ -75,9 +83,9 @@ def test_metrics_count_where_one_may_choose_the_best_model_and_how_figures_are_r
     shown, chosen = inputs(evaluation), inputs(evaluation, metric_for_best_model="errors")
     assert shown == inputs()
     more = {name: value for name, value in chosen.items() if name not in shown}
-    assert more.pop("evaluation.metrics") == metrics[2:]
+    assert (shown["deciding_metrics"], chosen["deciding_metrics"]) == ([], ["errors", metrics[2]])
     evaluation_code = {name for name in more if name.startswith("code.training/evaluation/")}
-    assert more.keys() - evaluation_code == {"code.mine.py", "code.helper.py", "metrics.errors.more_is_better"}
+    assert more.keys() - evaluation_code == {"code.mine.py", "code.helper.py", "table.errors.more_is_better"}
     assert "code.training/evaluation/metrics/__init__.py" in evaluation_code
     code = {f"code.training/evaluation/metrics/{name}.py" for name in ("labels", "texts", "numbers", "spans")}
     assert not code & {*shown, *chosen}
@@ -217,7 +225,7 @@ def test_an_engine_counts_and_of_its_code_only_that_which_is_used() -> None:
 def test_how_many_machines_share_the_work_counts_and_not_where_their_cluster_is() -> None:
     assert flat(num_machines=2, cluster="ray", cluster_address="a:1") == flat(num_machines=2, cluster="ray")
     one, two = (inputs_of(Lock(num_processes=2, num_machines=count)) for count in (1, 2))
-    assert {name: two.get(name) for name in one.keys() ^ two.keys()} == {"compute.num_machines": 2}
+    assert {name for name in one.keys() | two.keys() if one.get(name) != two.get(name)} == {"compute.num_machines"}
 
 
 def test_how_it_was_written_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -390,7 +390,10 @@ class Keys:
         digest = f"{stage.name} edited" if edited else stage.name
         if stage.cached:
             parts = Parts(stage.name, self._part if edited else None)
-            return SimpleNamespace(stage=stage.name, digest=digest, parts=parts, path=Path("nowhere"), figures={})
+            folder = Path(stage.name if self._part == "" or not edited else f"{stage.name} {self._part}").absolute()
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "labels.json").write_text(json.dumps([parts["labels.json"]]))
+            return SimpleNamespace(stage=stage.name, digest=digest, parts=parts, path=folder, figures={})
         made = {
             "count_comparison": NumberedComparison(comparison=2 if edited else 1, confidence=0.95),
             "find_champion": CHAMPION.model_copy(update={"model": digest}),

@@ -5,7 +5,11 @@ The sections of the recipe that a training needs are the recipe's own models.
 
 from __future__ import annotations
 
-from training.jobs.protocol import Settings, TaskSettings
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from training.jobs.protocol import NotInKey, Settings, TaskSettings
 from training.recipe.fields import ResolvedCompute, Training
 
 
@@ -21,15 +25,22 @@ class FitSettings(TaskSettings):
 
     labels: list[str]
     """Names, in the order of their indices."""
-    max_length: int
+    evaluation_options: Annotated[dict[str, Any], NotInKey("they shape curves; others are in options")] = Field(
+        default_factory=dict
+    )
+    """Options of the task type that evaluations read. Those that can change the weights are in `options` too."""
+    max_length: Annotated[int, NotInKey("the rows are cut by now; the model must have as many positions")]
     """Tokens a row."""
     training: Training
     compute: ResolvedCompute
-    metrics: list[str]
+    metrics: Annotated[list[str], NotInKey("they are drawn as curves; others are in deciding_metrics")]
     """Computed at each evaluation."""
+    deciding_metrics: list[str] = Field(default_factory=list)
+    """Those of `metrics` whose values can change the weights: one that chooses the best checkpoint, or all that code of
+    the user's sees."""
     attn_implementation: str | None = None
     """model.attn_implementation."""
     base: HubModel | None = None
     """Named in an exported adapter (training.lora); None if the base model is not from the Hub."""
-    micro_batch_divisor: int = 1
+    micro_batch_divisor: Annotated[int, NotInKey("an optimizer step has the same rows")] = 1
     """Divides the recipe's batch sizes, so that a batch fits into memory; the global batch size stays."""

@@ -34,7 +34,9 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
     """The task that the engine trains. Raises UserError if an object that the recipe names does not exist or fit."""
     training = with_micro_batches(settings.training, settings.micro_batch_divisor)
     compute = settings.compute
-    task_type = task_types.load(settings.task, settings.options).while_training(compute.strategy)
+    task_type = task_types.load(settings.task, settings.options | settings.evaluation_options).while_training(
+        compute.strategy
+    )
     tokenizer = loading.load_tokenizer(Path(inputs["tokenizer"]), Path(inputs["model"]))
     tokens, checkpoint = Path(inputs["tokens"]), inputs.get("checkpoint")
     train, validation = TokenRows(tokens / "train.arrow"), TokenRows(tokens / "validation.arrow")

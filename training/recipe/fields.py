@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from training.jobs.protocol import NotInKey
 from training.recipe.data_fields import Data
 from training.recipe.error_messages import LIST, WORD
 from training.recipe.section import (
@@ -156,7 +157,7 @@ class Training(Section):
     then compute the loss without holding the logits of a batch in memory."""
     seed: int = Field(default=42, ge=0, lt=2**32)
     """The seed of the new head's weights, the order of rows, and dropout."""
-    logging_steps: int = Field(default=50, ge=1, le=MAX_COUNT)
+    logging_steps: Annotated[int, NotInKey("how often the loss is recorded")] = Field(default=50, ge=1, le=MAX_COUNT)
     """Optimizer steps between two recorded training losses."""
     eval_strategy: Annotated[Literal["epoch", "steps", "no"], Word] = "epoch"
     """When the validation split is evaluated during training: after each epoch, every eval_steps, or never."""
@@ -170,11 +171,13 @@ class Training(Section):
     your own yes, unless its name ends with loss)."""
     load_best_model_at_end: bool = True
     """Whether the best evaluated model is exported instead of the last one."""
-    resume_from_checkpoint: Text | None = None
+    resume_from_checkpoint: Annotated[Text | None, NotInKey("the checkpoint's content is in the key")] = None
     """The checkpoint folder of another job, `…/checkpoint-40`, to start from with its weights, optimizer and position
     in the epochs (null: the base model). A run that was stopped resumes without this. To start from weights alone, set
     model.path to the model's folder."""
-    report_to: list[Annotated[str, NameIn(TRACKERS)]] = Field(default_factory=list)
+    report_to: Annotated[list[Annotated[str, NameIn(TRACKERS)]], NotInKey("trackers only listen")] = Field(
+        default_factory=list
+    )
     """Trackers of the run besides MLflow: tensorboard (files in `tensorboard/` of the home, or in
     TENSORBOARD_LOGGING_DIR) and wandb (set up by its WANDB_… variables). Each needs its package."""
     loss: CodeName = "cross_entropy"
@@ -198,18 +201,26 @@ class Training(Section):
     """Your TrainerCallbacks as `module:Class`. Each process creates one of each, without arguments."""
     trainer: CodeName | None = None
     """Your subclass of ExactTrainer (training/engine/trainer.py) as `module:Class` (null: ExactTrainer)."""
-    inexact_resume: bool = False
+    inexact_resume: Annotated[bool, NotInKey("the user chose to resume elsewhere")] = False
     """Whether a run may resume from a checkpoint of another machine, of other library versions, or with ddp of another
     number of processes. Its weights then differ from those of an uninterrupted run."""
     early_stopping_patience: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     """Evaluations without a better metric after which training stops (null: training never stops early)."""
     early_stopping_threshold: float = Field(default=0.0, ge=0)
     """The smallest gain that counts as better, in the metric's own unit."""
-    checkpoint_interval_s: float = Field(default=600.0, gt=0, le=MAX_COUNT)
+    checkpoint_interval_s: Annotated[float, NotInKey("how often checkpoints are written")] = Field(
+        default=600.0, gt=0, le=MAX_COUNT
+    )
     """Seconds between two checkpoints. Each evaluation writes one too."""
-    extra: dict[str, Any] = Field(default_factory=dict)
+    extra: Annotated[
+        dict[str, Any],
+        NotInKey(
+            "they choose what is logged",
+            keys=frozenset({"logging_strategy", "logging_first_step", "log_level", "log_level_replica"}),
+        ),
+    ] = Field(default_factory=dict)
     """Other fields of TrainingArguments that the project does not set itself."""
-    trust_checkpoint: Annotated[bool, RunsCode()] = False
+    trust_checkpoint: Annotated[bool, RunsCode(), NotInKey("a checkpoint that it refuses ends the run")] = False
     """Whether the checkpoint in resume_from_checkpoint may run code. Checkpoints of FSDP, of DeepSpeed and of your own
     engine can. Without this, such a checkpoint is refused if this home did not write it, or if it was changed since."""
 

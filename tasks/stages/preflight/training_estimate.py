@@ -14,14 +14,15 @@ from typing import Any
 
 from tasks.cache.digests import digest_of
 from tasks.cache.settings import home
-from tasks.jobs.batch_memory import BatchDivision
+from tasks.cache.stage import Work
 from tasks.jobs.commands import accelerate_environment, python_argv
 from tasks.jobs.hardware import free_gpu_memory, memory, visible_gpus
+from tasks.jobs.job import Job as StageJob
 from tasks.jobs.launch import JobFailed, require_finished, run_job
 from training.engine import estimation
 from training.engine.fit_settings import FitSettings
 from training.jobs import resources
-from training.jobs.protocol import EVENTS, Job, read_events, sha256, write_atomically
+from training.jobs.protocol import EVENTS, INPUTS, Job, read_events, sha256, write_atomically
 from training.problems import UserError
 
 STALL_TIMEOUT_S = 600.0
@@ -36,18 +37,19 @@ _WITHOUT_EFFECT = {
 }
 
 
-def estimate_lines(
-    key: str, inputs: Mapping[str, Any], settings: FitSettings, folders: Mapping[str, Path], batches: BatchDivision
-) -> list[str]:
-    """The estimate for the job `key` of fit, in lines. `inputs` are the flat inputs of fit.
+def estimate_lines(key: str, inputs: Mapping[str, Any], training: StageJob) -> list[str]:
+    """The estimate for the job of fit, in lines. `key` is its key, and `inputs` are the flat inputs of it.
 
     A job that has started reports its own estimate: a trial at the same time could take its memory. Raises UserError
     for objects that the recipe names and that do not exist.
     """
     if begun := estimation.latest_estimate(read_events(home() / "jobs" / key / EVENTS, 0, ["estimate"])[0]):
         return [f"begun: {estimation.summary(begun, None)}"]
+    settings = training.settings
+    assert isinstance(settings, FitSettings)
     try:
-        figures = _read_or_compute(inputs, settings, folders, batches.divisor)
+        with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
+            figures = _read_or_compute(inputs, training, Path(folder))
     except (JobFailed, OSError) as error:
         return [f"steps, tokens, memory and disk: ? ({str(error).splitlines()[0]})"]
     processes = settings.compute.num_processes // settings.compute.num_machines
@@ -62,9 +64,9 @@ def estimate_lines(
     return [line for line in lines if line]
 
 
-def _read_or_compute(
-    inputs: Mapping[str, Any], settings: FitSettings, folders: Mapping[str, Path], divisor: int
-) -> dict[str, Any]:
+def _read_or_compute(inputs: Mapping[str, Any], training: StageJob, folder: Path) -> dict[str, Any]:
+    places = training.link_inputs(Work("", folder, ""), folder / INPUTS)
+    divisor = training.batches(places["model"]).divisor if training.batches else 1
     depends_on = {
         **{name: value for name, value in inputs.items() if name not in _WITHOUT_EFFECT},
         "micro_batch_divisor": divisor,
@@ -77,15 +79,17 @@ def _read_or_compute(
     job = Job(
         program="training.programs.estimate",
         key=file.stem,
-        settings=settings.model_dump(mode="json") | {"micro_batch_divisor": divisor},
-        inputs={name: str(path) for name, path in folders.items()},
+        settings=training.settings.model_dump(mode="json") | {"micro_batch_divisor": divisor},
+        inputs={name: str(path) for name, path in places.items()},
     )
-    env = accelerate_environment(num_processes=1, use_cpu=not visible_gpus())
-    with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
-        job.write(Path(folder))
-        outcome = run_job(
-            Path(folder), python_argv(job.program), env=env, on_events=lambda _: None, stall_timeout_s=STALL_TIMEOUT_S
-        )
+    job.write(folder)
+    outcome = run_job(
+        folder,
+        python_argv(job.program),
+        env=accelerate_environment(num_processes=1, use_cpu=not visible_gpus()),
+        on_events=lambda _: None,
+        stall_timeout_s=STALL_TIMEOUT_S,
+    )
     figures = dict(require_finished(outcome).figures)
     if figures["memory_mb"] is not None:  # None: memory ran out, and there may be more next time
         with contextlib.suppress(OSError):  # a full disk is one of the things that an estimate reports
