@@ -51,15 +51,6 @@ def label_names(data: Ref) -> list[str]:
     return list(json.loads((data.path / "labels.json").read_text()))
 
 
-def baseline_upstream(splits: Iterable[str], data: Ref, tokens: Ref, trained: Ref) -> dict[str, str | None]:
-    """Digests of the artifacts from which a task type may compute the baseline of these splits."""
-    return {
-        "load_data/train": data.parts.get("train.arrow"),
-        **{f"tokenize/{split}": tokens.parts.get(f"{split}.arrow") for split in ("train", *splits)},
-        "fit": trained.parts.get("model"),
-    }
-
-
 def by_stage(artifacts: Iterable[Ref | None]) -> dict[str, Ref]:
     """The artifacts by the stage that made them."""
     return {artifact.stage: artifact for artifact in artifacts if artifact is not None}

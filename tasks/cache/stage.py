@@ -30,7 +30,7 @@ class Inputs:
     values: Mapping[str, Any]
     """Recipe fields, digests of files and of upstream artifacts; JSON values, nested as the recipe nests them."""
     code: Sequence[str] = ()
-    """Dotted modules whose code can change the output, in addition to the stage's own."""
+    """Dotted modules whose code can change the output."""
     outside: Sequence[str] = ()
     """Rooms and modules imported by `code` that cannot change the output with these values."""
     libraries: Sequence[str] = ()
@@ -134,7 +134,7 @@ class Driver(Protocol):
 
 @dataclass(frozen=True)
 class Stage(Generic[Result]):
-    """One step of a flow. Made by `@stage` and `@action`."""
+    """One step of a flow. Made by `tasks.jobs.job.stage` and `@action`."""
 
     name: str
     make: Callable[..., Any]
@@ -149,8 +149,6 @@ class Stage(Generic[Result]):
     """The condition of a stage that not every run has, as text for a plan."""
     may_repeat: bool = False
     """Whether changed inputs often give the same output, such as rows with other line ends: for a plan."""
-    own_code: Sequence[str] = ()
-    """The module of a stage that computes something itself; empty for one that only describes a job."""
     describe: Callable[..., Any] | None = None
     """Returns the job of a stage that describes one."""
 
@@ -161,7 +159,7 @@ class Stage(Generic[Result]):
         flat = dict(flatten(given.values))
         if self.cached:
             own, installed = users_code(given.named)
-            code = code_behind([*self.own_code, *given.code, *own], given.outside)
+            code = code_behind([*given.code, *own], given.outside)
             for path, digest in code.digests.items():
                 flat[f"code.{path}"] = digest
             for library, version in library_versions([*given.libraries, *installed, *code.distributions]).items():
@@ -171,25 +169,6 @@ class Stage(Generic[Result]):
     def key(self, flat: Mapping[str, Any]) -> str:
         """The artifact's name: safe for file systems, without dots."""
         return digest_of({"stage": self.name, "inputs": dict(flat)})[:40]
-
-
-def stage(
-    inputs: Callable[..., Inputs], *, name: str | None = None, where: str = "", may_repeat: bool = False
-) -> Callable[[Callable[..., Mapping[str, Any]]], Stage[Any]]:
-    """A cached stage. The function takes `Work` and the arguments, fills `work.out`, and returns a few figures."""
-
-    def decorate(make: Callable[..., Mapping[str, Any]]) -> Stage[Any]:
-        return Stage(
-            name or make.__name__,
-            make,
-            inputs,
-            cached=True,
-            where=where,
-            may_repeat=may_repeat,
-            own_code=[make.__module__],
-        )
-
-    return decorate
 
 
 def action(

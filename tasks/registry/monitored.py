@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.cache import settings, store
-from tasks.cache.refs import Champion, PinnedFile, Ref
+from tasks.cache.refs import Champion, PinnedFile, Ref, label_names
 from tasks.registry import consent, lineage
 from tasks.registry.prediction_job import find_model, read_by
 from tasks.registry.versions import RECIPE_TAG, SPLIT_TAG, read_figures
@@ -207,8 +206,3 @@ def read_drift_section(version: Monitored, overrides: Mapping[str, Any]) -> Drif
                 for detail in error.errors(include_url=False)
             ]
         ) from error
-
-
-def label_names(rows: Ref) -> list[str]:
-    """Reads the names of the labels in the order of the rows' indices."""
-    return list(json.loads((rows.path / "labels.json").read_text()))

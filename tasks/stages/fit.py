@@ -74,7 +74,7 @@ def fit(recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> Job:
             "tokens": files_of(tokens, ["train.arrow", "validation.arrow"]),
             **_start_checkpoint(recipe),
         },
-        tables={"table": entries(deciding)},
+        tables={"table": entries(name for name in deciding if not name.startswith("hub:"))},
         code=[
             *task_types.code_modules(recipe.task),
             strategy.module,

@@ -24,11 +24,12 @@ from tasks.cache import store
 from tasks.cache.executor import Executor
 from tasks.cache.history import History
 from tasks.cache.refs import Ref
-from tasks.cache.stage import Inputs, Listener, Row, Stage, Work, action, stage
+from tasks.cache.stage import Inputs, Listener, Row, Stage, Work, action
 from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import JobFailed
 from tests.fork_server import COMMANDS, Fork, run_code
+from tests.tasks.plain_stages import stage
 from training.jobs.protocol import Job, Outcome, sha256, write_atomically
 from training.problems import Problem, UserError
 
@@ -333,7 +334,8 @@ import sys, time
 from pathlib import Path
 from prefect import flow
 from tasks.cache.executor import Executor
-from tasks.cache.stage import Inputs, Listener, stage
+from tasks.cache.stage import Inputs, Listener
+from tests.tasks.plain_stages import stage
 
 @stage(lambda: Inputs({"slow": True}))
 def slow(work):

@@ -91,9 +91,9 @@ def test_metrics_count_where_one_may_choose_the_best_model_and_how_figures_are_r
     assert not code & {*shown, *chosen}
     accuracy = inputs(evaluation, metric_for_best_model="accuracy")
     assert code & accuracy.keys() == {"code.training/evaluation/metrics/labels.py"}
-    assert accuracy["metrics.accuracy.more_is_better"] is True
+    assert accuracy["table.accuracy.more_is_better"] is True
     seen = inputs(evaluation, callbacks=["mine:Mine"])  # it may go by any of them
-    assert seen["evaluation.metrics"] == metrics
+    assert seen["deciding_metrics"] == metrics
     assert not any(name.startswith("code.training/evaluation/") for name in shown)
     resampled = {"code.training/evaluation/metrics/bootstrap_figures.py", "code.training/evaluation/bootstrap.py"}
     assert not resampled & {*chosen, *seen}

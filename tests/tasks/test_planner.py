@@ -11,7 +11,8 @@ import pytest
 from tasks.cache import store
 from tasks.cache.history import History
 from tasks.cache.planner import UNKNOWN, PlannedStage, Planner, Repeatable, differences
-from tasks.cache.stage import Inputs, Stage, Work, action, stage
+from tasks.cache.stage import Inputs, Stage, Work, action
+from tests.tasks.plain_stages import stage
 
 calls: list[str] = []
 

@@ -20,12 +20,13 @@ from tasks.cache.executor import Executor
 from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.refs import Ref
 from tasks.cache.remote import Remote
-from tasks.cache.stage import Inputs, Listener, Row, Work, action, stage
+from tasks.cache.stage import Inputs, Listener, Row, Work, action
 from tasks.shared_store import uploads
 from tasks.shared_store.artifacts import SharedStore
 from tasks.shared_store.bucket import Bucket
 from tasks.shared_store.bucket_remote import BucketRemote
 from tests.s3 import BUCKET, S3
+from tests.tasks.plain_stages import stage
 from tests.tasks.shared import QUICK, on_s3, s3
 
 __all__ = ["on_s3", "s3"]
