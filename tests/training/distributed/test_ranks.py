@@ -192,7 +192,7 @@ def predict_job(world: Path, launched: Path, job_dir: Path, program: str = "pred
 
 def test_two_processes_predict_the_bytes_of_one(world: Path, launched: Path, tmp_path: Path) -> None:
     splits = {"splits": ["train", "validation"]}
-    judged = {"split": "validation", "labels": tiny.LABELS, "champion": "small/1", "max_length": 64}
+    judged = {"split": "validation", "champion": "small/1", "max_length": 64}
     for program, say in ((predict, splits), (predict_champion, judged)):
         name = program.__name__.rpartition(".")[2]
         written = []
