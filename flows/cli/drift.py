@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from flows.cli.local_flow import call_model_flow, exit_without_server, print_failure
@@ -18,12 +17,10 @@ from flows.cli.shared import (
     add_json_argument,
     add_reading_argument,
     add_version_arguments,
-    output_file,
     parse_reading,
     write_json,
 )
 from flows.reports.tables import align, terminal_width, wrap
-from tasks.cache import settings
 from tasks.reports.monitoring_reports import describe_accuracy, describe_words, summarize_drift, tabulate_drift
 from training.problems import UserError
 
@@ -31,12 +28,6 @@ from training.problems import UserError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, "new rows")
     add_reading_argument(parser, "; or override one of its release.drift, such as auc=0.6")
-    parser.add_argument(
-        "--evidently",
-        metavar="FILE",
-        type=output_file,
-        help="also write the comparison that Evidently makes of the same samples: .html or .json (its snapshot)",
-    )
     add_json_argument(parser, "the result with the whole report")
 
 
@@ -58,10 +49,6 @@ def execute(arguments: argparse.Namespace) -> int:
     about_rows = [word for word in arguments.set if word.startswith("data.")]
     thresholds = parse_thresholds([word for word in arguments.set if word not in about_rows])
     data = parse_reading(about_rows)
-    if arguments.evidently:
-        from tasks.tracking.evidently_export import require_evidently
-
-        require_evidently(arguments.evidently)
     result = call_model_flow(
         "drift", model=arguments.model, inputs=arguments.input, thresholds=thresholds, task=arguments.task, data=data
     )
@@ -72,21 +59,8 @@ def execute(arguments: argparse.Namespace) -> int:
         return print_failure(result)
     for line in report_lines(result["drift"], result["version"], terminal_width()):
         print(line)
-    if arguments.evidently:
-        _export_evidently(result, arguments.evidently)
     exit_without_server(result, COMPLETED)
     return COMPLETED
-
-
-def _export_evidently(result: Mapping[str, Any], out: Path) -> None:
-    from tasks.tracking.evidently_export import export_report
-
-    home, artifacts = settings.home(), {stage["name"]: stage["artifact"] for stage in result["stages"]}
-    metadata = {"version": result["version"], "verdict": result["drift"]["verdict"]}
-    profile, observed = (home / artifacts[name] for name in ("profile", "observe"))
-    for line in export_report(profile, observed, f"finetune drift {result['version']}", metadata, out):
-        print(line)
-    print(f"Evidently's report: {out}")
 
 
 def parse_thresholds(words: Sequence[str]) -> dict[str, int | float]:
