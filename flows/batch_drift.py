@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flows.batch_plan import Prepared, history_name, history_of
+from flows.batch_plan import PreparedBatch, history_name, history_of
 from flows.monitoring import announce_drift, run_drift_stages
 from tasks.cache.executor import Executor
 from tasks.cache.remote import Remote
@@ -18,7 +18,7 @@ from tasks.tracking.connection import MlflowFailed
 from training.problems import UserError
 
 
-def remember_earlier_rows(prepared: Prepared) -> None:
+def remember_earlier_rows(prepared: PreparedBatch) -> None:
     """Remembers the rows that are not new. Call it before anything is predicted: the rows of a run that is killed, and
     of one with too few of them, are new in the next run too."""
     if isinstance(prepared.monitoring, Monitoring):
@@ -26,7 +26,7 @@ def remember_earlier_rows(prepared: Prepared) -> None:
 
 
 def compare_new_rows(
-    prepared: Prepared, run: str, remote: Remote, listeners: Sequence[Listener]
+    prepared: PreparedBatch, run: str, remote: Remote, listeners: Sequence[Listener]
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """Runs the stages of the report, emits its event, and remembers the rows that it compared.
 

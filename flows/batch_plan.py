@@ -20,7 +20,7 @@ from training.recipe import BatchPrediction
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedBatch:
     """A batch prediction before anything is predicted."""
 
     prediction: BatchPrediction
@@ -47,7 +47,7 @@ class Prepared:
         return sum(shard.usable for shard in self.new)
 
 
-def prepare(prediction: BatchPrediction, remote: Remote, listener: Listener) -> Prepared:
+def prepare(prediction: BatchPrediction, remote: Remote, listener: Listener) -> PreparedBatch:
     """Pins the version, reads all rows once, and looks up the stored shards. Raises UserError and MlflowFailed."""
     found = find_model(prediction.name, prediction.alias, prediction.version, prediction.task or "")
     model = read_by(found, prediction.data)
@@ -61,7 +61,7 @@ def prepare(prediction: BatchPrediction, remote: Remote, listener: Listener) -> 
     scan = scan_rows(listed, rows.reader, rows.shard_rows, rows.id, _report_files(listener), *on_shard)
     keys = {shard.digest: artifacts.key(shard) for shard in scan.shards}
     stored = frozenset(shard.digest for shard in scan.shards if artifacts.has(shard))
-    return Prepared(prediction, model, rows, scan, keys, stored, monitoring)
+    return PreparedBatch(prediction, model, rows, scan, keys, stored, monitoring)
 
 
 def history_name(prediction: BatchPrediction) -> str:

@@ -11,7 +11,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
 from flows.batch_drift import compare_new_rows, remember_earlier_rows
-from flows.batch_plan import Prepared, history_name, history_of, prepare
+from flows.batch_plan import PreparedBatch, history_name, history_of, prepare
 from flows.reports.predictions import Shards, build_result, count, describe
 from tasks.cache import settings
 from tasks.cache.executor import Executor
@@ -90,8 +90,8 @@ def batch_predict(prediction: BatchPrediction, reason: str | None = None) -> dic
         return Completed(message=describe(result)[0] + verdict, data=result)
 
 
-def _predict(prepared: Prepared, run: str, remote: Remote, shards: Shards) -> None:
-    """Walks all shards that the output lacks: predictions from the store or the program, rows from the files."""
+def _predict(prepared: PreparedBatch, run: str, remote: Remote, shards: Shards) -> None:
+    """Builds all shards that the output lacks: predictions from the store or the program, rows from the files."""
     prediction, model, scan = prepared.prediction, prepared.model, prepared.scan
     executor = Executor(history_name(prediction), run, (shards,), remote=remote)
     with (

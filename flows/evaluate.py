@@ -16,7 +16,7 @@ from tasks.cache.input_files import pin_files
 from tasks.cache.refs import Ref
 from tasks.prediction.scan import list_files
 from tasks.prefect import events
-from tasks.registry.evaluations import Evaluation
+from tasks.registry.evaluations import LaterEvaluation
 from tasks.registry.monitored import Monitored, find_rows, read_recipe, require_no_reference
 from tasks.reports.monitoring_reports import summarize_evaluation
 from tasks.stages.evaluate import evaluate as score_labelled
@@ -52,7 +52,7 @@ def evaluate(
         predicted: Ref = executor(predict_labelled, version, recipe, labelled)
         scored: Ref = executor(score_labelled, version, recipe, labelled, predicted)
         names = [pin.path for pin in files]
-        entry: Evaluation = executor(record_evaluation, version, recipe, labelled, scored, names)
+        entry: LaterEvaluation = executor(record_evaluation, version, recipe, labelled, scored, names)
         return build_evaluation(version, scored, entry)
 
     def announce(version: Monitored, evaluation: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ def evaluate(
     return run_for_version("evaluation", model, task, data, listeners.get(), [], stages=score, announce=announce)
 
 
-def build_evaluation(version: Monitored, scored: Ref, entry: Evaluation) -> dict[str, Any]:
+def build_evaluation(version: Monitored, scored: Ref, entry: LaterEvaluation) -> dict[str, Any]:
     """Builds the evaluation as JSON values."""
     report = json.loads((scored.path / "evaluation.json").read_text(encoding="utf-8"))
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tasks.cache.refs import Champion, Lock, Promotion, Publication, Ref, Selection, Verdict, Version
-from tasks.cache.stage import Driver
+from tasks.cache.stage import Builder
 from tasks.stages.champion import find_champion, predict_champion
 from tasks.stages.compare import compare, count_comparison, counts_comparisons, has_opponent
 from tasks.stages.exports import compare_exports, export, wants_exports
@@ -40,7 +40,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class TrainingInputs:
     """What training starts from."""
 
     lock: Lock
@@ -50,7 +50,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Scored(Prepared):
+class Scored(TrainingInputs):
     """A trained model and its figures."""
 
     trained: Ref
@@ -58,58 +58,58 @@ class Scored(Prepared):
     scores: Ref
 
 
-def prepare(walk: Driver, recipe: Recipe, lock: Lock | None = None) -> Prepared:
-    """Walks the stages before training. With `lock`, nothing is resolved again."""
-    lock = lock or walk(resolve, recipe)
+def prepare(build: Builder, recipe: Recipe, lock: Lock | None = None) -> TrainingInputs:
+    """Builds all that training needs. With `lock`, nothing is resolved again."""
+    lock = lock or build(resolve, recipe)
     # The weights of a mixture may be in tokens, which the model's tokenizer counts.
-    first = walk(load_model, recipe, lock, None) if counts_tokens(recipe) else None
-    data = walk(load_data, recipe, lock, first)
+    first = build(load_model, recipe, lock, None) if counts_tokens(recipe) else None
+    data = build(load_data, recipe, lock, first)
     require_fitting(recipe, data)
     # A model from scratch has a tokenizer that is trained on the rows.
     trains_tokenizer = recipe.model.source == "scratch" and lock.started_from is None
-    model = first if first is not None else walk(load_model, recipe, lock, data if trains_tokenizer else None)
+    model = first if first is not None else build(load_model, recipe, lock, data if trains_tokenizer else None)
     require_same_labels(lock, data, model)
-    tokens = walk(tokenize, recipe, data, model)
+    tokens = build(tokenize, recipe, data, model)
     require_fitting_lengths(recipe, tokens)
-    tokens = walk(reference_logprobs, recipe, lock, model, tokens) if needs_reference(recipe) else tokens
-    return Prepared(lock, data, model, tokens)
+    tokens = build(reference_logprobs, recipe, lock, model, tokens) if needs_reference(recipe) else tokens
+    return TrainingInputs(lock, data, model, tokens)
 
 
-def train_and_score(walk: Driver, recipe: Recipe, lock: Lock | None = None) -> Scored:
-    """Walks the stages up to the figures of the trained model, which are those of a trial."""
-    ready = prepare(walk, recipe, lock)
-    trained = walk(fit, recipe, ready.lock, ready.data, ready.model, ready.tokens)
+def train_and_score(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Scored:
+    """Builds all up to the figures of the trained model, which are those of a trial."""
+    ready = prepare(build, recipe, lock)
+    trained = build(fit, recipe, ready.lock, ready.data, ready.model, ready.tokens)
     base = ready.model if answers_prompts(recipe) else None
-    predictions = walk(predict, recipe, ready.lock, ready.tokens, trained, base)
-    scores = walk(score, recipe, ready.data, ready.tokens, trained, predictions)
+    predictions = build(predict, recipe, ready.lock, ready.tokens, trained, base)
+    scores = build(score, recipe, ready.data, ready.tokens, trained, predictions)
     return Scored(ready.lock, ready.data, ready.model, ready.tokens, trained, predictions, scores)
 
 
-def pipeline(walk: Driver, recipe: Recipe, selection: Selection | None = None) -> Finished:
-    """Walks all stages, from a recipe to a model that is registered, published and promoted if the gate allows it.
+def pipeline(build: Builder, recipe: Recipe, selection: Selection | None = None) -> Finished:
+    """Builds all stages, from a recipe to a model that is registered, published and promoted if the gate allows it.
 
     `selection`: how a sweep chose the settings.
     """
-    scored = train_and_score(walk, recipe)
+    scored = train_and_score(build, recipe)
     lock, data, model, tokens = scored.lock, scored.data, scored.model, scored.tokens
     trained, predictions, scores = scored.trained, scored.predictions, scored.scores
-    champion = walk(find_champion, recipe, trained, scores)
-    opponent = walk(predict_champion, recipe, lock, data, champion) if champion else None
+    champion = build(find_champion, recipe, trained, scores)
+    opponent = build(predict_champion, recipe, lock, data, champion) if champion else None
     number, comparison = None, None
     if has_opponent(recipe, champion):
         if counts_comparisons(recipe):
-            number = walk(count_comparison, recipe, data, trained, predictions, opponent)
-        comparison = walk(compare, recipe, champion, number, data, tokens, trained, predictions, opponent)
-    verdict = walk(gate, recipe, scores, comparison, selection)
+            number = build(count_comparison, recipe, data, trained, predictions, opponent)
+        comparison = build(compare, recipe, champion, number, data, tokens, trained, predictions, opponent)
+    verdict = build(gate, recipe, scores, comparison, selection)
     exports, compared, publication = None, None, None
     if wants_exports(recipe, verdict):
-        exports = walk(export, recipe, trained)
-        compared = walk(compare_exports, recipe, lock, data, tokens, trained, predictions, exports)
-    with walk.together():
+        exports = build(export, recipe, trained)
+        compared = build(compare_exports, recipe, lock, data, tokens, trained, predictions, exports)
+    with build.transaction():
         artifacts = (data, model, tokens, trained, predictions, scores, opponent, comparison, exports, compared)
-        version = walk(register, recipe, lock, verdict, *artifacts)
+        version = build(register, recipe, lock, verdict, *artifacts)
         if recipe.release.hub is not None:
             published = (data, trained, predictions, scores, exports, compared)
-            publication = walk(publish, recipe, lock, verdict, version, *published)
-        promotion = walk(promote, recipe, version, verdict)
+            publication = build(publish, recipe, lock, verdict, version, *published)
+        promotion = build(promote, recipe, version, verdict)
     return Finished(lock, trained, scores, champion, verdict, compared, version, publication, promotion)

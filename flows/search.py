@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flows.naming import format_settings
-from flows.pipeline import Prepared, Scored, train_and_score
+from flows.pipeline import Scored, TrainingInputs, train_and_score
 from flows.reports.sweep_table import SweepTerminal, TrialProgress, tabulate_trials
 from flows.trial import TrialRun, trial_recipe
 from tasks.cache.executor import Executor
@@ -51,7 +51,7 @@ class Search:
     recipe: Recipe
     sweep: Sweep
     study: Study
-    ready: Prepared
+    ready: TrainingInputs
     run: str
     terminal: SweepTerminal
     show: Show
@@ -152,19 +152,19 @@ class Search:
         scored = self._find_scored(best)
         if scored is None or self.recipe.release.registry is None:
             return None
-        recipe, walk = self._recipe_of(best), self._quiet_walk()
+        recipe, build = self._recipe_of(best), self._quiet_executor()
         try:
-            champion = walk(find_champion, recipe, scored.trained, scored.scores)
+            champion = build(find_champion, recipe, scored.trained, scored.scores)
             if champion is None:
                 return None
-            opponent = walk(predict_champion, recipe, scored.lock, scored.data, champion)
+            opponent = build(predict_champion, recipe, scored.lock, scored.data, champion)
             return self._compare(best, scored, champion, opponent)
         except (MlflowFailed, UserError, JobFailed):  # the release of the best model meets it again, and reports it
             return None
 
     def _compare(self, best: Trial, scored: Scored, champion: Champion, opponent: Ref) -> Comparison:
         arguments = (scored.data, scored.tokens, scored.trained, scored.predictions, opponent)
-        found = self._quiet_walk()(compare, self._recipe_of(best), champion, None, *arguments)
+        found = self._quiet_executor()(compare, self._recipe_of(best), champion, None, *arguments)
         return Comparison.model_validate(found.figures)
 
     def _find_scored(self, trial: Trial) -> Scored | None:
@@ -179,7 +179,7 @@ class Search:
     def _recipe_of(self, trial: Trial) -> Recipe:
         return trial_recipe(self.recipe, trial.settings, str(self.sweep.metric))
 
-    def _quiet_walk(self) -> Executor:
+    def _quiet_executor(self) -> Executor:
         return Executor(self.recipe.name, self.run)
 
     @property

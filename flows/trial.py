@@ -98,7 +98,7 @@ class TrialRun:
             raise self.error
 
     def execute(self, run: str) -> State[Any]:
-        """Walks the stages in the flow run `run`, stores the end in the study, and returns the flow's state."""
+        """Builds the stages in the flow run `run`, stores the end in the study, and returns the flow's state."""
         began, study = time.monotonic(), self.study
         if self.trial.flow_run_id is None:
             study.set_flow_run(self.trial, run)

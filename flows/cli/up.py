@@ -8,7 +8,7 @@ import time
 
 from flows.cli.shared import COMPLETED
 from tasks.prefect import servers
-from tasks.prefect.servers import MLFLOW_PORT, PREFECT_PORT, State
+from tasks.prefect.servers import MLFLOW_PORT, PREFECT_PORT, ServicesState
 from tasks.services import lifecycle
 
 
@@ -44,16 +44,16 @@ def execute(arguments: argparse.Namespace) -> int:
     return COMPLETED
 
 
-def _print_answer(name: str, state: State) -> None:
+def _print_answer(name: str, state: ServicesState) -> None:
     print(f"  {name} answers", file=sys.stderr, flush=True)
 
 
-def _format_addresses(state: State) -> list[str]:
+def _format_addresses(state: ServicesState) -> list[str]:
     addresses = {"Prefect": state.prefect, "MLflow": state.mlflow, "Worker": f"work pool {servers.POOL!r}"}
     return [f"{f'{name}:':<9}{address}" for name, address in addresses.items() if address]
 
 
-def format_logins(state: State) -> list[str]:
+def format_logins(state: ServicesState) -> list[str]:
     """Formats the login to the page of each server."""
     logins = []
     if state.prefect:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flows.batch_plan import Prepared
+from flows.batch_plan import PreparedBatch
 from tasks.cache.stage import Listener, Row
 from tasks.jobs.launch import JobFailed
 from tasks.prediction.scan import MAX_REASONS
@@ -55,7 +55,7 @@ class Shards(Listener):
 
 
 def build_result(
-    run: str | None, prepared: Prepared | None, began_s: float, error: BaseException | None = None
+    run: str | None, prepared: PreparedBatch | None, began_s: float, error: BaseException | None = None
 ) -> dict[str, Any]:
     """The result of a run, plain JSON."""
     state = "completed" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
@@ -71,7 +71,7 @@ def build_result(
     }
 
 
-def count(prepared: Prepared) -> dict[str, Any]:
+def count(prepared: PreparedBatch) -> dict[str, Any]:
     """The counts of a batch prediction: `new` are the usable rows that were not predicted before."""
     scan, model = prepared.scan, prepared.model
     return {

@@ -94,7 +94,7 @@ class Executor:
         self._force = force
         self._remote = remote or Remote()
         self._uncommitted: list[Callable[[], None]] | None = None
-        """History entries of an open `together`."""
+        """History entries of an open transaction."""
 
     def __call__(self, stage: Stage[Any], *arguments: Any) -> Any:
         """The stage's result."""
@@ -137,7 +137,7 @@ class Executor:
         return report
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         """A Prefect transaction around actions: if one fails, those before it are rolled back.
 
         A cached stage must not run in it: its lock would be held until the end. A killed process rolls nothing back;

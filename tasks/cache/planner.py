@@ -1,4 +1,4 @@
-"""The planner: walks the stages without running them, and finds which are cached, which would run, and why."""
+"""The planner: names the stages without running them, and finds which are cached, which would run, and why."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PlannedStage:
 
 
 class Planner:
-    """Walks a composition of stages and changes nothing, except that it fetches artifacts of other machines: inputs
+    """Names the stages of a pipeline and changes nothing, except that it fetches artifacts of other machines: inputs
     of later stages are read from their files.
 
     Args:
@@ -78,7 +78,7 @@ class Planner:
         self.arguments[stage.name] = arguments
         return result
 
-    def together(self) -> AbstractContextManager[None]:
+    def transaction(self) -> AbstractContextManager[None]:
         """As in the executor; a planner has nothing to undo."""
         return nullcontext()
 

@@ -93,7 +93,7 @@ class Work:
     state: str = "ran"
     """The state of a stage that did not fail: ran, cached, skipped, or resumed after a kill."""
     rollback: Callable[[], str] | None = None
-    """Set by an action that changed something: undoes the change if a later stage of the same `Driver.together` fails.
+    """Set by an action that changed something: undoes the change if a later stage of the same transaction fails.
     Returns a message for the user."""
     alone: Callable[[], AbstractContextManager[None]] = nullcontext
     """A block of an action that machines with a shared store enter one after the other, if their keys are equal."""
@@ -122,13 +122,13 @@ def fetch_event(done: int, total: int) -> dict[str, Any]:
     return {"kind": "progress", "done": done // 10**6, "total": total // 10**6, "unit": "MB"}
 
 
-class Driver(Protocol):
-    """Walks a composition of stages: the executor runs them, the planner does not."""
+class Builder(Protocol):
+    """Builds the stages of a pipeline: the executor runs them, the planner only names them."""
 
     def __call__(self, stage: Stage[Any], *arguments: Any) -> Any:
         """The stage's result, or a placeholder if it is unknown."""
 
-    def together(self) -> AbstractContextManager[None]:
+    def transaction(self) -> AbstractContextManager[None]:
         """A context for actions that succeed or fail together: if one fails, those before it are rolled back."""
 
 

@@ -35,7 +35,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     tried again at growing intervals.
     """
     os.nice(10)  # training comes first
-    uploads = Uploads(job, job_dir / "copy")
+    uploads = CheckpointUploads(job, job_dir / "copy")
     training_events = Events(Path(job.inputs["job"]) / EVENTS)
     trouble, wait_s, next_try = None, POLL_S, 0.0
     while True:
@@ -58,7 +58,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         time.sleep(POLL_S)
 
 
-class Uploads:
+class CheckpointUploads:
     """The uploads of a training's checkpoints.
 
     Args:

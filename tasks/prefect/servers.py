@@ -3,7 +3,7 @@
 The process manager (tasks/services/process_manager.py) runs them; tasks/services/lifecycle.py starts and stops it.
 
     <home>/services/process_manager.lock    held by the process manager
-    <home>/services/state.json              which services run, and where (State)
+    <home>/services/state.json              which services run, and where (ServicesState)
     <home>/services/prefect.password        the passwords of the servers of this home, mode 0600
     <home>/services/mlflow.password
 
@@ -49,7 +49,7 @@ class ServicesFailed(Exception):
     """The services did not start or stop; the message is for the user."""
 
 
-class State(BaseModel):
+class ServicesState(BaseModel):
     """The services that a process manager runs. An address is None if another server is used."""
 
     model_config = ConfigDict(frozen=True)
@@ -122,20 +122,20 @@ def services_folder() -> Path:
     return folder
 
 
-def read_running() -> State | None:
+def read_running() -> ServicesState | None:
     """Reads the state of the services of this home; None if no process manager runs."""
     return read_last_state() if is_held(settings.home_path() / "services" / f"{LOCK}.lock") else None
 
 
-def read_last_state() -> State | None:
+def read_last_state() -> ServicesState | None:
     """Reads the state that a process manager of this home wrote last, whether it still runs or not."""
     try:
-        return State.model_validate_json((settings.home_path() / "services" / "state.json").read_bytes())
+        return ServicesState.model_validate_json((settings.home_path() / "services" / "state.json").read_bytes())
     except (OSError, ValidationError):
         return None
 
 
-def write_state(state: State) -> None:
+def write_state(state: ServicesState) -> None:
     """Writes the state for other processes of this home."""
     write_atomically(services_folder() / "state.json", state.model_dump_json(indent=1).encode())
 
@@ -183,7 +183,7 @@ def use_home_servers() -> None:
             os.environ.update(variables)
 
 
-def read_on_other_machine() -> State | None:
+def read_on_other_machine() -> ServicesState | None:
     """Reads the state of the services of this home if they run on another machine; otherwise None."""
     state = read_running()
     return None if state is None or state.here else state

@@ -27,7 +27,7 @@ MAX_ENTRIES = 100
 MAX_NAMES = 10
 
 
-class Evaluation(BaseModel):
+class LaterEvaluation(BaseModel):
     """The figures of a version on some rows."""
 
     model_config = ConfigDict(frozen=True)
@@ -47,13 +47,13 @@ class Evaluation(BaseModel):
     """Figures outside of the gate's bounds, such as `accuracy 0.71 < 0.75`."""
 
 
-def read_evaluations(version: ModelVersion) -> list[Evaluation]:
+def read_evaluations(version: ModelVersion) -> list[LaterEvaluation]:
     """Reads the history from the version's tag, oldest first; entries that cannot be read are left out. Raises
     UserError as `read_tag` does."""
     found = []
     for entry in read_tag(version, EVALUATIONS_TAG, list[Any], "[]"):
         try:
-            found.append(Evaluation.model_validate(entry))
+            found.append(LaterEvaluation.model_validate(entry))
         except ValidationError:  # of a later version of the project
             continue
     return found
@@ -81,7 +81,7 @@ def record(
     bounds: tuple[Mapping[str, float], Mapping[str, float]],
     names: Sequence[str],
     files: Sequence[Path],
-) -> Evaluation:
+) -> LaterEvaluation:
     """Adds an evaluation to the history, or replaces the one of the same rows. Raises MlflowFailed.
 
     Args:
@@ -100,7 +100,7 @@ def record(
         client = connect()
         history = read_evaluations(client.get_model_version(name, number))
         known = next((entry.number for entry in history if entry.digest == digest), None)
-        found = Evaluation(
+        found = LaterEvaluation(
             number=known or max((entry.number for entry in history), default=0) + 1,
             time=now.isoformat(timespec="seconds"),
             rows=rows,

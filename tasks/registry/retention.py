@@ -23,11 +23,11 @@ from training.problems import UserError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run as MlflowRun
+    from mlflow.entities import PastRun as MlflowRun
 
 
 @dataclass(frozen=True)
-class Run:
+class PastRun:
     """A run, read from its outbox."""
 
     id: str
@@ -129,7 +129,7 @@ def _group_by_key(needing: Iterable[tuple[str, Collection[str]]]) -> dict[str, l
     return needed_by
 
 
-def _list_aliased(client: MlflowClient, runs: Mapping[str, Run]) -> Iterator[tuple[str, set[str]]]:
+def _list_aliased(client: MlflowClient, runs: Mapping[str, PastRun]) -> Iterator[tuple[str, set[str]]]:
     """Versions with an alias, with the keys in their tags and the keys of the run that registered them."""
     for model in search_all(client.search_registered_models):
         for alias, number in model.aliases.items():
@@ -146,7 +146,7 @@ def _list_last_runs() -> Iterator[tuple[str, set[str]]]:
 
 
 def _list_unfinished(
-    runs: Mapping[str, Run], given_up: Collection[str], client: MlflowClient
+    runs: Mapping[str, PastRun], given_up: Collection[str], client: MlflowClient
 ) -> Iterator[tuple[str, frozenset[str]]]:
     """Runs that can be resumed, have undelivered entries, or registered a version that the registry lacks."""
     completed = [run.keys for run in runs.values() if run.completed]
@@ -170,7 +170,7 @@ def _list_unfinished(
             )
 
 
-def _find_run_ids(runs: Mapping[str, Run], beginnings: Collection[str]) -> set[str]:
+def _find_run_ids(runs: Mapping[str, PastRun], beginnings: Collection[str]) -> set[str]:
     """Finds the ids with these beginnings. Raises UserError for a beginning that fits no run, or several."""
     ids = set()
     for beginning in beginnings:
@@ -182,7 +182,7 @@ def _find_run_ids(runs: Mapping[str, Run], beginnings: Collection[str]) -> set[s
     return ids
 
 
-def _read_run(id: str) -> Run:
+def _read_run(id: str) -> PastRun:
     """Reads the run from its outbox. A run that is being retried is not completed."""
     tags: dict[str, str] = {}
     keys, recipe, completed, outbox = set(), "", False, Outbox(id)
@@ -194,7 +194,7 @@ def _read_run(id: str) -> Run:
         elif entry["entry"] == "tags":
             tags |= entry["values"]
             keys |= {key for tag, key in entry["values"].items() if tag.endswith(".key")}
-    return Run(
+    return PastRun(
         id,
         recipe,
         frozenset(keys),

@@ -37,7 +37,7 @@ from tasks.jobs.engines.ray_engine import free
 from tasks.jobs.hardware import describe_gpus
 from tasks.prefect import servers
 from tasks.prefect.ephemeral_server import database_url
-from tasks.prefect.servers import MLFLOW, MLFLOW_PORT, PREFECT, PREFECT_PORT, VARIABLES, State
+from tasks.prefect.servers import MLFLOW, MLFLOW_PORT, PREFECT, PREFECT_PORT, VARIABLES, ServicesState
 from tasks.tracking import connection
 from training.problems import UserError
 
@@ -130,7 +130,7 @@ def _read_tested_versions() -> dict[str, str]:
     return {}
 
 
-def _check_ports(state: State | None) -> Iterator[Finding]:
+def _check_ports(state: ServicesState | None) -> Iterator[Finding]:
     home_urls = {state.prefect, state.mlflow} if state and servers.read_running() else set()
     for name, port in ((PREFECT, PREFECT_PORT), (MLFLOW, MLFLOW_PORT)):
         if f"http://127.0.0.1:{port}" in home_urls:
@@ -334,7 +334,7 @@ def _advise_repair(file: Path) -> str:
     return f"put a backup in its place, or move {file.name} away: a new one is created"
 
 
-def _check_leftovers(state: State | None) -> Iterator[Finding]:
+def _check_leftovers(state: ServicesState | None) -> Iterator[Finding]:
     """Servers that still run although their process manager was killed."""
     if state is None or servers.read_running():
         return

@@ -27,7 +27,7 @@ from tasks.prefect.servers import (
     VARIABLES,
     WORKER,
     ServicesFailed,
-    State,
+    ServicesState,
     is_healthy,
     read_last_state,
     read_running,
@@ -46,7 +46,9 @@ HEARTBEATS_S = 100.0
 """Three intervals between heartbeats of a worker: one heartbeat may be lost."""
 
 
-def up(prefect_port: int, mlflow_port: int, detach: bool, on_answer: Callable[[str, State], None]) -> State:
+def up(
+    prefect_port: int, mlflow_port: int, detach: bool, on_answer: Callable[[str, ServicesState], None]
+) -> ServicesState:
     """Starts the process manager, waits until all services answer, and calls `on_answer` for each.
 
     Unless detached, the process manager stops when this process ends, even if it is killed.
@@ -76,7 +78,9 @@ def up(prefect_port: int, mlflow_port: int, detach: bool, on_answer: Callable[[s
         raise
 
 
-def _wait_for_services(manager: subprocess.Popen[bytes], log: Path, on_answer: Callable[[str, State], None]) -> State:
+def _wait_for_services(
+    manager: subprocess.Popen[bytes], log: Path, on_answer: Callable[[str, ServicesState], None]
+) -> ServicesState:
     deadline, answered = time.monotonic() + START_TIMEOUT_S, 0
     while True:
         state = read_last_state()
@@ -93,7 +97,7 @@ def _wait_for_services(manager: subprocess.Popen[bytes], log: Path, on_answer: C
         time.sleep(0.1)
 
 
-def _describe_wait(state: State | None) -> str:
+def _describe_wait(state: ServicesState | None) -> str:
     """Names the service that did not answer, with the last line of its log."""
     missing = [name for name in (state.services if state else ()) if state and name not in state.answering]
     if not missing:
@@ -125,7 +129,7 @@ def down() -> bool:
     return True
 
 
-def status(state: State) -> list[tuple[str, str, bool]]:
+def status(state: ServicesState) -> list[tuple[str, str, bool]]:
     """Returns each service's name, its address or work pool, and whether it answers now."""
     servers = []
     if state.prefect:

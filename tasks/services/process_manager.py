@@ -39,7 +39,7 @@ from tasks.prefect.servers import (
     POOL,
     PREFECT,
     WORKER,
-    State,
+    ServicesState,
     is_healthy,
     prefect_start_lock,
     process_manager_lock,
@@ -118,7 +118,7 @@ class ProcessManager:
     def __init__(self, ports: dict[str, int], until_eof: bool, temporary: str) -> None:
         urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
         pid = os.getpid()
-        self._state = State(pid=pid, ticks=start_ticks(pid), prefect=urls.get(PREFECT), mlflow=urls.get(MLFLOW))
+        self._state = ServicesState(pid=pid, ticks=start_ticks(pid), prefect=urls.get(PREFECT), mlflow=urls.get(MLFLOW))
         self._services = _build_services(ports, temporary)
         self._until_eof = until_eof
         self._stopping = False

@@ -18,7 +18,7 @@ from tasks.shared_store.checkpoint_uploads import share_checkpoints
 from tasks.shared_store.checkpoints import remove_checkpoints
 from tasks.shared_store.leases import Leases
 from tasks.shared_store.transfers import count_bytes
-from tasks.shared_store.uploads import Uploads
+from tasks.shared_store.uploads import ArtifactUploads
 
 
 class BucketRemote(Remote):
@@ -32,7 +32,7 @@ class BucketRemote(Remote):
     def __init__(self, bucket: Bucket, leases: Leases | None = None) -> None:
         self._bucket, self._leases = bucket, leases or Leases(bucket)
         self._shared = SharedStore(bucket, self._leases)
-        self._uploads = Uploads(self._shared, bucket.url, self._upload_ended)
+        self._uploads = ArtifactUploads(self._shared, bucket.url, self._upload_ended)
         self._fetched: dict[tuple[str, str], int] = {}
         self._is_away = False
         """Whether a look-up failed: each further one would wait for the same answer."""
@@ -115,12 +115,12 @@ class BucketRemote(Remote):
         return share_checkpoints(self._bucket, work, seal_key, device, is_away=self._is_away)
 
     def upload(self, ref: Ref) -> None:
-        """Uploads an artifact of the run, unless the bucket has it, while the run goes on."""
+        """ArtifactUploads an artifact of the run, unless the bucket has it, while the run goes on."""
         if (ref.stage, ref.key) not in self._fetched:
             self._uploads.add(ref.stage, ref.key)
 
     def deliver_earlier(self) -> None:
-        """Uploads what earlier runs of this home left, while the run goes on."""
+        """ArtifactUploads what earlier runs of this home left, while the run goes on."""
         self._uploads.add_earlier()
 
     def end_run(self, wait: bool, note: Callable[[str], None] = lambda text: None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Uploads in the background of a run.
+"""ArtifactUploads in the background of a run.
 
     <home>/uploads/<stage>.<key>    an artifact that may be absent in the bucket: locked while it is uploaded
     <home>/uploads/.read-only       the URL of the bucket that refused the last upload
@@ -31,7 +31,7 @@ Artifact = tuple[str, str]
 """Stage and key."""
 
 
-class Uploads:
+class ArtifactUploads:
     """The uploads of this process.
 
     Args:
@@ -62,7 +62,7 @@ class Uploads:
             self._start()
 
     def add_earlier(self) -> None:
-        """Uploads what earlier runs of this home left."""
+        """ArtifactUploads what earlier runs of this home left."""
         for mark in sorted(self._folder.glob("[!.]*.*")):
             stage, _, key = mark.name.partition(".")
             if store.folder(stage, key).is_dir():

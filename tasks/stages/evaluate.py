@@ -13,7 +13,7 @@ from tasks.cache.refs import PinnedFile, Ref
 from tasks.cache.stage import Inputs, Work, action
 from tasks.jobs.job import Job, files_of, stage, whole
 from tasks.registry.champions import files_of_version
-from tasks.registry.evaluations import Evaluation, record
+from tasks.registry.evaluations import LaterEvaluation, record
 from tasks.registry.monitored import Monitored, find_predictions, find_rows, labelled_data
 from tasks.reports.row_reports import emit_warnings, read_report
 from training import task_types
@@ -185,10 +185,10 @@ def record_inputs(version: Monitored, recipe: Recipe, labelled: Ref, evaluated: 
     )
 
 
-@action(record_inputs, gives=Evaluation)
+@action(record_inputs, gives=LaterEvaluation)
 def record_evaluation(
     work: Work, version: Monitored, recipe: Recipe, labelled: Ref, evaluated: Ref, names: Sequence[str]
-) -> Evaluation:
+) -> LaterEvaluation:
     """Adds the figures to the version's history in MLflow, and compares them with the gate's bounds."""
     gate, figures = recipe.release.gate, evaluated.figures
     report = json.loads((evaluated.path / "evaluation.json").read_text(encoding="utf-8"))

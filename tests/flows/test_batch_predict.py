@@ -256,7 +256,7 @@ def test_another_model_or_other_options_have_other_keys_and_names_have_not(home:
 
 
 def predict_all(
-    prepared: batch_plan.Prepared, listener: Listener, folder: Path, processes: int = 1
+    prepared: batch_plan.PreparedBatch, listener: Listener, folder: Path, processes: int = 1
 ) -> list[dict[str, Any]]:
     """The figures of all shards."""
     found = []

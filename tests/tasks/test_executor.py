@@ -418,7 +418,7 @@ def run_together(*steps: tuple[Stage[Any], str]) -> list[dict[str, Any]]:
 
     def body() -> None:
         walk = Executor("recipe", str(flow_run.get_id()), (log,))
-        with walk.together():
+        with walk.transaction():
             for stage, text in steps:
                 walk(stage, text)
 

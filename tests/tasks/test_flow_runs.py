@@ -112,7 +112,7 @@ def test_a_run_that_down_stops_is_cancelled_and_can_be_resumed_and_any_other_tha
 ) -> None:
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "of a worker")
     with servers.process_manager_lock():
-        servers.write_state(servers.State(pid=os.getpid(), prefect=None, mlflow=None, stopping=by_down))
+        servers.write_state(servers.ServicesState(pid=os.getpid(), prefect=None, mlflow=None, stopping=by_down))
         with pytest.raises(Abort if by_down else KeyboardInterrupt):
             stopped()
     found = find(None)
@@ -129,7 +129,7 @@ def test_a_run_of_a_command_is_not_stopped_by_down(
 ) -> None:
     monkeypatch.delenv("PREFECT__FLOW_RUN_ID", raising=False)
     with servers.process_manager_lock():
-        servers.write_state(servers.State(pid=os.getpid(), prefect=None, mlflow=None, stopping=True))
+        servers.write_state(servers.ServicesState(pid=os.getpid(), prefect=None, mlflow=None, stopping=True))
         with pytest.raises(KeyboardInterrupt):
             stopped()
 

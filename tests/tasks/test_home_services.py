@@ -13,7 +13,7 @@ from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, PREFECT_API_UR
 
 from flows.cli.main import main
 from tasks.prefect import ephemeral_server, servers
-from tasks.prefect.servers import MLFLOW, PREFECT, ServicesFailed, State
+from tasks.prefect.servers import MLFLOW, PREFECT, ServicesFailed, ServicesState
 from tasks.services import lifecycle, process_manager
 from training.jobs.processes import start_ticks
 from training.problems import UserError
@@ -34,8 +34,8 @@ def kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def running_services(**more: object) -> State:
-    state = State(
+def running_services(**more: object) -> ServicesState:
+    state = ServicesState(
         pid=os.getpid(),
         ticks=start_ticks(os.getpid()),
         prefect="http://127.0.0.1:1",

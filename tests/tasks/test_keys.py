@@ -402,7 +402,7 @@ class Keys:
         }
         return made.get(stage.name)
 
-    def together(self) -> Any:
+    def transaction(self) -> Any:
         return nullcontext()
 
 

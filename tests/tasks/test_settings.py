@@ -96,7 +96,7 @@ def test_the_homes_own_registry_is_the_same_through_the_server_of_up(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
     assert settings.registry_place() == "http://127.0.0.1:5000"
-    servers.write_state(servers.State(pid=1, prefect=None, mlflow="http://127.0.0.1:5000"))
+    servers.write_state(servers.ServicesState(pid=1, prefect=None, mlflow="http://127.0.0.1:5000"))
     assert settings.registry_place() == "home"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
     assert settings.registry_place() == "http://tracker:5000"

@@ -34,11 +34,11 @@ from tasks.jobs.engines.ray_messages import (
     Facts,
     Input,
     MachineLost,
+    MachineState,
     Program,
-    State,
-    knock,
     no_cluster,
     own_login,
+    probe,
     refused,
 )
 from training.jobs.protocol import EVENTS, LOGS, OUTPUT, Job, read_outcome
@@ -68,7 +68,7 @@ class ClusterJob:
 
     def __init__(self, on_events: Callable[[list[dict[str, Any]]], None]) -> None:
         self._on_events = on_events
-        self._gang: Gang | None = None
+        self._group: WorkerGroup | None = None
         self._job = Path()
         self._number = 0
         self._offsets: list[dict[str, int]] = []
@@ -86,87 +86,87 @@ class ClusterJob:
         connect(None, 0.0, self._report_wait)
         return str(ray.get_runtime_context().gcs_address)
 
-    def prepare(self, cluster: Cluster, program: Program, was_there: bool) -> None:
+    def prepare(self, cluster: Cluster, program: Program, connected_before: bool) -> None:
         """Waits for machines, and starts the processes that wait for the job. Waits for the cluster too if it
-        `was_there` before. Raises UserError and MachineLost."""
-        connect(cluster.address, cluster.wait_s if was_there else 0.0, self._report_wait)
+        `connected_before` before. Raises UserError and MachineLost."""
+        connect(cluster.address, cluster.wait_s if connected_before else 0.0, self._report_wait)
         here = cluster.processes // cluster.machines
-        self._gang = gang = Gang(cluster.machines, here, here if cluster.uses_gpus else 0)
-        gang.gather(cluster.wait_s, self._report_wait)
-        facts = gang.all("describe", program.module)
-        gang.hosts = [one.host for one in facts]
+        self._group = group = WorkerGroup(cluster.machines, here, here if cluster.uses_gpus else 0)
+        group.start(cluster.wait_s, self._report_wait)
+        facts = group.all("describe", program.module)
+        group.hosts = [one.host for one in facts]
         require_alike([describe(program.module), *facts])
-        host, port = gang.one(0, "address")
+        host, port = group.one(0, "address")
         machines = [Machines(cluster.machines, rank, f"{host}:{port}") for rank in range(cluster.machines)]
-        gang.each("prepare", [(program, one) for one in machines])
+        group.each("prepare", [(program, one) for one in machines])
 
     def start(self, job: Path, inputs: Mapping[str, Input]) -> None:
         """Starts the job on all machines. Raises MachineLost."""
-        assert self._gang is not None
-        gang, self._job, events = self._gang, job, b""
+        assert self._group is not None
+        group, self._job, events = self._group, job, b""
         self._number = 1 + max((int(log.stem) for log in (job / LOGS).glob("*.log") if log.stem.isdigit()), default=0)
         (job / LOGS / f"{self._number}.log").touch()
-        self._send_inputs(gang, list(inputs.values()))
+        self._send_inputs(group, list(inputs.values()))
         description = Job.read(job)
         with contextlib.suppress(FileNotFoundError):
             events = (job / EVENTS).read_bytes()
-        self._offsets = [{EVENTS: len(events)} if rank == 0 else {} for rank in range(gang.size)]
+        self._offsets = [{EVENTS: len(events)} if rank == 0 else {} for rank in range(group.size)]
         if events:
-            found = [one for one in gang.all("events", description.key) if one.startswith(events)]
+            found = [one for one in group.all("events", description.key) if one.startswith(events)]
             events = max([events, *found], key=len)
         values = dict(description.settings)
         self._trains = "training" in values
-        gang.one(0, "take", description.key, events)
+        group.one(0, "take", description.key, events)
         if self._trains:
-            divisor = gang.one(0, "share_checkpoints", values["training"]["inexact_resume"], timeout_s=TRANSFER_S)
+            divisor = group.one(0, "share_checkpoints", values["training"]["inexact_resume"], timeout_s=TRANSFER_S)
             if not events and divisor is not None:  # this home knows nothing of earlier tries
                 values["micro_batch_divisor"] = divisor
-        gang.all("start", description.model_copy(update={"settings": values}), dict(inputs))
+        group.all("start", description.model_copy(update={"settings": values}), dict(inputs))
 
     def poll(self) -> bool:
         """Copies what is new into the job's folder. Returns whether the job still runs. Raises MachineLost; UserError
         if a machine's disk is full."""
-        assert self._gang is not None
-        states: list[State] = self._gang.each("read", [(offsets,) for offsets in self._offsets])
+        assert self._group is not None
+        states: list[MachineState] = self._group.each("read", [(offsets,) for offsets in self._offsets])
         for rank, state in enumerate(states):
             self._copy(rank, state)
         if all(state.is_running for state in states):
             return True
-        problems = self._finish(self._gang, ENDED_GRACE_S)
+        problems = self._finish(self._group, ENDED_GRACE_S)
         outcome = read_outcome(self._job)
         if problems and (outcome is None or outcome.state != "finished"):
             raise UserError(problems)
-        self._copy_output(self._gang)
+        self._copy_output(self._group)
         if not self._trains or (outcome is not None and outcome.state == "finished"):
-            self._gang.all("discard")
+            self._group.all("discard")
         return False
 
     def stop(self, grace_s: float) -> None:
         """Stops the job on all machines, which may save a checkpoint first. Raises MachineLost."""
-        if self._gang is not None:
-            self._finish(self._gang, grace_s)
+        if self._group is not None:
+            self._finish(self._group, grace_s)
             if not self._trains:
-                self._gang.all("discard")
+                self._group.all("discard")
 
     def close(self) -> None:
         """Ends the machines' actors, and with them what they run."""
-        if self._gang is not None:
-            self._gang.close()
+        if self._group is not None:
+            self._group.close()
 
-    def _finish(self, gang: Gang, grace_s: float) -> list[Problem]:
+    def _finish(self, group: WorkerGroup, grace_s: float) -> list[Problem]:
         """Ends the job on all machines, and copies the rest of its files. Returns the machines' problems."""
-        gang.all("stop", grace_s, timeout_s=grace_s + ANSWER_S)
+        group.all("stop", grace_s, timeout_s=grace_s + ANSWER_S)
         problems: list[Problem] = []
-        for rank in range(gang.size):
+        for rank in range(group.size):
             while True:
-                state: State = gang.one(rank, "read", self._offsets[rank])
+                state: MachineState = group.one(rank, "read", self._offsets[rank])
                 self._copy(rank, state)
                 if state.is_complete:
                     break
             problems += state.problems
         return problems
 
-    def _copy(self, rank: int, state: State) -> None:
+    def _copy(self, rank: int, state: MachineState) -> None:
         job = self._job
         if state.reports:
             self._on_events(state.reports)
@@ -185,10 +185,10 @@ class ClusterJob:
                 out.write(part)
             self._offsets[rank][name] = self._offsets[rank].get(name, 0) + len(part)
 
-    def _send_inputs(self, gang: Gang, inputs: list[Input]) -> None:
+    def _send_inputs(self, group: WorkerGroup, inputs: list[Input]) -> None:
         files = [
             (rank, artifact, path)
-            for rank, missing in enumerate(self._find_missing(gang, inputs))
+            for rank, missing in enumerate(self._find_missing(group, inputs))
             for artifact in missing
             for path in _files(store.folder(*artifact))
         ]
@@ -196,32 +196,32 @@ class ClusterJob:
         for rank, (stage, key), path in files:
             offset, name = 0, path.relative_to(store.folder(stage, key)).as_posix()
             for part in _parts(path):
-                gang.one(rank, "receive", stage, key, name, offset, part)
+                group.one(rank, "receive", stage, key, name, offset, part)
                 offset += len(part)
                 done += len(part)
                 self._report_copied(done, total)
 
-    def _find_missing(self, gang: Gang, inputs: list[Input]) -> list[list[tuple[str, str]]]:
+    def _find_missing(self, group: WorkerGroup, inputs: list[Input]) -> list[list[tuple[str, str]]]:
         wait = threading.Timer(NOTE_AFTER_S, self._report_wait, ["the machines fetch what training reads"])
         wait.start()
         try:
-            return gang.all("find_missing", inputs, timeout_s=TRANSFER_S)
+            return group.all("find_missing", inputs, timeout_s=TRANSFER_S)
         finally:
             wait.cancel()
             wait.join()
 
-    def _copy_output(self, gang: Gang) -> None:
+    def _copy_output(self, group: WorkerGroup) -> None:
         job = self._job
         outcome = read_outcome(job)
         if outcome is None or outcome.state != "finished":
             return
-        done, total = 0, sum(gang.one(0, "output_sizes", list(outcome.files)))
+        done, total = 0, sum(group.one(0, "output_sizes", list(outcome.files)))
         for name in outcome.files:
             target = job / OUTPUT / name
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("wb") as out:
                 while True:
-                    part = gang.one(0, "read_output", name, out.tell())
+                    part = group.one(0, "read_output", name, out.tell())
                     out.write(part)
                     done += len(part)
                     self._report_copied(done, total)
@@ -238,7 +238,7 @@ class ClusterJob:
             self._on_events([fetch_event(done, total)])
 
 
-class Gang:
+class WorkerGroup:
     """The machines of one try of a job.
 
     Args:
@@ -256,7 +256,7 @@ class Gang:
         self._silent: list[str] = []
         self._lost, self._closed = threading.Event(), threading.Event()
 
-    def gather(self, wait_s: float, note: Callable[[str], None]) -> None:
+    def start(self, wait_s: float, note: Callable[[str], None]) -> None:
         """Waits for the machines. Raises UserError if they are not there in time."""
         began, is_noted = time.monotonic(), False
         while not self._group.wait(timeout_seconds=1):
@@ -390,7 +390,7 @@ def _connect(place: str | None) -> None:
     if place is None:
         os.environ |= own_login()
     else:
-        knock(place)
+        probe(place)
     try:
         ray.init(
             place,

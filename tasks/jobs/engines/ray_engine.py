@@ -27,7 +27,7 @@ from tasks.cache.locks import raise_if_cancelled
 from tasks.jobs import early_launch
 from tasks.jobs.child_environment import RAY_CLUSTER, base_environment
 from tasks.jobs.engines import local
-from tasks.jobs.engines.ray_messages import Cluster, Input, MachineLost, Program, knock, no_cluster, own_login
+from tasks.jobs.engines.ray_messages import Cluster, Input, MachineLost, Program, no_cluster, own_login, probe
 from tasks.jobs.supervisors import Handle
 from training.jobs.protocol import LOGS, OUTCOMES, Failure, Outcome, crash_files, write_atomically
 from training.jobs.search_path import start_variables
@@ -70,7 +70,7 @@ class RayEngine:
         self._on_events: OnEvents = lambda events: None
         self._driver: Driver | None = None
         self._prepared = 0
-        self._was_there = False
+        self._connected_before = False
         self._polled_at = 0.0
         self._turn = threading.Lock()
         self._has_job = False
@@ -105,7 +105,7 @@ class RayEngine:
             driver = self._driver or self._prepare()
         try:
             driver.result(self._prepared, self._on_events, look=raise_if_cancelled)
-            self._was_there = True
+            self._connected_before = True
             driver.call("start", job, self._inputs, on_events=self._on_events, look=raise_if_cancelled)
         except MachineLost as lost:
             self._end(job, lost)
@@ -166,7 +166,7 @@ class RayEngine:
 
     def _prepare(self) -> Driver:
         self._driver = Driver()
-        self._prepared = self._driver.post("prepare", *self._what, self._was_there)
+        self._prepared = self._driver.post("prepare", *self._what, self._connected_before)
         return self._driver
 
     def _end(self, job: Path, lost: MachineLost) -> None:
@@ -252,7 +252,7 @@ def find_cluster_problems(cluster: str | None, address: str | None) -> list[Prob
     if cluster is None or not address:
         return []
     try:
-        knock(address)
+        probe(address)
     except (OSError, ValueError) as error:
         return [no_cluster(address, error)]
     return []

@@ -35,7 +35,7 @@ from tasks.jobs import early_launch
 from tasks.jobs.child_environment import passed
 from tasks.jobs.commands import Machines, accelerate_argv, accelerate_environment
 from tasks.jobs.engines import local
-from tasks.jobs.engines.ray_messages import Facts, Input, Program, State
+from tasks.jobs.engines.ray_messages import Facts, Input, MachineState, Program
 from tasks.jobs.hardware import device, visible_gpus
 from tasks.jobs.supervisors import Handle, poll, stop
 from tasks.shared_store.opening import open_remote
@@ -178,7 +178,7 @@ class Machine:
         job.model_copy(update={"inputs": places}).write(self._job)
         self._handle = local.start(self._job, self._argv, self._env)
 
-    def read(self, offsets: Mapping[str, int]) -> State:
+    def read(self, offsets: Mapping[str, int]) -> MachineState:
         """The job's state, and what events, logs, outcomes and shards have beyond these offsets. Events wait for the
         whole shards that they tell of."""
         is_running = self._handle is not None and poll(self._handle)
@@ -193,7 +193,9 @@ class Machine:
         reports, self._reports[:] = [*self._reports], []
         full = None if is_running else full_disk(self._job)
         problems = tuple(map(_of_this_machine, full.problems if full else ()))
-        return State(is_running, content, all(len(part) < CHUNK_BYTES for part in content.values()), reports, problems)
+        return MachineState(
+            is_running, content, all(len(part) < CHUNK_BYTES for part in content.values()), reports, problems
+        )
 
     def _read_beyond(self, files: Iterable[Path], offsets: Mapping[str, int]) -> dict[str, bytes]:
         content: dict[str, bytes] = {}

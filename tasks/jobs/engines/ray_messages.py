@@ -62,7 +62,7 @@ class Input(NamedTuple):
     """Relative to the artifact's folder."""
 
 
-class State(NamedTuple):
+class MachineState(NamedTuple):
     """A machine's job, as the flow sees it."""
 
     is_running: bool
@@ -99,7 +99,7 @@ def refused(error: Exception) -> ConnectionError:
     )
 
 
-def knock(address: str) -> None:
+def probe(address: str) -> None:
     """Raises OSError or ValueError if nothing listens at `host:port`; Ray itself tries for minutes."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), CONNECT_S).close()
