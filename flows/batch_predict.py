@@ -16,8 +16,8 @@ from flows.reports.predictions import Shards, build_result, count, describe
 from tasks.cache import settings
 from tasks.cache.executor import Executor
 from tasks.cache.garbage_collection import in_use
-from tasks.cache.refs import Ref
 from tasks.cache.remote import Remote
+from tasks.cache.results import Artifact
 from tasks.cache.stage import Listener
 from tasks.jobs.engines.ray_engine import shared_cluster
 from tasks.jobs.launch import JobFailed
@@ -118,5 +118,5 @@ def _predict(prepared: PreparedBatch, run: str, remote: Remote, shards: Shards) 
     history_of(prediction).remember_completed({"stages": stages})  # so that garbage collection keeps them
 
 
-def _write(output: Output, shard: Shard, rows: Any, ref: Ref) -> None:
+def _write(output: Output, shard: Shard, rows: Any, ref: Artifact) -> None:
     output.write(shard, rows, pq.read_table(ref.path / PREDICTIONS), int(ref.figures["predicted_at_s"]))

@@ -13,7 +13,7 @@ from flows.finetune import listeners
 from flows.monitoring import run_for_version
 from tasks.cache.executor import Executor
 from tasks.cache.input_files import pin_files
-from tasks.cache.refs import Ref
+from tasks.cache.results import Artifact
 from tasks.prediction.scan import list_files
 from tasks.prefect import events
 from tasks.registry.evaluations import LaterEvaluation
@@ -48,9 +48,9 @@ def evaluate(
         require_no_reference(version)
         recipe, rows = read_recipe(version, run_code), find_rows(version)
         files = pin_files(list_files(inputs, field="inputs", rules=version.rules))
-        labelled: Ref = executor(load_labelled, version, recipe, rows, files)
-        predicted: Ref = executor(predict_labelled, version, recipe, labelled)
-        scored: Ref = executor(score_labelled, version, recipe, labelled, predicted)
+        labelled: Artifact = executor(load_labelled, version, recipe, rows, files)
+        predicted: Artifact = executor(predict_labelled, version, recipe, labelled)
+        scored: Artifact = executor(score_labelled, version, recipe, labelled, predicted)
         names = [pin.path for pin in files]
         entry: LaterEvaluation = executor(record_evaluation, version, recipe, labelled, scored, names)
         return build_evaluation(version, scored, entry)
@@ -66,7 +66,7 @@ def evaluate(
     return run_for_version("evaluation", model, task, data, listeners.get(), [], stages=score, announce=announce)
 
 
-def build_evaluation(version: Monitored, scored: Ref, entry: LaterEvaluation) -> dict[str, Any]:
+def build_evaluation(version: Monitored, scored: Artifact, entry: LaterEvaluation) -> dict[str, Any]:
     """Builds the evaluation as JSON values."""
     report = json.loads((scored.path / "evaluation.json").read_text(encoding="utf-8"))
     return {

@@ -25,7 +25,7 @@ from tasks.cache.executor import Executor
 from tasks.cache.garbage_collection import in_use
 from tasks.cache.history import History
 from tasks.cache.planner import Planner
-from tasks.cache.refs import Selection
+from tasks.cache.results import Selection
 from tasks.cache.stage import Listener
 from tasks.jobs.early_launch import early_launches
 from tasks.jobs.launch import JobFailed

@@ -14,7 +14,7 @@ from prefect.states import Failed
 from flows.reports.result import build_result
 from tasks.cache.executor import Executor
 from tasks.cache.garbage_collection import in_use
-from tasks.cache.refs import NumberedComparison, Ref
+from tasks.cache.results import Artifact, NumberedComparison
 from tasks.cache.stage import Listener
 from tasks.jobs.launch import JobFailed
 from tasks.prediction.sample import Sample
@@ -96,10 +96,10 @@ def run_drift_stages(
         sample: Of the new rows.
         files: Their paths or URLs, for the record.
     """
-    reference: Ref = executor(profile, version, section, find_rows(version))
-    observed: Ref = executor(observe, version, section, sample)
+    reference: Artifact = executor(profile, version, section, find_rows(version))
+    observed: Artifact = executor(observe, version, section, sample)
     look: NumberedComparison | None = executor(count_look, version, section, reference, observed)
-    report: Ref = executor(compare_rows, version, section, look, reference, observed)
+    report: Artifact = executor(compare_rows, version, section, look, reference, observed)
     executor(record_drift, version, files, reference, report)
     return report.figures
 

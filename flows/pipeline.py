@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.cache.refs import Champion, Lock, Promotion, Publication, Ref, Selection, Verdict, Version
+from tasks.cache.results import Artifact, Champion, Lock, Promotion, Publication, Selection, Verdict, Version
 from tasks.cache.stage import Builder
 from tasks.stages.champion import find_champion, predict_champion
 from tasks.stages.compare import compare, count_comparison, counts_comparisons, has_opponent
@@ -28,11 +28,11 @@ class Finished:
     """The results of all stages. In a plan, the result of a stage that has to run is Unknown."""
 
     lock: Lock
-    trained: Ref
-    scores: Ref
+    trained: Artifact
+    scores: Artifact
     champion: Champion | None
     verdict: Verdict
-    exports: Ref | None
+    exports: Artifact | None
     """The comparison of the exports with the model; None if the recipe names none or the model is rejected."""
     version: Version | None
     publication: Publication | None
@@ -44,18 +44,18 @@ class TrainingInputs:
     """What training starts from."""
 
     lock: Lock
-    data: Ref
-    model: Ref
-    tokens: Ref
+    data: Artifact
+    model: Artifact
+    tokens: Artifact
 
 
 @dataclass(frozen=True)
 class Scored(TrainingInputs):
     """A trained model and its figures."""
 
-    trained: Ref
-    predictions: Ref
-    scores: Ref
+    trained: Artifact
+    predictions: Artifact
+    scores: Artifact
 
 
 def prepare(build: Builder, recipe: Recipe, lock: Lock | None = None) -> TrainingInputs:

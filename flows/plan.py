@@ -7,7 +7,7 @@ from typing import Any
 from flows.pipeline import Finished, pipeline
 from tasks.cache.history import History
 from tasks.cache.planner import PlannedStage, Planner
-from tasks.cache.refs import Lock
+from tasks.cache.results import Lock
 from tasks.jobs.engines.ray_engine import find_cluster_problems
 from tasks.jobs.hardware import visible_gpus
 from tasks.shared_store.opening import open_remote

@@ -16,7 +16,7 @@ from flows.plan import build_cached_result, find_unchanged_run, launch_training_
 from flows.reports.result import build_result, build_verdict_event
 from tasks.cache.history import History
 from tasks.cache.planner import Planner
-from tasks.cache.refs import Lock
+from tasks.cache.results import Lock
 from tasks.jobs.early_launch import early_launches
 from tasks.prefect import events
 from tasks.shared_store.opening import open_remote

@@ -14,7 +14,7 @@ from flows.reports.sweep_table import SweepTerminal, TrialProgress, tabulate_tri
 from flows.trial import TrialRun, trial_recipe
 from tasks.cache.executor import Executor
 from tasks.cache.planner import Planner
-from tasks.cache.refs import Champion, Comparison, Lock, Ref
+from tasks.cache.results import Artifact, Champion, Comparison, Lock
 from tasks.jobs.hardware import visible_gpus
 from tasks.jobs.launch import JobFailed
 from tasks.jobs.slots import Slots
@@ -162,7 +162,7 @@ class Search:
         except (MlflowFailed, UserError, JobFailed):  # the release of the best model meets it again, and reports it
             return None
 
-    def _compare(self, best: Trial, scored: Scored, champion: Champion, opponent: Ref) -> Comparison:
+    def _compare(self, best: Trial, scored: Scored, champion: Champion, opponent: Artifact) -> Comparison:
         arguments = (scored.data, scored.tokens, scored.trained, scored.predictions, opponent)
         found = self._quiet_executor()(compare, self._recipe_of(best), champion, None, *arguments)
         return Comparison.model_validate(found.figures)
@@ -171,7 +171,7 @@ class Search:
         """The trial's artifacts; None if they were removed since."""
         if trial.number not in self._scored:
             found = train_and_score(Planner(self.recipe.name), self._recipe_of(trial), self._lock)
-            if not isinstance(found.scores, Ref):
+            if not isinstance(found.scores, Artifact):
                 return None
             self._scored[trial.number] = found
         return self._scored[trial.number]

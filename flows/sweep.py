@@ -25,7 +25,7 @@ from flows.search import Search, summarize_trial
 from tasks.cache import settings
 from tasks.cache.executor import Executor
 from tasks.cache.garbage_collection import in_use
-from tasks.cache.refs import Selection
+from tasks.cache.results import Selection
 from tasks.cache.stage import Listener
 from tasks.jobs import warm
 from tasks.jobs.early_launch import early_launches

@@ -19,7 +19,7 @@ from prefect.states import Cancelled, Completed, Failed
 from flows.naming import format_settings
 from flows.pipeline import Scored, train_and_score
 from tasks.cache.executor import Executor
-from tasks.cache.refs import Lock, Ref
+from tasks.cache.results import Artifact, Lock
 from tasks.cache.stage import Listener, Paused, Row
 from tasks.jobs.launch import JobFailed
 from tasks.prefect import events
@@ -141,7 +141,7 @@ class TrialRun:
                 tracker.end(status)
         return state
 
-    def _complete(self, scores: Ref, seconds: float) -> State[Any]:
+    def _complete(self, scores: Artifact, seconds: float) -> State[Any]:
         figures: Mapping[str, Any] = scores.figures[VALIDATION]
         if self.metric not in figures:
             message = f"{self.metric!r} is none of the figures of the trials: choose from {', '.join(figures)}."
@@ -213,7 +213,7 @@ class _Evaluations(Listener):
 
     def stage_ended(self, row: Row, result: Any) -> None:
         """Stores the evaluations of a training that another run has completed."""
-        if row.name == "fit" and row.state == "cached" and isinstance(result, Ref):
+        if row.name == "fit" and row.state == "cached" and isinstance(result, Artifact):
             found = read_events(result.path / "log" / EVENTS, 0, ["metrics"])[0]
             values = [event["values"][self._figure] for event in found if self._figure in event["values"]]
             self._store(partial(self._run.study.record, self._run.trial, dict(enumerate(values, 1))))

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.cache import store
-from tasks.cache.refs import Comparison, Ref
+from tasks.cache.results import Artifact, Comparison
 
 KEY = "k" * 40
 LABELS = b'["bad", "good"]'
@@ -27,7 +27,7 @@ def artifact(
     files: Mapping[str, bytes],
     figures: Mapping[str, Any] | None = None,
     made: Mapping[str, Any] | None = None,
-) -> Ref:
+) -> Artifact:
     """A stage's artifact with these files and figures, made from these inputs."""
     with store.filling(stage, KEY) as aside:
         for name, content in files.items():
@@ -36,7 +36,7 @@ def artifact(
         return store.publish(aside, stage, KEY, made or {}, figures or {})
 
 
-def predictions(split: str, labels: Sequence[int], given: Sequence[int]) -> Ref:
+def predictions(split: str, labels: Sequence[int], given: Sequence[int]) -> Artifact:
     """That of `predict`: the rows of one split with their labels and what a model gave them."""
     file = pa.BufferOutputStream()
     pq.write_table(pa.table({"label": labels, "prediction": given}), file)

@@ -20,7 +20,7 @@ from deployments.docstrings import LIBRARIES
 from docs import reference_tables
 from flows.cli.main import main, parser
 from flows.reports.tables import verdict_lines
-from tasks.cache.refs import Ref
+from tasks.cache.results import Artifact
 from tasks.cache.stage import Work
 from tasks.prefect.deployments import read_deployments
 from tasks.reports.model_reports import find_worst_groups
@@ -153,8 +153,8 @@ def test_the_verdict_that_is_shown_follows_from_its_rows() -> None:
         confidence=0.95,
         champion="demo/1",
     )
-    compared = Ref(stage="compare", key="k", digest="d", figures=compare(*both, settings))
-    scored = Ref(stage="score", key="k", digest="d", figures={"validation": {"accuracy": {"value": 1355 / 1630}}})
+    compared = Artifact(stage="compare", key="k", digest="d", figures=compare(*both, settings))
+    scored = Artifact(stage="score", key="k", digest="d", figures={"validation": {"accuracy": {"value": 1355 / 1630}}})
     lines = verdict_lines(gate.make(Work("k", Path(), "run"), recipe, scored, compared))
     assert "\n".join(f"    {line}" for line in lines) in block("gate")
 
@@ -246,7 +246,7 @@ def _fields(model: type[BaseModel], path: str) -> Iterator[str]:
 
 
 def test_the_page_on_evaluation_names_every_metric_and_what_a_run_prints_of_them() -> None:
-    from tasks.cache.refs import Ref
+    from tasks.cache.results import Artifact
     from tasks.reports.stage_summaries import summarize_result
     from training.recipe.tables.metrics import METRICS
 
@@ -260,7 +260,8 @@ def test_the_page_on_evaluation_names_every_metric_and_what_a_run_prints_of_them
     named = re.findall(r"evaluation.metrics=\[(.*)\]", printed)[0].split(", ")
     assert list(figures) == named
     assert (
-        summarize_result("score", Ref(stage="score", key="k", digest="d", figures={"validation": figures})) in printed
+        summarize_result("score", Artifact(stage="score", key="k", digest="d", figures={"validation": figures}))
+        in printed
     )
 
 
@@ -274,7 +275,7 @@ def test_the_groups_that_are_shown_are_the_worst_and_their_verdict_follows_from_
     ]
     overrides = parse_set(shlex.split(block("floors").split("finetune run")[1].splitlines()[0])[2::2])
     recipe = load(ROOT / "deployments" / "demo.yaml", overrides)
-    scored = Ref(
+    scored = Artifact(
         stage="score", key="k", digest="d", figures={"validation": {"accuracy": {"value": sum(right.values()) / 1630}}}
     )
     scored.path.mkdir(parents=True)

@@ -23,7 +23,7 @@ from flows.reports.tables import mixture_lines, problem_line
 from flows.reports.terminal import Terminal, stage_line
 from tasks.cache import settings
 from tasks.cache.planner import PlannedStage, Planner
-from tasks.cache.refs import Lock, Ref
+from tasks.cache.results import Artifact, Lock
 from tasks.hub.push import find_publishing_problems
 from tasks.jobs.engines.ray_engine import free
 from tasks.jobs.job import job_of
@@ -110,7 +110,7 @@ def _estimate(planner: Planner, training: PlannedStage) -> list[str]:
 
 def _mixture(recipe: Recipe, data: object) -> list[str]:
     """Returns the sets of a mixture: their rows if they are stored, else their sources."""
-    if isinstance(data, Ref):
+    if isinstance(data, Artifact):
         return mixture_lines(read_report(data.path)) if recipe.data.mix else []
     listed = zip(recipe.data.set_names, recipe.data.mix or (), strict=False)
     return [f"{name}: {one.source} {one.path}{_share(one.weight, one.epochs)}" for name, one in listed]

@@ -28,7 +28,7 @@ from flows.reports.result import build_result
 from flows.reports.tables import export_lines, metric_lines, verdict_lines
 from flows.reports.terminal import Quiet, Terminal, stage_line
 from tasks.cache.planner import Planner
-from tasks.cache.refs import Verdict
+from tasks.cache.results import Verdict
 from tasks.jobs import warm
 from tasks.jobs.early_launch import early_launches
 from tasks.reports.stage_summaries import STAGES

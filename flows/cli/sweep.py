@@ -23,7 +23,7 @@ from flows.reports.result import build_result
 from flows.reports.sweep_table import SweepTerminal, table_lines, tabulate_trials
 from flows.reports.tables import verdict_lines
 from flows.reports.terminal import Quiet, Terminal
-from tasks.cache.refs import Verdict
+from tasks.cache.results import Verdict
 from tasks.jobs import warm
 from tasks.jobs.early_launch import early_launches
 from tasks.sweeps.trial import Trial

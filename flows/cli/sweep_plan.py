@@ -8,7 +8,7 @@ from flows.pipeline import Scored
 from flows.plan import divide_gpus
 from tasks.cache import settings, store
 from tasks.cache.history import History
-from tasks.cache.refs import Ref
+from tasks.cache.results import Artifact
 from tasks.stages.load_data import counts_tokens
 from tasks.sweeps.study import Study, only_sweep, study_key
 from tasks.sweeps.trial import UNFINISHED, Trial
@@ -46,7 +46,7 @@ def summary_lines(recipe: Recipe, sweep: Sweep, planned: Scored) -> Iterator[str
 
 
 def _stored_trials(recipe: Recipe, sweep: Sweep, planned: Scored) -> list[Trial]:
-    if not (isinstance(planned.data, Ref) and isinstance(planned.model, Ref)):
+    if not (isinstance(planned.data, Artifact) and isinstance(planned.model, Artifact)):
         return []
     key = study_key(recipe, sweep, planned.lock, planned.data, planned.model)
     if not (settings.home() / "sweeps" / key).is_dir():
@@ -65,7 +65,7 @@ def _seconds_of_training(recipe: Recipe, stored: list[Trial], planned: Scored) -
         return sum(spent) / len(spent)
     key = History(recipe.name).last_key("fit")
     last = store.manifest_of("fit", key) if key else None
-    if last is None or not isinstance(planned.data, Ref):
+    if last is None or not isinstance(planned.data, Artifact):
         return None
     rows = planned.data.figures["train_rows"] * recipe.training.num_train_epochs
     return float(rows / max(last[0].figures["train_samples_per_second"], 1e-9))

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from tasks.cache.refs import Verdict
+from tasks.cache.results import Verdict
 from tasks.reports.formatting import format_count, format_score, make_printable
 from tasks.reports.model_reports import tabulate_answers, tabulate_checks, tabulate_comparison, tabulate_exports
 from tasks.reports.row_reports import tabulate_mixture

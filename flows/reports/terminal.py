@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from flows.reports.tables import metric_lines
-from tasks.cache.refs import Ref
+from tasks.cache.results import Artifact
 from tasks.cache.stage import Listener, Row, fetch_event
 from tasks.reports.model_reports import find_worst_groups
 from tasks.reports.stage_summaries import Pace, format_evaluation, summarize_row
@@ -105,7 +105,7 @@ class Terminal(Listener):
 
     def _stage_lines(self, row: Row, result: Any) -> list[str]:
         lines = [stage_line(row.name, row.state, f"{row.seconds:7.1f} s", summarize_row(row, result))]
-        if row.name == "score" and isinstance(result, Ref) and self._recipe:
+        if row.name == "score" and isinstance(result, Artifact) and self._recipe:
             groups = find_worst_groups(self._recipe, result.path).values()
             lines += [stage_line("", "", "", f"slices: worst {group}") for group in groups]
         return lines

@@ -26,8 +26,8 @@ from prefect.transactions import IsolationLevel, Transaction, transaction
 from tasks.cache import settings, store
 from tasks.cache.history import History
 from tasks.cache.locks import FlockManager
-from tasks.cache.refs import Ref
 from tasks.cache.remote import Remote
+from tasks.cache.results import Artifact
 from tasks.cache.stage import Listener, Paused, Row, Stage, Work
 from training.jobs.protocol import read_outcome
 
@@ -55,13 +55,13 @@ class ArtifactSerializer(Serializer):
 
     type: str = "finetune-artifact"
 
-    def dumps(self, obj: Ref) -> bytes:
-        """JSON. Raises AttributeError for other objects, so that only refs are cached."""
+    def dumps(self, obj: Artifact) -> bytes:
+        """JSON. Raises AttributeError for other objects, so that only artifacts are cached."""
         return obj.model_dump_json().encode()
 
-    def loads(self, blob: bytes) -> Ref:
+    def loads(self, blob: bytes) -> Artifact:
         """The ref. Raises `store.Damaged` if the artifact is absent or damaged."""
-        claimed = Ref.model_validate_json(blob)
+        claimed = Artifact.model_validate_json(blob)
         found = store.find(claimed.stage, claimed.key)
         if found != claimed:
             raise store.Damaged(f"{claimed.location} differs from its record")
@@ -116,7 +116,7 @@ class Executor:
             if stage.cached:
                 self._remote.upload(result)
         finally:
-            artifact = result.location if isinstance(result, Ref) else None
+            artifact = result.location if isinstance(result, Artifact) else None
             fetched = self._remote.fetched_bytes(stage.name, key) if state == "cached" else None
             row = Row(stage.name, key or None, state, time.monotonic() - started, artifact, fetched)
             self.rows.append(row)
@@ -227,7 +227,7 @@ class _Listeners(Listener):
 
 
 def _artifact_body(stage: Stage[Any], work: Work, flat: dict[str, Any], forced: bool, remote: Remote) -> Any:
-    def body(*arguments: Any) -> Ref | State[Ref]:
+    def body(*arguments: Any) -> Artifact | State[Artifact]:
         found = None if forced else _find_or_discard(work)
         if found is None and not forced:
             found = remote.find_or_lease(
@@ -301,7 +301,7 @@ def _forget_finished(job: Path) -> None:
         shutil.rmtree(job)
 
 
-def _find_or_discard(work: Work) -> Ref | None:
+def _find_or_discard(work: Work) -> Artifact | None:
     """The stored artifact. A damaged one is moved away, with a warning: it may be the first sign of a failing disk."""
     try:
         return store.find(work.stage, work.key)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from tasks.cache import settings
-from tasks.cache.refs import Lock, PinnedCommit
+from tasks.cache.results import Lock, PinnedCommit
 from training.jobs.protocol import write_atomically
 
 Values = TypeVar("Values", dict[str, Any], list[str])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tasks.cache import settings
 from tasks.cache.digests import Digests
-from tasks.cache.refs import PinnedFile
+from tasks.cache.results import PinnedFile
 from training.data.file_systems import as_user_error, display_name, is_url, read_pieces
 from training.data.listing import SourceFile, stat_url
 from training.local_files import find_foreign

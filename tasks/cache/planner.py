@@ -11,8 +11,8 @@ from typing import Any
 
 from tasks.cache import store
 from tasks.cache.history import History
-from tasks.cache.refs import Lock, Ref
 from tasks.cache.remote import Progress, Remote, no_progress
+from tasks.cache.results import Artifact, Lock
 from tasks.cache.stage import Stage, Work
 
 
@@ -137,7 +137,7 @@ class Planner:
 
     def _find(
         self, stage: Stage[Any], key: str, flat: dict[str, Any], names: dict[str, str]
-    ) -> tuple[Ref | None, tuple[str, ...]]:
+    ) -> tuple[Artifact | None, tuple[str, ...]]:
         """The artifact, or None and the reasons why it is missing."""
         try:
             ref = store.find(stage.name, key)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from tasks.cache.refs import Ref
+from tasks.cache.results import Artifact
 from tasks.cache.stage import Work
 
 Progress = Callable[[int, int], None]
@@ -21,7 +21,7 @@ class Remote:
     """Artifacts that other machines made. This class is for a home that shares nothing; no method raises an error of
     the network."""
 
-    def find(self, stage: str, key: str, progress: Progress = no_progress) -> Ref | None:
+    def find(self, stage: str, key: str, progress: Progress = no_progress) -> Artifact | None:
         """The artifact, fetched into the local store; None if it cannot be had."""
         return None
 
@@ -31,7 +31,7 @@ class Remote:
         key: str,
         progress: Progress = no_progress,
         on_wait: Callable[[str], None] = lambda owner: None,
-    ) -> Ref | None:
+    ) -> Artifact | None:
         """Finds the artifact, after another machine that makes it has ended; None if this process is to make it.
 
         Then `upload` or `release` must follow. `on_wait` is called with the other machine when the wait begins.
@@ -60,7 +60,7 @@ class Remote:
         """
         return nullcontext()
 
-    def upload(self, ref: Ref) -> None:
+    def upload(self, ref: Artifact) -> None:
         """Uploads an artifact of the run, unless other machines have it, while the run goes on."""
 
     def deliver_earlier(self) -> None:

@@ -58,7 +58,7 @@ class Listener:
         """A child program wrote these events, in order."""
 
     def stage_ended(self, row: Row, result: Any) -> None:
-        """The stage ended, successfully or not; `result` is a Ref, another value, or None if it failed."""
+        """The stage ended, successfully or not; `result` is an Artifact, another value, or None if it failed."""
 
     def run_ended(self, result: dict[str, Any]) -> None:
         """The run ended, successfully or not."""

@@ -24,7 +24,7 @@ from typing import Any
 
 from tasks.cache import settings
 from tasks.cache.digests import Digests, digest_of
-from tasks.cache.refs import Ref
+from tasks.cache.results import Artifact
 from training.jobs.protocol import fsync
 from training.problems import full_disk
 
@@ -49,7 +49,7 @@ def folder(stage: str, key: str) -> Path:
     return settings.home() / "artifacts" / stage / key
 
 
-def find(stage: str, key: str) -> Ref | None:
+def find(stage: str, key: str) -> Artifact | None:
     """The artifact, verified; None if it is absent. Raises Damaged if it is incomplete or changed."""
     place = folder(stage, key)
     if not place.is_dir():
@@ -68,11 +68,13 @@ def find(stage: str, key: str) -> Ref | None:
     return ref
 
 
-def checked_manifest(manifest: Mapping[str, Any], stage: str, key: str, place: str) -> tuple[Ref, list[dict[str, Any]]]:
-    """The ref and the files of a manifest. Raises Damaged, with its place, if it has changed or is another's."""
+def checked_manifest(
+    manifest: Mapping[str, Any], stage: str, key: str, place: str
+) -> tuple[Artifact, list[dict[str, Any]]]:
+    """The artifact and the files of a manifest. Raises Damaged, with its place, if it has changed or is another's."""
     if manifest.keys() != {"ref", "files", "digest"} or manifest["digest"] != _seal(manifest):
         raise Damaged(f"{place} has changed")
-    ref = Ref.model_validate(manifest["ref"])
+    ref = Artifact.model_validate(manifest["ref"])
     if (ref.stage, ref.key) != (stage, key):
         raise Damaged(f"{place} is of {ref.stage} {ref.key}")
     return ref, manifest["files"]
@@ -102,7 +104,7 @@ def filling(stage: str, key: str) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def publish(aside: Path, stage: str, key: str, inputs: Mapping[str, Any], figures: Mapping[str, Any]) -> Ref:
+def publish(aside: Path, stage: str, key: str, inputs: Mapping[str, Any], figures: Mapping[str, Any]) -> Artifact:
     """Makes the filled folder the artifact of this key and returns its ref. Replaces an existing artifact, as after a
     forced run. Raises OSError if the disk is full; then nothing is published."""
     _write(aside / INPUTS, _to_json(inputs))
@@ -116,7 +118,7 @@ def publish(aside: Path, stage: str, key: str, inputs: Mapping[str, Any], figure
     parts: dict[str, dict[str, str]] = {}
     for path, digest in content.items():
         parts.setdefault(path.split("/")[0], {})[path] = digest
-    ref = Ref(
+    ref = Artifact(
         stage=stage,
         key=key,
         digest=digest_of(content),
@@ -183,13 +185,13 @@ def inputs_of(stage: str, key: str) -> dict[str, Any] | None:
         return None
 
 
-def manifest_of(stage: str, key: str) -> tuple[Ref, dict[str, dict[str, Any]]] | None:
+def manifest_of(stage: str, key: str) -> tuple[Artifact, dict[str, dict[str, Any]]] | None:
     """An artifact's ref and its files by path, each with `bytes` and `sha256`, from the manifest without verification.
     None if the manifest is missing or damaged."""
     try:
         manifest = _read_json(folder(stage, key) / MANIFEST)
         files = {file["path"]: {"bytes": file["bytes"], "sha256": file["sha256"]} for file in manifest["files"]}
-        return Ref.model_validate(manifest["ref"]), files
+        return Artifact.model_validate(manifest["ref"]), files
     except (Damaged, KeyError, TypeError, ValueError):
         return None
 

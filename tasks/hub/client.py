@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tasks.cache.history import History
-from tasks.cache.refs import PinnedCommit
+from tasks.cache.results import PinnedCommit
 from tasks.cache.settings import without_credentials
 from training.problems import NETWORK, UserError, server_fault
 

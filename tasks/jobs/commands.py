@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.cache.refs import Lock
+from tasks.cache.results import Lock
 from tasks.jobs.child_environment import added_environment
 from tasks.jobs.hardware import visible_gpus
 from training.jobs.protocol import write_atomically

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.cache.refs import Ref
+from tasks.cache.results import Artifact
 from tasks.cache.stage import Inputs, Stage, Work
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import DEFAULT_STALL_TIMEOUT_S, run_child
@@ -53,18 +53,18 @@ class Files:
             place.joinpath(name).symlink_to(folder / name)
 
 
-def files_of(artifact: Ref, names: Iterable[str]) -> Files:
+def files_of(artifact: Artifact, names: Iterable[str]) -> Files:
     """These top-level files of an artifact. One that the artifact lacks is left out."""
     there = tuple(name for name in names if name in artifact.parts)
     return Files(artifact.path, {f"{artifact.stage}/{name}": artifact.parts[name] for name in there}, there)
 
 
-def folder_of(artifact: Ref, name: str) -> Files:
+def folder_of(artifact: Artifact, name: str) -> Files:
     """A top-level folder of an artifact, such as the `model` of a training."""
     return Files(artifact.path / name, {f"{artifact.stage}/{name}": artifact.parts[name]})
 
 
-def whole(artifact: Ref) -> Files:
+def whole(artifact: Artifact) -> Files:
     """All files of an artifact."""
     return Files(artifact.path, {artifact.stage: artifact.digest})
 

@@ -26,7 +26,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import State, StateType
 
-from tasks.cache.refs import Publication, Ref, Verdict, Version
+from tasks.cache.results import Artifact, Publication, Verdict, Version
 from tasks.cache.stage import Row
 from tasks.reports.formatting import escape_markdown, limit_rows
 from tasks.reports.model_reports import (
@@ -117,7 +117,7 @@ class Running:
                 client.set_flow_run_state(run, State(type=StateType.RUNNING, name=self.name, message=self.message))
 
 
-Artifact = Bar | Table | Link | Running
+PrefectArtifact = Bar | Table | Link | Running
 
 
 class ArtifactSender:
@@ -125,14 +125,14 @@ class ArtifactSender:
 
     def __init__(self) -> None:
         # Updates pile up behind a slow server: only the newest of each artifact is sent.
-        self._newest: dict[str, Artifact] = {}
+        self._newest: dict[str, PrefectArtifact] = {}
         # An artifact belongs to the task run or the flow run in which it first appeared.
         self._contexts: dict[str, contextvars.Context] = {}
         self._changed, self._ended = threading.Event(), False
         self._thread = threading.Thread(target=self._send_until_ended, name="prefect-artifacts", daemon=True)
         self._thread.start()
 
-    def put(self, name: str, artifact: Artifact) -> None:
+    def put(self, name: str, artifact: PrefectArtifact) -> None:
         """Sends the artifact soon; `name` identifies it within the run."""
         self._contexts.setdefault(name, contextvars.copy_context())
         self._newest[name] = artifact
@@ -155,7 +155,7 @@ class ArtifactSender:
             for name in list(self._newest):
                 self._send(name, self._newest.pop(name), ids)
 
-    def _send(self, name: str, artifact: Artifact, ids: dict[str, UUID]) -> None:
+    def _send(self, name: str, artifact: PrefectArtifact, ids: dict[str, UUID]) -> None:
         # The context has the server's address: without it, Prefect would start another server.
         context = self._contexts[name]
         for _ in range(TRIES):
@@ -181,19 +181,19 @@ def tabulate_data_report(reports: Mapping[str, Mapping[str, Any]], refused: Sequ
     return Table(tabulate_problems(problems), f"The rows of each split, and the problems that were found.\n\n{splits}")
 
 
-def build_result_artifacts(row: Row, result: Any) -> dict[str, Artifact]:
+def build_result_artifacts(row: Row, result: Any) -> dict[str, PrefectArtifact]:
     """The artifacts that show a stage's result, by name; empty for most stages."""
-    found: dict[str, Artifact] = {}
-    if row.name == "score" and isinstance(result, Ref):
+    found: dict[str, PrefectArtifact] = {}
+    if row.name == "score" and isinstance(result, Artifact):
         tables = {
             "figures": (tabulate_scores(result.figures), "Metrics of each split, with 95 % intervals."),
             "worst-errors": (find_worst_errors(result.path), "The wrong predictions with the highest confidence."),
             "slices": (tabulate_slices(result.path), "Metrics of each group, with 95 % intervals."),
         }
         found |= {name: Table(rows, description) for name, (rows, description) in tables.items() if rows}
-    if row.name == "compare_exports" and isinstance(result, Ref):
+    if row.name == "compare_exports" and isinstance(result, Artifact):
         found["exports"] = Table(tabulate_exports(result.figures), "Exports of the model, compared with it row by row.")
-    if row.name == "drift" and isinstance(result, Ref):
+    if row.name == "drift" and isinstance(result, Artifact):
         found["drift"] = Table(tabulate_drift(result.figures), escape_markdown(describe_drift(result.figures)))
     if isinstance(result, Verdict):
         checks = limit_rows(tabulate_checks(result), "figure", "gate/verdict.json")

@@ -13,7 +13,7 @@ from uuid import UUID
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from tasks.cache.refs import Ref
+from tasks.cache.results import Artifact
 from tasks.cache.stage import Listener, Row
 from tasks.prefect.artifacts import (
     ArtifactSender,
@@ -85,7 +85,7 @@ class PrefectProgress(Listener):
         get_run_logger().info("  ".join(filter(None, [ended, summarize_row(row, result)])))
         if self._has_bar and row.state != "failed":
             self._artifacts.put(row.name, Bar(100.0, ended))
-        if row.name in STAGES_WITH_REPORT and isinstance(result, Ref):
+        if row.name in STAGES_WITH_REPORT and isinstance(result, Artifact):
             self._reports[row.name] = read_report(result.path)
             self.refused([])
         for name, artifact in build_result_artifacts(row, result).items():

@@ -14,7 +14,7 @@ from pydantic import PositiveInt
 from tasks.cache import settings, store
 from tasks.cache.code import code_digests, users_code
 from tasks.cache.digests import digest_of
-from tasks.cache.refs import Champion, Lock, PinnedRows
+from tasks.cache.results import Champion, Lock, PinnedRows
 from tasks.cache.stage import Work
 from tasks.jobs.job import Files
 from tasks.registry.versions import (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.cache import settings
-from tasks.cache.refs import Ref
+from tasks.cache.results import Artifact
 from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import require_finished, run_job
 from tasks.registry.prediction_job import ModelSpec
@@ -31,7 +31,7 @@ FOLDER = "export"
 """The folder of exports among the files of a version's MLflow run."""
 
 
-def released_exports(refs: Mapping[str, Ref]) -> dict[str, Any]:
+def released_exports(refs: Mapping[str, Artifact]) -> dict[str, Any]:
     """The figures of the released exports by format, from the artifacts of a run by stage."""
     figures = refs["compare_exports"].figures if "compare_exports" in refs else {}
     return {name: one for name, one in figures.items() if one["released"]}
@@ -44,7 +44,7 @@ def export_files(folder: Path, name: str) -> list[Path]:
 
 
 def log_exports(
-    client: MlflowClient, name: str, version: str, refs: Mapping[str, Ref], exports: Mapping[str, Any]
+    client: MlflowClient, name: str, version: str, refs: Mapping[str, Artifact], exports: Mapping[str, Any]
 ) -> None:
     """Logs the released exports to the version's MLflow run, and their figures as its tag, if it lacks them."""
     if not exports:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.cache import settings, store
 from tasks.cache.code import git_commit
 from tasks.cache.digests import digest_of
-from tasks.cache.refs import Lock, Promotion, Publication, Ref, Verdict, Version
+from tasks.cache.results import Artifact, Lock, Promotion, Publication, Verdict, Version
 from tasks.cache.stage import Row
 from tasks.registry.versions import (
     DRIFT_TAG,
@@ -109,7 +109,7 @@ def build_record(
     )
 
 
-def _describe_stage(row: Row, artifact: Ref | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_stage(row: Row, artifact: Artifact | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": row.name,
         "key": row.key,
@@ -229,7 +229,7 @@ def _select(prefix: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(f"{prefix}."): value for name, value in inputs.items() if name.startswith(f"{prefix}.")}
 
 
-def _describe_rows(data: Ref | None) -> dict[str, Any] | None:
+def _describe_rows(data: Artifact | None) -> dict[str, Any] | None:
     if data is None:
         return None
     labels = None
@@ -238,7 +238,7 @@ def _describe_rows(data: Ref | None) -> dict[str, Any] | None:
     return {"figures": data.figures, "labels": labels, "digest": data.digest, **_describe_mixture(data)}
 
 
-def _describe_mixture(data: Ref) -> dict[str, Any]:
+def _describe_mixture(data: Artifact) -> dict[str, Any]:
     """The table of the sets of a mixture; empty without one."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         return {"mixture": read_report(data.path)["mixture"]}
@@ -251,12 +251,12 @@ def list_model_files(key: str) -> dict[str, dict[str, Any]] | None:
     return None if found is None else _describe_model(*found)["files"]
 
 
-def _describe_model(ref: Ref, files: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def _describe_model(ref: Artifact, files: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     inside = {name.partition("/")[2]: file for name, file in files.items() if name.startswith("model/")}
     return {"digest": ref.parts.get("model"), "files": inside}
 
 
-def _read_environment(refs: Mapping[str, Ref]) -> dict[str, Any] | None:
+def _read_environment(refs: Mapping[str, Artifact]) -> dict[str, Any] | None:
     """The environment of the training; a cached training may have run on another machine."""
     try:
         return dict(json.loads((refs["fit"].path / ENVIRONMENT).read_text()))

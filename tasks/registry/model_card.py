@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from tasks.cache import store
-from tasks.cache.refs import Lock, PinnedRows, Ref, Verdict
+from tasks.cache.results import Artifact, Lock, PinnedRows, Verdict
 from tasks.hub.client import repository_url
 from tasks.reports.formatting import Markdown, escape_markdown, format_code, format_markdown
 from tasks.reports.model_reports import find_worst_groups, tabulate_exports, tabulate_scores
@@ -34,10 +34,10 @@ class CardFacts(NamedTuple):
 
     recipe: Recipe
     lock: Lock
-    data: Ref
-    trained: Ref
-    predictions: Ref
-    scores: Ref
+    data: Artifact
+    trained: Artifact
+    predictions: Artifact
+    scores: Artifact
     verdict: Verdict
     exports: Mapping[str, Any] | None = None
     """The figures of the released exports."""
@@ -85,7 +85,7 @@ def _build_sections(facts: CardFacts) -> Iterator[str]:
     yield f"## Limits\n\n{_describe_limits(recipe, trained, predictions, scores, labels, verdict)}"
 
 
-def _build_introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: Ref, verdict: Verdict) -> str:
+def _build_introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: Artifact, verdict: Verdict) -> str:
     if start := lock.start:
         base = f"version {start.version} of `{start.name}`" + (", which was the champion" if lock.started_from else "")
     elif lock.model_hub:
@@ -102,7 +102,7 @@ def _build_introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: 
     return f"{sentence}. Fine-tuned from {base}.{chosen}\n\nDigest of the model: `{trained.parts['model']}`."
 
 
-def format_figures(recipe: Recipe, scores: Ref) -> str:
+def format_figures(recipe: Recipe, scores: Artifact) -> str:
     """Formats the metrics of each split with their intervals as a table."""
     table = tabulate_scores(scores.figures)
     titles: dict[str, str] = {recipe.judged_split: Markdown(f"**{escape_markdown(recipe.judged_split)}** (judged)")}
@@ -117,7 +117,7 @@ def _describe_exports(exports: Mapping[str, Any]) -> str:
     return f"Files: {files}. Speeds are those of one CPU, on the same rows.\n\n{table}"
 
 
-def _describe_rows(recipe: Recipe, lock: Lock, data: Ref) -> str:
+def _describe_rows(recipe: Recipe, lock: Lock, data: Artifact) -> str:
     sections = recipe.data.sets
     origins = [_describe_origin(one, pinned) for one, pinned in zip(sections, lock.sets, strict=True)]
     origin = origins[0]
@@ -146,7 +146,7 @@ def _describe_origin(data: Data, pinned: PinnedRows) -> str:
 
 
 def _describe_limits(
-    recipe: Recipe, trained: Ref, predictions: Ref, scores: Ref, labels: list[str], verdict: Verdict
+    recipe: Recipe, trained: Artifact, predictions: Artifact, scores: Artifact, labels: list[str], verdict: Verdict
 ) -> str:
     sentences = [*_describe_worst_label(recipe, predictions, labels)]
     groups = find_worst_groups(recipe, scores.path)
@@ -162,7 +162,7 @@ def _describe_limits(
     return "\n\n".join([" ".join(sentences), *(f"Warning: {escape_markdown(warning)}" for warning in warnings)])
 
 
-def _describe_worst_label(recipe: Recipe, predictions: Ref, labels: list[str]) -> Iterator[str]:
+def _describe_worst_label(recipe: Recipe, predictions: Artifact, labels: list[str]) -> Iterator[str]:
     """A sentence on the label with the lowest recall, if each row has one label."""
     import numpy as np
     import pyarrow as pa
@@ -184,13 +184,13 @@ def _describe_worst_label(recipe: Recipe, predictions: Ref, labels: list[str]) -
     yield f"The label that it recognises worst is {format_code(labels[worst])}: {counts}."
 
 
-def _describe_training(trained: Ref) -> str:
+def _describe_training(trained: Artifact) -> str:
     figures = trained.figures
     duration = f"{figures['steps']:,} optimizer steps, {figures['epochs']:g} epochs"
     return f"{duration}; mean loss {figures['train_loss']:.4f}."
 
 
-def _build_reproduction(recipe: Recipe, lock: Lock, trained: Ref) -> str:
+def _build_reproduction(recipe: Recipe, lock: Lock, trained: Artifact) -> str:
     inputs = store.inputs_of("fit", trained.key) or {}
     versions = {name.removeprefix("library."): v for name, v in inputs.items() if name.startswith("library.")}
     versions["finetune-flows"] = importlib.metadata.version("finetune-flows")
@@ -221,7 +221,7 @@ def pin_recipe(recipe: Recipe, lock: Lock) -> dict[str, Any]:
     return {**values, "compute": {**values.get("compute", {}), **resolved}}
 
 
-def _build_results(recipe: Recipe, lock: Lock, scores: Ref) -> list[Any]:
+def _build_results(recipe: Recipe, lock: Lock, scores: Artifact) -> list[Any]:
     """The metrics with their intervals for the card's metadata. NaN and infinite values are left out."""
     from huggingface_hub import EvalResult
 

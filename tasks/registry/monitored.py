@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.cache import settings, store
-from tasks.cache.refs import Champion, PinnedFile, Ref, label_names
+from tasks.cache.results import Artifact, Champion, PinnedFile, label_names
 from tasks.registry import consent, lineage
 from tasks.registry.prediction_job import find_model, read_by
 from tasks.registry.versions import RECIPE_TAG, SPLIT_TAG, read_figures
@@ -108,7 +108,7 @@ def require_no_reference(version: Monitored) -> None:
         raise UserError.of("registry", "NAME", message)
 
 
-def find_rows(version: Monitored) -> Ref:
+def find_rows(version: Monitored) -> Artifact:
     """Finds the artifact of load_data with the version's rows, here or in the shared store. Raises UserError."""
     try:
         rows = store.find("load_data", version.load_data) or open_remote().find("load_data", version.load_data)
@@ -123,7 +123,7 @@ def find_rows(version: Monitored) -> Ref:
     return rows
 
 
-def find_predictions(version: Monitored) -> Ref | None:
+def find_predictions(version: Monitored) -> Artifact | None:
     """Finds the artifact with the version's predictions on its judged split, here or in the shared store; None if it
     cannot be had."""
     if version.predict is None:
@@ -148,7 +148,7 @@ def read_recipe(version: Monitored, run_code: bool) -> Recipe:
     return parse(record[lineage.RECIPE_SET])
 
 
-def labelled_data(version: Monitored, rows: Ref, files: Sequence[PinnedFile]) -> Data:
+def labelled_data(version: Monitored, rows: Artifact, files: Sequence[PinnedFile]) -> Data:
     """The section `data` for rows in these files, read as the version's rules say, with its labels in their order. Of a
     mixture they have the columns of the first set.
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 from pydantic import PositiveInt, ValidationError
 
 from tasks.cache import settings
-from tasks.cache.refs import Champion
+from tasks.cache.results import Champion
 from tasks.jobs.commands import python_argv
 from tasks.jobs.hardware import mixed_precision, visible_gpus
 from tasks.jobs.launch import require_finished, run_job

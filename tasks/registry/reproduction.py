@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tasks.cache import settings, store
 from tasks.cache.code import code_digests, library_versions
 from tasks.cache.garbage_collection import in_use
-from tasks.cache.refs import Lock, PinnedFile, Ref
+from tasks.cache.results import Artifact, Lock, PinnedFile
 from tasks.cache.stage import Listener, Row, Work
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.commands import python_argv
@@ -104,14 +104,14 @@ def _replace_values(fields: Any, values: Any) -> Any:
     return {name: _replace_values(field, values.get(name, field)) for name, field in fields.items()}
 
 
-def find_stored_inputs(record: Mapping[str, Any]) -> dict[str, Ref]:
+def find_stored_inputs(record: Mapping[str, Any]) -> dict[str, Artifact]:
     """The recorded rows and base model, by stage, if the files that they were made of are missing here: from this home
     or the shared store. Empty if nothing is missing, or not all of it is stored."""
     recorded = Lock.model_validate(record["lock"])
     files = {"load_data": recorded.all_data_files, "load_model": [*recorded.model_files.values()]}
     missing = [stage for stage, pinned in files.items() if any(map(_is_missing, pinned))]
     keys = {stage["name"]: stage["key"] for stage in record["stages"]}
-    found: dict[str, Ref] = {}
+    found: dict[str, Artifact] = {}
     for stage in missing:
         with contextlib.suppress(store.Damaged, KeyError):
             ref = store.find(stage, keys[stage]) or open_remote().find(stage, keys[stage])
@@ -125,7 +125,7 @@ def _is_missing(file: PinnedFile) -> bool:
 
 def use_stored_inputs(
     record: Mapping[str, Any],
-    inputs: Mapping[str, Ref],
+    inputs: Mapping[str, Artifact],
     folders: Mapping[str, Path],
     start: Mapping[str, PinnedFile] | None,
 ) -> Lock:
@@ -251,7 +251,7 @@ class RecordedBatches(Listener):
         """Stores the recorded batch size once the model is there."""
         if isinstance(result, Lock):
             self._lock = result
-        if row.name != "load_model" or not isinstance(result, Ref) or self._lock is None or self._rows is None:
+        if row.name != "load_model" or not isinstance(result, Artifact) or self._lock is None or self._rows is None:
             return
         batch_size = self._recipe.training.per_device_train_batch_size
         division = self._find_division(self._recipe, self._lock, result.path / "model")

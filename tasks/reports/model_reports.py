@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.cache.refs import Comparison, Verdict
+from tasks.cache.results import Comparison, Verdict
 from tasks.reports.formatting import (
     escape_markdown,
     format_markdown,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from tasks.cache.refs import Champion, Promotion, Publication, Ref, Verdict, Version
+from tasks.cache.results import Artifact, Champion, Promotion, Publication, Verdict, Version
 from tasks.cache.stage import Row
 from tasks.reports.formatting import format_count, format_score, format_size, format_value
 from tasks.reports.model_reports import summarize_exports
@@ -119,7 +119,7 @@ def summarize_row(row: Row, result: Any) -> str:
 
 def summarize_result(stage: str, result: Any) -> str:
     """The main figures of a stage's result; empty if it has none."""
-    if isinstance(result, Ref):
+    if isinstance(result, Artifact):
         summarize = (STAGES | MONITORING_STAGES)[stage].summarize
         return summarize(result.figures) if summarize else ""
     if isinstance(result, Champion | Version):

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tasks.cache import settings, store
 from tasks.cache.digests import Digests
-from tasks.cache.refs import Ref
+from tasks.cache.results import Artifact
 from tasks.shared_store.announcements import announce
 from tasks.shared_store.bucket import AlreadyExists, Bucket, NotFound
 from tasks.shared_store.leases import Leases
@@ -47,7 +47,7 @@ _FILES = TypeAdapter(list[SharedFile])
 class SharedArtifact:
     """An artifact that can be fetched."""
 
-    ref: Ref
+    ref: Artifact
     files: tuple[SharedFile, ...]
     manifest: bytes
     here: Mapping[str, Path]
@@ -159,7 +159,7 @@ def manifest_name(stage: str, key: str) -> str:
     return f"artifacts/{stage}/{key}.json"
 
 
-def parse_manifest(manifest: bytes, stage: str, key: str) -> tuple[Ref, tuple[SharedFile, ...]]:
+def parse_manifest(manifest: bytes, stage: str, key: str) -> tuple[Artifact, tuple[SharedFile, ...]]:
     """The artifact of a manifest and its files. Raises DamagedObject."""
     try:
         ref, entries = store.checked_manifest(json.loads(manifest), stage, key, "its manifest")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tasks.cache import store
 from tasks.cache.locks import named_lock
-from tasks.cache.refs import Ref
 from tasks.cache.remote import Progress, Remote, no_progress
+from tasks.cache.results import Artifact
 from tasks.cache.stage import Work
 from tasks.shared_store.artifacts import DamagedObject, SharedStore
 from tasks.shared_store.bucket import Bucket, BucketError
@@ -39,7 +39,7 @@ class BucketRemote(Remote):
         self._takes_leases = True
         self._warnings: list[str] = []
 
-    def find(self, stage: str, key: str, progress: Progress = no_progress) -> Ref | None:
+    def find(self, stage: str, key: str, progress: Progress = no_progress) -> Artifact | None:
         """The artifact, fetched into the local store; None if it is absent, damaged, or the bucket does not answer."""
         if self._is_away:
             return None
@@ -73,7 +73,7 @@ class BucketRemote(Remote):
         key: str,
         progress: Progress = no_progress,
         on_wait: Callable[[str], None] = lambda owner: None,
-    ) -> Ref | None:
+    ) -> Artifact | None:
         """Finds the artifact, after another machine that makes it has ended; None if this process is to make it."""
         ref = self.find(stage, key, progress)
         while ref is None and self._takes_leases:
@@ -114,7 +114,7 @@ class BucketRemote(Remote):
         """Resumes a training from the newest checkpoint of another machine, and shares its own during the block."""
         return share_checkpoints(self._bucket, work, seal_key, device, is_away=self._is_away)
 
-    def upload(self, ref: Ref) -> None:
+    def upload(self, ref: Artifact) -> None:
         """ArtifactUploads an artifact of the run, unless the bucket has it, while the run goes on."""
         if (ref.stage, ref.key) not in self._fetched:
             self._uploads.add(ref.stage, ref.key)

@@ -27,7 +27,7 @@ RETRY_AFTER_S = 60.0
 OTHER_PROCESS_S = 3600.0
 """The longest wait for another process of this home that uploads the same artifact."""
 
-Artifact = tuple[str, str]
+StageAndKey = tuple[str, str]
 """Stage and key."""
 
 
@@ -44,7 +44,7 @@ class ArtifactUploads:
         self._shared, self._url, self._on_end = shared, url, on_end
         self._folder = settings.home() / "uploads"
         self._turn = threading.Condition()
-        self._queue: dict[Artifact, bool] = {}
+        self._queue: dict[StageAndKey, bool] = {}
         """Whether the artifact is of this run, whose artifacts come first."""
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -136,7 +136,7 @@ class ArtifactUploads:
         timer.daemon = True
         timer.start()
 
-    def _next(self, stop: threading.Event) -> Artifact | None:
+    def _next(self, stop: threading.Event) -> StageAndKey | None:
         """The next artifact, which stays in the queue until it is uploaded. Without one, the thread has ended."""
         with self._turn:
             if self._queue and not stop.is_set():

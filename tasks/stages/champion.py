@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.cache import settings
-from tasks.cache.refs import Champion, Lock, Ref
+from tasks.cache.results import Artifact, Champion, Lock
 from tasks.cache.stage import Inputs, Work, action
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.commands import build_predict_launch
@@ -17,7 +17,7 @@ from training.recipe import Recipe
 from training.recipe.fields import answered_prompts
 
 
-def inputs(recipe: Recipe, trained: Ref, scores: Ref) -> Inputs:
+def inputs(recipe: Recipe, trained: Artifact, scores: Artifact) -> Inputs:
     """The registry, the alias, and the model to compare with the champion."""
     return Inputs(
         {
@@ -29,7 +29,7 @@ def inputs(recipe: Recipe, trained: Ref, scores: Ref) -> Inputs:
 
 
 @action(inputs, gives=Champion)
-def find_champion(work: Work, recipe: Recipe, trained: Ref, scores: Ref) -> Champion | None:
+def find_champion(work: Work, recipe: Recipe, trained: Artifact, scores: Artifact) -> Champion | None:
     """Finds the version with the champion's alias, unless it is the trained model itself."""
     if recipe.release.registry is None:
         work.state = "skipped"
@@ -39,7 +39,7 @@ def find_champion(work: Work, recipe: Recipe, trained: Ref, scores: Ref) -> Cham
 
 
 @stage(where="there is a champion")
-def predict_champion(recipe: Recipe, lock: Lock, data: Ref, champion: Champion) -> Job:
+def predict_champion(recipe: Recipe, lock: Lock, data: Artifact, champion: Champion) -> Job:
     """Predicts every row of the judged split by the champion with its own tokenizer.
 
     The champion's model and options, the rows and labels, and the number format of prediction.

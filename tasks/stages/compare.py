@@ -9,7 +9,7 @@ from typing import Any
 from tasks.cache import settings
 from tasks.cache.code import code_behind, library_versions, users_code
 from tasks.cache.digests import digest_of
-from tasks.cache.refs import Champion, NumberedComparison, Ref
+from tasks.cache.results import Artifact, Champion, NumberedComparison
 from tasks.cache.stage import Inputs, Work, action
 from tasks.jobs.job import Job, files_of, folder_of, stage
 from tasks.registry.champions import find_current
@@ -31,7 +31,9 @@ def counts_comparisons(recipe: Recipe) -> bool:
     return recipe.release.gate.control == "all" and recipe.release.registry is not None
 
 
-def count_inputs(recipe: Recipe, data: Ref, trained: Ref, predictions: Ref, opponent: Ref | None) -> Inputs:
+def count_inputs(
+    recipe: Recipe, data: Artifact, trained: Artifact, predictions: Artifact, opponent: Artifact | None
+) -> Inputs:
     """The registry, the rows, the test, and the trained model: the champion itself is not counted."""
     return Inputs(
         {
@@ -45,7 +47,7 @@ def count_inputs(recipe: Recipe, data: Ref, trained: Ref, predictions: Ref, oppo
 
 @action(count_inputs, gives=NumberedComparison, where="there is a champion or a baseline")
 def count_comparison(
-    work: Work, recipe: Recipe, data: Ref, trained: Ref, predictions: Ref, opponent: Ref | None
+    work: Work, recipe: Recipe, data: Artifact, trained: Artifact, predictions: Artifact, opponent: Artifact | None
 ) -> NumberedComparison | None:
     """Numbers the comparison among all on the same rows, and computes the confidence that it needs. Skipped if the
     model is the champion itself."""
@@ -60,7 +62,7 @@ def count_comparison(
     return NumberedComparison(comparison=number, confidence=1 - alpha_spent(number, 1 - gate.confidence))
 
 
-def _describe_test(recipe: Recipe, predictions: Ref, opponent: Ref | None) -> dict[str, Any]:
+def _describe_test(recipe: Recipe, predictions: Artifact, opponent: Artifact | None) -> dict[str, Any]:
     """Everything that can change the p-value on given rows. Comparisons with equal values are one test; any other
     comparison is another chance of a false promotion."""
     file = f"{recipe.judged_split}.parquet"
@@ -95,11 +97,11 @@ def compare(
     recipe: Recipe,
     champion: Champion | None,
     number: NumberedComparison | None,
-    data: Ref,
-    tokens: Ref,
-    trained: Ref,
-    predictions: Ref,
-    opponent: Ref | None,
+    data: Artifact,
+    tokens: Artifact,
+    trained: Artifact,
+    predictions: Artifact,
+    opponent: Artifact | None,
 ) -> Job:
     """Tests whether the model is better than the champion, or without one than the baseline, and lists rows in which
     they differ. `opponent`: the predictions of the champion, or of another trial.
@@ -154,7 +156,7 @@ def _margin(recipe: Recipe, champion: Champion | None) -> float:
     return recipe.release.gate.margin if champion else max(0.0, recipe.release.gate.margin)
 
 
-def _label_warnings(champion: Champion, predictions: Ref) -> Iterator[str]:
+def _label_warnings(champion: Champion, predictions: Artifact) -> Iterator[str]:
     if unknown := predictions.figures.get("unknown"):
         yield f"{champion} does not know {_list_labels(unknown)}: it gets no row of these right."
     if dropped := predictions.figures.get("dropped"):

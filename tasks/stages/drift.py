@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from tasks.cache import settings
 from tasks.cache.digests import digest_of
-from tasks.cache.refs import NumberedComparison, Ref
+from tasks.cache.results import Artifact, NumberedComparison
 from tasks.cache.stage import Inputs, Work, action
 from tasks.jobs.job import Job, stage, whole
 from tasks.registry.comparisons import number_comparison
@@ -21,7 +21,7 @@ from training.programs.drift import DriftSettings
 from training.recipe.fields import Drift
 
 
-def count_inputs(version: Monitored, section: Drift, profile: Ref, observed: Ref) -> Inputs:
+def count_inputs(version: Monitored, section: Drift, profile: Artifact, observed: Artifact) -> Inputs:
     """The version's profile, and the new rows as the model sees them."""
     return Inputs(
         {
@@ -35,7 +35,7 @@ def count_inputs(version: Monitored, section: Drift, profile: Ref, observed: Ref
 
 @action(count_inputs, gives=NumberedComparison)
 def count_look(
-    work: Work, version: Monitored, section: Drift, profile: Ref, observed: Ref
+    work: Work, version: Monitored, section: Drift, profile: Artifact, observed: Artifact
 ) -> NumberedComparison | None:
     """Numbers the look among all at this version, and computes the confidence that it needs. The same rows are the same
     look. Skipped if there are too few rows to compare."""
@@ -50,7 +50,9 @@ def count_look(
 
 
 @stage()
-def drift(version: Monitored, section: Drift, look: NumberedComparison | None, profile: Ref, observed: Ref) -> Job:
+def drift(
+    version: Monitored, section: Drift, look: NumberedComparison | None, profile: Artifact, observed: Artifact
+) -> Job:
     """Compares new rows with the version's validation rows.
 
     Both observations, the thresholds and the confidence.
@@ -71,7 +73,7 @@ def drift(version: Monitored, section: Drift, look: NumberedComparison | None, p
     )
 
 
-def record_inputs(version: Monitored, files: Sequence[str], profile: Ref, report: Ref) -> Inputs:
+def record_inputs(version: Monitored, files: Sequence[str], profile: Artifact, report: Artifact) -> Inputs:
     """The version and the report."""
     return Inputs(
         {
@@ -83,7 +85,7 @@ def record_inputs(version: Monitored, files: Sequence[str], profile: Ref, report
 
 
 @action(record_inputs)
-def record_drift(work: Work, version: Monitored, files: Sequence[str], profile: Ref, report: Ref) -> None:
+def record_drift(work: Work, version: Monitored, files: Sequence[str], profile: Artifact, report: Artifact) -> None:
     """Stores the report with the version: its page of pictures and its figures, by look, in the MLflow run that
     registered the version, and its verdict as a tag of the version."""
     figures, name, number = report.figures, version.champion.name, version.champion.version

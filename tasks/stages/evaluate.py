@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from tasks.cache import settings
 from tasks.cache.input_files import require_unchanged
-from tasks.cache.refs import PinnedFile, Ref
+from tasks.cache.results import Artifact, PinnedFile
 from tasks.cache.stage import Inputs, Work, action
 from tasks.jobs.job import Job, files_of, stage, whole
 from tasks.registry.champions import files_of_version
@@ -44,7 +44,7 @@ class LoadLabelledSettings(Settings):
 
 
 @stage()
-def load_labelled(version: Monitored, recipe: Recipe, rows: Ref, files: Sequence[PinnedFile]) -> Job:
+def load_labelled(version: Monitored, recipe: Recipe, rows: Artifact, files: Sequence[PinnedFile]) -> Job:
     """Reads and checks the rows as `load_data` does, as one split, with the labels of the version in their order.
 
     The settings of reading, the labels' names, and the content of the files.
@@ -95,7 +95,7 @@ def _load(work: Work, settings: LoadLabelledSettings, inputs: Mapping[str, Path]
 
 
 @stage()
-def predict_labelled(version: Monitored, recipe: Recipe, labelled: Ref) -> Job:
+def predict_labelled(version: Monitored, recipe: Recipe, labelled: Artifact) -> Job:
     """Predicts the rows with the version, in full precision.
 
     The model, and the rows with their labels.
@@ -125,7 +125,7 @@ def predict_labelled(version: Monitored, recipe: Recipe, labelled: Ref) -> Job:
 
 
 @stage()
-def evaluate(version: Monitored, recipe: Recipe, labelled: Ref, predicted: Ref) -> Job:
+def evaluate(version: Monitored, recipe: Recipe, labelled: Artifact, predicted: Artifact) -> Job:
     """Computes the metrics with intervals, in slices, and their differences from the promised ones.
 
     The predictions, the rows, the metrics and slices, and the promised figures with their rows.
@@ -174,7 +174,9 @@ def evaluate(version: Monitored, recipe: Recipe, labelled: Ref, predicted: Ref) 
     )
 
 
-def record_inputs(version: Monitored, recipe: Recipe, labelled: Ref, evaluated: Ref, names: Sequence[str]) -> Inputs:
+def record_inputs(
+    version: Monitored, recipe: Recipe, labelled: Artifact, evaluated: Artifact, names: Sequence[str]
+) -> Inputs:
     """The version, the rows, and the figures."""
     return Inputs(
         {
@@ -187,7 +189,7 @@ def record_inputs(version: Monitored, recipe: Recipe, labelled: Ref, evaluated: 
 
 @action(record_inputs, gives=LaterEvaluation)
 def record_evaluation(
-    work: Work, version: Monitored, recipe: Recipe, labelled: Ref, evaluated: Ref, names: Sequence[str]
+    work: Work, version: Monitored, recipe: Recipe, labelled: Artifact, evaluated: Artifact, names: Sequence[str]
 ) -> LaterEvaluation:
     """Adds the figures to the version's history in MLflow, and compares them with the gate's bounds."""
     gate, figures = recipe.release.gate, evaluated.figures

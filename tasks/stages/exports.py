@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.cache.refs import Lock, Ref, Verdict
+from tasks.cache.results import Artifact, Lock, Verdict
 from tasks.cache.stage import Work
 from tasks.jobs.job import Job, files_of, folder_of, stage, whole
 from tasks.reports.model_reports import describe_refused
@@ -26,7 +26,7 @@ def wants_exports(recipe: Recipe, verdict: object) -> bool:
 
 
 @stage(where="the gate does not reject the model")
-def export(recipe: Recipe, trained: Ref) -> Job:
+def export(recipe: Recipe, trained: Artifact) -> Job:
     """Converts the trained model to the formats of release.exports.
 
     The trained model, and the formats.
@@ -47,7 +47,13 @@ def export(recipe: Recipe, trained: Ref) -> Job:
 
 @stage(where="the gate does not reject the model")
 def compare_exports(
-    recipe: Recipe, lock: Lock, data: Ref, tokens: Ref, trained: Ref, predictions: Ref, exports: Ref
+    recipe: Recipe,
+    lock: Lock,
+    data: Artifact,
+    tokens: Artifact,
+    trained: Artifact,
+    predictions: Artifact,
+    exports: Artifact,
 ) -> Job:
     """Predicts the judged split with each export, tests whether it is not inferior to the model, and measures the speed
     of both.

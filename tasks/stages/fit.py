@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.cache.code import figures_code
-from tasks.cache.refs import Lock, Ref, label_names
+from tasks.cache.results import Artifact, Lock, label_names
 from tasks.cache.secret_files import seal_key
 from tasks.cache.stage import Work
 from tasks.hub.checkpoint_uploads import upload_checkpoints
@@ -44,7 +44,7 @@ MEMORY_SETTINGS = {
 
 
 @stage()
-def fit(recipe: Recipe, lock: Lock, data: Ref, model: Ref, tokens: Ref) -> Job:
+def fit(recipe: Recipe, lock: Lock, data: Artifact, model: Artifact, tokens: Artifact) -> Job:
     """Trains under `accelerate launch`; a job that was killed resumes from its newest good checkpoint.
 
     The tokens of train and validation, the base model, the labels, the training settings, the user's code and the
@@ -235,7 +235,7 @@ def batch_division(recipe: Recipe, lock: Lock, model: Path) -> BatchDivision:
 
 
 @contextmanager
-def _sharing_checkpoints(recipe: Recipe, model: Ref, work: Work) -> Iterator[None]:
+def _sharing_checkpoints(recipe: Recipe, model: Artifact, work: Work) -> Iterator[None]:
     """Stores the checkpoints of a training where other machines find them, and uploads them to the Hub if asked for."""
     own_device = None if recipe.training.inexact_resume else device()
     # On a cluster, the machines have the checkpoints.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from tasks.cache.refs import Check, Comparison, Ref, Selection, Verdict
+from tasks.cache.results import Artifact, Check, Comparison, Selection, Verdict
 from tasks.cache.stage import Inputs, Work, action
 from tasks.reports.model_reports import read_slices
 from training import task_types
@@ -19,7 +19,7 @@ ROUNDING = 1e-12  # 1 - 0.95 is a little more than 0.05, and 1 - 0.9 a little le
 MOST_LISTED = 10
 
 
-def inputs(recipe: Recipe, scores: Ref, comparison: Ref | None, selection: Selection | None = None) -> Inputs:
+def inputs(recipe: Recipe, scores: Artifact, comparison: Artifact | None, selection: Selection | None = None) -> Inputs:
     """The figures, their bounds, the comparison with the champion or the baseline, and the sweep that chose the
     settings."""
     upstream = {"score": scores.digest, "compare": comparison.digest if comparison else None}
@@ -30,7 +30,7 @@ def inputs(recipe: Recipe, scores: Ref, comparison: Ref | None, selection: Selec
 
 @action(inputs, read_only=True)
 def gate(
-    work: Work, recipe: Recipe, scores: Ref, comparison: Ref | None, selection: Selection | None = None
+    work: Work, recipe: Recipe, scores: Artifact, comparison: Artifact | None, selection: Selection | None = None
 ) -> Verdict:
     """Rejects a model that misses a bound, keeps one that is no better than the champion or the baseline, and promotes
     the others."""
@@ -49,7 +49,7 @@ def gate(
     )
 
 
-def _check_bounds(recipe: Recipe, scores: Ref) -> list[Check]:
+def _check_bounds(recipe: Recipe, scores: Artifact) -> list[Check]:
     """Raises UserError naming every bound of an unknown figure."""
     bounds, split = recipe.release.gate, recipe.judged_split
     figures: Mapping[str, Any] = scores.figures[split]
@@ -80,7 +80,7 @@ class _Floors(NamedTuple):
     """Messages about groups with too few rows."""
 
 
-def _check_floors(recipe: Recipe, scores: Ref) -> _Floors:
+def _check_floors(recipe: Recipe, scores: Artifact) -> _Floors:
     """Raises UserError naming every unknown group and figure."""
     floors, split, slices = recipe.release.gate.floors, recipe.judged_split, recipe.evaluation.slices
     found = _Floors([], [], [])

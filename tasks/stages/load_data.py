@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from tasks.cache.code import figures_code
 from tasks.cache.input_files import Progress, require_unchanged
-from tasks.cache.refs import Lock, PinnedRows, Ref
+from tasks.cache.results import Artifact, Lock, PinnedRows
 from tasks.cache.stage import Work
 from tasks.hub.client import explain_read_errors
 from tasks.jobs.job import Job, folder_of, stage
@@ -46,7 +46,7 @@ def load_data_settings(recipe: Recipe, lock: Lock) -> LoadDataSettings:
 
 
 @stage(may_repeat=True)
-def load_data(recipe: Recipe, lock: Lock, model: Ref | None = None) -> Job:
+def load_data(recipe: Recipe, lock: Lock, model: Artifact | None = None) -> Job:
     """Reads every split into Arrow, checks it, and fixes the labels' names and order. Also keeps the columns of
     validation and test from which slices can be made. The keys of later stages have the digests of only the files that
     they read.

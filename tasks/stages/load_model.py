@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from tasks.cache.refs import Lock, Ref
+from tasks.cache.results import Artifact, Lock
 from tasks.cache.stage import Work
 from tasks.hub.client import explain_read_errors
 from tasks.jobs.job import Files, Job, files_of, stage
@@ -49,7 +49,7 @@ class CopyModelSettings(Settings):
 
 
 @stage(may_repeat=True)
-def load_model(recipe: Recipe, lock: Lock, data: Ref | None) -> Job:
+def load_model(recipe: Recipe, lock: Lock, data: Artifact | None) -> Job:
     """Downloads, copies or creates the model in `model/` and `tokenizer/`, with weights in safetensors only. Pinned
     files replace the model's.
 
@@ -138,7 +138,7 @@ def require_same_labels(lock: Lock, data: object, model: object) -> None:
     `data` and `model` are the artifacts of load_data and load_model. A plan passes other values for artifacts that are
     unknown: then nothing is checked.
     """
-    if lock.started_from is None or not isinstance(data, Ref) or not isinstance(model, Ref):
+    if lock.started_from is None or not isinstance(data, Artifact) or not isinstance(model, Artifact):
         return
     labels = json.loads((data.path / "labels.json").read_text())
     if not labels:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks.cache.code import figures_code
-from tasks.cache.refs import Lock, Ref
+from tasks.cache.results import Artifact, Lock
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.commands import build_predict_launch
 from tasks.jobs.job import Job, files_of, folder_of, stage
@@ -19,7 +19,7 @@ def answers_prompts(recipe: Recipe) -> bool:
 
 
 @stage()
-def predict(recipe: Recipe, lock: Lock, tokens: Ref, trained: Ref, base: Ref | None) -> Job:
+def predict(recipe: Recipe, lock: Lock, tokens: Artifact, trained: Artifact, base: Artifact | None) -> Job:
     """Predicts every row of the evaluated splits once, in order. With `base`, the base model, both models answer some
     prompts.
 

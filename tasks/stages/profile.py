@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.cache.refs import Ref
+from tasks.cache.results import Artifact
 from tasks.cache.stage import Work
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.job import Files, Job, files_of, stage
@@ -28,7 +28,7 @@ BATCH_ROWS = 32
 
 
 @stage()
-def profile(version: Monitored, section: Drift, rows: Ref) -> Job:
+def profile(version: Monitored, section: Drift, rows: Artifact) -> Job:
     """Observes rows of the split that was judged.
 
     The model, the rows of the judged split, and the number of rows.

@@ -7,7 +7,7 @@ import os
 
 from tasks.cache.digests import digest_of
 from tasks.cache.locks import named_lock
-from tasks.cache.refs import Lock, Publication, Ref, Verdict, Version, by_stage
+from tasks.cache.results import Artifact, Lock, Publication, Verdict, Version, by_stage
 from tasks.cache.stage import Inputs, Work, action
 from tasks.hub.push import PublishSettings, build_environment
 from tasks.jobs.child import run_child
@@ -18,7 +18,9 @@ from training import task_types
 from training.recipe import Recipe
 
 
-def inputs(recipe: Recipe, lock: Lock, verdict: Verdict, version: Version | None, *artifacts: Ref | None) -> Inputs:
+def inputs(
+    recipe: Recipe, lock: Lock, verdict: Verdict, version: Version | None, *artifacts: Artifact | None
+) -> Inputs:
     """The model, the contents of its card, and the repository; nothing if the model is not promoted."""
     hub = recipe.release.hub
     if hub is None or not _is_promoted(verdict, version):
@@ -40,7 +42,7 @@ def inputs(recipe: Recipe, lock: Lock, verdict: Verdict, version: Version | None
 
 @action(inputs, gives=Publication)
 def publish(
-    work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, version: Version | None, *artifacts: Ref | None
+    work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, version: Version | None, *artifacts: Artifact | None
 ) -> Publication | None:
     """Pushes model, tokenizer, card, curves and released exports in one commit if the model is promoted."""
     hub = recipe.release.hub

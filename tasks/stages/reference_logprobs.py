@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks.cache.code import figures_code
-from tasks.cache.refs import Lock, Ref
+from tasks.cache.results import Artifact, Lock
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.commands import build_predict_launch
 from tasks.jobs.job import Job, files_of, folder_of, stage
@@ -20,7 +20,7 @@ def needs_reference(recipe: Recipe) -> bool:
 
 
 @stage()
-def reference_logprobs(recipe: Recipe, lock: Lock, model: Ref, tokens: Ref) -> Job:
+def reference_logprobs(recipe: Recipe, lock: Lock, model: Artifact, tokens: Artifact) -> Job:
     """Adds the log-probabilities of the base model to the token rows, so that training holds one model alone.
 
     The base model, the token rows of all splits, and the number format of prediction. Not the loss and its settings:

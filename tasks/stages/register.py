@@ -13,7 +13,7 @@ from tasks.cache import settings
 from tasks.cache.code import git_commit, library_versions
 from tasks.cache.digests import digest_of
 from tasks.cache.locks import named_lock
-from tasks.cache.refs import Lock, PinnedFile, Promotion, Ref, Verdict, Version, by_stage
+from tasks.cache.results import Artifact, Lock, PinnedFile, Promotion, Verdict, Version, by_stage
 from tasks.cache.stage import Inputs, Row, Work, action
 from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv
@@ -70,7 +70,7 @@ MIXED_TOLERANCE = 3e-2
 LONGEST_DESCRIPTION, LONGEST_TAG = 5000, 100_000
 
 
-def inputs(recipe: Recipe, lock: Lock, verdict: Verdict, *artifacts: Ref | None) -> Inputs:
+def inputs(recipe: Recipe, lock: Lock, verdict: Verdict, *artifacts: Artifact | None) -> Inputs:
     """The model, its exports, the registry, and whether the verdict is a rejection."""
     refs = by_stage(artifacts)
     return Inputs(
@@ -87,7 +87,7 @@ def inputs(recipe: Recipe, lock: Lock, verdict: Verdict, *artifacts: Ref | None)
 
 
 @action(inputs, gives=Version)
-def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifacts: Ref | None) -> Version | None:
+def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifacts: Artifact | None) -> Version | None:
     """Registers the model without an alias, unless it was rejected. If the model is registered already, its version
     gets the new figures and verdict."""
     name = recipe.release.registry
@@ -198,7 +198,7 @@ def _unregister(name: str, version: str) -> str:
     return f"{name} version {version} was removed again: a stage after it failed."
 
 
-def _build_origin_tags(recipe: Recipe, lock: Lock, run: str, refs: Mapping[str, Ref]) -> dict[str, str]:
+def _build_origin_tags(recipe: Recipe, lock: Lock, run: str, refs: Mapping[str, Artifact]) -> dict[str, str]:
     """Builds the tags for the origin of the model, which never change."""
     tags = {
         MODEL_TAG: refs["fit"].parts["model"],
@@ -234,7 +234,7 @@ def _files_by_split(lock: Lock) -> dict[str, list[PinnedFile]]:
     return {f"{name}/{split}": files for name, one in sets for split, files in one.files.items()} or lock.data_files
 
 
-def _build_judgement_tags(recipe: Recipe, verdict: Verdict, refs: Mapping[str, Ref]) -> dict[str, str]:
+def _build_judgement_tags(recipe: Recipe, verdict: Verdict, refs: Mapping[str, Artifact]) -> dict[str, str]:
     """Builds the tags for the model's inputs, figures and verdict, which a later run may change."""
     columns = source_columns(recipe).inputs
     tags = {
@@ -262,7 +262,7 @@ def _update_version(client: Any, name: str, version: str, tags: Mapping[str, str
 
 
 def _log_model(
-    work: Work, recipe: Recipe, lock: Lock, run_id: str, tags: Mapping[str, str], refs: Mapping[str, Ref]
+    work: Work, recipe: Recipe, lock: Lock, run_id: str, tags: Mapping[str, str], refs: Mapping[str, Artifact]
 ) -> str:
     """Registers the model by a child program, which also loads it again and compares its predictions on some rows of
     the judged split with those of `predict`. Returns the number of the new version."""
@@ -295,7 +295,7 @@ def _log_model(
     return str(figures["version"])
 
 
-def _find_version(client: Any, name: str, trained: Ref, champion: object) -> str | None:
+def _find_version(client: Any, name: str, trained: Artifact, champion: object) -> str | None:
     """The version with this model. If several homes have registered the model, the champion comes first."""
     versions = client.search_model_versions(f"name = '{name}' and tags.`{MODEL_TAG}` = '{trained.parts['model']}'")
     numbers = [str(version.version) for version in versions]

@@ -15,7 +15,7 @@ from tasks.cache import settings
 from tasks.cache.digests import Digests
 from tasks.cache.history import History
 from tasks.cache.input_files import Progress, digests_of
-from tasks.cache.refs import Lock, PinnedFile, PinnedRows
+from tasks.cache.results import Lock, PinnedFile, PinnedRows
 from tasks.cache.stage import Inputs, Work, action
 from tasks.hub.client import Found, Kind, look_up
 from tasks.hub.push import find_publishing_problems

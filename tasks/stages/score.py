@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tasks.cache.refs import Ref
+from tasks.cache.results import Artifact
 from tasks.jobs.job import Job, files_of, folder_of, stage
 from tasks.reports.row_reports import read_report
 from training import task_types
@@ -47,7 +47,7 @@ def require_fitting(recipe: Recipe, data: object) -> None:
     `data` is the artifact of load_data or a folder with the same files. A plan passes other values if it is unknown:
     then nothing is checked.
     """
-    folder = data.path if isinstance(data, Ref) else data
+    folder = data.path if isinstance(data, Artifact) else data
     if isinstance(folder, Path) and (problems := list(_find_unfitting(recipe, folder))):
         raise UserError(problems)
 
@@ -129,7 +129,7 @@ def require_fitting_lengths(recipe: Recipe, tokens: object) -> None:
     `tokens` is the artifact of tokenize or a folder with the same files; other values are not checked.
     """
     named = [floor for floor in _floors(recipe) if floor[1] == LENGTH and floor[2] is not None]
-    folder = tokens.path if isinstance(tokens, Ref) else tokens
+    folder = tokens.path if isinstance(tokens, Artifact) else tokens
     if named and isinstance(folder, Path):
         groups = _read_length_groups(folder / f"{recipe.judged_split}.arrow")
         if problems := [problem for floor in named for problem in _unfitting_minimum(recipe, *floor, groups)]:
@@ -145,7 +145,7 @@ def _read_length_groups(file: Path) -> list[str]:
 
 
 @stage()
-def score(recipe: Recipe, data: Ref, tokens: Ref, trained: Ref, predictions: Ref) -> Job:
+def score(recipe: Recipe, data: Artifact, tokens: Artifact, trained: Artifact, predictions: Artifact) -> Job:
     """Computes every metric with its interval and baseline, on each split and each group of the slices, and draws
     plots.
 

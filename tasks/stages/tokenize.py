@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.cache.code import figures_code
-from tasks.cache.refs import Ref
+from tasks.cache.results import Artifact
 from tasks.cache.stage import Work
 from tasks.jobs.commands import Launch, python_argv
 from tasks.jobs.job import Files, Job, files_of, folder_of, stage
@@ -31,7 +31,7 @@ OPTIONAL_LIBRARIES = ("sentencepiece", "sacremoses", "tiktoken")
 
 
 @stage(may_repeat=True)
-def tokenize(recipe: Recipe, data: Ref, model: Ref) -> Job:
+def tokenize(recipe: Recipe, data: Artifact, model: Artifact) -> Job:
     """Streams the rows through the tokenizer into Arrow, and reports cut rows.
 
     The rows, the tokenizer's files (not the model's weights), the number of the model's tokens, the length, and the
@@ -88,7 +88,7 @@ def _tokenize(work: Work, settings: TokenizeSettings, inputs: Mapping[str, Path]
     )
 
 
-def _in_process(model: Ref) -> bool:
+def _in_process(model: Artifact) -> bool:
     return uses_tokenizer_json(model.path / "tokenizer", model.path / "model")
 
 

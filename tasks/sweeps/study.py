@@ -24,7 +24,7 @@ from tasks.cache import settings
 from tasks.cache.code import code_behind, library_versions
 from tasks.cache.digests import digest_of
 from tasks.cache.locks import exclusive_lock
-from tasks.cache.refs import Lock, Ref
+from tasks.cache.results import Artifact, Lock
 from tasks.sweeps.pruners import NoPruner, OptunaPruner, Pruner, SuccessiveHalving, build_optuna_pruner
 from tasks.sweeps.samplers import propose, settings_from
 from tasks.sweeps.trial import Trial, TrialState
@@ -46,7 +46,7 @@ LOW, HIGH, SECONDS, REASON = "low", "high", "seconds", "reason"
 PROGRAMS = ("training.programs.fit", "training.programs.predict", "training.programs.score")
 
 
-def study_key(recipe: Recipe, sweep: Sweep, lock: Lock, data: Ref, model: Ref) -> str:
+def study_key(recipe: Recipe, sweep: Sweep, lock: Lock, data: Artifact, model: Artifact) -> str:
     """The study's name: a digest of everything that a trial's figures depend on beside its settings."""
     code = code_behind([*PROGRAMS, *task_types.code_modules(recipe.task)])
     return digest_of(

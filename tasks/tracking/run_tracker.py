@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.cache import settings
-from tasks.cache.refs import Check, Ref, Verdict, Version
+from tasks.cache.results import Artifact, Check, Verdict, Version
 from tasks.cache.stage import Listener, Row
 from tasks.reports.model_reports import read_slices
 from tasks.tracking.connection import one_line
@@ -154,7 +154,7 @@ class RunTracker(Listener):
         an earlier try of the run has logged adds no figures."""
         self.set_tags({f"{row.name}.state": row.state})
         figures, logged = {"seconds": row.seconds}, {}
-        if isinstance(result, Ref):
+        if isinstance(result, Artifact):
             logged = {f"{row.name}.digest": result.digest}
             figures |= dict(_flatten_numbers(result.figures))
             figures |= read_slice_figures(result.path) if row.name == "score" else {}
@@ -225,7 +225,7 @@ class RunTracker(Listener):
                 new.append(point)
         return new
 
-    def _log_artifact(self, ref: Ref, row: Row) -> None:
+    def _log_artifact(self, ref: Artifact, row: Row) -> None:
         events = ref.path / "log" / EVENTS
         if row.state == "cached" and events.is_file():
             self.stage_events(row.name, read_events(events, 0, ["metrics", "speed"])[0])

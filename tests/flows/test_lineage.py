@@ -15,7 +15,7 @@ from flows.cli.main import main
 from flows.cli.reproduce import _describe_difference, _fresh_home
 from flows.cli.show import _lines
 from tasks.cache import settings
-from tasks.cache.refs import Lock, Ref
+from tasks.cache.results import Artifact, Lock
 from tasks.cache.stage import Row
 from tasks.registry import lineage
 from tasks.registry.reproduction import (
@@ -252,7 +252,7 @@ def test_batches_are_divided_as_they_were(record: dict[str, Any], home: Path) ->
     record["recipe"]["evaluation"]["unknown"] = []  # a field of then, left to its default
     recipe, lock = recorded_recipe(record), Lock.model_validate(record["lock"])
     record["training"]["micro_batch_size"] = 4  # of 16
-    model = Ref(stage="load_model", key="k", digest="d")
+    model = Artifact(stage="load_model", key="k", digest="d")
     (home / model.location / "model").mkdir(parents=True)
     home.chmod(0o700)
     (home / model.location / "model/config.json").write_text("{}")

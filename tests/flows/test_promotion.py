@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flows.cli.main import main
-from tasks.cache.refs import Champion
+from tasks.cache.results import Champion
 from tasks.cache.stage import Work
 from tasks.registry.champions import fetch_folders
 from tasks.tracking.connection import connect

@@ -23,7 +23,7 @@ from flows.pipeline import pipeline
 from flows.plan import find_unchanged_run, list_changes
 from tasks.cache.history import History
 from tasks.cache.planner import PlannedStage, Planner
-from tasks.cache.refs import Lock
+from tasks.cache.results import Lock
 from tasks.stages.resolve import lock_file
 from tests.flows.small import FinishedRun, write_project, write_rows
 from training.problems import UserError

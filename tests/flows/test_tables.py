@@ -16,7 +16,7 @@ from flows.reports.tables import (
     verdict_lines,
     wrap,
 )
-from tasks.cache.refs import Check, Verdict
+from tasks.cache.results import Check, Verdict
 from tests.made import COMPARISON
 from training.problems import Problem
 

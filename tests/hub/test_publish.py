@@ -12,7 +12,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from tasks.cache.refs import Comparison, Lock, PinnedCommit, PinnedFile, PinnedRows, Ref, Verdict, Version
+from tasks.cache.results import Artifact, Comparison, Lock, PinnedCommit, PinnedFile, PinnedRows, Verdict, Version
 from tasks.cache.stage import Work
 from tasks.registry.exports import released_exports
 from tasks.registry.model_card import CardFacts, build_card, build_description
@@ -69,7 +69,7 @@ def recipe(**changes: Any) -> Recipe:
 
 
 @pytest.fixture
-def refs(home: Path) -> dict[str, Ref]:
+def refs(home: Path) -> dict[str, Artifact]:
     """The results of the stages before it."""
     trained = {f"model/{name}": content for name, content in MODEL.items()} | {"log/loss.png": b"a picture"}
     figures = {"steps": 1200, "epochs": 3.0, "train_loss": 0.4321, "train_samples_per_second": 99.9}
@@ -92,7 +92,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def run(
-    refs: dict[str, Ref], home: Path, name: str, verdict: Verdict = PROMOTE, taken: str | None = None
+    refs: dict[str, Artifact], home: Path, name: str, verdict: Verdict = PROMOTE, taken: str | None = None
 ) -> tuple[Any, Work]:
     """The stage, as the run of this name calls it."""
     version = Version(name="reviews", version="1", taken=taken)
@@ -128,7 +128,7 @@ class Watched:
 
 
 def test_a_promoted_model_is_published_once_and_its_token_stands_nowhere(
-    hub: Hub, refs: dict[str, Ref], home: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, refs: dict[str, Artifact], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Watched() as watched:
         first, _ = run(refs, home, "first")
@@ -154,7 +154,7 @@ def test_a_promoted_model_is_published_once_and_its_token_stands_nowhere(
 
 
 def test_a_token_without_write_permission_is_reported_and_is_in_no_log(
-    hub: Hub, refs: dict[str, Ref], home: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, refs: dict[str, Artifact], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = hub.token(write=False)
     monkeypatch.setenv("HF_TOKEN", token)
@@ -166,23 +166,25 @@ def test_a_token_without_write_permission_is_reported_and_is_in_no_log(
     assert [path for path in stored if token.encode() in path.read_bytes()] == []
 
 
-def test_a_model_that_was_not_promoted_is_not_published(hub: Hub, refs: dict[str, Ref], home: Path) -> None:
+def test_a_model_that_was_not_promoted_is_not_published(hub: Hub, refs: dict[str, Artifact], home: Path) -> None:
     given, work = run(refs, home, "first", Verdict(decision="keep", reason="it may be chance."))
     assert given is None and work.state == "skipped" and hub.requests == []
 
 
 def test_a_model_whose_alias_a_person_removed_is_not_published_again(
-    hub: Hub, refs: dict[str, Ref], home: Path
+    hub: Hub, refs: dict[str, Artifact], home: Path
 ) -> None:
     given, work = run(refs, home, "first", taken="was champion until ann rolled back")
     assert given is None and work.state == "skipped" and hub.requests == []
 
 
-def facts(refs: dict[str, Ref], verdict: Verdict = PROMOTE) -> tuple[Lock, Ref, Ref, Ref, Ref, Verdict]:
+def facts(
+    refs: dict[str, Artifact], verdict: Verdict = PROMOTE
+) -> tuple[Lock, Artifact, Artifact, Artifact, Artifact, Verdict]:
     return LOCK, refs["data"], refs["trained"], refs["predictions"], refs["scores"], verdict
 
 
-def test_the_cards_links_go_to_the_hub_that_is_used(refs: dict[str, Ref], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cards_links_go_to_the_hub_that_is_used(refs: dict[str, Artifact], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "https://ann:secret@mirror.test/")
     text = build_card(CardFacts(recipe(), *facts(refs)))
     for link in (f"[{BASE}](https://mirror.test/{BASE})", f"[{ROWS}](https://mirror.test/datasets/{ROWS})"):
@@ -190,7 +192,7 @@ def test_the_cards_links_go_to_the_hub_that_is_used(refs: dict[str, Ref], monkey
     assert "huggingface.co" not in text and "secret" not in text
 
 
-def test_the_card_has_the_runs_warnings_of_the_model_and_none_of_its_comparison(refs: dict[str, Ref]) -> None:
+def test_the_card_has_the_runs_warnings_of_the_model_and_none_of_its_comparison(refs: dict[str, Artifact]) -> None:
     of_model, of_rival = "its figures flatter the model.", "reviews/1 does not know the label new."
     comparison = Comparison.model_construct(warnings=[of_rival])
     judged = PROMOTE.model_copy(update={"comparison": comparison, "warnings": [of_model, of_rival]})
@@ -206,7 +208,7 @@ def test_the_card_has_the_runs_warnings_of_the_model_and_none_of_its_comparison(
     assert first == again != publish.flat_inputs(recipe(), LOCK, PROMOTE, None, *refs.values())[0]
 
 
-def test_the_cards_metadata_is_what_the_hub_reads_with_intervals_where_there_are_any(refs: dict[str, Ref]) -> None:
+def test_the_cards_metadata_is_what_the_hub_reads_with_intervals_where_there_are_any(refs: dict[str, Artifact]) -> None:
     card = ModelCard(build_card(CardFacts(recipe(), *facts(refs)))).data
     assert (card.license, card.library_name, card.pipeline_tag) == (
         "apache-2.0",
@@ -227,7 +229,7 @@ def test_the_cards_metadata_is_what_the_hub_reads_with_intervals_where_there_are
     assert (judged.dataset_type, judged.dataset_revision) == (ROWS, "d" * 40)
 
 
-def test_the_card_has_figures_rows_limits_and_commands(refs: dict[str, Ref], tmp_path: Path) -> None:
+def test_the_card_has_figures_rows_limits_and_commands(refs: dict[str, Artifact], tmp_path: Path) -> None:
     slices = {"test": {"genre": [group("war", 4, accuracy=0.75), group("ho`rror", 12, accuracy=0.5)]}}
     (refs["scores"].path / "slices.json").write_text(json.dumps(slices))
     text = build_card(CardFacts(recipe(), *facts(refs)))
@@ -252,7 +254,7 @@ def test_the_card_has_figures_rows_limits_and_commands(refs: dict[str, Ref], tmp
     assert description in text and len(description) < 5000
 
 
-def test_the_card_has_the_size_the_speed_and_the_loss_of_released_exports(refs: dict[str, Ref]) -> None:
+def test_the_card_has_the_size_the_speed_and_the_loss_of_released_exports(refs: dict[str, Artifact]) -> None:
     released = released_exports({ref.stage: ref for ref in refs.values()})
     text = build_card(CardFacts(recipe(), *facts(refs), released))
     assert "Files: onnx-int8: `onnx/model_quantized.onnx`." in text
@@ -261,7 +263,7 @@ def test_the_card_has_the_size_the_speed_and_the_loss_of_released_exports(refs: 
 
 
 def test_the_card_of_a_model_made_from_scratch_on_rows_of_a_function_names_neither_on_the_hub(
-    refs: dict[str, Ref],
+    refs: dict[str, Artifact],
 ) -> None:
     data = {"source": "python", "path": "my_rows:rows", "text": ["text"], "label": "label"}
     mine = recipe(data=data, model={"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}})
@@ -274,7 +276,7 @@ def test_the_card_of_a_model_made_from_scratch_on_rows_of_a_function_names_neith
     )
 
 
-def test_the_card_of_a_mixture_has_the_origin_and_the_share_of_every_set(refs: dict[str, Ref]) -> None:
+def test_the_card_of_a_mixture_has_the_origin_and_the_share_of_every_set(refs: dict[str, Artifact]) -> None:
     sets = [{"source": "hub", "path": ROWS, "weight": 3}, {"source": "csv", "path": "forum.csv", "weight": 1}]
     mine = recipe(data={"text": ["text"], "label": "label", "mix": sets, "mix_seed": 7})
     pinned = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.cli.show import _lines
-from tasks.cache.refs import Champion, Lock, Ref, Verdict
+from tasks.cache.results import Artifact, Champion, Lock, Verdict
 from tasks.cache.stage import Work
 from tasks.registry import lineage
 from tasks.registry.model_card import _build_introduction, pin_recipe
@@ -153,7 +153,7 @@ def test_the_version_is_in_the_lineage_the_tags_the_card_and_what_is_shown(home:
     assert record["recipe"]["model"]["path"] == "first/7" == record[lineage.RECIPE_SET]["model"]["path"]
     shown = " ".join("\n".join(_lines(record, 100)).split())
     assert f"base model registry first version 7 digest {MODEL}" in shown
-    fitted = Ref(stage="fit", key="f", digest="d", parts={"model": "n"})
+    fitted = Artifact(stage="fit", key="f", digest="d", parts={"model": "n"})
     tags = _build_origin_tags(recipe, lock, "run", {"fit": fitted})
     assert tags[BASE_VERSION_TAG] == "first/7" and STARTED_FROM_TAG not in tags
     verdict = Verdict(decision="promote", reason="")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tasks.cache import settings
-from tasks.cache.refs import Champion, Lock, Ref
+from tasks.cache.results import Artifact, Champion, Lock
 from tasks.cache.stage import Work
 from tasks.registry.champions import find_current, find_folders
 from tasks.registry.evaluations import read_evaluations
@@ -95,7 +95,7 @@ def test_a_champion_predicts_with_the_prefix_that_it_has_learnt_and_todays_other
             )
             found = find_current(today)
             assert found is not None
-            ref = Ref(stage="load_data", key=KEY, digest="d", parts={"validation.arrow": "v", "labels.json": "l"})
+            ref = Artifact(stage="load_data", key=KEY, digest="d", parts={"validation.arrow": "v", "labels.json": "l"})
             inputs.append(predict_champion.flat_inputs(today, Lock(), ref, found.champion)[0])
     assert [one["options.prefix"] for one in inputs[::2]] == ["German: ", "", "translate: "]
     assert [one["options.num_beams"] for one in inputs[::2]] == [1, 1, 1]
@@ -200,7 +200,7 @@ def test_a_version_records_the_rows_that_it_was_pinned_to_though_their_reader_ch
     recipe = parse(written(tmp_path, model=SCRATCH, data=data))
     lock = pin(recipe)
     reader.write_text("def rows(split):\n    yield {'text': 'b', 'label': 'good'}\n")
-    fitted = Ref(stage="fit", key="f", digest="d", parts={"model": "m"})
+    fitted = Artifact(stage="fit", key="f", digest="d", parts={"model": "m"})
     assert _build_origin_tags(recipe, lock, "run", {"fit": fitted})[ROWS_TAG] == lock.rows != pin(recipe).rows
 
 
@@ -212,7 +212,7 @@ def test_labels_that_the_champion_has_in_another_order_are_reported_before_train
     with pytest.raises(UserError, match=r"small/7.* gives the labels good, bad, and the rows have bad, good: make"):
         require_same_labels(Lock(started_from=OTHER), data, model)
     require_same_labels(Lock(), data, model)
-    unnamed = Ref(stage="fit", key=KEY, digest="d")
+    unnamed = Artifact(stage="fit", key=KEY, digest="d")
     with pytest.raises(UserError, match=r"small/7.* names no labels, and the rows have bad, good: set this to base"):
         require_same_labels(Lock(started_from=OTHER), data, unnamed)
 

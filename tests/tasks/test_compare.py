@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.cache.refs import Champion, Ref
+from tasks.cache.results import Artifact, Champion
 from tasks.stages.compare import compare, has_opponent
 from training.recipe import Recipe, parse
 
@@ -32,8 +32,10 @@ def recipe(task: str = "sequence-classification", **gate: Any) -> Recipe:
 
 
 def flat(recipe: Recipe, champion: Champion | None = None, **parts: dict[str, str]) -> dict[str, Any]:
-    refs = [Ref(stage=stage, key="k", digest="d", parts={**PARTS[stage], **parts.get(stage, {})}) for stage in PARTS]
-    rival = Ref(stage="predict_champion", key="k", digest="r") if champion else None
+    refs = [
+        Artifact(stage=stage, key="k", digest="d", parts={**PARTS[stage], **parts.get(stage, {})}) for stage in PARTS
+    ]
+    rival = Artifact(stage="predict_champion", key="k", digest="r") if champion else None
     return compare.flat_inputs(recipe, champion, None, *refs, rival)[0]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from tasks.cache.refs import Champion, NumberedComparison, Ref
+from tasks.cache.results import Artifact, Champion, NumberedComparison
 from tasks.cache.stage import Work
 from tasks.registry import comparisons
 from tasks.registry.comparisons import CLAIM, COMPARISON_TAG, number_comparison
@@ -38,17 +38,17 @@ def recipe(metrics: Sequence[str] = ("accuracy", "f1"), **gate: Any) -> Recipe:
     )
 
 
-def rows(digest: str) -> Ref:
-    return Ref(stage="load_data", key="k", digest="d", parts={"validation.arrow": digest, "labels.json": "l"})
+def rows(digest: str) -> Artifact:
+    return Artifact(stage="load_data", key="k", digest="d", parts={"validation.arrow": digest, "labels.json": "l"})
 
 
 def count(
     model: str, rival: str | None = "theirs", data: str = "rows", predicted: str = "", **gate: Any
 ) -> NumberedComparison | None:
     """The number of a run that has trained this model. Its predictions are named like it by default."""
-    trained = Ref(stage="fit", key="k", digest="d", parts={"model": model})
+    trained = Artifact(stage="fit", key="k", digest="d", parts={"model": model})
     new, old = (
-        Ref(stage=stage, key="k", digest="d", parts={"validation.parquet": str(digest)})
+        Artifact(stage=stage, key="k", digest="d", parts={"validation.parquet": str(digest)})
         for stage, digest in (("predict", predicted or model), ("predict_champion", rival))
     )
     inputs = (recipe(**gate), rows(data), trained, new, old if rival else None)
@@ -137,9 +137,9 @@ def test_the_champion_itself_is_not_counted(client: MlflowClient) -> None:
 
 
 def test_a_comparison_is_made_again_if_its_number_is_another() -> None:
-    predictions = Ref(stage="predict", key="k", digest="d", parts={"validation.parquet": "p"})
+    predictions = Artifact(stage="predict", key="k", digest="d", parts={"validation.parquet": "p"})
     tokens, trained, rival = (
-        Ref(stage=stage, key="k", digest="r") for stage in ("tokenize", "fit", "predict_champion")
+        Artifact(stage=stage, key="k", digest="r") for stage in ("tokenize", "fit", "predict_champion")
     )
 
     def values(count: NumberedComparison | None) -> Any:

@@ -14,7 +14,7 @@ from prefect.client.orchestration import get_client
 from prefect.states import Crashed
 
 from flows.cli.main import main
-from tasks.cache.refs import Champion
+from tasks.cache.results import Champion
 from tasks.registry import consent
 from tasks.registry.lineage import LINEAGE
 from tasks.registry.monitored import Monitored, read_recipe

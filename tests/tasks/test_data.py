@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.cache.planner import differences
-from tasks.cache.refs import Lock, PinnedFile, PinnedRows
+from tasks.cache.results import Lock, PinnedFile, PinnedRows
 from tasks.stages.load_data import load_data
 from training.recipe import parse
 

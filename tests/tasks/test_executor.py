@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from tasks.cache import store
 from tasks.cache.executor import Executor
 from tasks.cache.history import History
-from tasks.cache.refs import Ref
+from tasks.cache.results import Artifact
 from tasks.cache.stage import Inputs, Listener, Row, Stage, Work, action
 from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv
@@ -172,7 +172,7 @@ def test_a_second_run_is_shown_as_cached_and_calls_nothing(home: Path) -> None:
     assert (states(made), states(found)) == (["ran"], ["cached"])
     assert (shown_first["write"][0], shown_second["write"][0]) == ("Completed", "Cached")
     assert calls == ["hello"] and first == second
-    assert isinstance(first, Ref) and (first.path / "text.txt").read_text() == "hello"
+    assert isinstance(first, Artifact) and (first.path / "text.txt").read_text() == "hello"
     assert made[0].artifact == found[0].artifact == first.location
     assert History("recipe").last_key("write") == first.key
 

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from tasks.cache.refs import Lock, Ref
+from tasks.cache.results import Artifact, Lock
 from tasks.stages.fit import fit, seal_key
 from training.engine import checkpoints
 from training.problems import UserError
 from training.recipe import parse
 
-DATA = Ref(stage="load_data", key="d", digest="rows", parts={"labels.json": "labels"})
-MODEL = Ref(stage="load_model", key="m", digest="m", parts={"model": "model", "tokenizer": "tokenizer"})
+DATA = Artifact(stage="load_data", key="d", digest="rows", parts={"labels.json": "labels"})
+MODEL = Artifact(stage="load_model", key="m", digest="m", parts={"model": "model", "tokenizer": "tokenizer"})
 
 
-def tokens(**changed: str) -> Ref:
+def tokens(**changed: str) -> Artifact:
     parts = {f"{split}.arrow": changed.get(split, split) for split in ("train", "validation", "test")}
-    return Ref(stage="tokenize", key="t", digest=" ".join(parts.values()), parts=parts)
+    return Artifact(stage="tokenize", key="t", digest=" ".join(parts.values()), parts=parts)
 
 
 TOKENS = tokens()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flows.reports.tables import verdict_lines
-from tasks.cache.refs import Comparison, Ref, Verdict
+from tasks.cache.results import Artifact, Comparison, Verdict
 from tasks.cache.stage import Work
 from tasks.reports.model_reports import tabulate_checks
 from tasks.stages.gate import gate
@@ -56,10 +56,10 @@ def judge(
         }
     )
     figures = {"validation": {name: {"value": value, "low": None, "high": None} for name, value in VALUES.items()}}
-    scores = Ref(stage="score", key="k", digest="d", figures=figures)
+    scores = Artifact(stage="score", key="k", digest="d", figures=figures)
     scores.path.mkdir(parents=True, exist_ok=True)
     (scores.path / "slices.json").write_text(json.dumps({"validation": dict.fromkeys(["genre", *slices], groups)}))
-    compared = Ref(stage="compare", key="k", digest="d", figures=comparison.model_dump()) if comparison else None
+    compared = Artifact(stage="compare", key="k", digest="d", figures=comparison.model_dump()) if comparison else None
     verdict = gate.make(Work("k", Path(), "run"), recipe, scores, compared)
     assert isinstance(verdict, Verdict)
     return verdict

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasks.cache.history import History
-from tasks.cache.refs import Lock, PinnedCommit
+from tasks.cache.results import Lock, PinnedCommit
 
 
 def test_it_is_remembered_by_the_recipes_name(home: Path) -> None:

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from flows.pipeline import pipeline
 from tasks.cache import stage as stages
 from tasks.cache.code import Code, Source, code_behind
-from tasks.cache.refs import Champion, NumberedComparison, PinnedCommit, Verdict, Version
+from tasks.cache.results import Champion, NumberedComparison, PinnedCommit, Verdict, Version
 from tasks.cache.stage import Stage
 from tasks.hub.client import Found
 from tasks.prediction.scan import Shard

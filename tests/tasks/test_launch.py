@@ -16,7 +16,7 @@ import pytest
 from pydantic import BaseModel
 
 import training
-from tasks.cache.refs import Lock
+from tasks.cache.results import Lock
 from tasks.jobs.commands import Machines, accelerate_argv, accelerate_environment, build_predict_launch
 from tasks.jobs.engines.local import Handle, logs, poll, start, stop
 from tasks.jobs.launch import JobFailed, require_finished, run_job

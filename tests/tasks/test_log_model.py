@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks.cache.refs import Champion
+from tasks.cache.results import Champion
 from tasks.cache.stage import Work
 from tasks.registry.champions import fetch_folders
 from tasks.tracking.connection import connect, find_or_create_run

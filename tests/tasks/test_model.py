@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, hf_hub_download
 
-from tasks.cache.refs import Lock, PinnedCommit
+from tasks.cache.results import Lock, PinnedCommit
 from tasks.cache.stage import Work
 from tasks.hub.client import explain_read_errors
 from tasks.stages.load_model import load_model

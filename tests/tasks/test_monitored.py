@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.cache.refs import Champion
+from tasks.cache.results import Champion
 from tasks.registry.monitored import Monitored, require_no_reference, require_single_inputs
 from training.problems import UserError
 

@@ -20,7 +20,7 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.runtime import flow_run, task_run
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-from tasks.cache.refs import Publication, Ref, Version
+from tasks.cache.results import Artifact, Publication, Version
 from tasks.cache.stage import Row
 from tasks.prefect import artifacts, progress
 from tasks.prefect.progress import PrefectProgress
@@ -148,7 +148,7 @@ def table_of(home: Path, then: Callable[[PrefectProgress], None] = lambda shown:
     def body() -> str:
         shown = PrefectProgress()
         for stage, report in (("load_data", ROWS), ("tokenize", TOKENS)):
-            ref = Ref(stage=stage, key="k", digest="d", figures={"labels": 2, "tokens": 9, "truncated": 4})
+            ref = Artifact(stage=stage, key="k", digest="d", figures={"labels": 2, "tokens": 9, "truncated": 4})
             (ref.path / "log").mkdir(parents=True)
             (ref.path / "log" / "report.json").write_text(json.dumps(report))
             shown.stage_ended(Row(stage, "k", "cached", 1.0), ref)
@@ -192,7 +192,7 @@ def test_figures_worst_errors_and_the_groups_of_slices_are_tables_of_their_own(
     def body() -> str:
         shown = PrefectProgress()
         figures = {"test": {"f1": {"value": 0.5, "low": 0.25, "high": 0.75}, "loss": {"value": None}}}
-        shown.stage_ended(Row("score", "k", "ran", 1.0), Ref(stage="score", key="k", digest="d", figures=figures))
+        shown.stage_ended(Row("score", "k", "ran", 1.0), Artifact(stage="score", key="k", digest="d", figures=figures))
         shown.end()
         return str(flow_run.get_id())
 

@@ -14,7 +14,7 @@ import pytest
 from mlflow import MlflowClient
 
 from flows.cli.main import main
-from tasks.cache.refs import Comparison, Promotion, Verdict, Version
+from tasks.cache.results import Comparison, Promotion, Verdict, Version
 from tasks.cache.stage import Listener, Work
 from tasks.registry import promotions
 from tasks.registry.promotions import Move, list_champions, read_moves

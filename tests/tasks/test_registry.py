@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tasks.cache.code import git_commit
-from tasks.cache.refs import Lock, Ref, Verdict, Version
+from tasks.cache.results import Artifact, Lock, Verdict, Version
 from tasks.cache.stage import Work
 from tasks.stages.register import LONGEST_DESCRIPTION, register
 from tasks.tracking.connection import connect
@@ -28,15 +28,15 @@ RECIPE = parse(
         "release": {"registry": "reviews"},
     }
 )
-FITTED = Ref(stage="fit", key="f", digest="d", parts={"model": "m"})
+FITTED = Artifact(stage="fit", key="f", digest="d", parts={"model": "m"})
 
 
-def scored(accuracy: float) -> Ref:
+def scored(accuracy: float) -> Artifact:
     figures: dict[str, Any] = {
         "validation": {"accuracy": {"value": accuracy, "low": accuracy - 0.02, "high": accuracy + 0.02}}
     }
     figures["validation"]["roc_auc"] = {"value": None, "low": None, "high": None}  # of one label alone
-    return Ref(stage="score", key=f"score-{accuracy}", digest="d", figures=figures)
+    return Artifact(stage="score", key=f"score-{accuracy}", digest="d", figures=figures)
 
 
 def test_the_same_model_is_the_same_version_with_the_latest_verdict_and_figures(tracked: Path) -> None:
@@ -59,7 +59,7 @@ def test_the_same_model_is_the_same_version_with_the_latest_verdict_and_figures(
         assert version.description.startswith(f"{decision}: of this and that\n\nGives a text one of 2 labels")
         assert f"(judged) | accuracy | {accuracy:.4f} | {accuracy - 0.02:.4f} to" in version.description
     several = {f"metric-{number}": {"value": 0.5, "low": None, "high": None} for number in range(500)}
-    many = Ref(stage="score", key="many", digest="d", figures={"validation": several})
+    many = Artifact(stage="score", key="many", digest="d", figures={"validation": several})
     register.make(Work("k", Path(), "run"), RECIPE, Lock(), verdict, rows, FITTED, given_to_them, many)
     assert len(client.get_model_version("reviews", "1").description) == LONGEST_DESCRIPTION
 

@@ -9,7 +9,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from tasks.cache.refs import Lock, Ref, Verdict, Version
+from tasks.cache.results import Artifact, Lock, Verdict, Version
 from tasks.cache.stage import Work
 from tasks.registry import promotions
 from tasks.stages.champion import find_champion
@@ -19,8 +19,8 @@ from tests.made import COMPARISON, LABELS, artifact, predictions
 from training.problems import UserError
 from training.recipe import Recipe, parse
 
-TRAINED = Ref(stage="fit", key="t", digest="trained", parts={"model": "m" * 40})
-SCORED = Ref(stage="score", key="s", digest="d", figures={"validation": {"accuracy": {"value": 0.9}}})
+TRAINED = Artifact(stage="fit", key="t", digest="trained", parts={"model": "m" * 40})
+SCORED = Artifact(stage="score", key="s", digest="d", figures={"validation": {"accuracy": {"value": 0.9}}})
 PROMOTE = Verdict(decision="promote", reason="it is better.", comparison=COMPARISON)
 
 

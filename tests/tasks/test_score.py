@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tasks.cache.refs import Ref
+from tasks.cache.results import Artifact
 from tasks.stages.score import require_fitting, require_fitting_lengths, score
 from tests.kept import write_kept
 from training.problems import UserError
@@ -20,9 +20,9 @@ DATA = {
 }
 
 MADE = (
-    Ref(stage="load_data", key="k", digest="all of it", parts=DATA),
+    Artifact(stage="load_data", key="k", digest="all of it", parts=DATA),
     *(
-        Ref(stage=stage, key="k", digest="d", parts=dict.fromkeys(parts, "d"))
+        Artifact(stage=stage, key="k", digest="d", parts=dict.fromkeys(parts, "d"))
         for stage, parts in {
             "tokenize": ("train.arrow", "validation.arrow"),
             "fit": ("model",),

@@ -17,7 +17,7 @@ import pytest
 
 from tasks.cache import digests, store
 from tasks.cache.digests import digest_of
-from tasks.cache.refs import Ref
+from tasks.cache.results import Artifact
 from tasks.shared_store.artifacts import DamagedObject, SharedStore
 from tasks.shared_store.bucket import PART_BYTES, Bucket, Forbidden, Unavailable
 from tests.fork_server import COMMANDS, Fork
@@ -54,7 +54,7 @@ def shared_on_s3(on_s3: str, use_home: UseHome) -> SharedStore:
     return SharedStore(Bucket(on_s3, QUICK))
 
 
-def make(key: str = KEY, weights: bytes = WEIGHTS, log: str = "1") -> Ref:
+def make(key: str = KEY, weights: bytes = WEIGHTS, log: str = "1") -> Artifact:
     """A small artifact in the home of the moment."""
     with store.filling("fit", key) as aside:
         (aside / "model").mkdir()
@@ -122,7 +122,7 @@ def test_an_artifact_that_was_never_uploaded_is_absent(shared: SharedStore) -> N
 def test_an_artifact_that_this_home_makes_during_a_fetch_stays(shared: SharedStore, use_home: UseHome) -> None:
     make()
     shared.upload("fit", KEY)
-    home, own, turn = use_home("second"), list[Ref](), Lock()
+    home, own, turn = use_home("second"), list[Artifact](), Lock()
 
     def make_own(count: int) -> None:
         with turn:
@@ -316,7 +316,7 @@ def test_all_objects_that_are_lost_are_named_at_once(shared: SharedStore, bucket
 
 def sealed(stage: str = "fit", key: str = KEY, **entry: object) -> bytes:
     """A manifest with the right seal, of one file."""
-    ref = Ref(stage=stage, key=key, digest="d").model_dump()
+    ref = Artifact(stage=stage, key=key, digest="d").model_dump()
     content = {"ref": ref, "files": [{"path": "a", "bytes": 0, "sha256": "0" * 64, **entry}]}
     return json.dumps({**content, "digest": digest_of(content)}).encode()
 

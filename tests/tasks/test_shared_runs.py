@@ -18,8 +18,8 @@ from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settin
 from tasks.cache import settings
 from tasks.cache.executor import Executor
 from tasks.cache.planner import PlannedStage, Planner
-from tasks.cache.refs import Ref
 from tasks.cache.remote import Remote
+from tasks.cache.results import Artifact
 from tasks.cache.stage import Inputs, Listener, Row, Work, action
 from tasks.shared_store import uploads
 from tasks.shared_store.artifacts import SharedStore
@@ -45,7 +45,7 @@ def write(work: Work, text: str) -> Mapping[str, Any]:
 
 
 @stage(lambda written: Inputs({"upstream": {"write": written.digest}, "text": (written.path / "text.txt").read_text()}))
-def count(work: Work, written: Ref) -> Mapping[str, Any]:
+def count(work: Work, written: Artifact) -> Mapping[str, Any]:
     made.append("count")
     (work.out / "count.txt").write_text("1000")
     return {}
@@ -164,7 +164,7 @@ def test_a_stage_whose_artifact_another_machine_made_is_cached_and_its_row_has_t
 
 def test_while_another_machine_makes_an_artifact_this_one_waits_and_then_fetches_it(homes: Homes, s3: S3) -> None:
     first = homes.use("first")
-    refs = [Ref(stage=row.name, key=row.key or "", digest="") for row in run(Remote())]
+    refs = [Artifact(stage=row.name, key=row.key or "", digest="") for row in run(Remote())]
     assert first.find_or_lease("write", refs[0].key) is None
 
     def deliver() -> None:
@@ -298,7 +298,7 @@ def test_a_failed_upload_is_tried_again_while_a_long_stage_runs(
 
     s3.fault = fail_at_first
     (row, _) = run(Remote())
-    remote.upload(Ref(stage=row.name, key=row.key or "", digest=""))
+    remote.upload(Artifact(stage=row.name, key=row.key or "", digest=""))
     deadline = time.monotonic() + 60
     while not any(request.startswith("PUT") and "/artifacts/write/" in request for request in s3.requests):
         assert time.monotonic() < deadline
@@ -319,7 +319,7 @@ def test_an_upload_that_panics_ends_the_run_with_a_warning(tmp_path: Path, monke
     monkeypatch.setattr(SharedStore, "upload", panic)
     remote = homes.use("first")
     (row, _) = run(Remote())
-    remote.upload(Ref(stage=row.name, key=row.key or "", digest=""))
+    remote.upload(Artifact(stage=row.name, key=row.key or "", digest=""))
     ended = list[str]()
     waits = Thread(target=settings.with_this_home(lambda: ended.extend(remote.end_run(wait=True))), daemon=True)
     waits.start()
@@ -341,7 +341,7 @@ def test_uploads_of_an_interrupted_run_are_left_to_the_next(homes: Homes, s3: S3
     remote, may_go_on = homes.use("first"), Event()
     s3.fault = lambda request: None if may_go_on.wait(20) else 500
     for row in run(Remote()):
-        remote.upload(Ref(stage=row.name, key=row.key or "", digest=""))
+        remote.upload(Artifact(stage=row.name, key=row.key or "", digest=""))
     (warning,) = remote.end_run(wait=False)
     may_go_on.set()
     assert "interrupted" in warning and "write" in warning and "count" in warning

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.cache import store
-from tasks.cache.refs import Ref
+from tasks.cache.results import Artifact
 from tasks.cache.stage import Stage, Work
 from tasks.stages.load_data import load_data
 from tasks.stages.load_model import load_model
@@ -110,7 +110,7 @@ def nothing_drawn() -> Iterator[None]:
         yield
 
 
-def artifact(stage: Stage[Any], *inputs: Any) -> Ref:
+def artifact(stage: Stage[Any], *inputs: Any) -> Artifact:
     """The stage's artifact for the inputs, in the store."""
     flat, _ = stage.flat_inputs(*inputs)
     with store.filling(stage.name, stage.key(flat)) as aside:
@@ -118,7 +118,7 @@ def artifact(stage: Stage[Any], *inputs: Any) -> Ref:
         return store.publish(aside, stage.name, stage.key(flat), flat, figures)
 
 
-def to_tokens(folder: Path, data: dict[str, Any]) -> tuple[Ref, Ref]:
+def to_tokens(folder: Path, data: dict[str, Any]) -> tuple[Artifact, Artifact]:
     """The artifacts of rows and of tokens."""
     recipe = parse(
         {

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pytest
 
 from tasks.cache import store
-from tasks.cache.refs import Ref
+from tasks.cache.results import Artifact
 from tasks.cache.stage import Work
 from tasks.jobs.job import Files, Job, files_of, folder_of, stage
 from tasks.jobs.launch import JobFailed
@@ -26,7 +26,7 @@ class Copying(Settings):
     pause_s: Annotated[float, NotInKey("it only waits")] = 0.0
 
 
-def copy(rows: Ref, files: list[str], pause_s: float = 0.0) -> Job:
+def copy(rows: Artifact, files: list[str], pause_s: float = 0.0) -> Job:
     """Copies files.
 
     The rows that it copies.
@@ -38,7 +38,7 @@ COPY = stage()(copy)
 
 
 @pytest.fixture
-def rows(home: Path) -> Ref:
+def rows(home: Path) -> Artifact:
     home.mkdir(mode=0o700)
     with store.filling("load_data", "k") as aside:
         for name in ("a.txt", "b.txt"):
@@ -58,7 +58,7 @@ def key_of(*arguments: Any) -> str:
 
 
 def test_a_program_reads_the_files_that_its_job_names_and_no_others_of_the_same_artifact(
-    rows: Ref, tmp_path: Path
+    rows: Artifact, tmp_path: Path
 ) -> None:
     assert run(copy(rows, ["a.txt"]), tmp_path / "out") == {"copied": 1}
     assert (tmp_path / "out/a.txt").read_text() == "a.txt"
@@ -66,14 +66,14 @@ def test_a_program_reads_the_files_that_its_job_names_and_no_others_of_the_same_
         run(copy(rows, ["b.txt"]), tmp_path / "other")
 
 
-def test_a_folder_is_read_as_a_whole_and_counts_as_a_whole(rows: Ref, tmp_path: Path) -> None:
+def test_a_folder_is_read_as_a_whole_and_counts_as_a_whole(rows: Artifact, tmp_path: Path) -> None:
     model = folder_of(rows, "model")
     assert model.digests == {"load_data/model": rows.parts["model"]}
     run(Job(PROGRAM, Copying(files=["config.json"]), reads={"rows": model}), tmp_path / "out")
     assert json.loads((tmp_path / "out/config.json").read_text()) == {}
 
 
-def test_a_job_that_goes_on_reads_what_it_names_now(rows: Ref, tmp_path: Path) -> None:
+def test_a_job_that_goes_on_reads_what_it_names_now(rows: Artifact, tmp_path: Path) -> None:
     job = copy(rows, ["a.txt"])
     left = Work("out", tmp_path, "run").job / "inputs" / "rows"
     left.mkdir(parents=True)
@@ -83,7 +83,7 @@ def test_a_job_that_goes_on_reads_what_it_names_now(rows: Ref, tmp_path: Path) -
 
 
 def test_a_setting_is_in_the_key_because_it_is_a_field_unless_it_is_marked(home: Path) -> None:
-    rows = Ref(stage="load_data", key="k", digest="d", parts={"a.txt": "1", "b.txt": "1"})
+    rows = Artifact(stage="load_data", key="k", digest="d", parts={"a.txt": "1", "b.txt": "1"})
     assert key_of(rows, ["a.txt"]) != key_of(rows, ["b.txt"])
     assert key_of(rows, ["a.txt"]) == key_of(rows, ["a.txt"], 3.0)
 
@@ -99,7 +99,7 @@ def test_a_setting_is_in_the_key_because_it_is_a_field_unless_it_is_marked(home:
 
 def test_a_file_is_in_the_key_because_it_may_be_read(home: Path) -> None:
     rows, edited, longer, elsewhere = (
-        Ref(stage="load_data", key=key, digest="d", parts=parts)
+        Artifact(stage="load_data", key=key, digest="d", parts=parts)
         for key, parts in {
             "k": {"a.txt": "1", "b.txt": "1"},
             "l": {"a.txt": "2", "b.txt": "1"},

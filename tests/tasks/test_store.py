@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tasks.cache import store
-from tasks.cache.refs import Ref
+from tasks.cache.results import Artifact
 
 
-def make(key: str = "k" * 40, text: str = "rows", log: str = "1") -> Ref:
+def make(key: str = "k" * 40, text: str = "rows", log: str = "1") -> Artifact:
     """A small artifact: two files of content and one for people."""
     with store.filling("load_data", key) as aside:
         (aside / "train.arrow").write_text(text)

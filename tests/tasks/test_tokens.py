@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tasks.cache.refs import Lock, PinnedFile, Ref
+from tasks.cache.results import Artifact, Lock, PinnedFile
 from tasks.cache.stage import Work
 from tasks.stages.load_model import load_model
 from tasks.stages.tokenize import tokenize
@@ -28,8 +28,8 @@ from training.recipe import Recipe, parse
 pytestmark = pytest.mark.usefixtures("model_unchecked")
 
 PARTS = {f"{split}.arrow": f"of {split}" for split in ("train", "validation")}
-DATA = Ref(stage="load_data", key="d", digest="of the rows", parts=PARTS)
-MODEL = Ref(stage="load_model", key="m", digest="of the model", parts={"tokenizer": "of the tokenizer"})
+DATA = Artifact(stage="load_data", key="d", digest="of the rows", parts=PARTS)
+MODEL = Artifact(stage="load_model", key="m", digest="of the model", parts={"tokenizer": "of the tokenizer"})
 BYTES = {"tokenizer_class": "ByT5Tokenizer", "pad_token": "<pad>"}
 
 

@@ -10,7 +10,7 @@ output     comparison.json         the figures
            log/disagreements.csv   rows that only one of the two gets right, with their texts: first those that the new
                                    model loses, then those that it gains, each by the size of the change
            log/judgements.csv      with evaluation.judge, each prompt with both answers and the better one
-figures    the fields of tasks.cache.refs.Comparison
+figures    the fields of tasks.cache.results.Comparison
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def compare_answers(
     report: Callable[[int, int], None],
 ) -> tuple[list[dict[str, Any]], npt.NDArray[np.float64]]:
     """The figures of the model's answers and of those of its opponent, the champion or else its base model, as
-    tasks.cache.refs.AnswerFigure; and the outcomes of judge_answers, (P,), which are written to the folder `log`.
+    tasks.cache.results.AnswerFigure; and the outcomes of judge_answers, (P,), which are written to the folder `log`.
 
     Both are empty if nothing reads answers.
     """
@@ -153,7 +153,7 @@ def compare_answers(
 
 
 def describe_win_rate(outcomes: npt.NDArray[np.float64], settings: CompareSettings) -> dict[str, Any]:
-    """The fields of tasks.cache.refs.Comparison for the outcomes of judge_answers, (P,), by a sign test."""
+    """The fields of tasks.cache.results.Comparison for the outcomes of judge_answers, (P,), by a sign test."""
     wins, losses = int((outcomes == 1).sum()), int((outcomes == 0).sum())
     found = mcnemar(wins, losses, len(outcomes), settings.confidence)
     return {
@@ -185,7 +185,7 @@ def compare_models(
     constant: str | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """The fields of tasks.cache.refs.Comparison for two models on the same rows.
+    """The fields of tasks.cache.results.Comparison for two models on the same rows.
 
     Args:
         constant: the name of the constant prediction if `old` is one; None: `old` is the champion.

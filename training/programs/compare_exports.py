@@ -7,7 +7,7 @@ settings   CompareExportsSettings, below
 output     FORMAT/SPLIT.parquet    the predictions of each export, as training.programs.predict writes the model's
            log/exports.json        the figures; a speed is another one each time
 figures    by format: bytes; rows_per_second of the export and torch_rows_per_second of the model, on the CPU and the
-           same rows; comparison, the fields of tasks.cache.refs.Comparison with the model in place of the champion;
+           same rows; comparison, the fields of tasks.cache.results.Comparison with the model in place of the champion;
            released, whether the export is not inferior
 """
 

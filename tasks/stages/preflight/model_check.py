@@ -13,7 +13,7 @@ from typing import Any
 
 from tasks.cache.code import code_digests, library_versions, users_code
 from tasks.cache.digests import digest_of
-from tasks.cache.refs import Champion, Lock
+from tasks.cache.results import Champion, Lock
 from tasks.cache.settings import home
 from tasks.cache.store import folder
 from tasks.hub.client import explain_read_errors

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.cache import settings
-from tasks.cache.refs import Lock
+from tasks.cache.results import Lock
 from tasks.hub.client import explain_read_errors
 from tasks.registry import champions
 from tasks.reports.row_reports import read_report

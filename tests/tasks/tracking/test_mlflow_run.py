@@ -21,7 +21,7 @@ import pytest
 from mlflow.entities import Run
 
 from tasks.cache import store
-from tasks.cache.refs import Ref
+from tasks.cache.results import Artifact
 from tasks.cache.stage import Row
 from tasks.tracking import mlflow_run, run_tracker
 from tasks.tracking.connection import FLOW_RUN_TAG, MlflowFailed, build_environment, connect, mlflow_errors
@@ -63,7 +63,7 @@ EVENTS = [
 ]
 
 
-def artifact(stage: str = "load_data", **figures: float) -> Ref:
+def artifact(stage: str = "load_data", **figures: float) -> Artifact:
     with store.filling(stage, "k" * 40) as aside:
         (aside / "report.json").write_text("{}")
         (aside / "train.arrow").write_bytes(b"rows")

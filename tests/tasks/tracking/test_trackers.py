@@ -12,7 +12,7 @@ import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tasks.cache import store
-from tasks.cache.refs import Ref
+from tasks.cache.results import Artifact
 from tasks.cache.stage import Row
 from tasks.tracking.run_tracker import RunTracker
 from tasks.tracking.tracker import Curve, Point, Run, Tracker
@@ -42,7 +42,7 @@ def nobody_logged_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
 
 
-def trained() -> Ref:
+def trained() -> Artifact:
     """The artifact of the training."""
     with store.filling("fit", KEY) as aside:
         (aside / "log").mkdir()

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn import metrics as sklearn_metrics
 
-from tasks.cache.refs import Comparison
+from tasks.cache.results import Comparison
 from tests import task_types as tiny_tasks
 from tests.training import tiny
 from training import task_types

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from scipy.stats import binomtest
 
-from tasks.cache.refs import Comparison, Verdict
+from tasks.cache.results import Comparison, Verdict
 from tasks.reports.model_reports import describe_verdict
 from tests.training.task_types.test_preference import predicted, record
 from training.evaluation.judgements import PairedAnswers, judge_answers

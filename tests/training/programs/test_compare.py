@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from tasks.cache.refs import Comparison
+from tasks.cache.results import Comparison
 from tests.training import tiny
 from training.evaluation.metrics.bootstrap_figures import cost
 from training.evaluation.predictions import OneLabel

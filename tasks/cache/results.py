@@ -20,7 +20,7 @@ Number = Annotated[
 ]
 
 
-class Ref(BaseModel):
+class Artifact(BaseModel):
     """A finished artifact."""
 
     model_config = ConfigDict(frozen=True)
@@ -46,12 +46,12 @@ class Ref(BaseModel):
         return settings.home() / self.location
 
 
-def label_names(data: Ref) -> list[str]:
+def label_names(data: Artifact) -> list[str]:
     """Reads the names of the labels in an artifact of load_data, in the order of their indices."""
     return list(json.loads((data.path / "labels.json").read_text()))
 
 
-def by_stage(artifacts: Iterable[Ref | None]) -> dict[str, Ref]:
+def by_stage(artifacts: Iterable[Artifact | None]) -> dict[str, Artifact]:
     """The artifacts by the stage that made them."""
     return {artifact.stage: artifact for artifact in artifacts if artifact is not None}
 
