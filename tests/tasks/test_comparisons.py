@@ -17,7 +17,7 @@ from tasks.cache.results import Artifact, Champion, NumberedComparison
 from tasks.cache.stage import Work
 from tasks.registry import comparisons
 from tasks.registry.comparisons import CLAIM, COMPARISON_TAG, number_comparison
-from tasks.stages.compare import count_comparison, inputs
+from tasks.stages.compare import compare, count_comparison
 from tasks.tracking.connection import MODEL_TAG, connect
 from training.evaluation.significance import alpha_spent
 from training.recipe import Recipe, parse
@@ -136,14 +136,14 @@ def test_the_champion_itself_is_not_counted(client: MlflowClient) -> None:
     assert number("b") == 1
 
 
-def test_a_comparison_is_made_again_if_its_number_is_another() -> None:
+def test_a_comparison_is_made_again_if_its_number_is_another(home: Path) -> None:
     predictions = Artifact(stage="predict", key="k", digest="d", parts={"validation.parquet": "p"})
     tokens, trained, rival = (
         Artifact(stage=stage, key="k", digest="r") for stage in ("tokenize", "fit", "predict_champion")
     )
 
     def values(count: NumberedComparison | None) -> Any:
-        return inputs(recipe(), CHAMPION, count, rows("rows"), tokens, trained, predictions, rival).values
+        return compare.inputs(recipe(), CHAMPION, count, rows("rows"), tokens, trained, predictions, rival).values
 
     first, second = (NumberedComparison(comparison=n, confidence=0.99) for n in (1, 2))
     assert values(None) != values(first) != values(second) and values(first) == values(first)
