@@ -75,7 +75,7 @@ def build_evaluation(version: Monitored, scored: Artifact, entry: LaterEvaluatio
         "number": entry.number,
         "below": entry.below,
         "split": version.split,
-        "promised": version.promised,
+        "expected": version.expected,
         **report,
         "mlflow_run_id": version.mlflow_run,
     }

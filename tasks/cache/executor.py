@@ -263,7 +263,7 @@ def _artifact_body(stage: Stage[Any], work: Work, flat: dict[str, Any], forced: 
 def _action_body(stage: Stage[Any], work: Work, remote: Remote) -> Any:
     def body(*arguments: Any) -> Any:
         work.state = "ran"
-        work.alone = lambda: remote.alone(stage.name, work.key, lambda owner: _note_wait(work, owner))
+        work.one_at_a_time = lambda: remote.one_at_a_time(stage.name, work.key, lambda owner: _note_wait(work, owner))
         shutil.rmtree(work.out, ignore_errors=True)
         # External systems may have changed since the last time: the result of a finished job is not used again.
         _forget_finished(work.job)

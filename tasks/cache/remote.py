@@ -41,7 +41,7 @@ class Remote:
     def release(self, stage: str, key: str) -> None:
         """Lets other machines make an artifact that this process could not make."""
 
-    def alone(
+    def one_at_a_time(
         self, stage: str, key: str, on_wait: Callable[[str], None] = lambda owner: None
     ) -> AbstractContextManager[None]:
         """Lets one machine at a time into the block, as far as the bucket answers. `on_wait` is called with the other

@@ -95,7 +95,7 @@ class Work:
     rollback: Callable[[], str] | None = None
     """Set by an action that changed something: undoes the change if a later stage of the same transaction fails.
     Returns a message for the user."""
-    alone: Callable[[], AbstractContextManager[None]] = nullcontext
+    one_at_a_time: Callable[[], AbstractContextManager[None]] = nullcontext
     """A block of an action that machines with a shared store enter one after the other, if their keys are equal."""
 
     @property

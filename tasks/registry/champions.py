@@ -28,7 +28,7 @@ from tasks.registry.versions import (
     need_version,
     read_tag,
 )
-from tasks.shared_store.opening import open_remote
+from tasks.shared_store.connect import open_remote
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, has_database, mlflow_errors
 from training.models.repository_files import has_weights, part_of, read_json
 from training.problems import Problem, UserError

@@ -12,7 +12,7 @@ from tasks.cache.results import Artifact, Champion, PinnedFile, label_names
 from tasks.registry import consent, lineage
 from tasks.registry.prediction_job import find_model, read_by
 from tasks.registry.versions import RECIPE_TAG, SPLIT_TAG, read_figures
-from tasks.shared_store.opening import open_remote
+from tasks.shared_store.connect import open_remote
 from tasks.tracking.connection import MODEL_TAG, connect, mlflow_errors
 from training import task_types
 from training.data.file_systems import display_name
@@ -47,7 +47,7 @@ class Monitored(BaseModel):
     """The key of the artifact with its rows."""
     predict: str | None
     """The key of the artifact with its predictions on these rows."""
-    promised: dict[str, dict[str, float | None]]
+    expected: dict[str, dict[str, float | None]]
     """The figures of the judged split at its registration, by name: value, low, high and others."""
     mlflow_run: str | None
     """The run that registered it."""
@@ -87,7 +87,7 @@ def find_monitored(model: str, own_task: str = "", data: Mapping[str, Any] | Non
         split=found.tags[SPLIT_TAG],
         load_data=found.tags["finetune.load_data.key"],
         predict=found.tags.get("finetune.predict.key"),
-        promised=read_figures(found).get(found.tags[SPLIT_TAG], {}),
+        expected=read_figures(found).get(found.tags[SPLIT_TAG], {}),
         mlflow_run=found.run_id,
     )
 

@@ -66,16 +66,16 @@ def describe_words(report: Mapping[str, Any]) -> str:
 
 
 def tabulate_evaluation(evaluation: Mapping[str, Any]) -> list[dict[str, str]]:
-    """A row for each metric: now, as promised, and the difference."""
+    """A row for each metric: now, as expected at its registration, and the difference."""
     table = []
     for name, score in evaluation["metrics"].items():
-        promised = evaluation["promised"].get(name)
+        expected = evaluation["expected"].get(name)
         difference = evaluation["differences"].get(name) or {}
         table.append(
             {
                 "metric": name,
                 "now": format_score(score),
-                f"promised on {evaluation['split']}": format_score(_without_baseline(promised)) if promised else "",
+                f"expected from {evaluation['split']}": format_score(_without_baseline(expected)) if expected else "",
                 "difference": _format_difference(difference),
             }
         )

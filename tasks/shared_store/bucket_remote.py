@@ -94,7 +94,9 @@ class BucketRemote(Remote):
         self._leases.release(stage, key)
 
     @contextlib.contextmanager
-    def alone(self, stage: str, key: str, on_wait: Callable[[str], None] = lambda owner: None) -> Iterator[None]:
+    def one_at_a_time(
+        self, stage: str, key: str, on_wait: Callable[[str], None] = lambda owner: None
+    ) -> Iterator[None]:
         """Lets one machine at a time into the block, as far as the bucket answers and takes leases."""
         if self._takes_leases:
             try:

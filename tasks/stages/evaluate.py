@@ -126,11 +126,11 @@ def predict_labelled(version: Monitored, recipe: Recipe, labelled: Artifact) -> 
 
 @stage()
 def evaluate(version: Monitored, recipe: Recipe, labelled: Artifact, predicted: Artifact) -> Job:
-    """Computes the metrics with intervals, in slices, and their differences from the promised ones.
+    """Computes the metrics with intervals, in slices, and their differences from those at the registration.
 
-    The predictions, the rows, the metrics and slices, and the promised figures with their rows.
+    The predictions, the rows, the metrics and slices, and the figures at the registration with their rows.
     """
-    promised, rows = find_predictions(version), find_rows(version)
+    expected, rows = find_predictions(version), find_rows(version)
     left_out = task_types.class_of(recipe.task).answer_metrics  # answers are not generated here
 
     def warn(work: Work, figures: Mapping[str, Any]) -> None:
@@ -150,9 +150,9 @@ def evaluate(version: Monitored, recipe: Recipe, labelled: Artifact, predicted: 
             most_groups=MOST_GROUPS,
             columns=list(version.columns),
             split=version.split,
-            promised={
+            expected={
                 name: {end: score.get(end) for end in ("value", "low", "high")}
-                for name, score in version.promised.items()
+                for name, score in version.expected.items()
             },
         ),
         reads={
@@ -160,10 +160,10 @@ def evaluate(version: Monitored, recipe: Recipe, labelled: Artifact, predicted: 
             "data": whole(labelled),
             **(
                 {
-                    "promised": files_of(promised, [f"{version.split}.parquet"]),
-                    "promised_data": files_of(rows, ["labels.json", f"{version.split}.arrow"]),
+                    "expected": files_of(expected, [f"{version.split}.parquet"]),
+                    "expected_data": files_of(rows, ["labels.json", f"{version.split}.arrow"]),
                 }
-                if promised
+                if expected
                 else {}
             ),
         },

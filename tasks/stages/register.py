@@ -100,7 +100,7 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
     with mlflow_errors(), named_lock(f"registry-{name}"), ExitStack() as stack:
         client = connect()
         if _find_version(client, name, refs["fit"], None) is None:
-            stack.enter_context(work.alone())
+            stack.enter_context(work.one_at_a_time())
         model = find_model(client, name)
         current = model.aliases.get(champion) if model else None
         version = _find_version(client, name, refs["fit"], current)

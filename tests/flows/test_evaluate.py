@@ -50,9 +50,9 @@ def test_the_rows_of_the_registration_have_the_promised_figures_without_a_differ
 ) -> None:
     url = s3.put("validation.csv", (finished.file.parent / "validation.csv").read_bytes())
     result, printed = evaluate(own_home, url, **server, **s3.environment(), **KEYS)
-    found, promised = result["evaluation"], finished.result["metrics"]["validation"]
+    found, expected = result["evaluation"], finished.result["metrics"]["validation"]
     assert found["rows"] == found["shared_rows"] == 60 and found["below"] == []
-    for name, score in promised.items():
+    for name, score in expected.items():
         assert {end: found["metrics"][name][end] for end in ("value", "low", "high")} == {
             end: score[end] for end in ("value", "low", "high")
         }

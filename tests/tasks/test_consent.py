@@ -92,7 +92,7 @@ def test_an_evaluation_imports_no_code_that_the_recipe_of_a_version_names(
 ) -> None:
     registered(home, fresh_database, HOSTILE)
     champion = Champion(name="foreign", version="1", model="weights", max_length=64)
-    nothing: dict[str, Any] = {"options": {}, "columns": {}, "promised": {}, "predict": None, "mlflow_run": None}
+    nothing: dict[str, Any] = {"options": {}, "columns": {}, "expected": {}, "predict": None, "mlflow_run": None}
     place = {"recipe": "foreign", "split": "test", "load_data": "key"}
     version = Monitored(champion=champion, task="sequence-classification", **nothing, **place)
     with pytest.raises(UserError) as caught:

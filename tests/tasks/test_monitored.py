@@ -13,7 +13,7 @@ from training.problems import UserError
 
 def version(task: str, **options: Any) -> Monitored:
     champion = Champion(name="small", version="3", model="weights", max_length=64)
-    nothing: dict[str, Any] = {"columns": {}, "promised": {}, "predict": None, "mlflow_run": None}
+    nothing: dict[str, Any] = {"columns": {}, "expected": {}, "predict": None, "mlflow_run": None}
     place = {"recipe": "small", "split": "test", "load_data": "key"}
     return Monitored(champion=champion, task=task, options=options, **nothing, **place)
 

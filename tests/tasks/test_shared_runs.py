@@ -53,7 +53,7 @@ def count(work: Work, written: Artifact) -> Mapping[str, Any]:
 
 @action(lambda text: Inputs({"text": text}))
 def announce(work: Work, text: str) -> None:
-    with work.alone():
+    with work.one_at_a_time():
         made.append("announce")
 
 
@@ -63,7 +63,7 @@ class Recorded(Remote):
     def __init__(self) -> None:
         self.blocks = list[tuple[str, str]]()
 
-    def alone(
+    def one_at_a_time(
         self, stage: str, key: str, on_wait: Callable[[str], None] = lambda owner: None
     ) -> AbstractContextManager[None]:
         self.blocks.append((stage, key))
@@ -189,14 +189,14 @@ def test_a_stage_that_failed_keeps_no_other_machine_waiting(homes: Homes, s3: S3
 
 def test_machines_enter_the_block_of_an_action_one_after_the_other(homes: Homes, s3: S3) -> None:
     first, second = homes.use("first"), homes.use("second")
-    with first.alone("register", "k1"):
+    with first.one_at_a_time("register", "k1"):
         waits: list[str] = []
         waited = Thread(target=lambda: entered(second, waits))
         waited.start()
         while not waits:
             time.sleep(0.02)
         assert made == []
-        with second.alone("register", "another"):
+        with second.one_at_a_time("register", "another"):
             pass
     waited.join()
     assert made == ["entered"]
@@ -204,14 +204,14 @@ def test_machines_enter_the_block_of_an_action_one_after_the_other(homes: Homes,
 
 
 def entered(remote: Remote, waits: list[str]) -> None:
-    with remote.alone("register", "k1", waits.append):
+    with remote.one_at_a_time("register", "k1", waits.append):
         made.append("entered")
 
 
 def test_a_bucket_that_takes_no_leases_stops_no_action(homes: Homes, s3: S3) -> None:
     remote = homes.use("reader")
     s3.fault = lambda request: 403 if request.startswith("PUT") else None
-    with remote.alone("register", "k1"), remote.alone("register", "k2"):
+    with remote.one_at_a_time("register", "k1"), remote.one_at_a_time("register", "k2"):
         pass
 
 

@@ -1,7 +1,7 @@
 """The program that evaluates a registered version on rows with labels: `python -m training.programs.evaluate JOB`.
 
 inputs     predictions (test.parquet of training.programs.predict_champion), data (test.arrow, test.slices.arrow,
-           labels.json); promised (SPLIT.parquet of training.programs.predict) and promised_data (SPLIT.arrow,
+           labels.json); expected (SPLIT.parquet of training.programs.predict) and expected_data (SPLIT.arrow,
            labels.json), if they are stored
 settings   EvaluateSettings, below
 output     evaluation.json              the figures, and `slices` as in training.programs.score
@@ -62,7 +62,7 @@ class EvaluateSettings(TaskSettings):
     """The model's input columns, by which rows are equal."""
     split: str
     """The split that was judged."""
-    promised: dict[str, dict[str, float | None]]
+    expected: dict[str, dict[str, float | None]]
     """The figures of the judged split, by name: value, low and high."""
 
 
@@ -97,18 +97,18 @@ def _compare(
     task_type: TaskType, predicted: Predictions, found: Scores, job: Job, settings: EvaluateSettings, report: Any
 ) -> tuple[int | None, Scores]:
     """The number of rows that are also in the judged split, None if that is not stored; and the differences of the
-    metrics from those that were promised."""
-    if "promised" not in job.inputs:
-        return None, {name: _difference_of_scores(score, settings.promised.get(name)) for name, score in found.items()}
+    metrics from those at the registration."""
+    if "expected" not in job.inputs:
+        return None, {name: _difference_of_scores(score, settings.expected.get(name)) for name, score in found.items()}
     from training.evaluation.bootstrap import draw_differences, match_rows
     from training.evaluation.metrics.bootstrap_figures import figures
 
-    data = Path(job.inputs["promised_data"])
-    promised = _read(task_type, Path(job.inputs["promised"]), settings.split, data)
+    data = Path(job.inputs["expected_data"])
+    expected = _read(task_type, Path(job.inputs["expected"]), settings.split, data)
     files = (Path(job.inputs["data"], f"{SPLIT}.arrow"), data / f"{settings.split}.arrow")
     contents = [_row_contents(file, settings.columns) for file in files]
     first, second, shared = match_rows(*contents)
-    both = [figures(settings.metrics, sample) for sample in (predicted, promised)]
+    both = [figures(settings.metrics, sample) for sample in (predicted, expected)]
     names = [name for name in both[0] if name in both[1]]
     pairs = ([both[0][name] for name in names], [both[1][name] for name in names])
     draws = draw_differences(pairs, (first, second), DRAWS, SEED, report)
@@ -116,7 +116,7 @@ def _compare(
     for name, of_metric in zip(names, draws, strict=True):
         defined = of_metric[np.isfinite(of_metric)]
         ends = np.quantile(defined, ENDS) if len(defined) else (math.nan, math.nan)
-        gain = _gain(found[name], settings.promised.get(name))
+        gain = _gain(found[name], settings.expected.get(name))
         differences[name] = {"value": gain, "low": _or_none(ends[0]), "high": _or_none(ends[1])}
     return shared, differences
 
@@ -132,16 +132,16 @@ def _row_contents(file: Path, columns: Sequence[str]) -> list[str]:
     return [json.dumps(list(row.values()), ensure_ascii=False) for row in table.to_pylist()]
 
 
-def _gain(now: dict[str, float | None], promised: dict[str, float | None] | None) -> float | None:
-    value, before = now["value"], (promised or {}).get("value")
+def _gain(now: dict[str, float | None], expected: dict[str, float | None] | None) -> float | None:
+    value, before = now["value"], (expected or {}).get("value")
     return None if value is None or before is None else value - before
 
 
 def _difference_of_scores(
-    now: dict[str, float | None], promised: dict[str, float | None] | None
+    now: dict[str, float | None], expected: dict[str, float | None] | None
 ) -> dict[str, float | None]:
     """The difference of two independent figures, by the normal approximation of their intervals."""
-    gain, widths = _gain(now, promised), [_half_width(score) for score in (now, promised or {})]
+    gain, widths = _gain(now, expected), [_half_width(score) for score in (now, expected or {})]
     if gain is None or widths[0] is None or widths[1] is None:
         return {"value": gain, "low": None, "high": None}
     half = math.hypot(widths[0], widths[1])

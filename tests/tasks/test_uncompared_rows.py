@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.prediction.new_rows import ComparedShard, NewRows
 from tasks.prediction.sample import Sample
 from tasks.prediction.scan import Shard
+from tasks.prediction.uncompared_rows import ComparedShard, NewRows
 from training.data.prediction_rows import RowError, Rows, digest_inputs
 from training.evaluation.drift.sampling import Reservoir
 
