@@ -56,6 +56,7 @@ def execute(arguments: argparse.Namespace) -> int:
     record = lineage.find_version(name)
     if not arguments.run_code:
         consent.require_consent(f"the record of {name}", record[lineage.RECIPE_SET], record["recipe"])
+    reproduction.require_whole(record, name)
     inputs = reproduction.find_stored_inputs(record)
     folders = {stage: ref.path for stage, ref in inputs.items()}
     with reproduction.start_model(record) as start, _fresh_home(into, record["model"]["digest"]) as home:

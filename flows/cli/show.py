@@ -33,8 +33,10 @@ def execute(arguments: argparse.Namespace) -> int:
     from tasks.registry import lineage
 
     record = lineage.find_record(arguments.name)
+    with lineage.damage(f"{arguments.name}, or one of its tags,"):
+        lines = [*_lines(record, terminal_width())]
     write_json(arguments.json, record)
-    print("\n".join(_lines(record, terminal_width())))
+    print("\n".join(lines))
     return COMPLETED
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints
 
 from tasks.cache import settings
 
@@ -18,6 +18,12 @@ Number = Annotated[
     BeforeValidator(lambda value: math.nan if value is None else value),
     PlainSerializer(lambda value: value if math.isfinite(value) else None, when_used="json"),
 ]
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z][0-9A-Za-z_-]*$")]
+"""A key, the id of a run or the name of a recipe: it is a folder's name in the home. A registry may give any text."""
+FileName = Annotated[str, StringConstraints(pattern=r"^[^/\\\x00-\x1f.][^/\\\x00-\x1f]*$")]
+"""The name of a file in the folder of a model."""
 
 
 class Artifact(BaseModel):
@@ -89,7 +95,7 @@ class Champion(BaseModel):
     model: str
     """Digest of its folder: weights, configuration and tokenizer. For a version that this project did not register:
     registry, version and creation time."""
-    key: str | None = None
+    key: Name | None = None
     """Its artifact of `fit`, which the store may still have."""
     max_length: int
     """Tokens after which a text is cut."""
@@ -138,7 +144,7 @@ class Lock(BaseModel):
     rows: str | None = None
     """Digest of the training rows, and of the settings by which they are read."""
     model_hub: PinnedCommit | None = None
-    model_files: dict[str, PinnedFile] = Field(default_factory=dict)
+    model_files: dict[FileName, PinnedFile] = Field(default_factory=dict)
     """By name in the model folder: all files of a local model; for other models the files that replace theirs."""
     model_version: Champion | None = None
     """The registered version that is the base model, for `model.source: registry`."""

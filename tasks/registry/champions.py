@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import PositiveInt
-
 from tasks.cache import settings, store
 from tasks.cache.code import code_digests, users_code
 from tasks.cache.digests import digest_of
@@ -22,15 +20,18 @@ from tasks.registry.versions import (
     ROWS_TAG,
     STARTED_FROM_TAG,
     TASK_TAG,
+    MaxLength,
     TaskTag,
     find_model,
     need_model,
     need_version,
+    read_name,
     read_tag,
 )
 from tasks.shared_store.connect import open_remote
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, has_database, mlflow_errors
-from training.models.repository_files import has_weights, part_of, read_json
+from training.local_files import find_foreign
+from training.models.repository_files import REGISTRY_ROOMS, has_weights, part_of, read_json
 from training.problems import Problem, UserError
 from training.recipe import Data, Recipe
 from training.recipe.mixture import OF_MIXTURE
@@ -81,8 +82,8 @@ def _describe(version: ModelVersion, task_type: str) -> Champion:
         name=name,
         version=str(number),
         model=version.tags.get(MODEL_TAG) or identity,
-        key=version.tags.get("finetune.fit.key"),
-        max_length=read_tag(version, MAX_LENGTH_TAG, PositiveInt, "512"),
+        key=read_name(version, "finetune.fit.key"),
+        max_length=read_tag(version, MAX_LENGTH_TAG, MaxLength, "512"),
         options=task["options"] if task and task["task"] == task_type else None,
     )
 
@@ -234,9 +235,14 @@ def _download(champion: Champion, folders: Mapping[str, Path], where: str, only:
     """Downloads the files of these parts, or only the file of a name, from MLflow into new or empty folders."""
     with mlflow_errors():
         from mlflow.artifacts import download_artifacts
+        from mlflow.utils.file_utils import local_file_uri_to_path
+        from mlflow.utils.uri import is_local_uri
 
         for part, (folder, names) in _list_files(champion, folders.keys(), where).items():
             folders[part].mkdir(parents=True, exist_ok=True)
+            here = local_file_uri_to_path(folder) if is_local_uri(folder) else None
+            if here and (foreign := find_foreign((f"{here}/{name}" for name in names), REGISTRY_ROOMS, "model")):
+                raise UserError(foreign)
             for name in names:
                 if only in (None, name):
                     source, out = f"{folder}/{name}", str(folders[part])

@@ -16,6 +16,7 @@ from tasks.registry.program_settings import ExportVersionSettings
 from tasks.tracking.connection import mlflow_errors
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job
+from training.models.repository_files import part_of
 from training.recipe.tables.exports import EXPORTS
 
 WEIGHTS = "model.safetensors"
@@ -30,7 +31,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     weights, tokenizer = find_parts(fetch_model(values.model, job_dir / "model"))
     for folder in (tokenizer, weights):  # where both have a file, that of the model counts
         for file in sorted(folder.iterdir()):
-            if file.is_file() and ".safetensors" not in file.name:
+            if part_of(file.name) and ".safetensors" not in file.name:  # no pickles, and nothing that is not checked
                 shutil.copyfile(file, out / file.name)
     if values.export not in EXPORTS:
         merge_shards(weights, out / WEIGHTS)

@@ -15,15 +15,18 @@ import json
 import platform
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired
+
+from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from tasks.cache import settings, store
 from tasks.cache.code import git_commit
 from tasks.cache.digests import digest_of
-from tasks.cache.results import Artifact, Lock, Promotion, Publication, Verdict, Version
+from tasks.cache.results import Artifact, Lock, Name, Promotion, Publication, Verdict, Version
 from tasks.cache.stage import Row
 from tasks.registry.versions import (
     DRIFT_TAG,
@@ -31,6 +34,7 @@ from tasks.registry.versions import (
     list_aliases,
     need_model,
     need_version,
+    read_name,
     read_tag,
 )
 from tasks.reports.row_reports import read_report
@@ -46,10 +50,60 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 LINEAGE = "lineage.json"
+MOST_THREADS = 4096
 RECIPE_SET = "recipe_without_defaults"
 ENVIRONMENT = "log/environment.json"
 SHOWN_NAMES = 20
 _DIGITS = re.compile(r"[0-9a-f][0-9a-f-]{3,}")
+
+
+class _StageOfRecord(TypedDict):
+    name: str
+    key: Name | None
+
+
+class _RecipeOfRecord(TypedDict):
+    name: Name
+
+
+class _RunOfRecord(TypedDict):
+    flow_run_id: Name
+
+
+class _Environment(TypedDict):
+    threads: NotRequired[Annotated[int, Field(ge=1, le=MOST_THREADS)]]
+
+
+class _Training(TypedDict):
+    micro_batch_size: NotRequired[PositiveInt | None]
+
+
+class _Code(TypedDict):
+    files: dict[str, str]
+
+
+class _Files(TypedDict):
+    digest: str | None
+    files: dict[str, dict[str, Any]]
+
+
+class _Record(TypedDict):
+    """The values of a record by which something is done. A registry may give any."""
+
+    recipe: _RecipeOfRecord
+    recipe_without_defaults: dict[str, Any]
+    run: _RunOfRecord
+    lock: NotRequired[Lock]
+    stages: NotRequired[list[_StageOfRecord]]
+    environment: NotRequired[_Environment | None]
+    training: NotRequired[_Training | None]
+    metrics: NotRequired[dict[str, dict[str, dict[str, Any]]] | None]
+    code: NotRequired[_Code]
+    libraries: NotRequired[dict[Annotated[str, Field(min_length=1)], str]]
+    model: NotRequired[_Files | None]
+
+
+_RECORD = TypeAdapter(_Record)
 
 
 def build_record(
@@ -189,8 +243,8 @@ def find_version(name: str) -> dict[str, Any]:
         client = connect()
         model = need_model(client, model_name)
         version = need_version(client, model, alias=alias, version=number)
-        run = version.tags.get(FLOW_RUN_TAG, "")
-        file = settings.home() / "runs" / run / LINEAGE
+        run = read_name(version, FLOW_RUN_TAG)
+        file = settings.home() / "runs" / (run or "") / LINEAGE
         text = file.read_text() if run and file.is_file() else _download(client, version.run_id)
     shown = f"{model_name}/{version.version}"
     if text is None:
@@ -286,16 +340,26 @@ def _list_records() -> list[Path]:
 
 
 def _parse(text: str, name: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-        found["recipe"]["name"], found["run"]["flow_run_id"]
+    with damage(name):
+        found = dict(json.loads(text))
         if RECIPE_SET not in found:
             found[RECIPE_SET] = found.pop("said")  # its name in earlier versions of this project
-        return dict(found)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError.of(
-            "registry", "NAME", f"the {LINEAGE} of {name} is damaged, or of another version of the project."
-        ) from error
+        _RECORD.validate_python(found)
+        return found
+
+
+@contextlib.contextmanager
+def damage(name: str) -> Iterator[None]:
+    """In a block that only reads the record of `name`, raises UserError for what its wrong values cause."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        detail = ""
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False)[0]
+            detail = f" ({'.'.join(map(str, first['loc']))} is {first['input']!r:.60}: {first['msg']})"
+        message = f"the {LINEAGE} of {name} is damaged{detail}, or of another version of the project."
+        raise UserError.of("registry", "NAME", message) from error
 
 
 def _download_of_run(client: MlflowClient, digits: str) -> str | None:

@@ -11,7 +11,7 @@ from tasks.cache import settings, store
 from tasks.cache.results import Artifact, Champion, PinnedFile, label_names
 from tasks.registry import consent, lineage
 from tasks.registry.prediction_job import find_model, read_by
-from tasks.registry.versions import RECIPE_TAG, SPLIT_TAG, read_figures
+from tasks.registry.versions import RECIPE_TAG, SPLIT_TAG, read_figures, read_name
 from tasks.shared_store.connect import open_remote
 from tasks.tracking.connection import MODEL_TAG, connect, mlflow_errors
 from training import task_types
@@ -75,7 +75,7 @@ def find_monitored(model: str, own_task: str = "", data: Mapping[str, Any] | Non
             name=name,
             version=version,
             model=found.tags[MODEL_TAG],
-            key=found.tags.get("finetune.fit.key"),
+            key=spec.key,
             max_length=spec.max_length,
             options=dict(spec.task["options"]),
         ),
@@ -83,11 +83,11 @@ def find_monitored(model: str, own_task: str = "", data: Mapping[str, Any] | Non
         options=dict(spec.task["options"]),
         columns=dict(spec.columns),
         rules=spec.rules,
-        recipe=found.tags[RECIPE_TAG],
+        recipe=str(read_name(found, RECIPE_TAG)),
         split=found.tags[SPLIT_TAG],
-        load_data=found.tags["finetune.load_data.key"],
-        predict=found.tags.get("finetune.predict.key"),
-        expected=read_figures(found).get(found.tags[SPLIT_TAG], {}),
+        load_data=str(read_name(found, "finetune.load_data.key")),
+        predict=read_name(found, "finetune.predict.key"),
+        expected=read_figures(found, dict[str, float | None]).get(found.tags[SPLIT_TAG], {}),
         mlflow_run=found.run_id,
     )
 

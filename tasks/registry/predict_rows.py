@@ -18,6 +18,8 @@ from training.data.mappings import BOOLEANS
 from training.data.model_inputs import Values, to_batch
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job
+from training.local_files import find_foreign
+from training.models.repository_files import REGISTRY_ROOMS, part_of, require_no_other_files
 from training.problems import Problem, UserError
 from training.recipe.column_types import EXAMPLES
 
@@ -123,19 +125,37 @@ def _check_rows(task_type: TaskType, columns: Mapping[str, str], rows: Sequence[
 
 
 def fetch_model(uri: str, into: Path) -> Path:
-    """The folder of a logged model: its own if it is on this machine, else `into`, after the download.
-    Raises MlflowFailed, and UserError if its files are missing."""
+    """The folder of a logged model: a copy below `into`. Raises MlflowFailed, and UserError if its files are missing,
+    are links to elsewhere, or name other files."""
     from mlflow.artifacts import download_artifacts
 
     try:
         with mlflow_errors():
+            _require_no_links(uri)
             into.mkdir(parents=True, exist_ok=True)
             found = Path(download_artifacts(artifact_uri=uri, dst_path=str(into)))
     except FileNotFoundError as error:
         raise _missing_files(uri, str(error)) from error
+    require_no_other_files(*find_parts(found))
     if not any((part / "config.json").is_file() for part in find_parts(found)):
         raise _missing_files(uri, f"{found} has no model")
     return found
+
+
+def _require_no_links(uri: str) -> None:
+    """Raises UserError for files that MLflow would copy here from elsewhere, if the artifacts are on this machine."""
+    from mlflow import MlflowClient
+    from mlflow.utils.file_utils import local_file_uri_to_path
+    from mlflow.utils.uri import is_local_uri
+
+    name, _, version = uri.removeprefix("models:/").rpartition("/")
+    if uri.startswith("models:/") and name:  # not models:/ID, which this process has logged
+        uri = MlflowClient().get_model_version_download_uri(name, version)
+    if is_local_uri(uri):
+        parts = [part for part in find_parts(Path(local_file_uri_to_path(uri))) if part.is_dir()]
+        files = [str(file) for part in parts for file in part.iterdir() if part_of(file.name)]
+        if foreign := find_foreign(files, REGISTRY_ROOMS, "model"):
+            raise UserError(foreign)
 
 
 def _missing_files(uri: str, reason: str) -> UserError:

@@ -7,9 +7,9 @@ import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from pydantic import PositiveInt, ValidationError
+from pydantic import ValidationError
 
 from tasks.cache import settings
 from tasks.cache.results import Champion
@@ -23,10 +23,13 @@ from tasks.registry.versions import (
     PRECISION_TAG,
     READING_TAG,
     TASK_TAG,
+    MaxLength,
     TaskTag,
+    damaged_tag,
     need_model,
     need_version,
     read_alias_names,
+    read_name,
     read_tag,
 )
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, build_environment, connect, mlflow_errors
@@ -34,9 +37,14 @@ from training import task_types
 from training.jobs.protocol import Job
 from training.problems import UserError
 from training.recipe import Data
+from training.recipe.filters import parse_filter
 from training.recipe.reading_rules import ReadingRules
+from training.recipe.tables.formats import FORMATS
 from training.recipe.validation import override_reading
 from training.task_types import TASK_TYPES
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
 
 PROGRAM = "tasks.registry.predict_rows"
 STALL_TIMEOUT_S = 600.0
@@ -99,19 +107,39 @@ def find_model(name: str, alias: str = "", version: str = "", own_task: str = ""
             f"{version_name} has a task type of its author: to run that code, as it is here, set --task {task['task']}."
         )
         raise UserError.of("option", "--task", message)
+    columns = read_tag(found, COLUMNS_TAG, dict[str, str])
+    if not columns.keys() <= task_types.class_of(task["task"]).columns.keys():
+        raise damaged_tag(found, COLUMNS_TAG, found.tags[COLUMNS_TAG])
     identity = f"{settings.registry_place()}: {name}/{found.version}, {found.creation_timestamp}"
     return ModelSpec(
         uri=f"models:/{name}/{found.version}",
-        max_length=read_tag(found, MAX_LENGTH_TAG, PositiveInt),
+        max_length=read_tag(found, MAX_LENGTH_TAG, MaxLength),
         task=task,
-        columns=read_tag(found, COLUMNS_TAG, dict[str, str]),
+        columns=columns,
         name=name,
         version=str(found.version),
         digest=found.tags.get(MODEL_TAG) or identity,
-        key=found.tags.get("finetune.fit.key"),
+        key=read_name(found, "finetune.fit.key"),
         mixed_precision=_precision_here(found.tags.get(PRECISION_TAG, "no")),
-        reading=read_tag(found, READING_TAG, list[dict[str, Any]] | None),
+        reading=_read_reading(found),
     )
+
+
+def _read_reading(version: ModelVersion) -> list[dict[str, Any]] | None:
+    """The sets of the version's tag. Raises UserError if rows cannot be read by them."""
+    sets: list[dict[str, Any]] | None = read_tag(version, READING_TAG, list[dict[str, Any]] | None)
+    if sets == []:
+        raise damaged_tag(version, READING_TAG, "[]")
+    try:
+        for one in sets or ():
+            rules = ReadingRules(sets=[one])
+            rules.data(one["source"] if one.get("source") in FORMATS else "csv")
+            rules.format_of("rows")
+            if one.get("filter"):
+                parse_filter(one["filter"])
+    except (ValueError, LookupError, TypeError, AttributeError, UserError) as error:
+        raise damaged_tag(version, READING_TAG, version.tags[READING_TAG]) from error
+    return sets
 
 
 def read_by(model: ModelSpec, overrides: Mapping[str, Any] | None = None) -> ModelSpec:

@@ -52,6 +52,15 @@ class FigurePair(NamedTuple):
         return _is_within(self.recorded["value"], self.here) and _is_within(self.here["value"], self.recorded)
 
 
+def require_whole(record: Mapping[str, Any], name: str) -> None:
+    """Raises UserError for a record without the parts that a reproduction needs."""
+    needed = ("lock", "stages", "model", "training", "environment", "metrics", "code", "libraries")
+    missing = [part for part in needed if part not in record or (part == "model" and record[part] is None)]
+    if missing:
+        message = f"the record of {name} has no {', '.join(missing)}: it cannot be reproduced."
+        raise UserError.of("registry", "VERSION", message)
+
+
 @contextlib.contextmanager
 def start_model(record: Mapping[str, Any]) -> Iterator[Path | None]:
     """A temporary folder with the registered model that training started from, taken from the store or MLflow; None if
@@ -74,7 +83,7 @@ def start_model(record: Mapping[str, Any]) -> Iterator[Path | None]:
 
 
 def _find_load_model(record: Mapping[str, Any]) -> dict[str, Path] | None:
-    keys = [stage["key"] for stage in record["stages"] if stage["name"] == "load_model"]
+    keys = [stage["key"] for stage in record["stages"] if stage["name"] == "load_model" and stage["key"]]
     try:
         found = next(filter(None, (store.find("load_model", key) for key in keys)), None)
     except store.Damaged:
@@ -110,7 +119,7 @@ def find_stored_inputs(record: Mapping[str, Any]) -> dict[str, Artifact]:
     recorded = Lock.model_validate(record["lock"])
     files = {"load_data": recorded.all_data_files, "load_model": [*recorded.model_files.values()]}
     missing = [stage for stage, pinned in files.items() if any(map(_is_missing, pinned))]
-    keys = {stage["name"]: stage["key"] for stage in record["stages"]}
+    keys = {stage["name"]: stage["key"] for stage in record["stages"] if stage["key"]}
     found: dict[str, Artifact] = {}
     for stage in missing:
         with contextlib.suppress(store.Damaged, KeyError):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from tasks.cache import settings
+from tasks.cache.results import Name
 from tasks.tracking.connection import search_all
 from training.problems import UserError, nearest
 
@@ -56,6 +57,10 @@ SHOWN_VERSIONS = 20
 SHOWN_CHARACTERS = 80
 MAX_PAGE = 10_000
 """The most versions in one answer of MLflow."""
+
+
+MaxLength = Annotated[int, Field(ge=1, lt=2**31)]
+"""The value of MAX_LENGTH_TAG."""
 
 
 class TaskTag(TypedDict):
@@ -154,12 +159,27 @@ def read_tag(version: ModelVersion, tag: str, kind: Any, missing: str = "null") 
     try:
         return TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
-        shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
-        message = f"its tag {tag} is damaged, {shown!r}: set it to its former value in MLflow, or use another version."
-        raise UserError.of("registry", f"{version.name}/{version.version}", message) from error
+        raise damaged_tag(version, tag, text) from error
 
 
-def read_figures(version: ModelVersion) -> dict[str, Any]:
-    """Reads `{"validation": {"accuracy": {"value": 0.8, …}}}` from a version's tag; empty if it has none. Raises
-    UserError as `read_tag` does."""
-    return dict(read_tag(version, FIGURES_TAG, dict[str, dict[str, Any]], "{}"))
+def read_name(version: ModelVersion, tag: str) -> str | None:
+    """Reads a version's tag with a key or with the name of a recipe, which is a folder's name in the home; None if it
+    has none. Raises UserError for a damaged tag."""
+    text = version.tags.get(tag)
+    try:
+        return None if text is None else str(TypeAdapter(Name).validate_python(text))
+    except ValidationError as error:
+        raise damaged_tag(version, tag, str(text)) from error
+
+
+def damaged_tag(version: ModelVersion, tag: str, text: str) -> UserError:
+    """The error of a tag whose value cannot be used."""
+    shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+    message = f"its tag {tag} is damaged, {shown!r}: set it to its former value in MLflow, or use another version."
+    return UserError.of("registry", f"{version.name}/{version.version}", message)
+
+
+def read_figures(version: ModelVersion, figure: Any = Any) -> dict[str, Any]:
+    """Reads `{"validation": {"accuracy": {"value": 0.8, …}}}` from a version's tag, with figures of a type; empty if it
+    has none. Raises UserError as `read_tag` does."""
+    return dict(read_tag(version, FIGURES_TAG, dict[str, dict[str, figure]], "{}"))

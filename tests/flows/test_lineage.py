@@ -57,6 +57,34 @@ def test_a_record_of_an_earlier_version_with_another_name_for_the_recipe_is_show
     assert show(run, tmp_path / "out.json") == record
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("run.flow_run_id", "../../elsewhere"),
+        ("recipe.name", "../x"),
+        ("lock.model_files", {"../../config.json": {"path": "/etc/hostname", "sha256": "x"}}),
+        ("lock.started_from", {"name": "n", "version": "1", "model": "m", "key": "../x", "max_length": 8}),
+        ("stages", [{"name": "load_data", "key": "../../x"}]),
+        ("training.micro_batch_size", 0),
+        ("environment.threads", 10**9),
+        ("metrics", {"validation": 7}),
+    ],
+)
+def test_a_record_whose_values_would_lead_out_of_the_home_or_to_no_end_is_one_message(
+    record: dict[str, Any], home: Path, path: str, value: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = home / "runs" / record["run"]["flow_run_id"] / "lineage.json"
+    file.parent.mkdir(parents=True)
+    *sections, name = path.split(".")
+    inner = record
+    for section in sections:
+        inner = inner[section]
+    inner[name] = value
+    file.write_text(json.dumps(record))
+    assert main(["show", file.parent.name]) == 2
+    assert f"the lineage.json of {file.parent.name} is damaged ({path}" in capsys.readouterr().err
+
+
 def test_the_lineage_of_a_version_is_shown_from_the_home_and_the_same_from_mlflow_alone(
     finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

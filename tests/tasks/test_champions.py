@@ -14,6 +14,7 @@ from tasks.cache.stage import Work
 from tasks.registry.champions import find_current, find_folders
 from tasks.registry.evaluations import read_evaluations
 from tasks.registry.monitored import find_monitored
+from tasks.registry.predict_rows import fetch_model
 from tasks.registry.prediction_job import find_model
 from tasks.registry.reproduction import start_model
 from tasks.registry.versions import (
@@ -113,6 +114,17 @@ def test_a_champion_predicts_with_the_prefix_that_it_has_learnt_and_todays_other
         (READING_TAG, "[1]"),
         (FIGURES_TAG, "[]"),
         (EVALUATIONS_TAG, "{}"),
+        (COLUMNS_TAG, '{"nothing": "text"}'),
+        (MAX_LENGTH_TAG, "9" * 40),
+        (READING_TAG, "[]"),
+        (READING_TAG, '[{"source": "csv", "filter": "__import__(1)"}]'),
+        (READING_TAG, '[{"source": 7, "suffixes": 7}]'),
+        (FIGURES_TAG, '{"test": {"accuracy": {"value": "high"}}}'),
+        # Names of folders in the home, from whoever may write to the registry.
+        ("finetune.fit.key", "../../elsewhere"),
+        ("finetune.load_data.key", "/elsewhere"),
+        ("finetune.predict.key", ".."),
+        (RECIPE_TAG, "../../elsewhere"),
     ],
 )
 def test_a_damaged_tag_of_a_version_is_one_message_with_the_version_and_the_tag(
@@ -126,7 +138,7 @@ def test_a_damaged_tag_of_a_version_is_one_message_with_the_version_and_the_tag(
     with pytest.raises(UserError) as raised:
         if tag == EVALUATIONS_TAG:
             read_evaluations(connect().get_model_version("small", damaged))
-        elif tag == FIGURES_TAG:
+        elif tag in (FIGURES_TAG, RECIPE_TAG, "finetune.load_data.key", "finetune.predict.key"):
             find_monitored("small")
         else:
             find_model("small")
@@ -228,6 +240,24 @@ def test_a_start_without_a_version_or_a_tokenizer_is_reported_with_its_version(t
     (tmp_path / "out").mkdir()
     with pytest.raises(UserError, match=r"model.path: small/7 has no tokenizer.json"):
         load_model.make(Work("k", tmp_path / "out", "run"), recipe, Lock(started_from=start), None)
+
+
+def test_links_in_a_logged_model_to_files_of_elsewhere_are_refused_by_name(tracked: Path, tmp_path: Path) -> None:
+    (secret := tmp_path / "secret").write_text("a password")
+    model, tokenizer = tmp_path / "logged" / "model", tmp_path / "logged" / "components" / "tokenizer"
+    for folder, names in ((model, ("config.json", "model.safetensors")), (tokenizer, ("tokenizer_config.json",))):
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_text("{}")
+    (tokenizer / "vocab.txt").symlink_to(secret)
+    client = connect()
+    client.create_registered_model("small")
+    version = client.create_model_version("small", f"file://{tmp_path / 'logged'}").version
+    champion = Champion(name="small", version=str(version), model="m", max_length=8)
+    with pytest.raises(UserError, match=f"vocab.txt: is a link to {secret}, outside of its folder"):
+        find_folders(Work(key="k", out=tmp_path, run=""), champion, "model.path")
+    with pytest.raises(UserError, match=f"vocab.txt: is a link to {secret}, outside of its folder"):
+        fetch_model(str(tmp_path / "logged"), tmp_path / "fetched")
 
 
 def test_the_start_of_a_model_is_linked_to_while_it_is_made_again(home: Path) -> None:

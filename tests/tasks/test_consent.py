@@ -60,6 +60,7 @@ def registered(home: Path, database: Path, recipe: dict[str, Any]) -> None:
         "lock": lock,
         "stages": [],
         "model": {"digest": "d", "files": {}},
+        **{"training": None, "environment": None, "metrics": None, "code": {"files": {}}, "libraries": {}},
     }
     (run / LINEAGE).write_text(json.dumps({**record, "run": {"flow_run_id": "run-1"}}))
     client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
@@ -105,6 +106,25 @@ def test_an_evaluation_imports_no_code_that_the_recipe_of_a_version_names(
     with pytest.raises(UserError, match="is the class int"):
         read_recipe(version, run_code=True)
     assert payload.exists()
+
+
+def test_a_record_cannot_name_a_folder_of_its_author_as_the_run_to_which_the_user_consented(
+    home: Path, payload: Path, fresh_database: Path, tmp_path: Path
+) -> None:
+    registered(home, fresh_database, HOSTILE)
+    (theirs := tmp_path / "theirs").mkdir()
+    code = [["task", "hostile:Kind"], ["training.callbacks", "os:getcwd"]]
+    (theirs / "code.json").write_text(json.dumps(code))
+    record = home / "runs" / "run-1" / LINEAGE
+    champion = Champion(name="foreign", version="1", model="weights", max_length=64)
+    nothing: dict[str, Any] = {"options": {}, "columns": {}, "expected": {}, "predict": None, "mlflow_run": None}
+    place = {"recipe": "foreign", "split": "test", "load_data": "key"}
+    version = Monitored(champion=champion, task="sequence-classification", **nothing, **place)
+    for run in (str(theirs), f"../../{theirs.name}"):
+        record.write_text(json.dumps({**json.loads(record.read_text()), "run": {"flow_run_id": run}}))
+        with pytest.raises(UserError, match=r"lineage.json of foreign/1 is damaged \(run.flow_run_id is"):
+            read_recipe(version, run_code=False)
+    assert not payload.exists()
 
 
 def test_resume_lists_the_code_that_the_server_names_and_imports_none_of_it(

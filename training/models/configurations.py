@@ -39,7 +39,7 @@ def make_config(values: Mapping[str, Any], field: str, more: Mapping[str, Any] |
         raise UserError.of("model", _type_field(field), f"{message}: {some}.{nearest(str(name), CONFIG_MAPPING)}")
     cls = CONFIG_MAPPING[name]
     require_unquantized(values, field)
-    if problems := list(_find_too_large(values, field)):
+    if problems := list(_find_out_of_range(values, field)):
         raise UserError(problems)
     if field == RECIPE and (chosen := code_fields(values)):
         message = f"{', '.join(chosen)}: code is chosen by model.attn_implementation alone: leave it out."
@@ -55,17 +55,23 @@ LARGEST = {r"(?:layers?|blocks?|block_sizes|depths?|experts?)$": 10_000, "positi
 """The largest number in a configuration, by a part of its name. Larger ones take memory or hours before they fail, even
 without weights: transformers makes an object for each layer."""
 LARGEST_OTHER = 2**31 - 1
+_COUNT = re.compile(r"^num_|^n_|^d_|(?<!chunk_)size$|(?:sizes|dim|heads?|layers|blocks?|depths?|experts?)$")
+"""Names of numbers that cannot be negative. transformers makes a model without layers of a negative number of them."""
 
 
-def _find_too_large(values: Mapping[str, Any], field: str) -> Iterator[Problem]:
+def _find_out_of_range(values: Mapping[str, Any], field: str) -> Iterator[Problem]:
     for name, value in values.items():
         if isinstance(value, dict):
-            yield from _find_too_large(value, f"{field}.{name}" if field == RECIPE else field)
+            yield from _find_out_of_range(value, f"{field}.{name}" if field == RECIPE else field)
         largest = next((limit for part, limit in LARGEST.items() if re.search(part, name)), LARGEST_OTHER)
+        counts = _COUNT.search(name)
         for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, int) and number > largest:
+            if not isinstance(number, int):
+                continue
+            bound = f"more than {largest:,}" if number > largest else "negative" if number < 0 and counts else ""
+            if bound:
                 where = f"{field}.{name}" if field == RECIPE else field
-                message = f"{name} {number:,} of its configuration is more than {largest:,}: name another model."
+                message = f"{name} {number:,} of its configuration is {bound}: name another model."
                 yield Problem(kind="model", where=where, message=message)
                 break
 

@@ -47,6 +47,8 @@ TOKENIZER_FILES = (
 )
 HOME_ROOMS = ("artifacts", "jobs")
 """The rooms of the home with models: a run prints the folder of its own."""
+REGISTRY_ROOMS = (*HOME_ROOMS, "mlartifacts")
+"""The rooms of the home with registered models."""
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The files of an adapter of peft, which needs its base model."""
 WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")

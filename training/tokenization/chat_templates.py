@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import re
+import resource
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +36,12 @@ FIELD = "model.chat_template"
 LONGEST_TEXT = 20_000_000
 """Characters of a conversation."""
 LARGEST_POWER = 64
+LONGEST_NUMBER = 65_536
+"""Bits. Python computes with longer numbers for minutes, and cannot be interrupted."""
 LONGEST_S = 30.0
 """The time to write a conversation."""
+MOST_BYTES = 2 * 1024**3
+"""The memory to write a conversation, for what the limit of the text does not see, such as `'x'.ljust(10 ** 10)`."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -161,7 +168,7 @@ class ChatTemplate:
                     **self.tokens,
                 )
         except Exception as error:  # a template can fail like any program
-            reason = str(error).rstrip(".")
+            reason = str(_LimitError() if isinstance(error, MemoryError) else error).rstrip(".")
             raise UserError.of(
                 "model", FIELD, f"cannot write {_first_words(messages)}: {reason}. Change the template, or the rows."
             ) from error
@@ -170,7 +177,10 @@ class ChatTemplate:
 
 class _LimitError(Exception):
     def __init__(self) -> None:
-        super().__init__(f"it writes more than {LONGEST_TEXT:,} characters, or takes longer than {LONGEST_S:g} s")
+        super().__init__(
+            f"it writes more than {LONGEST_TEXT:,} characters, or takes longer than {LONGEST_S:g} s or more than "
+            f"{MOST_BYTES / 1e9:.1f} GB of memory"
+        )
 
 
 def _compile_limited(text: str) -> None:
@@ -208,33 +218,46 @@ def _multiply(left: Any, right: Any) -> Any:
     for sequence, count in ((left, right), (right, left)):
         if isinstance(sequence, Sized) and isinstance(count, int) and len(sequence) * count > LONGEST_TEXT:
             raise _LimitError
+    if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > LONGEST_NUMBER:
+        raise _LimitError
     return left * right
 
 
 def _power(left: Any, right: Any) -> Any:
-    if abs(right) > LARGEST_POWER:
+    if abs(right) > LARGEST_POWER or (isinstance(left, int) and left.bit_length() * abs(right) > LONGEST_NUMBER):
         raise _LimitError
     return left**right
 
 
 class _Watch:
-    """Ends a template that runs too long. A template may loop without writing anything, so another thread does it."""
+    """Ends a template that runs too long or takes too much memory. A template may loop without writing anything, so
+    another thread does it; the kernel refuses the memory."""
 
     def __init__(self) -> None:
         self._began: dict[int, float] = {}
+        self._lock, self._inside = threading.Lock(), 0
+        self._before: tuple[int, int] | None = None
         self._thread: threading.Thread | None = None
 
     @contextlib.contextmanager
     def limit(self) -> Iterator[None]:
-        """Inside, this thread gets a _LimitError after LONGEST_S."""
-        self._began[threading.get_ident()] = time.monotonic()
+        """Inside, this thread gets a _LimitError after LONGEST_S, and a MemoryError beyond MOST_BYTES."""
+        with self._lock:
+            if not self._inside:  # the limit is the process's: the first sets it, and the last one takes it back
+                self._before = _limit_memory()
+            self._inside += 1
+            self._began[threading.get_ident()] = time.monotonic()
         if self._thread is None or not self._thread.is_alive():  # a fork has no threads
             self._thread = threading.Thread(target=self._run, name="chat-templates", daemon=True)
             self._thread.start()
         try:
             yield
         finally:
-            self._began.pop(threading.get_ident(), None)
+            with self._lock:
+                self._began.pop(threading.get_ident(), None)
+                self._inside -= 1
+                if not self._inside and self._before is not None:
+                    resource.setrlimit(resource.RLIMIT_DATA, self._before)
 
     def _run(self) -> None:
         while True:
@@ -242,6 +265,24 @@ class _Watch:
             for thread, began in [*self._began.items()]:
                 if time.monotonic() - began > LONGEST_S and self._began.pop(thread, None) is not None:
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_LimitError))
+
+
+def _limit_memory() -> tuple[int, int] | None:
+    """Limits the memory of this process to MOST_BYTES more than it has. Returns the former limits; None if it cannot be
+    limited here."""
+    try:
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        most = _count_bytes(os.getpid(), int(10 * time.monotonic())) + MOST_BYTES
+        resource.setrlimit(resource.RLIMIT_DATA, (min([most, *(n for n in (soft, hard) if n >= 0)]), hard))
+    except (OSError, ValueError, IndexError):
+        return None
+    return soft, hard
+
+
+@lru_cache(maxsize=1)
+def _count_bytes(process: int, tenth_of_a_second: int) -> int:
+    """The memory of this process, which takes longer to read than many a conversation to write."""
+    return int(Path("/proc/self/statm").read_bytes().split()[5]) * resource.getpagesize()
 
 
 _WATCH = _Watch()

@@ -83,6 +83,11 @@ def test_a_type_that_cannot_do_the_task_is_refused_with_some_that_can() -> None:
             "max_position_embeddings 1,000,000,000 of its",
         ),
         ({"vocab_size": 10**12}, ".vocab_size", "vocab_size 1,000,000,000,000 of its configuration is more than 2,147"),
+        (
+            {"num_hidden_layers": -1},
+            ".num_hidden_layers",
+            "num_hidden_layers -1 of its configuration is negative: name",
+        ),
         ({"hiden_size": 32}, ".hiden_size", "bert has no such setting. Did you mean 'hidden_size'?"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -221,12 +222,17 @@ def test_an_error_of_a_template_is_reported_with_the_conversation(template: str,
         "{% for i in range(100000) %}{{ 'x' * 1000000 }}{% endfor %}",
         "{% set a = range(100000)|list %}{% for i in a %}{% for j in a %}{% endfor %}{% endfor %}",
         "{{ 99999 ** 99999 ** 99 }}",
+        "{% set n = namespace(x=10) %}{% for i in range(40) %}{% set n.x = n.x * n.x %}{% endfor %}",
+        "{{ 'x'.ljust(5 * 10 ** 9)|length }}",
+        "{{ ('y' * 100000).join('x' * 100000)|length }}",
     ],
 )
 def test_a_template_without_end_is_ended(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_templates, "LONGEST_S", 0.5)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
     with pytest.raises(UserError, match="it writes more than 20,000,000 characters, or takes longer than"):
         chat_templates.ChatTemplate(template, {}).render_prompt([{"role": "user", "content": "hi"}])
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
 def test_a_template_that_uses_the_date_gets_a_fixed_one(tmp_path: Path) -> None:
