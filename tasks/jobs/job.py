@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -112,11 +113,15 @@ class Job:
     part of the artifact's content. Not in the key."""
 
     def inputs(self) -> Inputs:
-        """The content of the key."""
+        """The content of the key. Raises ValueError for two values of one name, of which the key would lack one."""
         read = {name: digest for files in self.reads.values() for name, digest in files.digests.items()}
+        parts = [values_in_key(self.settings), self.content, self.tables, self.figures, {"upstream": read}]
+        names = Counter(name for part in parts for name in part)
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise ValueError(f"{', '.join(twice)} would be two values of one name in a key")
         own = self.program if isinstance(self.program, str) else self.program.__module__
         return Inputs(
-            {**values_in_key(self.settings), **self.content, **self.tables, **self.figures, "upstream": read},
+            {name: value for part in parts for name, value in part.items()},
             code=[own, *self.code],
             outside=self.outside,
             named=self.users_code,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -125,3 +126,39 @@ def test_marked_fields_of_a_section_are_left_out_wherever_the_section_is_a_setti
 
     values = Job(PROGRAM, Whole(copying=Copying(files=["a.txt"], pause_s=2.0)), reads={}).inputs().values
     assert values == {"copying": {"files": ["a.txt"]}, "upstream": {}}
+
+
+def test_two_values_of_one_name_are_no_key_of_either() -> None:
+    with pytest.raises(ValueError, match="files would be two values of one name in a key"):
+        Job(PROGRAM, Copying(files=["a.txt"]), reads={}, content={"files": {"train": ["digest"]}}).inputs()
+
+
+def test_a_function_in_place_of_a_program_gets_the_same_settings_and_links(rows: Artifact, tmp_path: Path) -> None:
+    def copy_here(work: Work, settings: Copying, inputs: Mapping[str, Path]) -> dict[str, Any]:
+        for name in settings.files:
+            (work.out / name).write_text((inputs["rows"] / name).read_text())
+        return {"copied": len(settings.files)}
+
+    reads = {"rows": files_of(rows, ["a.txt"])}
+    shown: list[Mapping[str, Any]] = []
+    job = Job(
+        copy_here, Copying(files=["a.txt"]), reads, figures={"number": 7}, show=lambda _, figures: shown.append(figures)
+    )
+    assert run(job, tmp_path / "out") == {"copied": 1, "number": 7} == shown[0]
+    with pytest.raises(FileNotFoundError, match=r"b\.txt"):
+        run(Job(copy_here, Copying(files=["b.txt"]), reads), tmp_path / "other")
+    assert job.inputs().code == ["tests.tasks.test_stage_job"]
+
+
+def test_a_folder_that_must_be_found_is_looked_for_when_the_program_is_about_to_run(
+    rows: Artifact, tmp_path: Path
+) -> None:
+    looked: list[str] = []
+
+    def find(work: Work) -> Path:
+        looked.append(work.key)
+        return rows.path
+
+    job = Job(PROGRAM, Copying(files=["a.txt"]), {"rows": Files(find, {"version": "digest"}, ("a.txt",))})
+    assert job.inputs().values["upstream"] == {"version": "digest"} and looked == []
+    assert run(job, tmp_path / "out") == {"copied": 1} and looked == ["out"]
