@@ -298,6 +298,22 @@ class Selection(BaseModel):
         return f"trial {self.trial} of {self.trials}, by {self.metric} on validation (sampler {self.sampler})"
 
 
+class ExportFigures(BaseModel):
+    """The figures of an export, of training.programs.compare_exports."""
+
+    model_config = ConfigDict(frozen=True)
+
+    bytes: int
+    rows_per_second: float
+    torch_rows_per_second: float
+    """Of the model, on the CPU and the same rows."""
+    torch_precision: str
+    """no, bf16 or fp16."""
+    released: bool
+    comparison: Comparison
+    """With the model in place of the champion."""
+
+
 class Verdict(BaseModel):
     """The decision of the gate, with the figures behind it."""
 

@@ -31,7 +31,13 @@ from tasks.registry.versions import (
 from tasks.shared_store.connect import open_remote
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, has_database, mlflow_errors
 from training.local_files import find_foreign
-from training.models.repository_files import REGISTRY_ROOMS, has_weights, part_of, read_json
+from training.models.repository_files import (
+    REGISTRY_ROOMS,
+    has_weights,
+    part_of,
+    read_json,
+    require_no_other_files,
+)
 from training.problems import Problem, UserError
 from training.recipe import Data, Recipe
 from training.recipe.mixture import OF_MIXTURE
@@ -228,6 +234,7 @@ def fetch_config(champion: Champion, where: str) -> dict[str, Any]:
     recipe's field `where`, and MlflowFailed."""
     with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
         _download(champion, {"model": Path(folder)}, where, only="config.json")
+        require_no_other_files(Path(folder))
         return read_json(Path(folder, "config.json"))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.cache import settings
-from tasks.cache.results import Artifact
+from tasks.cache.results import Artifact, ExportFigures
 from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import require_finished, run_job
 from tasks.registry.prediction_job import ModelSpec
@@ -69,7 +69,7 @@ def export_version(model: ModelSpec, name: str, out: Path) -> Any:
     with mlflow_errors():
         client = connect()
         version = need_version(client, need_model(client, model.name), version=model.version)
-    released = read_tag(version, EXPORTS_TAG, dict[str, Any], "{}").get(name)
+    released = read_tag(version, EXPORTS_TAG, dict[str, ExportFigures], "{}").get(name)
     if name in EXPORTS and released is None:
         _require_export(name, task_types.class_of(model.task["task"]).auto_class)
     job = settings.home() / "jobs" / f"export-{uuid.uuid4().hex[:12]}"
@@ -84,7 +84,7 @@ def export_version(model: ModelSpec, name: str, out: Path) -> Any:
         aside.rename(out.absolute())
     finally:
         shutil.rmtree(job, ignore_errors=True)
-    return released
+    return released.model_dump(mode="json") if released else None
 
 
 def _require_export(name: str, auto_class: str) -> None:

@@ -19,7 +19,7 @@ from training.data.model_inputs import Values, to_batch
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job
 from training.local_files import find_foreign
-from training.models.repository_files import REGISTRY_ROOMS, part_of, require_no_other_files
+from training.models.repository_files import REGISTRY_ROOMS, has_weights, part_of, require_no_other_files
 from training.problems import Problem, UserError
 from training.recipe.column_types import EXAMPLES
 
@@ -137,8 +137,11 @@ def fetch_model(uri: str, into: Path) -> Path:
     except FileNotFoundError as error:
         raise _missing_files(uri, str(error)) from error
     require_no_other_files(*find_parts(found))
-    if not any((part / "config.json").is_file() for part in find_parts(found)):
+    weights, _ = find_parts(found)
+    if not (weights / "config.json").is_file():
         raise _missing_files(uri, f"{found} has no model")
+    if not has_weights(file.name for file in weights.iterdir()):
+        raise _missing_files(uri, "it has no weights in safetensors")
     return found
 
 

@@ -260,6 +260,17 @@ def test_links_in_a_logged_model_to_files_of_elsewhere_are_refused_by_name(track
         fetch_model(str(tmp_path / "logged"), tmp_path / "fetched")
 
 
+def test_a_logged_model_without_weights_in_safetensors_is_refused_and_no_pickle_is_read(
+    tracked: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "logged" / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    (model / "pytorch_model.bin").write_bytes(b"a pickle")
+    with pytest.raises(UserError, match=r"has no weights in safetensors\): restore them, or run the recipe again"):
+        fetch_model(str(tmp_path / "logged"), tmp_path / "fetched")
+
+
 def test_the_start_of_a_model_is_linked_to_while_it_is_made_again(home: Path) -> None:
     home.mkdir(mode=0o700)
     kept = artifact("load_model", {"model/model.safetensors": b"weights", "tokenizer/tokenizer.json": b"{}"})
