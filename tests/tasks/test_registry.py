@@ -74,7 +74,7 @@ def test_a_model_that_another_machine_registers_at_the_same_time_gets_one_versio
         yield
 
     rows, predicted = artifact("load_data", {"labels.json": LABELS}), predictions("validation", [0, 1], [0, 0])
-    work = Work("k", Path(), "run", alone=after_another_machine)
+    work = Work("k", Path(), "run", one_at_a_time=after_another_machine)
     verdict = Verdict(decision="keep", reason="of this and that")
     given = register.make(work, RECIPE, Lock(), verdict, rows, FITTED, predicted, scored(0.75), None)
     assert given == Version(name="reviews", version="1") and work.rollback is None
