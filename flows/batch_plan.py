@@ -52,13 +52,15 @@ def prepare(prediction: BatchPrediction, remote: Remote, listener: Listener) -> 
     found = find_model(prediction.name, prediction.alias, prediction.version, prediction.task or "")
     model = read_by(found, prediction.data)
     rows = RowFiles(prediction, model)
-    listed = list_files(prediction.input, prediction.output, rules=model.rules)
+    remarks = list[str]()
+    listed = list_files(prediction.input, prediction.output, rules=model.rules, remarks=remarks)
     artifacts, monitoring = _Artifacts(model, prediction.batch_size, remote), None
     if prediction.drift:
         compared = history_of(prediction).last_compared()
         monitoring = find_monitoring(model, prediction.task or "", compared, artifacts.has)
     on_shard = [monitoring.new_rows.add] if isinstance(monitoring, Monitoring) else []
     scan = scan_rows(listed, rows.reader, rows.shard_rows, rows.id, _report_files(listener), *on_shard)
+    scan.remarks += remarks
     keys = {shard.digest: artifacts.key(shard) for shard in scan.shards}
     stored = frozenset(shard.digest for shard in scan.shards if artifacts.has(shard))
     return PreparedBatch(prediction, model, rows, scan, keys, stored, monitoring)

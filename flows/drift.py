@@ -45,7 +45,7 @@ def drift(
     def compare(executor: Executor, version: Monitored) -> dict[str, Any]:
         require_single_inputs(version)
         section = read_drift_section(version, thresholds or {})
-        files = list_files(inputs, field="inputs", rules=version.rules)
+        files = list_files(inputs, field="inputs", rules=version.rules, remarks=warnings)
         sample, found = draw_sample(version, files, section.max_rows, executor.progress_of("observe", "files read"))
         warnings.extend(found)
         return run_drift_stages(executor, version, section, sample, [file.file for file in files])

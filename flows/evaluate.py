@@ -44,10 +44,12 @@ def evaluate(
         data: Fields of the recipe's section data by which these rows are read, such as {"delimiter": ";"}.
     """
 
+    warnings = list[str]()
+
     def score(executor: Executor, version: Monitored) -> dict[str, Any]:
         require_no_reference(version)
         recipe, rows = read_recipe(version, run_code), find_rows(version)
-        files = pin_files(list_files(inputs, field="inputs", rules=version.rules))
+        files = pin_files(list_files(inputs, field="inputs", rules=version.rules, remarks=warnings))
         labelled: Artifact = executor(load_labelled, version, recipe, rows, files)
         predicted: Artifact = executor(predict_labelled, version, recipe, labelled)
         scored: Artifact = executor(score_labelled, version, recipe, labelled, predicted)
@@ -63,7 +65,7 @@ def evaluate(
             payload |= {"summary": summary, "flow_run_id": str(flow_run.get_id()), "inputs": inputs}
             events.emit_evaluated(version.champion.name, payload)
 
-    return run_for_version("evaluation", model, task, data, listeners.get(), [], stages=score, announce=announce)
+    return run_for_version("evaluation", model, task, data, listeners.get(), warnings, stages=score, announce=announce)
 
 
 def build_evaluation(version: Monitored, scored: Artifact, entry: LaterEvaluation) -> dict[str, Any]:

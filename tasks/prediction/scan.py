@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from tasks.reports.formatting import format_count
 from training.data.batch_requests import ID as OPENAI_ID
-from training.data.file_systems import display_name, is_url
-from training.data.listing import Listing, SourceFile
+from training.data.file_systems import display_name, is_url, local_path
+from training.data.listing import Listing, SourceFile, describe_unread
 from training.data.lists import as_json
 from training.data.prediction_files import KeptColumns
 from training.data.prediction_rows import RowReader, Rows, digest_all, digest_inputs, format_of
@@ -91,7 +91,12 @@ class Scan:
 
 
 def list_files(
-    inputs: Sequence[str], output: str | None = None, *, field: str = "input", rules: ReadingRules
+    inputs: Sequence[str],
+    output: str | None = None,
+    *,
+    field: str = "input",
+    rules: ReadingRules,
+    remarks: list[str] | None = None,
 ) -> list[SourceFile]:
     """The files of paths, folders, globs and URLs, each once. Raises UserError with the problems of all of them.
 
@@ -100,6 +105,7 @@ def list_files(
         output: The place of the run's predictions: a file in it is a problem.
         field: The name of the parameter with the paths, for messages.
         rules: How the files are read: they know its formats.
+        remarks: Gets a sentence on each folder with folders of rows, which are not read; predictions are none.
     """
     suffixes = rules.suffixes
     listing, problems = Listing(), list[Problem]()
@@ -131,6 +137,15 @@ def list_files(
                 message = f"{display_name(file.file)} is in the output: name another output, or move the file."
                 problems.append(Problem(kind="data", where=where, message=message))
             found[file.file] = file
+        if remarks is not None:
+            own = output if output is None or is_url(output) else str(Path(output).expanduser().absolute())
+            base = local_path(path).rstrip("/")
+            inner = [
+                name
+                for name in listing.unread_folders(path, suffixes)
+                if own is None or not _is_inside(own, f"{base}/{name}")
+            ]
+            remarks += [describe_unread(path, inner)] if inner else []
     if problems:
         raise UserError(problems)
     rules.require_used(format_of(file, rules) for file in found)

@@ -24,7 +24,7 @@ from tasks.jobs.hardware import gpu_compute_capabilities, mixed_precision, visib
 from tasks.registry.champions import digest_rows, find_base, find_start
 from tasks.tracking.connection import find_registry_problems
 from training.data.file_systems import is_url
-from training.data.listing import SourceFile
+from training.data.listing import SourceFile, describe_unread
 from training.data.sources import find_split_files, fingerprint, load_object, object_splits
 from training.evaluation.hub_metrics import PREFIX, fetch
 from training.jobs.protocol import write_atomically
@@ -257,8 +257,9 @@ def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict
             elif one.source == "python":
                 pinned[index] = PinnedRows(fingerprint=fingerprint(load_object(one.path)))
             else:
-                files[index], unread = find_split_files(one)
+                files[index], unread, folders = find_split_files(one)
                 found["notes"] += _name_unread(one, unread)
+                found["notes"] += [describe_unread(one.path, folders)] if folders else []
         except UserError as error:
             problems += data.locate(error.problems, index)
     if problems:

@@ -240,6 +240,16 @@ def test_files_without_rows_are_counted_and_named(home: Path, inbox: Path, tmp_p
         prepare(prediction(inbox, tmp_path / "out"), Remote(), Quiet())
 
 
+def test_folders_of_an_input_folder_that_are_not_read_are_named_without_that_of_the_output(
+    home: Path, inbox: Path
+) -> None:
+    for name in ("2024", "out"):
+        (inbox / name).mkdir()
+        (inbox / name / "more.csv").write_text("text\ngood\n")
+    (warning,) = prepare(prediction(inbox, inbox / "out"), Remote(), Quiet()).scan.warnings()
+    assert "1 folder in it is not read (2024): to read all folders, give " in warning
+
+
 def test_another_model_or_other_options_have_other_keys_and_names_have_not(home: Path, inbox: Path) -> None:
     out = inbox.with_name("out")
     client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")

@@ -105,6 +105,16 @@ def test_files_are_pinned_by_their_content(home: Path, rows: dict[str, Any]) -> 
     assert lock.mixed_precision in ("no", "bf16", "fp16") and lock.num_processes == 1
 
 
+def test_folders_of_a_folder_whose_rows_are_not_read_are_named(home: Path, rows: dict[str, Any]) -> None:
+    folder = Path(rows["path"])
+    for name in ("2024/01/may.csv", "notes/plan.txt", ".hidden/may.csv", "_old/may.csv"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("text,label\nd,x\n")
+    found = f"{folder}: 1 folder in it is not read (2024): to read all folders, give {folder}/**/*"
+    assert found in pin(recipe_of(rows)).notes
+    assert not any("folder in it" in note for note in pin(recipe_of({**rows, "splits": {"train": "train"}})).notes)
+
+
 def test_files_of_a_folder_that_are_in_no_split_are_named(home: Path, rows: dict[str, Any]) -> None:
     for name in ("may.csv", "june.csv"):
         Path(rows["path"], name).write_text("text,label\nd,x\n")

@@ -14,11 +14,14 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from training.data.file_systems import as_user_error, display_name, filesystem, is_url, is_web, local_path, name_of
-from training.problems import Problem, UserError, nearest
+from training.problems import Problem, UserError, nearest, on_one_line
 
 # Metadata fields whose value changes with a file's content; the first one present is used.
 _CONTENT = ("ETag", "etag", "md5", "md5Hash", "Content-MD5", "Digest", "checksum", "crc32c", "generation", "blob_id")
 _TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "modified", "updated", "created")
+
+MAX_ENTRIES = 1_000
+"""The entries below a folder of a folder among which a file of rows is looked for."""
 
 # Some file systems store whole seconds, and clocks differ.
 SETTLED_S = 3.0
@@ -47,6 +50,7 @@ class Listing:
 
     def __init__(self) -> None:
         self._folders: dict[str, list[SourceFile]] = {}
+        self._inner: dict[str, list[str]] = {}
         self._names: dict[str, bool] = {}
 
     def find_files(self, path: str, suffixes: Sequence[str]) -> tuple[str, list[SourceFile]]:
@@ -72,6 +76,19 @@ class Listing:
         folder = _existing_folder(path)
         base = folder if glob.has_magic(folder) else _fixed_part(path)
         return base, _with_suffixes(suffixes if path.endswith("*") else (), self.find_named(folder, path))
+
+    def unread_folders(self, path: str, suffixes: Sequence[str]) -> list[str]:
+        """Returns the names of the folders in a folder of rows, whose files `find_files` does not return: those with a
+        file that has one of the suffixes, and at a URL all. Hidden ones do not count, nor names that begin with `_`."""
+        path = local_path(path)
+        if not is_url(path):
+            place = os.path.abspath(os.path.expanduser(path))
+            folders = [entry for entry in os.scandir(place) if entry.is_dir()] if os.path.isdir(place) else []
+            return sorted(one.name for one in folders if one.name[0] not in "._" and _has_rows(one.path, suffixes))
+        if is_web(path) or _has_magic(path) or re.search(r"\.\w+$", path):
+            return []
+        self._folder(path.rstrip("/"))
+        return self._inner[path.rstrip("/")]
 
     def find_named(self, folder: str, name: str) -> list[SourceFile]:
         """Returns the file of this name in a folder; if there is none, the matches of the name as a glob. An absolute
@@ -135,6 +152,8 @@ class Listing:
                         raise
                     entries = []
             files = [info for info in entries if info["type"] == "file"]
+            inner = (name_of(info["name"].rstrip("/")) for info in entries if info["type"] == "directory")
+            self._inner[url] = sorted(name for name in inner if name and name[0] not in "._" and name != name_of(url))
             if [info["name"] for info in entries] == [path]:  # the path is a file
                 self._folders[url] = [_source_file(url, files[0])]
             else:
@@ -232,6 +251,27 @@ def _require_inside(files: Iterable[str], pattern: str) -> None:
     ]
     if problems:
         raise UserError(problems)
+
+
+def _has_rows(folder: str, suffixes: Sequence[str]) -> bool:
+    """Whether a file with one of the suffixes is among the first entries in and below a folder."""
+    seen = 0
+    for _, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name[0] not in "._"]
+        if any(name[0] != "." and name.endswith(tuple(suffixes)) for name in files):
+            return True
+        seen += len(folders) + len(files)
+        if seen > MAX_ENTRIES:
+            return False
+    return False
+
+
+def describe_unread(path: str, folders: Sequence[str]) -> str:
+    """Returns the sentence on folders in a folder of rows."""
+    some = ", ".join(map(on_one_line, folders[:3])) + (", …" if len(folders) > 3 else "")
+    count = "1 folder in it is" if len(folders) == 1 else f"{len(folders):,} folders in it are"
+    glob_of_all = f"{path.rstrip('/')}/**/*"
+    return f"{display_name(path)}: {count} not read ({some}): to read all folders, give {display_name(glob_of_all)}"
 
 
 def _fixed_part(pattern: str) -> str:

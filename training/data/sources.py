@@ -47,9 +47,9 @@ def split_names(data: Data, evaluated: Collection[str] = ()) -> dict[str, str]:
     return {split: name for split, name in data.splits.items() if isinstance(name, str)}
 
 
-def find_split_files(data: Data) -> tuple[dict[str, list[SourceFile]], list[SourceFile]]:
-    """Returns the files of each split, sorted by name, validation and test only if there are files for them; and the
-    files of a folder or glob that are in no split, unless `data.splits` names those that are.
+def find_split_files(data: Data) -> tuple[dict[str, list[SourceFile]], list[SourceFile], list[str]]:
+    """Returns the files of each split, sorted by name, validation and test only if there are files for them; and,
+    unless `data.splits` names files, those of a folder or glob that are in no split, and the names of folders in it.
 
     `data.path` is a folder, a file or a glob, here or at a URL. `data.splits` names each split's files: names with or
     without suffix, or globs, relative to that folder, or other paths and URLs. Without it, a single file is train, and
@@ -69,7 +69,9 @@ def find_split_files(data: Data) -> tuple[dict[str, list[SourceFile]], list[Sour
     if search.problems:
         raise UserError(search.problems)
     taken = {file for files in found.values() for file in files}
-    return found, [file for file in search.there if data.splits is None and file not in taken]
+    if data.splits is not None:
+        return found, [], []
+    return found, [file for file in search.there if file not in taken], listing.unread_folders(data.path, suffixes)
 
 
 class _Search:
