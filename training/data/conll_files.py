@@ -6,6 +6,7 @@ Each column of a file is a list a sentence. Without data.header, .conllu files h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from training.recipe.source_columns import SourceColumns
 
 CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+_NO_WORD = re.compile(r"\d+[-.]\d+")
 _SENTENCE_WORDS = 100_000
 """The words of a sentence that suggest that no blank line separates sentences."""
 
@@ -77,8 +79,8 @@ def read_sentences(file: str, data: Data) -> Iterator[tuple[int, Any]]:
             description = f"has a word with {len(fields[uneven])} columns {expected}"
             yield number, Fault(number, "ragged", description, f": {words[uneven]!r}")
             continue
-        if names == CONLLU:  # no words: ranges of words such as 1-2, and empty nodes such as 1.1
-            fields = [one for one in fields if one[0].isdigit()]
+        if width == len(CONLLU):  # in CoNLL-U, ranges of words such as 1-2 and empty nodes such as 1.1 are no words
+            fields = [one for one in fields if not _NO_WORD.fullmatch(one[0])]
         columns = [list(column) for column in zip(*fields, strict=True)]
         if names is not None:
             yield number, dict(zip(names, columns, strict=True))

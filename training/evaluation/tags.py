@@ -20,11 +20,23 @@ Places = npt.NDArray[np.int64]
 
 OUTSIDE = "O"
 _IOB2 = re.compile(r"O|[BI](-.*)?", re.DOTALL)
+_MARKED = re.compile(r"([bi])[-_.:/ ](.+)|(.+)[-_.:/ ]([bi])", re.DOTALL | re.IGNORECASE)
 
 
 def is_iob2(tags: Iterable[str]) -> bool:
     """Whether all tags are O, B-X or I-X; B and I alone have the empty type."""
     return all(_IOB2.fullmatch(tag) for tag in tags)
+
+
+def respelt_iob2(tags: Iterable[str]) -> dict[str, str]:
+    """The tags of IOB2 that are written in another way, such as `B_PER`, `b-per` or `PER-B`, with their spelling in
+    IOB2. Tags that only look so, such as `hepatitis-B`, have no second one of the same type."""
+    found = dict[str, str]()
+    for tag in tags:
+        if not is_iob2([tag]) and (parts := _MARKED.fullmatch(tag)):
+            found[tag] = f"{(parts[1] or parts[4]).upper()}-{parts[2] or parts[3]}"
+    types = [{type_of(spelt) for spelt in found.values() if spelt[0] == mark} for mark in "BI"]
+    return {tag: spelt for tag, spelt in found.items() if all(type_of(spelt) in one for one in types)}
 
 
 def type_of(tag: str) -> str:

@@ -37,7 +37,7 @@ from training.evaluation.constant_predictions import (
     smooth_counts,
 )
 from training.evaluation.tagged_words import Tagged
-from training.evaluation.tags import OUTSIDE, find_row_spans, find_spans, flatten, is_iob2, type_of
+from training.evaluation.tags import OUTSIDE, find_row_spans, find_spans, flatten, is_iob2, respelt_iob2, type_of
 from training.recipe.tables.metrics import TAGS, metrics_for
 from training.task_types.sequence_level import label_names_config
 from training.task_types.task_type import Column, TaskType
@@ -97,7 +97,12 @@ class TokenClassification(TaskType):
         return sorted(labels, key=lambda tag: (tag != OUTSIDE, type_of(tag), tag))
 
     def incompatible_label(self, labels: Sequence[str]) -> tuple[str, str] | None:
-        """Returns the first tag that is not of IOB2, if other tags are."""
+        """Returns the first tag that is not of IOB2, if other tags are, or if it is one of IOB2 in another spelling."""
+        for tag, spelt in respelt_iob2(labels).items():
+            return tag, (
+                f"marks the words of a span, but not as {spelt!r}, so each word would count as a span for itself: "
+                "write B- before the first tag of each span and I- before its others (IOB2), and O for no span."
+            )
         prefixed = next((label for label in labels if label.startswith(("B-", "I-"))), None)
         unprefixed = next((label for label in labels if not is_iob2([label])), None)
         if prefixed is None or unprefixed is None:

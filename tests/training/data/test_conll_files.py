@@ -95,6 +95,8 @@ def test_words_may_have_spaces_between_tabs_and_begin_with_the_sign_of_comments(
 def test_conll_u_has_its_own_columns_without_ranges_and_empty_nodes(tmp_path: Path) -> None:
     rows = read(tmp_path, UD, "train.conllu", text=["form"], label="upos")
     assert rows == [(["Vamos", "nos"], ["VERB", "PRON"]), (["Sí"], ["ADV"])] and len(CONLLU) == 10
+    named = read(tmp_path, UD, "train.conll", text=["form"], label="upos", header=[*CONLLU])
+    assert named == rows  # also if the recipe names the columns of a file with another suffix
 
 
 def test_tags_in_iob1_are_read_as_iob2_with_a_warning_and_broken_iob2_stays_an_error(tmp_path: Path) -> None:

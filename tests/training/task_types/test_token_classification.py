@@ -117,6 +117,13 @@ def test_tags_of_two_sorts_are_refused_and_those_without_prefix_may_be_anything(
     assert json.loads((tmp_path / "labels.json").read_text()) == ["I", "NOUN", "O", "VERB"]
 
 
+@pytest.mark.parametrize("tags", [("B_PER", "I_PER"), ("b-per", "i-per"), ("PER-B", "PER-I"), ("per.b", "per.i")])
+def test_tags_that_mark_spans_in_another_spelling_than_iob2_are_refused(tmp_path: Path, tags: tuple[str, str]) -> None:
+    (message,) = problems_of(KIND, [tagged(tags[0], tags[1]), tagged(tags[0], "O")], tmp_path, **ASKED)
+    assert f"label {tags[0]!r} marks the words of a span, but not as 'B-" in message
+    assert problems_of(KIND, [tagged("hepatitis-B", "type_a"), tagged("vitamin_B", "O")], tmp_path, **ASKED) == []
+
+
 # Tokens
 
 
