@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from training.data.blocks import Block, MissingColumns
 from training.data.faults import Fault, shorten
-from training.data.lists import NESTED, Wrong, from_arrow, from_json, half_character_fault, split_at, texts_as_json
+from training.data.lists import NESTED, Wrong, from_arrow, from_json, half_character_fault, split_cells, texts_as_json
 from training.data.mappings import BOOLEANS, WHOLE_NUMBER
 from training.data.mojibake import is_single_byte, misread_texts
 from training.data.plain_types import is_list, plain, with_label_names
@@ -218,7 +218,7 @@ def _parse_nested(name: str, column: pa.Array, wanted: SourceColumns, block: Blo
     separator = wanted.data.label_separator if form == "labels" else None
     is_json = block.spelt and wanted.data.source != "csv"
     if separator is not None and not is_json and any(check(column.type) for check in _TEXT):
-        return split_at(separator, column), {}
+        return split_cells(separator, column, name)
     if form == "content" and block.spelt and not is_json:
         column = texts_as_json(column)
     if block.spelt:

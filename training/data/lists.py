@@ -27,6 +27,9 @@ _ONLY_TEXT = {str}
 _ENTRIES: dict[str, set[type]] = {"texts": {str, type(None)}, "labels": {str, bool, int, type(None)}}
 """The Python types of list entries; None is a missing entry."""
 
+_LIST = r"^\s*\[\s*(?:'.*'|\".*\"|[-0-9][^\[\]]*)?\s*\]\s*$"
+"""A cell that is a list of Python or JSON."""
+
 Wrong = dict[int, tuple[str, str, str]]
 """Faults of values by their position in the block: check, description and value."""
 
@@ -83,6 +86,25 @@ def split_at(separator: str, column: pa.Array) -> pa.Array:
     return lists_like(parts, pc.utf8_trim_whitespace(flat_values(parts)))
 
 
+def split_cells(separator: str, column: pa.Array, name: str) -> tuple[pa.Array, Wrong]:
+    """Splits the texts of a column as `split_at` does, and names those that are lists already: their brackets and
+    quotation marks would become parts of labels."""
+    texts = column.cast(pa.string())
+    is_list = pc.fill_null(pc.match_substring_regex(texts, _LIST), False)
+    wrong = {
+        place: _list_fault(separator, name, texts[place].as_py()) for place in pc.indices_nonzero(is_list).to_pylist()
+    }
+    return split_at(separator, pc.if_else(is_list, None, texts)), wrong
+
+
+def _list_fault(separator: str, name: str, text: str) -> tuple[str, str, str]:
+    description = (
+        f"holds a list in brackets in column {name!r}, where data.label_separator {separator!r} splits texts without "
+        f"them; with data.label_separator: null, such a cell is JSON: {EXAMPLES['labels']}"
+    )
+    return "malformed", description, f": {shorten(text)}"
+
+
 def texts_as_json(column: pa.Array) -> pa.Array:
     """Returns the JSON of cells of the form content: cells that begin with `[{` are JSON already, others are texts. A
     blank cell becomes a missing value."""
@@ -103,12 +125,18 @@ def from_json(column: pa.Array, name: str, form: Form, separator: str | None = N
     def parse(text: str) -> Any:
         try:
             value = json.loads(text) if text.strip() else None
-            if separator is None or not isinstance(value, str):
-                return value
-            return split_at(separator, pa.array([value]))[0].as_py()
         except (ValueError, RecursionError) as error:
             description = f"holds no JSON such as {EXAMPLES[form]} in column {name!r}"
             raise _Misfit("malformed", description, f": {shorten(text)}") from error
+        if separator is None or not isinstance(value, str):
+            return value
+        try:
+            split, wrong = split_cells(separator, pa.array([value]), name)
+        except UnicodeEncodeError:  # half a character
+            raise _Misfit(*_encoding_fault(name)) from None
+        if wrong:
+            raise _Misfit(*wrong[0])
+        return split[0].as_py()
 
     return _convert_each(column.to_pylist(), lambda text: _check_value(parse(text), name, form), form)
 

@@ -452,6 +452,22 @@ def test_an_empty_cell_and_an_empty_label_among_others_are_reported(tmp_path: Pa
     ]
 
 
+@pytest.mark.parametrize("source", ["csv", "json"])
+def test_a_list_in_brackets_is_not_split_at_a_separator(tmp_path: Path, source: str) -> None:
+    cells = ["['x', 'y']", '["x","y"]', "[]", "[1, 2]", "x,y", "[x],[y]", "[draft],x"]
+    rows = [{"text": f"t{number}", "label": cell} for number, cell in enumerate(cells)]
+    file = tmp_path / f"rows.{source}"
+    if source == "csv":
+        pa_csv.write_csv(pa.Table.from_pylist(rows), file)
+    else:
+        json_lines(file, rows)
+    given = {"text": ["text"], "label": "label", "label_separator": ",", "checks": {"malformed": "warning"}}
+    report = run(MultiLabelClassification(), str(file), tmp_path / "out", source, **given)
+    (found,) = [one["message"] for one in report["problems"] if one.get("check") == "malformed"][:1]
+    assert "holds a list in brackets in column 'label', where data.label_separator ',' splits" in found
+    assert set(json.loads((tmp_path / "out" / "labels.json").read_text())) == {"x", "y", "[x]", "[y]", "[draft]"}
+
+
 def test_numbers_to_predict_that_are_all_alike_are_an_error(tmp_path: Path) -> None:
     rows: list[Row] = [{"text": f"t{n}", "label": 3} for n in range(20_000)]
     given = {"text": ["text"], "label": "label", "checks": {"duplicates": "ignore"}}
