@@ -182,7 +182,8 @@ def single_label(statistics: SplitStatistics, places: Places, texts: DuplicateTe
     """Training rows that all have the same label, or the same number to predict."""
     for column, value in statistics.only_number.items():
         left_out = statistics.corrected and statistics.left_out  # rows that may have other numbers
-        if statistics.split == "train" and statistics.rows and value is not None and not left_out:
+        counts = statistics.split == "train" and statistics.rows and column.form == "number"
+        if counts and value is not None and not left_out:
             message = f"the train split has only the number {value:g}: it needs rows of at least two different numbers."
             yield SplitProblem(column.field, message)
     labels = [label for label in statistics.labels if label in places]
@@ -216,7 +217,14 @@ def label_per_row(statistics: SplitStatistics, places: Places, texts: DuplicateT
 
 
 def absent_label(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
-    """Labels of the model without a row in a split: they are not learned, or not evaluated."""
+    """Labels of the model without a row in a split: they are not learned, or not evaluated. Likewise ratings."""
+    for column, value in statistics.only_number.items():
+        unread = statistics.corrected and statistics.left_out  # rows that may be rated otherwise
+        if column.form == "boolean" and statistics.rows and value is not None and not unread:
+            other, only = ("false", "true") if value else ("true", "false")
+            effect = "the model learns from one kind" if statistics.split == "train" else "its figures cover one kind"
+            message = f"all rows of {statistics.split} are rated {only}, and none {other}: {effect}; add rows of both."
+            yield SplitProblem(f"data.splits.{statistics.split}", message)
     absent = _absent_labels(statistics, places)
     has_unknown = any(label not in places for label in statistics.labels)  # these may be the absent labels, misspelt
     if statistics.rows and absent and not has_unknown:
@@ -333,9 +341,18 @@ def duplicates(statistics: SplitStatistics, places: Places, texts: DuplicateText
 
 
 def conflicting_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
-    """Equal texts with different labels: one label is wrong, or the text is ambiguous."""
+    """Equal texts with different labels: one label is wrong, or the text is ambiguous. Likewise an answer to a prompt
+    that is rated both true and false, and two answers of which each is the better one in some row."""
     if equal := texts.conflicts(statistics.split):
         later, earlier = equal.first
+        if statistics.wanted.labels is None:
+            rows = "1 judgement has its" if equal.count == 1 else f"{equal.count:,} judgements have their"
+            message = (
+                f"{rows} opposite in another row of {statistics.split} (this one {earlier.relative_to(later)} the "
+                f"other way round: {equal.text}): correct the wrong ones."
+            )
+            yield SplitProblem(str(later), message)
+            return
         subject = "1 text has" if equal.count == 1 else f"{equal.count:,} texts have"
         message = (
             f"{subject} different labels in different rows of {statistics.split} ({later.label} here, "

@@ -1,5 +1,5 @@
 """Search for equal texts by a hash of 8 bytes a row; training/data/checks.py reports them. Memory: 20 bytes a row, and
-some 80 during the comparison.
+some 80 during the comparison; of ratings and preferences 12 more.
 
 Two different texts among N have the same hash with a chance of N² / 2⁶⁵: one in 37 million for a million rows.
 """
@@ -23,6 +23,8 @@ from training.data.row_statistics import whole_number
 from training.recipe.source_columns import SourceColumns, StoredColumn
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
+_ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], np.uint64)
+"""Factors that join hashes in an order."""
 
 
 def hash_rows(rows: pa.RecordBatch, inputs: Sequence[StoredColumn]) -> Hashes:
@@ -72,6 +74,8 @@ class Equal:
 class _Rows:
     hashes: list[Hashes] = field(default_factory=list)
     labels: list[np.ndarray[Any, np.dtype[np.int32]]] = field(default_factory=list)
+    judged: list[Hashes] = field(default_factory=list)
+    """For ratings and preferences: a hash of the prompt with the answer, or with both answers in any order."""
     numbers: list[Numbers] = field(default_factory=list)
     files: list[tuple[int, str]] = field(default_factory=list)
     """Each file's first row, counted from 0 in the split, and the file's name."""
@@ -83,6 +87,8 @@ class DuplicateTexts:
 
     def __init__(self, wanted: SourceColumns, folder: Path) -> None:
         self._inputs, self._labels, self._folder = wanted.inputs, wanted.labels, folder
+        self._rating = next((column for column in wanted.columns if column.is_label and column.form == "boolean"), None)
+        self._answers = [column for column in wanted.columns if column.target and column.form == "content"]
         self._splits: dict[str, _Rows] = {}
         self._sorted: dict[str, tuple[Hashes, Numbers]] = {}
 
@@ -91,11 +97,27 @@ class DuplicateTexts:
         rows = self._splits.setdefault(split, _Rows())
         if self._labels:
             rows.labels.append(_hash_labels(block.rows.column(self._labels.name)))
+        elif judgements := self._judgements(block.rows, hashes):
+            rows.judged.append(judgements[0])
+            rows.labels.append(judgements[1])
         rows.hashes.append(hashes)
         rows.numbers.append(block.numbers)
         if not rows.files or rows.files[-1][1] != block.where:
             rows.files.append((rows.count, block.where))
         rows.count += len(hashes)
+
+    def _judgements(
+        self, rows: pa.RecordBatch, prompts: Hashes
+    ) -> tuple[Hashes, np.ndarray[Any, np.dtype[np.int32]]] | None:
+        """Returns a hash of what each row judges, and the judgement: the rating of an answer, or which of two answers
+        is the better one. None for rows without judgements."""
+        answers = [hash_rows(rows, [column]) for column in self._answers]
+        if self._rating is not None and len(answers) == 1:
+            return prompts * _ODD[0] + answers[0], rows.column(self._rating.name).cast(pa.int32()).to_numpy()
+        if self._rating is None and len(answers) == 2:
+            low, high = np.sort(answers, axis=0)
+            return prompts * _ODD[0] + low * _ODD[1] + high, (answers[0] == low).astype(np.int32)
+        return None
 
     def before(self, split: str) -> list[str]:
         """Returns the splits that come before this one."""
@@ -111,9 +133,17 @@ class DuplicateTexts:
         return self._example(len(repeats), split, order[later], split, order[np.searchsorted(hashes, hashes[later])])
 
     def conflicts(self, split: str) -> Equal | None:
-        """Returns the texts with different labels in different rows of the split."""
-        hashes, order = self._sort_hashes(split)
-        if not len(hashes) or not self._labels:
+        """Returns the texts with different labels in different rows of the split, or the answers that are judged in
+        opposite ways."""
+        if not (rows := self._splits.get(split)) or not rows.labels:
+            return None
+        if rows.judged:
+            judged = np.concatenate(rows.judged)
+            order = np.argsort(judged, kind="stable")
+            hashes = judged[order]
+        else:
+            hashes, order = self._sort_hashes(split)
+        if not len(hashes):
             return None
         labels = np.concatenate(self._splits[split].labels)[order]
         starts = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]]))

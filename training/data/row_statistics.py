@@ -47,7 +47,8 @@ class SplitStatistics:
     named: tuple[str, ...] = ()
     """All labels in order, if the source defines them."""
     only_number: dict[StoredColumn, float | None] = field(default_factory=dict)
-    """For each column of numbers to predict: the number that all rows have; None if they differ."""
+    """For each column of numbers to predict, and of ratings: the number that all rows have (1 for true, 0 for false);
+    None if they differ."""
     characters: Spread = field(default_factory=Spread)
     repeats_text: int = 0
     """Rows whose label is one of their texts."""
@@ -62,8 +63,8 @@ class SplitStatistics:
         if self.wanted.labels:
             self._count_labels(block, block.rows.column(self.wanted.labels.name))
         for column in self.wanted.columns:
-            if column.form == "number" and column.is_target and block.rows.num_rows:
-                least, most = pc.min_max(block.rows.column(column.name)).as_py().values()
+            if column.form in ("number", "boolean") and column.is_target and block.rows.num_rows:
+                least, most = map(float, pc.min_max(block.rows.column(column.name)).as_py().values())
                 is_constant = least == most == self.only_number.get(column, least)
                 self.only_number[column] = least if is_constant else None
         for column in self.wanted.contents:

@@ -14,7 +14,10 @@ from training.data.checks import LEAVES_OUT, ROW_CHECKS, ROW_REMARKS, SET_CHECKS
 from training.data.load_rows import load
 from training.problems import Problem, UserError
 from training.recipe import Data
+from training.recipe.column_types import RowSpecification
 from training.recipe.tables.row_checks import LEVELS
+from training.task_types.kto import Kto
+from training.task_types.preference import Preference
 
 Pair = tuple[Any, Any]
 GOOD: list[Pair] = [("one", "a"), ("two", "b")]
@@ -69,6 +72,41 @@ def test_different_labels_of_a_text_are_reported_with_both_rows_and_labels(tmp_p
     problem = warnings(tmp_path, rows)["conflicting_labels"]
     assert problem.where == "train.jsonl row 4"
     assert "1 text has different labels in different rows of train ('b' here, 'a' in row 1: 'one')" in problem.message
+
+
+@pytest.mark.parametrize("kind", [Preference(), Kto()])
+def test_judgements_of_equal_answers_in_opposite_ways_are_reported_with_both_rows(
+    tmp_path: Path, kind: RowSpecification
+) -> None:
+    judged = [("p", "x", "y"), ("p", "x", "z"), ("q", "y", "x"), ("p", "y", "x"), ("p", "x", "y")]
+    if isinstance(kind, Kto):
+        judged = [("p", "x", True), ("p", "y", False), ("q", "x", False), ("p", "x", False), ("p", "x", True)]
+    names = [*kind.columns]
+    files = {split: [str(tmp_path / f"{split}.jsonl")] for split in ("train", "validation")}
+    for (file,) in files.values():
+        lines = [json.dumps(dict(zip(names, row, strict=False))) for row in judged]
+        Path(file).write_text("\n".join(lines) + "\n")
+    levels = {"duplicates": "ignore", "shared_rows": "ignore"}
+    data = Data(source="json", path="-", columns={name: name for name in names if name != "label"}, checks=levels)
+    load(data, kind, files, tmp_path / "out")
+    problems = json.loads((tmp_path / "out" / "log" / "report.json").read_text())["problems"]
+    assert [(one["check"], Path(one["where"]).name) for one in problems] == [
+        ("conflicting_labels", f"{split}.jsonl row 4") for split in files
+    ]
+    assert "1 judgement has its opposite in another row of train (this one repeats row 1 the" in problems[0]["message"]
+
+
+def test_ratings_of_one_kind_are_reported(tmp_path: Path) -> None:
+    files = {split: [str(tmp_path / f"{split}.jsonl")] for split in ("train", "validation")}
+    for (file,) in files.values():
+        rows = [{"prompt": f"{file} {n}", "completion": "x", "label": "validation" in file} for n in range(3)]
+        Path(file).write_text("\n".join(map(json.dumps, rows)) + "\n")
+    load(Data(source="json", path="-", columns={"prompt": "prompt"}), Kto(), files, tmp_path / "out")
+    problems = json.loads((tmp_path / "out" / "log" / "report.json").read_text())["problems"]
+    assert [(one["check"], one["message"].split(":")[0]) for one in problems] == [
+        ("absent_label", "all rows of train are rated false, and none true"),
+        ("absent_label", "all rows of validation are rated true, and none false"),
+    ]
 
 
 def test_a_text_in_two_splits_is_reported_with_both_places(tmp_path: Path) -> None:
