@@ -118,7 +118,7 @@ def _kernels() -> Iterator[Case]:
             yield Case(f"option-{name}-{task}", "options:compare", {"task": task, "option": option}, **needs)
         settings = {"task": "causal-lm", "strategy": "ddp", "precision": "bf16", "processes": 1, "config": TINY_LLAMA}
         resumes = f"option-{name}-resumes"
-        yield Case(resumes, "trainings:train_and_resume", {**settings, **option}, **needs, one_at_a_time=False)
+        yield Case(resumes, "trainings:train_and_resume", {**settings, **option}, **needs, alone=False)
 
 
 def _trainings() -> Iterator[Case]:
@@ -147,7 +147,7 @@ def _training(task: str, strategy: str, precision: str, processes: int, **more: 
         _packages(strategy),
         gpus=processes,
         capability=CAPABILITY[precision],
-        one_at_a_time=False,
+        alone=False,
         on_cpu=precision == "bf16" and "offload" not in more,
     )
 
@@ -186,7 +186,7 @@ CASES: tuple[Case, ...] = (
             },
             QLORA,
             capability=CAPABILITY[precision],
-            one_at_a_time=False,
+            alone=False,
         )
         for precision in ("bf16", "fp16")
     ),
