@@ -18,7 +18,7 @@ from training.recipe.overrides import SWEEP_ENTRYPOINT, read_entry
 from training.recipe.rules.column_rules import task_type_of
 from training.recipe.rules.rule import WrittenRecipe
 from training.recipe.section import Section, Text
-from training.recipe.tables.metrics import more_is_better
+from training.recipe.tables.metrics import METRICS, more_is_better
 from training.recipe.tables.searches import PRUNERS, SAMPLERS
 from training.recipe.validation import parse
 
@@ -340,15 +340,28 @@ def _find_unfitting_metric(sweep: Sweep, base: Recipe) -> Iterator[Problem]:
     elif sweep.metric is not None and sweep.metric not in metrics and sweep.direction is None:
         message = f"is missing for {sweep.metric!r}, a figure of your own: maximize or minimize."
         yield Problem(kind="sweep", where="sweep.direction", message=message)
+    metric = _metric_of(sweep, base)
+    if sweep.direction is not None and metric in METRICS and not metric.endswith("_length"):
+        usual = _direction_of(metric)
+        if sweep.direction != usual:
+            message = f"{sweep.direction} would release the worst model by {metric}: leave it out, or set {usual}."
+            yield Problem(kind="sweep", where="sweep.direction", message=message)
+
+
+def _metric_of(sweep: Sweep, base: Recipe) -> str:
+    best = (base.training.metric_for_best_model or "").removeprefix("eval_")
+    return sweep.metric or (best if best in base.evaluation.metrics else base.evaluation.metrics[0])
+
+
+def _direction_of(metric: str) -> Literal["maximize", "minimize"]:
+    return "maximize" if more_is_better(metric) else "minimize"
 
 
 def _resolve(sweep: Sweep, base: Recipe) -> Sweep:
-    best = (base.training.metric_for_best_model or "").removeprefix("eval_")
-    usual = best if best in base.evaluation.metrics else base.evaluation.metrics[0]
-    metric = sweep.metric or usual
+    metric = _metric_of(sweep, base)
     trials = sweep.trials
     if sweep.sampler_name == "grid":
         whole = math.prod(len(grid_values(parameter) or ()) for parameter in sweep.space.values())
         trials = min(trials or whole, whole)
-    direction = sweep.direction or ("maximize" if more_is_better(metric) else "minimize")
+    direction = sweep.direction or _direction_of(metric)
     return sweep.model_copy(update={"metric": metric, "trials": trials or USUAL_TRIALS, "direction": direction})

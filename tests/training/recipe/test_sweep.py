@@ -134,6 +134,12 @@ def test_a_metric_of_the_users_own_is_named_by_its_figure_and_needs_a_direction(
     assert "maximize or minimize" in problems({"space": RATE, "metric": "share"}, own)["sweep.direction"]
 
 
+def test_a_direction_in_which_a_known_metric_gets_worse_is_refused() -> None:
+    found = problems({"space": RATE, "direction": "minimize"})["sweep.direction"]
+    assert found == "minimize would release the worst model by accuracy: leave it out, or set maximize."
+    assert parse_sweep(RECIPE, {"space": RATE, "direction": "maximize"})[1].direction == "maximize"
+
+
 def test_a_pruner_needs_evaluations_during_training() -> None:
     training = {"eval_strategy": "no", "load_best_model_at_end": False}
     found = problems({"space": RATE, "pruner": "asha"}, {**RECIPE, "training": training})
