@@ -31,7 +31,7 @@ RELEASED = [
     "--set",
     "release.gate.baseline=false",  # so few rows and steps teach a model nothing
 ]
-COMMITS = (("load_data", ROWS, "commit"), ("load_model", MODEL, "model.commit"))
+COMMITS = (("load_data", ROWS, "commit"), ("load_model", MODEL, "commit"))
 
 
 @dataclass(frozen=True)

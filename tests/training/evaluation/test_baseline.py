@@ -180,9 +180,10 @@ def compared(home: Path, task: str, figure: str, labels: list[str], model: Any, 
     (home / "job/output").mkdir(parents=True)
     write(home / "data/train.arrow", pa.table({"text": [""] * len(train), "label": train}))
     write(home / "data/test.arrow", pa.table({"text": [f"text {row}" for row in range(len(truth))], "label": truth}))
+    (home / "data/labels.json").write_text(json.dumps(labels))
     model(home / "predictions/test.parquet")
     settings = {
-        **{"task": task, "split": "test", "labels": labels, "champion": None, "metrics": [figure], "figure": figure},
+        **{"task": task, "split": "test", "champion": None, "metrics": [figure], "figure": figure},
         **{"less_is_better": [], "margin": 0.0, "confidence": 0.95, "warnings": []},
     }
     inputs = {name: str(home / name) for name in ("predictions", "data", "tokens", "model")}

@@ -68,11 +68,12 @@ def run(home: Path, **settings: Any) -> tuple[Comparison, list[dict[str, str]]]:
         (home / folder).mkdir(parents=True)
     with pa.ipc.new_file(home / "data/test.arrow", data.schema) as writer:
         writer.write_table(data)
+    (home / "data/labels.json").write_text("[]")
     tokens = pa.table({name: pa.array([1] * 5, pa.int32()) for name in ("chosen_tokens", "rejected_tokens")})
     with pa.ipc.new_file(home / "tokens/train.arrow", tokens.schema) as writer:
         writer.write_table(tokens)
     usual = {
-        **{"task": "preference", "split": "test", "labels": [], "champion": "small/1", "metrics": ["accuracy"]},
+        **{"task": "preference", "split": "test", "champion": "small/1", "metrics": ["accuracy"]},
         **{"figure": "accuracy", "less_is_better": [], "margin": 0.0, "confidence": 0.95, "warnings": []},
     }
     inputs = {name: str(home / name) for name in ("predictions", "champion", "data", "tokens")} | {"model": str(home)}

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 IMPORTERS = {
     *("training/jobs/search_path.py", "training/evaluation/hub_metrics.py", "training/evaluation/metrics/__init__.py"),
     *("training/engine/training_task.py", "training/distributed/__init__.py", "training/data/blocks.py"),
-    *("flows/cli/main.py", "training/jobs/program.py"),
+    *("flows/cli/main.py", "training/jobs/program.py", "tasks/tracking/tracker.py"),
 }
 
 
