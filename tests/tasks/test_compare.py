@@ -10,6 +10,8 @@ from tasks.cache.results import Artifact, Champion
 from tasks.stages.compare import compare, has_opponent
 from training.recipe import Recipe, parse
 
+pytestmark = pytest.mark.usefixtures("home")
+
 CHAMPION = Champion(name="small", version="1", model="m", max_length=8)
 PARTS = {
     "load_data": {"train.arrow": "1", "test.arrow": "2", "validation.arrow": "2", "labels.json": "3"},

@@ -18,6 +18,8 @@ from tests.made import NO_WEIGHTS
 from training.problems import UserError
 from training.recipe import Recipe, parse
 
+pytestmark = pytest.mark.usefixtures("home")
+
 FILES = {
     "config.json": b"{}",
     "model.safetensors": NO_WEIGHTS,
