@@ -27,6 +27,7 @@ from training.recipe.rules.slice_rules import (
     unfitting_minimum,
     unknown_slices,
 )
+from training.recipe.rules.training_rules import unfitting_weights
 from training.recipe.tables.metrics import entries
 
 
@@ -59,6 +60,8 @@ def _find_unfitting(recipe: Recipe, rows: Path) -> Iterator[Problem]:
         yield Problem(kind="data", where=where, message=message)
     for where, message in unfitting_metrics(recipe.evaluation.metrics, labels):
         yield Problem(kind="metrics", where=where, message=message)
+    for where, message in unfitting_weights(recipe.training.class_weights, labels):
+        yield Problem(kind="training", where=where, message=message)
     for where, message in undefined_metrics(recipe, labels, partial(_find_labels, rows)):
         yield Problem(kind="metrics", where=where, message=message)
     kept: list[str] = []

@@ -63,6 +63,7 @@ ALLOWED_IN_TASKS = {
     "training.recipe.tables.exports": {"INSTALL", "missing_packages"},
     "training.recipe.code_fields": {"named_code"},
     "training.recipe.rules.column_rules": {"source_columns", "code_for_rows"},
+    "training.recipe.rules.training_rules": {"unfitting_weights"},
     "training.recipe.fields": {"Lora", "packages_of", "answered_prompts"},
     "training.recipe.tables.optimizers": {"OPTIMIZERS"},
     "training.recipe.tables.kernels": {"Kernels", "kernels_of"},

@@ -180,7 +180,7 @@ FIELDS: dict[str, Change | Nothing] = {
     "training.eval_strategy": Change("no", "fit", {"training.load_best_model_at_end": False}),
     "training.eval_steps": Change(20, "fit", {"training.eval_strategy": "steps", "training.eval_steps": 10}),
     "training.metric_for_best_model": Change("f1", "fit"),
-    "training.greater_is_better": Change(True, "fit"),
+    "training.greater_is_better": Change(False, "fit"),
     "training.load_best_model_at_end": Change(False, "fit"),
     "training.resume_from_checkpoint": Change(
         "checkpoint-8", "fit", {"training.resume_from_checkpoint": "checkpoint-4"}

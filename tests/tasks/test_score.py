@@ -92,6 +92,14 @@ def test_slices_that_the_rows_do_not_have_are_reported_with_those_they_have_and_
     require_fitting(recipe("genre", "gnre"), object())  # rows that are not known yet
 
 
+def test_weights_of_labels_that_the_rows_do_not_have_are_known_before_training(rows: Path) -> None:
+    weighted = recipe()
+    weights = {"bad": 2.0, "goood": 1.0}
+    weighted = weighted.model_copy(update={"training": weighted.training.model_copy(update={"class_weights": weights})})
+    message = "the data has no such label: choose from 'bad', 'good', 'rare'. Did you mean 'good'?"
+    assert problems_of(weighted, rows) == {"training.class_weights.goood": message}
+
+
 def test_an_evaluated_split_without_rows_is_refused_before_training_with_all_other_mistakes(rows: Path) -> None:
     floors = {"label=god": {"accuracy": 0.5}}  # of the split that is not there, so nothing is known of its groups
     unfit = recipe("label", metrics=["accuracy", "mse"], splits=["validation", "test"], floors=floors)

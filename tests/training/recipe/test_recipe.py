@@ -187,6 +187,7 @@ def test_six_different_mistakes_give_six_messages() -> None:
         ("training.metric_for_best_model", "eval_accuracy",
          "'eval_accuracy' is not evaluated: choose from accuracy, loss, or add it to "
          "evaluation.metrics. Did you mean 'accuracy'?"),
+        ("training.greater_is_better", True, "true would keep the worst checkpoint by loss: leave it out."),
         ("training.lr_scheduler_type", "warmup_stable_decay",
          "warmup_stable_decay needs num_decay_steps: set "
          "training.extra.lr_scheduler_kwargs.num_decay_steps."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from training.problems import nearest
@@ -13,6 +13,7 @@ from training.recipe.rules.column_rules import task_type_of
 from training.recipe.rules.release_rules import figures_of
 from training.recipe.rules.rule import MODULE_AND_NAME, Rule, WrittenRecipe
 from training.recipe.tables.engines import ENGINES
+from training.recipe.tables.metrics import METRICS, more_is_better
 from training.recipe.tables.optimizers import OPTIMIZERS, Optimizer, missing_package, optim_args
 from training.recipe.tables.trackers import TRACKERS
 
@@ -108,6 +109,25 @@ def _class_weights(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         if name not in labels:
             message = f"is no label: data.label_names has {', '.join(labels)}.{nearest(name, labels)}"
             yield f"training.class_weights.{name}", message
+
+
+def unfitting_weights(weights: object, labels: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields the entries of training.class_weights that are no labels of the rows, with the reason."""
+    for name in weights if isinstance(weights, dict) else ():
+        if name not in labels:
+            known = ", ".join(map(repr, labels[:20])) + (", …" if len(labels) > 20 else "")
+            message = f"the data has no such label: choose from {known}.{nearest(name, labels)}"
+            yield f"training.class_weights.{name}", message
+
+
+def _direction_of_best(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    greater = written["training.greater_is_better"]
+    metric = (written["training.metric_for_best_model"] or "loss").removeprefix("eval_")
+    if greater is None or not (metric == "loss" or metric in METRICS) or metric.endswith("_length"):
+        return
+    if greater != more_is_better(metric):
+        message = f"{str(greater).lower()} would keep the worst checkpoint by {metric}: leave it out."
+        yield "training.greater_is_better", message
 
 
 def _user_classes(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -244,6 +264,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
     _steps,
     _evaluation_while_training,
     _best_metric,
+    _direction_of_best,
     _metric_while_training,
     _loss_of_the_task_type,
     _loss,
