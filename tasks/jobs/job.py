@@ -82,7 +82,7 @@ class Job:
     figures: Mapping[str, Any] = field(default_factory=dict)
     """Figures that are known before, in addition to those that the program returns. In the key."""
     content: Mapping[str, Any] = field(default_factory=dict)
-    """What names the content that a function reads elsewhere, such as the digests of files at URLs."""
+    """Values that name content which a function reads elsewhere, such as the digests of files at URLs."""
     tables: Mapping[str, Any] = field(default_factory=dict)
     """Entries of the recipe's tables that the program looks up by name: their modules are not part of its code."""
     code: Sequence[str] = ()

@@ -91,7 +91,7 @@ def counts_tokens(recipe: Recipe) -> bool:
 
 
 def _content(data: Data, pinned: PinnedRows, evaluated: Sequence[str]) -> dict[str, Any]:
-    """What names the content of one set of rows."""
+    """The values that name the content of one set of rows."""
     paths = [pin.path for files in pinned.files.values() for pin in files]
     content: dict[str, Any] = {
         "files": {split: [pin.sha256 for pin in files] for split, files in pinned.files.items()},
@@ -107,7 +107,7 @@ def _content(data: Data, pinned: PinnedRows, evaluated: Sequence[str]) -> dict[s
 
 
 def _shown_names(data: Data, pinned: PinnedRows) -> dict[str, str]:
-    """What the names of `_content` stand for."""
+    """The display names of the values of `_content`."""
     return {
         "commit": f"{data.path} at {data.revision or 'main'}",
         "fingerprint": f"what {data.path} is made from",

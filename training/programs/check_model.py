@@ -55,7 +55,7 @@ class CheckModelSettings(TaskSettings):
 
 
 class CheckedModel(Settings):
-    """What training.programs.check_model found that does not end a run."""
+    """The findings of this program that do not end a run."""
 
     notes: list[str] = Field(default_factory=list)
     warnings: list[Problem] = Field(default_factory=list)
