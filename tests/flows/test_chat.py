@@ -42,7 +42,9 @@ def register(folder: Path, task: str = "sft", **options: Any) -> None:
     made = artifact("fit", {f"model/{file.name}": file.read_bytes() for file in folder.iterdir()})
     client = connect()
     client.create_registered_model("counter")
-    tags = {TASK_TAG: json.dumps({"task": task, "options": options}), COLUMNS_TAG: '{"messages": "talk"}'}
+    columns = task_types.class_of(task).columns
+    column = "messages" if "messages" in columns else next(iter(columns))
+    tags = {TASK_TAG: json.dumps({"task": task, "options": options}), COLUMNS_TAG: json.dumps({column: "talk"})}
     tags |= {MAX_LENGTH_TAG: "64", MODEL_TAG: made.parts["model"], "finetune.fit.key": KEY}
     client.create_model_version("counter", "file:///nowhere", tags=tags)
     client.set_registered_model_alias("counter", "champion", "1")
