@@ -23,6 +23,7 @@ from tests.flows.small import environment
 from tests.fork_server import NEW_PYTHON
 from tests.made import KEY, artifact
 from tests.training.counting import write_assistant
+from training import task_types
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = """\
