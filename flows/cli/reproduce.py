@@ -146,9 +146,9 @@ def _describe_difference(
 
 @contextlib.contextmanager
 def _fresh_home(into: Path | None, model: str) -> Iterator[Path]:
-    """Makes a folder the home of the block, with an MLflow database of its own and without the shared store, which has
-    the model. Removes a folder that it created if the block raises before a run begins, and those that were left by
-    processes that were killed."""
+    """Makes a folder the home of the block, with an MLflow database of its own. The shared store has the model, so
+    it is left out. A new folder is removed if the block raises before a run begins. Folders of killed processes are
+    removed too."""
     home = settings.home()
     for piece in find_reproductions():
         if not piece.needed_by:

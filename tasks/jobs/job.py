@@ -80,7 +80,7 @@ class Job:
     reads: Mapping[str, Files]
     """By the name under which the program finds the folder in `Job.inputs`."""
     figures: Mapping[str, Any] = field(default_factory=dict)
-    """Figures that are known before, in addition to those that the program returns. In the key."""
+    """Figures that the stage adds to those of the program. In the key."""
     content: Mapping[str, Any] = field(default_factory=dict)
     """Values that name content which a function reads elsewhere, such as the digests of files at URLs."""
     tables: Mapping[str, Any] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class Job:
     part of the artifact's content. Not in the key."""
 
     def inputs(self) -> Inputs:
-        """The content of the key. Raises ValueError for two values of one name, of which the key would lack one."""
+        """The content of the key. Raises ValueError if two values have one name: the key would lack one of them."""
         read = {name: digest for files in self.reads.values() for name, digest in files.digests.items()}
         parts = [values_in_key(self.settings), self.content, self.tables, self.figures, {"upstream": read}]
         names = Counter(name for part in parts for name in part)

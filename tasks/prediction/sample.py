@@ -51,8 +51,8 @@ class Sample:
 def draw_sample(
     version: Monitored, files: Sequence[SourceFile], most: int, progress: Progress
 ) -> tuple[Sample, list[str]]:
-    """Reads the rows of all files as a batch prediction does, and draws at most `most` of those that the filter of the
-    training data keeps. Returns warnings about the rows too.
+    """Draws at most `most` rows at random from all files. They are read as for a batch prediction; rows that the filter
+    of the training data drops are left out. Returns warnings about the rows too.
 
     Raises UserError with the problems of all files, and if there are no rows.
     """

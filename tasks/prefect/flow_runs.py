@@ -97,8 +97,8 @@ def report_killed(silent_s: float = 0.0) -> None:
 
 
 def cancel_stopped(run: str) -> bool:
-    """Sets the state of this process's flow run to Cancelled if `finetune down` has stopped it, so that nobody is told
-    of a crash. Returns whether it did: not if the process manager is not stopping, or the server is away."""
+    """Cancels this process's flow run if `finetune down` has stopped it: otherwise Prefect would report a crash.
+    Returns False if the process manager is not stopping, or if the server is away."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.objects import State, StateType
     from prefect.runtime import flow_run

@@ -14,7 +14,7 @@ WORST_GROUPS = 5  # of a slice
 
 
 def tabulate_drift(report: Mapping[str, Any]) -> list[dict[str, str]]:
-    """A row for each comparison, those that count first."""
+    """A row for each comparison: drifted ones first, then those to watch."""
     order = ("drifted", "watch", "steady")
     lines = sorted(report["comparisons"], key=lambda line: order.index(line["verdict"]))
     return [

@@ -39,7 +39,7 @@ class LoadLabelledSettings(Settings):
     spelt: dict[str, int]
     """The indices of labels as the version's rows spell them, where these are not the labels' names."""
     task: str
-    options: Annotated[dict[str, Any], NotInKey("those that code for rows reads are in the key")]
+    options: Annotated[dict[str, Any], NotInKey("the options that its code for rows reads are in the key")]
     files: Annotated[list[PinnedFile], NotInKey("their digests are in the key")]
 
 

@@ -28,7 +28,7 @@ class LoadDataSettings(Settings):
     data: Data
     """Without the check of cut rows, which is one of tokens."""
     task: Annotated[str, NotInKey("its columns, checks and code are in the key")]
-    options: Annotated[dict[str, Any], NotInKey("those that code for rows reads are in the key")]
+    options: Annotated[dict[str, Any], NotInKey("the options that its code for rows reads are in the key")]
     evaluated: Annotated[list[str], NotInKey("the splits that it chooses on the Hub or in an object are in the key")]
     pinned: Annotated[list[PinnedRows], NotInKey("the digests of the files are in the key")]
     """The files or the commit of each set."""

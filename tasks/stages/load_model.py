@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from tasks.cache.results import Artifact, Lock
+from tasks.cache.results import Artifact, Lock, PinnedFile
 from tasks.cache.stage import Work
 from tasks.hub.client import explain_read_errors
 from tasks.jobs.job import Files, Job, files_of, stage
@@ -104,8 +104,8 @@ def _copy(work: Work, settings: CopyModelSettings, inputs: Mapping[str, Path]) -
     read_shapes(files | pinned, lock.start_field if lock.start else "model.path")
     for name, path in files.items():
         shutil.copyfile(path, _place(name, out))
-    for file in _fetch_pinned(lock, work).iterdir():
-        shutil.copyfile(file, _place(file.name, out))
+    for name, pin in lock.model_files.items():
+        _copy_pinned(pin, _place(name, out))
     require_no_other_files(out / "model", out / "tokenizer")
     require_vocabulary(out / "tokenizer", where)
     checked = require_model(settings.recipe, lock, model=out / "model")
@@ -123,13 +123,17 @@ def _place(name: str, out: Path) -> Path:
 
 
 def _fetch_pinned(lock: Lock, work: Work) -> Path:
-    """A folder with copies of the pinned files."""
+    """A folder with copies of the files that replace some of a new model."""
     folder = work.job / "pinned"
     folder.mkdir(parents=True, exist_ok=True)
     for name, pin in lock.model_files.items():
-        with open(open_local(pin.path, HOME_ROOMS, "model"), "rb") as source, (folder / name).open("wb") as target:
-            shutil.copyfileobj(source, target, PIECE_BYTES)
+        _copy_pinned(pin, folder / name)
     return folder
+
+
+def _copy_pinned(pin: PinnedFile, file: Path) -> None:
+    with open(open_local(pin.path, HOME_ROOMS, "model"), "rb") as source, file.open("wb") as target:
+        shutil.copyfileobj(source, target, PIECE_BYTES)
 
 
 def require_same_labels(lock: Lock, data: object, model: object) -> None:
