@@ -44,7 +44,9 @@ def loaded(repository: Path, recipe: Recipe, **other: PinnedFile) -> Path:
     """The folder that the stage load_model fills from the repository, and with other files over those."""
     MODEL.path.mkdir(parents=True)
     files = {path.name: PinnedFile(path=str(path), sha256="") for path in repository.iterdir()} | other
-    load_model.make(Work(MODEL.key, MODEL.path, "run"), recipe, Lock(model_files=files), None)
+    work = Work(MODEL.key, MODEL.path, "run")
+    load_model.make(work, recipe, Lock(model_files=files), None)
+    assert not [file for file in work.job.rglob("*") if file.is_file()], "a base model may take half of the disk"
     return MODEL.path
 
 
