@@ -16,11 +16,11 @@ from tasks.jobs.job import Files, Job, files_of, folder_of, stage
 from tasks.jobs.launch import JobFailed
 from training.jobs.protocol import NotInKey, Settings
 
-PROGRAM = "tests.tasks.copying"
+PROGRAM = "tests.tasks.jobs.copying"
 
 
 class Copying(Settings):
-    """Of tests.tasks.copying."""
+    """Of tests.tasks.jobs.copying."""
 
     files: list[str]
     """Relative to the folder `rows`."""
@@ -147,7 +147,7 @@ def test_a_function_in_place_of_a_program_gets_the_same_settings_and_links(rows:
     assert run(job, tmp_path / "out") == {"copied": 1, "number": 7} == shown[0]
     with pytest.raises(FileNotFoundError, match=r"b\.txt"):
         run(Job(copy_here, Copying(files=["b.txt"]), reads), tmp_path / "other")
-    assert job.inputs().code == ["tests.tasks.test_stage_job"]
+    assert job.inputs().code == ["tests.tasks.jobs.test_job"]
 
 
 def test_a_folder_that_must_be_found_is_looked_for_when_the_program_is_about_to_run(

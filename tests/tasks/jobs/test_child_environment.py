@@ -18,7 +18,7 @@ from tasks.services import process_manager
 from tasks.stages import fit
 from tasks.tracking import connection
 from tests.fork_server import NEW_PYTHON
-from tests.tasks.test_launch import run
+from tests.tasks.jobs.test_launch import run
 
 SECRETS = {
     "HF_TOKEN": "hf_x",

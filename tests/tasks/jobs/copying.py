@@ -1,4 +1,4 @@
-"""A program that copies the files that its settings name: `python -m tests.tasks.copying JOB`."""
+"""A program that copies the files that its settings name: `python -m tests.tasks.jobs.copying JOB`."""
 
 from __future__ import annotations
 

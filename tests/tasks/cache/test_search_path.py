@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import setuptools.command.editable_wheel as editable_wheel
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LOOK = """
 import json, subprocess, sys
 from pathlib import Path

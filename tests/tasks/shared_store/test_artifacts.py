@@ -22,8 +22,8 @@ from tasks.shared_store.artifacts import DamagedObject, SharedStore
 from tasks.shared_store.bucket import PART_BYTES, Bucket, Forbidden, Unavailable
 from tests.fork_server import COMMANDS, Fork
 from tests.s3 import S3
-from tests.tasks import uploading
 from tests.tasks.shared import QUICK, bucket, kill_at_write, on_s3, s3, url
+from tests.tasks.shared_store import uploading
 
 __all__ = ["bucket", "on_s3", "s3", "url"]
 

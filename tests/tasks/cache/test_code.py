@@ -17,7 +17,7 @@ from tasks.cache.digests import SETTLED_S
 from training.problems import UserError
 from training.recipe.tables.engines import ENGINES
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # The names that code which counts may import from code which does not, for they cannot change what a stage makes.
 ALLOWED = {
     # It measures, and leaves all as it was: a resumed training does without it, and ends with the same bytes.

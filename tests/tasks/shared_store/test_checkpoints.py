@@ -23,9 +23,9 @@ from tasks.shared_store.checkpoints import Checkpoints, remove_checkpoints
 from tests import fork_server
 from tests.fork_server import COMMANDS, Fork
 from tests.s3 import S3
-from tests.tasks import training_elsewhere
 from tests.tasks.shared import QUICK, bucket, kill_at_write, on_s3, s3, url
-from tests.tasks.training_elsewhere import KEY
+from tests.tasks.shared_store import training_elsewhere
+from tests.tasks.shared_store.training_elsewhere import KEY
 from tests.tasks.watching import Heard
 from tests.training.conftest import world
 from tests.waiting import wait_until

@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 from training.jobs.processes import descendants, find_readers, start_ticks
 from training.jobs.protocol import Imports, Job, read_events
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PRELOADED = "preloaded_module"
 """A module that nothing imports by itself."""
 PROGRAM = f"""

@@ -57,8 +57,8 @@ def test_jobs_of_all_items_are_stopped_together(home: Path, tmp_path: Path) -> N
 
     def call(number: int) -> None:
         job = tmp_path / str(number)
-        Job(program="tests.tasks.sleeping", key=str(number), settings={}).write(job)
-        run_job(job, python_argv("tests.tasks.sleeping"), stall_timeout_s=60)
+        Job(program="tests.tasks.jobs.sleeping", key=str(number), settings={}).write(job)
+        run_job(job, python_argv("tests.tasks.jobs.sleeping"), stall_timeout_s=60)
 
     at_once: Slots[int, None] = Slots(2, call)
     at_once.start(1)
