@@ -11,8 +11,8 @@ from pathlib import Path
 from tasks.prediction.scan import Progress, require_usable_files, scan_rows
 from tasks.registry.monitored import Monitored
 from training import task_types
+from training.data.casting import Values
 from training.data.listing import SourceFile
-from training.data.model_inputs import Values
 from training.data.prediction_rows import RowReader
 from training.evaluation.drift.sampling import Reservoir
 from training.problems import UserError

@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.reports.formatting import format_count
+from training.data.arrow_columns import as_json
 from training.data.batch_requests import ID as OPENAI_ID
 from training.data.file_systems import display_name, is_url, local_path
 from training.data.listing import Listing, SourceFile, describe_unread
-from training.data.lists import as_json
 from training.data.prediction_files import KeptColumns
 from training.data.prediction_rows import RowReader, Rows, digest_all, digest_inputs, format_of
 from training.problems import Problem, UserError

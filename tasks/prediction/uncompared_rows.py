@@ -10,7 +10,7 @@ from tasks.prediction.sample import Sample
 from tasks.prediction.scan import Shard
 from tasks.registry.monitored import Monitored, find_monitored, read_drift_section, require_single_inputs
 from tasks.registry.prediction_job import ModelSpec
-from training.data.model_inputs import Values
+from training.data.casting import Values
 from training.data.prediction_rows import Rows, digest_inputs
 from training.evaluation.drift.sampling import Reservoir
 from training.problems import UserError

@@ -12,10 +12,10 @@ import pyarrow as pa
 from tasks.registry.program_settings import PredictRowsSettings
 from tasks.registry.versions import LOGGED_PARTS
 from tasks.tracking.connection import mlflow_errors
+from training.data.arrow_columns import as_json, from_json, texts_as_json
+from training.data.casting import Values, to_batch
 from training.data.faults import Faults
-from training.data.lists import as_json, from_json, texts_as_json
-from training.data.mappings import BOOLEANS
-from training.data.model_inputs import Values, to_batch
+from training.data.row_dicts import BOOLEANS
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job
 from training.local_files import find_foreign

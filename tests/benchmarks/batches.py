@@ -124,7 +124,7 @@ def _rates(model: Path, tokenizer: Path, file: Path) -> list[list[float]]:
 
     from training import task_types
     from training.batching.batches import EvaluationBatches, TokenRows
-    from training.data.model_inputs import to_batch
+    from training.data.casting import to_batch
     from training.models import loading
     from training.programs import predict_shards
     from training.tokenization.transformers_encoder import load_encoder

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.data.lists import as_json
+from training.data.arrow_columns import as_json
 from training.problems import UserError, user_code_error
 
 KIND = """

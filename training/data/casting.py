@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from training.data.blocks import Block, MissingColumns
+from training.data.arrow_columns import (
+    NESTED,
+    Wrong,
+    from_arrow,
+    from_json,
+    half_character_fault,
+    is_list,
+    plain,
+    split_cells,
+    texts_as_json,
+    with_label_names,
+)
 from training.data.faults import Fault, shorten
-from training.data.lists import NESTED, Wrong, from_arrow, from_json, half_character_fault, split_cells, texts_as_json
-from training.data.mappings import BOOLEANS, WHOLE_NUMBER
 from training.data.mojibake import is_single_byte, misread_texts
-from training.data.plain_types import is_list, plain, with_label_names
+from training.data.readers import Block, MissingColumns
+from training.data.row_dicts import BOOLEANS, WHOLE_NUMBER
 from training.problems import Problem, UserError
 from training.recipe.column_types import Form
 from training.recipe.filters import Filter, parse_filter
 from training.recipe.source_columns import SourceColumns, StoredColumn
+
+if TYPE_CHECKING:
+    from training.recipe.column_types import Column, Mask
 
 UNCODED_TYPES: Mapping[Form, pa.DataType] = {
     "text": pa.string(),
@@ -342,3 +355,23 @@ def _fits(column_type: pa.DataType, form: Form) -> bool:
         return pa.types.is_boolean(column_type) or pa.types.is_null(column_type)
     is_discrete = pa.types.is_integer(column_type) or pa.types.is_boolean(column_type)
     return any(check(column_type) for check in _TEXT) or (form == "label" and is_discrete)
+
+
+Values = tuple[Any, ...]
+"""The model's inputs of a row."""
+
+
+class TaskColumns(Protocol):
+    """The part of a task type that rows to predict depend on: see training.task_types.task_type."""
+
+    @property
+    def columns(self) -> Mapping[str, Column]: ...
+
+    def faults_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]: ...
+
+
+def to_batch(task_type: TaskColumns, names: Iterable[str], rows: Sequence[Values]) -> pa.RecordBatch:
+    """The rows as a record batch. `names` are the task type's columns."""
+    types = {name: UNCODED_TYPES[task_type.columns[name].form] for name in names}
+    columns = [pa.array([row[place] for row in rows], type_) for place, type_ in enumerate(types.values())]
+    return pa.RecordBatch.from_arrays(columns, names=[*types])

@@ -14,12 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from training.data.blocks import Block
+from training.data.arrow_columns import flat_values, is_list, row_sums, rows_with_any
 from training.data.duplicates import DuplicateTexts
 from training.data.faults import Faults
-from training.data.lists import flat_values, row_sums, rows_with_any
 from training.data.mojibake import garbled_texts
-from training.data.plain_types import is_list
+from training.data.readers import Block
 from training.data.row_statistics import MISSING_WORDS, SplitStatistics, whole_number
 from training.recipe.source_columns import SourceColumns, StoredColumn
 

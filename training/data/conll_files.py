@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from training.data.blocks import Block
 from training.data.decoding import LONGEST_ROW_BYTES, open_text
 from training.data.faults import Fault
 from training.data.file_systems import display_name
-from training.data.mappings import from_mappings
+from training.data.readers import Block
+from training.data.row_dicts import from_mappings
 from training.data.sources import is_conllu
 
 if TYPE_CHECKING:
-    from training.data.blocks import ExtraColumns
+    from training.data.readers import ExtraColumns
     from training.recipe import Data
     from training.recipe.source_columns import SourceColumns
 

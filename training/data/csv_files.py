@@ -18,17 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from training.data.blocks import Block, Numbers, match_columns, source_error
 from training.data.csv_quotes import QuotedFields
 from training.data.decoding import LONGEST_ROW_BYTES, SEPARATOR, open_text
 from training.data.faults import HEADER_READ, OTHER_FILE, OTHER_ORDER, REPEATED_HEADER, Fault, level_of, shorten
 from training.data.file_systems import display_name
 from training.data.ipc_files import BLOCK_ROWS
+from training.data.readers import Block, Numbers, match_columns, source_error
 from training.data.sources import delimiter_of
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
-    from training.data.blocks import ExtraColumns
+    from training.data.readers import ExtraColumns
     from training.recipe import Data
     from training.recipe.column_types import Mask
     from training.recipe.source_columns import SourceColumns

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from training.data.blocks import Block, Numbers
+from training.data.arrow_columns import as_json
 from training.data.faults import shorten
 from training.data.ipc_files import ipc_reader
-from training.data.lists import as_json
+from training.data.readers import Block, Numbers
 from training.data.row_statistics import whole_number
 from training.recipe.source_columns import SourceColumns, StoredColumn
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from training.data.blocks import Block, match_columns, source_error
 from training.data.ipc_files import BLOCK_ROWS
+from training.data.readers import Block, match_columns, source_error
 from training.data.sources import split_names
 from training.problems import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetBuilder
 
-    from training.data.blocks import ExtraColumns
+    from training.data.readers import ExtraColumns
     from training.recipe import Data
     from training.recipe.source_columns import SourceColumns
 

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from training.data.arrow_columns import NESTED
 from training.data.batch_requests import is_request
-from training.data.blocks import Block, source_error
 from training.data.decoding import TextFile, open_text
 from training.data.faults import Fault
 from training.data.file_systems import PIECE_BYTES, display_name
-from training.data.lists import NESTED
-from training.data.mappings import from_mappings
+from training.data.readers import Block, source_error
+from training.data.row_dicts import from_mappings
 
 if TYPE_CHECKING:
-    from training.data.blocks import ExtraColumns
+    from training.data.readers import ExtraColumns
     from training.recipe.source_columns import SourceColumns
 
 

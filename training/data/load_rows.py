@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from training.data.blocks import SPLITS, Block, MissingColumns, Numbers, load_reader
+from training.data.arrow_columns import flat_values, is_list, lists_like
 from training.data.casting import UNCODED_TYPES, CastBlock, cast_blocks
 from training.data.checks import ROW_CHECKS, SET_CHECKS, SPLIT_CHECKS, SplitProblem, without_faulty
 from training.data.duplicates import DuplicateTexts, Hashes, hash_rows
@@ -29,9 +29,8 @@ from training.data.file_systems import display_name
 from training.data.holdout import held_out_shares, split_masks
 from training.data.hub_datasets import hub_splits
 from training.data.ipc_files import in_blocks, ipc_reader, ipc_writer
-from training.data.lists import flat_values, lists_like
 from training.data.mixtures import SetSize, describe_sets, mixed_counts, mixed_rows, passes
-from training.data.plain_types import is_list
+from training.data.readers import SPLITS, Block, MissingColumns, Numbers, load_reader
 from training.data.row_statistics import SplitStatistics, has_unknown, joined, text_lengths, texts_of, whole_number
 from training.data.slice_columns import SliceColumns
 from training.data.sources import object_splits

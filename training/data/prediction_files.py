@@ -23,9 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from training.data.arrow_columns import as_json, decoded
 from training.data.batch_requests import ID, BatchAnswer, response
-from training.data.lists import as_json
-from training.data.plain_types import decoded
 from training.data.prediction_rows import Column, RowError, Rows
 from training.jobs.protocol import without_nan
 from training.recipe.tables.formats import FORMATS

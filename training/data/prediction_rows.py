@@ -21,14 +21,22 @@ import numpy as np
 import pyarrow as pa
 
 from training.data.batch_requests import as_row, ignored_fields, is_request
-from training.data.blocks import Block, ExtraColumns, load_reader, match_columns
-from training.data.casting import UNCODED_TYPES, convert_block, decode_texts, mask_of, to_stored_type
+from training.data.casting import (
+    UNCODED_TYPES,
+    TaskColumns,
+    Values,
+    convert_block,
+    decode_texts,
+    mask_of,
+    to_batch,
+    to_stored_type,
+)
 from training.data.checks import ROW_CHECKS, ROW_REMARKS
 from training.data.decoding import open_text
 from training.data.faults import Fault, Faults, level_of
 from training.data.file_systems import display_name, name_of
 from training.data.ipc_files import BLOCK_ROWS
-from training.data.model_inputs import TaskColumns, Values, to_batch
+from training.data.readers import Block, ExtraColumns, load_reader, match_columns
 from training.jobs.protocol import Settings
 from training.problems import Problem, UserError, nearest
 from training.recipe.column_types import RowSpecification
@@ -162,7 +170,7 @@ class InputColumns(SourceColumns):
 
 
 class _KeptColumns:
-    """The columns that travel along, as training/data/blocks.py reads them: with their values unchanged."""
+    """The columns that travel along, as training/data/readers.py reads them: with their values unchanged."""
 
     def __init__(self, wanted: InputColumns, names: Sequence[str], found_fields: set[str]) -> None:
         self._wanted, self._names, self._ignored_fields = wanted, names, found_fields

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from training.data.blocks import Block, source_error
 from training.data.file_systems import display_name
 from training.data.hub_datasets import from_dataset, from_table
-from training.data.mappings import from_columns, from_mappings
+from training.data.readers import Block, source_error
+from training.data.row_dicts import from_columns, from_mappings
 from training.data.sources import is_rows, is_splits, load_object, object_splits
 from training.problems import UserError
 
 if TYPE_CHECKING:
-    from training.data.blocks import ExtraColumns
+    from training.data.readers import ExtraColumns
     from training.recipe.source_columns import SourceColumns
 
 _END = object()

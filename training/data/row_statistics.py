@@ -12,10 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from training.data.blocks import Block
+from training.data.arrow_columns import flat_values, is_list, row_sums, rows_with_any
 from training.data.ipc_files import Spread
-from training.data.lists import flat_values, row_sums, rows_with_any
-from training.data.plain_types import is_list
+from training.data.readers import Block
 from training.recipe.source_columns import SourceColumns, StoredColumn
 
 if TYPE_CHECKING:

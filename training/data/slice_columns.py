@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from training.data.blocks import Block, Numbers
+from training.data.arrow_columns import plain, with_label_names
 from training.data.ipc_files import BLOCK_ROWS, in_blocks, ipc_writer
-from training.data.plain_types import plain, with_label_names
+from training.data.readers import Block, Numbers
 from training.recipe.mixture import DATASET
 
 if TYPE_CHECKING:

@@ -56,7 +56,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     import pyarrow.parquet as pq
 
     from training import task_types
-    from training.data.model_inputs import to_batch
+    from training.data.casting import to_batch
     from training.engine.observation import Observer
     from training.evaluation.drift.sampling import Reservoir
     from training.evaluation.drift.text_statistics import join_texts
@@ -124,7 +124,7 @@ def _read_sample(file: Path) -> Iterator[Row]:
 
 def _without_faulty(task_type: TaskType, columns: Mapping[str, str], rows: list[Row]) -> list[Row]:
     """The rows, without the inputs of those that the task type cannot predict."""
-    from training.data.model_inputs import to_batch
+    from training.data.casting import to_batch
 
     places = [place for place, (_, inputs, _) in enumerate(rows) if inputs is not None]
     if not places:

@@ -58,7 +58,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     import torch
 
     from training import task_types
-    from training.data.model_inputs import to_batch
+    from training.data.casting import to_batch
     from training.data.prediction_rows import RowReader, read_shards
     from training.engine.serving import Predictor
     from training.models import loading

@@ -36,8 +36,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
+from training.data.arrow_columns import as_json
 from training.data.faults import masks_by_reason
-from training.data.lists import as_json
 from training.models.repository_files import chat_of
 from training.problems import Problem, UserError
 from training.recipe.column_types import BESIDE_CONVERSATIONS

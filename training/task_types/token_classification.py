@@ -26,8 +26,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from training.data.arrow_columns import flat_values, lists_like
 from training.data.faults import shorten
-from training.data.lists import flat_values, lists_like
 from training.evaluation.constant_predictions import (
     Baseline,
     Constant,

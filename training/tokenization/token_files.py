@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from training.data.arrow_columns import text_sizes
 from training.data.ipc_files import Spread, ipc_reader, ipc_writer
-from training.data.plain_types import text_sizes
 from training.problems import Problem, UserError, user_code_errors
 from training.tokenization.encoder import Encoder, load_encoder
 from training.tokenization.features import find_beyond, read_ids

@@ -327,7 +327,7 @@ INSTRUCTIONS: list[Row] = [{"q": f"Add {n}", "output": str(n)} for n in range(10
 def test_a_key_that_only_the_last_rows_have_is_a_column(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.data.mappings.BLOCK_ROWS", 3)  # rows are read in blocks of 10,000
+    monkeypatch.setattr("training.data.row_dicts.BLOCK_ROWS", 3)  # rows are read in blocks of 10,000
 
     def read(**data: Any) -> dict[str, Any]:
         rows = [*INSTRUCTIONS, {"q": "Add up", "output": "3", "input": "1 2", "level": 3}]
@@ -357,7 +357,7 @@ def test_a_key_that_only_the_last_rows_have_is_a_column(
 def test_a_column_that_no_row_has_is_the_only_problem_of_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.data.mappings.BLOCK_ROWS", 3)
+    monkeypatch.setattr("training.data.row_dicts.BLOCK_ROWS", 3)
     rows = [*INSTRUCTIONS, {"q": 3, "output": "3"}]
     for limit in (None, 4):
         with pytest.raises(UserError) as raised:
@@ -373,8 +373,8 @@ def test_a_column_that_no_row_has_is_the_only_problem_of_its_file(
 def test_of_objects_with_keys_of_their_own_the_named_ones_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.data.mappings.BLOCK_ROWS", 3)
-    monkeypatch.setattr("training.data.mappings.MAX_KEYS", 5)
+    monkeypatch.setattr("training.data.row_dicts.BLOCK_ROWS", 3)
+    monkeypatch.setattr("training.data.row_dicts.MAX_KEYS", 5)
     rows = [row | {f"key {n}": n} for n, row in enumerate(INSTRUCTIONS)] + [{"q": "x", "output": "y", "input": "z"}]
     run(Chat(), json_lines(tmp_path / "r.jsonl", rows), tmp_path, columns={"instruction": "q", "input": "input"})
     assert stored(tmp_path)["input"].to_pylist() == [""] * 10 + ["z"]

@@ -17,7 +17,6 @@ import pytest
 from pyarrow import orc
 
 from training import task_types
-from training.data.blocks import Block, match_columns
 from training.data.ipc_files import BLOCK_ROWS
 from training.data.prediction_rows import (
     RowReader,
@@ -25,6 +24,7 @@ from training.data.prediction_rows import (
     digest_all,
     digest_inputs,
 )
+from training.data.readers import Block, match_columns
 from training.problems import UserError
 from training.recipe import Data
 from training.recipe.reading_rules import ReadingRules

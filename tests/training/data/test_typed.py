@@ -19,7 +19,7 @@ import pytest
 from tests.training.data.task_types import CLASSIFICATION
 from training.data.casting import CastBlock, cast_blocks
 from training.data.load_rows import load
-from training.data.parquet_files import BLOCK_BYTES, read_arrow, read_parquet
+from training.data.parquet_and_arrow_files import BLOCK_BYTES, read_arrow, read_parquet
 from training.data.slice_columns import SliceColumns
 from training.problems import Problem, UserError
 from training.recipe import Data

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # a Hub metric, which evaluation.metrics names; and from tables of the project's own, also before the job is known.
 IMPORTERS = {
     *("training/jobs/search_path.py", "training/evaluation/hub_metrics.py", "training/evaluation/metrics/__init__.py"),
-    *("training/engine/training_task.py", "training/distributed/__init__.py", "training/data/blocks.py"),
+    *("training/engine/training_task.py", "training/distributed/__init__.py", "training/data/readers.py"),
     *("flows/cli/main.py", "training/jobs/program.py", "tasks/tracking/tracker.py"),
 }
 

@@ -17,7 +17,7 @@ class RowSource:
 
     reader: str
     """The module and name of a function `(wanted, split, pinned, slices) -> Iterator[Block]`: see
-    training/data/blocks.py."""
+    training/data/readers.py."""
     suffixes: tuple[str, ...] = ()
     """The ends of its files' names."""
     predicted: tuple[str, ...] = ()
@@ -52,8 +52,8 @@ SOURCES: dict[str, RowSource] = {
         _also_packed(".conll", ".conllu", ".iob", ".iob2", ".bio"),
         fields=("delimiter", "header", "encoding"),
     ),
-    "parquet": RowSource("training.data.parquet_files:read_parquet", (".parquet", ".pq"), (".parquet",)),
-    "arrow": RowSource("training.data.parquet_files:read_arrow", (".arrow", ".feather", ".ipc")),
+    "parquet": RowSource("training.data.parquet_and_arrow_files:read_parquet", (".parquet", ".pq"), (".parquet",)),
+    "arrow": RowSource("training.data.parquet_and_arrow_files:read_arrow", (".arrow", ".feather", ".ipc")),
     "python": RowSource("training.data.python_objects:read_object"),
 }
 """The values of data.source."""

@@ -1,4 +1,4 @@
-"""Blocks from Python mappings: one mapping a row, or one mapping of columns. Each value's type is checked."""
+"""Rows that are Python mappings: one mapping a row, or one of columns. Each value's type is checked."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from training.data.arrow_columns import NESTED, as_json
 from training.data.batch_requests import RefusedRequest
-from training.data.blocks import Block, find_column_problems, source_error
 from training.data.faults import Fault, shorten
 from training.data.ipc_files import BLOCK_ROWS
-from training.data.lists import NESTED, as_json
+from training.data.readers import Block, find_column_problems, source_error
 from training.problems import Problem
 
 if TYPE_CHECKING:
-    from training.data.blocks import ExtraColumns
+    from training.data.readers import ExtraColumns
     from training.recipe.source_columns import SourceColumns
 
 # Value types by their names in messages. The first value of a column decides the column's type.

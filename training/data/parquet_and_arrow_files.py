@@ -16,15 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
-from training.data.blocks import Block, match_columns, source_error
+from training.data.arrow_columns import as_bytes, decoded, longest_values, plain, unpacked_sizes
 from training.data.decoding import open_seekable
 from training.data.file_systems import PIECE_BYTES, display_name
 from training.data.ipc_files import BLOCK_ROWS
-from training.data.plain_types import as_bytes, decoded, longest_values, plain, unpacked_sizes
+from training.data.readers import Block, match_columns, source_error
 from training.problems import UserError
 
 if TYPE_CHECKING:
-    from training.data.blocks import ExtraColumns
+    from training.data.readers import ExtraColumns
     from training.recipe.source_columns import SourceColumns
 
 BLOCK_BYTES = 32 * 2**20

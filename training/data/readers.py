@@ -1,9 +1,9 @@
-"""Blocks of rows, as readers yield them.
+"""The interface of readers of rows, and the blocks that they yield.
 
 A reader is a function `(wanted, split, pinned, slices) -> Iterator[Block]`; training/recipe/tables/formats.py has all.
 It raises UserError if the source as a whole is unreadable (no such column, not a Parquet file). Each row that it cannot
 read has a Fault. Such a row stays in the block if a part of it was read, with null for the rest: load_data leaves it
-out, and a prediction keeps its place. A reader also reads the columns that `slices`, a ExtraColumns, requests.
+out, and a prediction keeps its place. A reader also reads the columns that `slices`, ExtraColumns, requests.
 """
 
 from __future__ import annotations
