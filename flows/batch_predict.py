@@ -13,12 +13,12 @@ from prefect.states import Completed, Failed
 from flows.batch_drift import compare_new_rows, remember_earlier_rows
 from flows.batch_plan import PreparedBatch, history_name, history_of, prepare
 from flows.reports.predictions import Shards, build_result, count, describe
-from tasks.cache import settings
 from tasks.cache.executor import Executor
 from tasks.cache.garbage_collection import in_use
 from tasks.cache.remote import Remote
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Listener
+from tasks.home import home
 from tasks.jobs.engines.ray_engine import shared_cluster
 from tasks.jobs.launch import JobFailed
 from tasks.prediction.on_cluster import FIELDS, ray_engine, require_cluster
@@ -72,7 +72,7 @@ def batch_predict(prediction: BatchPrediction, reason: str | None = None) -> dic
             shards.end()
             drift, warnings = compare_new_rows(prepared, run, remote, (progress, *listeners.get()))
         except BaseException as raised:  # what ended the run is part of its result
-            error = full_disk(settings.home(), raised) or raised
+            error = full_disk(home(), raised) or raised
         shards.end(failed=error is not None)
         warnings += [*prepared.scan.warnings(), *prepared.files.warnings()] if prepared else []
         result = build_result(run, prepared, began_s, error) | {"drift": drift}

@@ -20,13 +20,13 @@ from flows.pipeline import Finished, pipeline
 from flows.plan import launch_training_early
 from flows.reports.result import build_result, build_verdict_event
 from flows.reports.tracked_run import end_tracking, record_lineage, start_tracking
-from tasks.cache import settings
 from tasks.cache.executor import Executor
 from tasks.cache.garbage_collection import in_use
 from tasks.cache.history import History
 from tasks.cache.planner import Planner
 from tasks.cache.results import Selection
 from tasks.cache.stage import Listener
+from tasks.home import home, tracking_is_local
 from tasks.jobs.early_launch import early_launches
 from tasks.jobs.launch import JobFailed
 from tasks.prefect import events, pending_states
@@ -153,9 +153,9 @@ def _run_stages(
     try:
         return pipeline(executor, recipe, selection), None
     except BaseException as error:  # the trackers receive the state of every run, also of an interrupted one
-        if isinstance(error, MlflowFailed) and not settings.tracking_is_local():
+        if isinstance(error, MlflowFailed) and not tracking_is_local():
             return None, error  # the full disk may be that of the MLflow server
-        return None, full_disk(settings.home(), error) or error
+        return None, full_disk(home(), error) or error
 
 
 def _remember(recipe: Recipe, result: dict[str, Any]) -> list[str]:
@@ -164,7 +164,7 @@ def _remember(recipe: Recipe, result: dict[str, Any]) -> list[str]:
         History(recipe.name).remember_completed(result)
     except OSError as error:
         return [
-            f"This run is complete, but could not be remembered in {settings.home()} ({error.strerror}): "
+            f"This run is complete, but could not be remembered in {home()} ({error.strerror}): "
             "the same command may execute its stages again."
         ]
     return []

@@ -22,11 +22,11 @@ from flows.plan import divide_gpus
 from flows.reports.result import list_problems
 from flows.reports.sweep_table import SweepTerminal
 from flows.search import Search, summarize_trial
-from tasks.cache import settings
 from tasks.cache.executor import Executor
 from tasks.cache.garbage_collection import in_use
 from tasks.cache.results import Selection
 from tasks.cache.stage import Listener
+from tasks.home import home
 from tasks.jobs import warm
 from tasks.jobs.early_launch import early_launches
 from tasks.jobs.engines.ray_engine import shared_cluster
@@ -88,7 +88,7 @@ def _run_sweep(values: dict[str, Any], sweep: Sweep, overrides: dict[str, Any]) 
             with shared_cluster(recipe.compute.cluster, recipe.compute.cluster_address, needed=sweep.parallel > 1):
                 _search(values, overrides, sweep, executor, run, table, tracker, result)
         except BaseException as ended:
-            error = full_disk(settings.home(), ended) or ended
+            error = full_disk(home(), ended) or ended
         state = "completed" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
         table.close()
         warnings = executor.end_uploads(wait=state != "interrupted")

@@ -132,7 +132,7 @@ def fresh_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty database of MLflow with all tables."""
     import mlflow
 
-    from tasks.cache.database_templates import create_database
+    from tasks.database_templates import create_database
     from tasks.tracking import connection
 
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"

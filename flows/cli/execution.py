@@ -10,7 +10,8 @@ from types import FrameType
 
 from flows.cli.shared import FAILED, INTERRUPTED, exit_code
 from flows.reports.tables import problem_line
-from tasks.cache import settings
+from tasks.environment import find_environment_problems, prepare_environment
+from tasks.home import home
 from tasks.jobs.launch import JobFailed
 from tasks.prefect import servers
 from tasks.prefect.servers import ServicesFailed
@@ -22,10 +23,10 @@ def execute(arguments: argparse.Namespace) -> int:
     """Executes the subcommand and returns its exit code. SIGTERM does what Ctrl-C does."""
     if arguments.home:
         os.environ["FINETUNE_HOME"] = arguments.home
-    settings.prepare_environment()
+    prepare_environment()
     sigterm = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        if problems := settings.find_environment_problems():
+        if problems := find_environment_problems():
             raise UserError(problems)
         servers.use_home_servers()
         return int(arguments.execute(arguments))
@@ -36,7 +37,7 @@ def execute(arguments: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return FAILED
     except OSError as error:
-        if full := full_disk(settings.home(), error):
+        if full := full_disk(home(), error):
             _print_problems(full, arguments.home)
             return FAILED
         raise

@@ -13,8 +13,8 @@ from flows.cli.shared import INTERRUPTED, exit_code, name_options
 from flows.reports.result import build_result
 from flows.reports.tables import problem_line
 from flows.reports.terminal import Quiet, Terminal, can_redraw
-from tasks.cache import settings
 from tasks.cache.stage import Listener
+from tasks.home import home
 from training.problems import full_disk
 from training.recipe import Recipe
 
@@ -110,7 +110,7 @@ def call_in_this_process(
     except BaseException as error:  # the result contains the error if the flow got as far as its stages
         if terminal.result is None:
             ending = "failed" if isinstance(error, Exception) else "interrupted"
-            return build_failure(ending, full_disk(settings.home(), error) or error, where)
+            return build_failure(ending, full_disk(home(), error) or error, where)
     finally:
         terminal.close()
     assert terminal.result is not None  # the flow's last act

@@ -21,9 +21,9 @@ from flows.pipeline import train_and_score
 from flows.plan import find_unchanged_run, list_changes, plan_stages
 from flows.reports.tables import mixture_lines, problem_line
 from flows.reports.terminal import Terminal, stage_line
-from tasks.cache import settings
 from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.results import Artifact, Lock
+from tasks.home import home
 from tasks.hub.push import find_publishing_problems
 from tasks.jobs.engines.ray_engine import free
 from tasks.jobs.job import job_of
@@ -136,7 +136,7 @@ def _place(recipe: Recipe, lock: Lock) -> str:
 
 def _format_launch(recipe: Recipe, lock: Lock, key: str) -> str:
     """Formats the training command, its environment variables, and the configuration of accelerate or DeepSpeed."""
-    launched = launch(recipe, lock).as_json(settings.home() / "jobs" / key)
+    launched = launch(recipe, lock).as_json(home() / "jobs" / key)
     lines = [f"{name}={shlex.quote(value)}" for name, value in launched["environment"].items()]
     parts = ["\n" + " \\\n".join([*lines, shlex.join(launched["argv"])])]
     if launched["configuration"]:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from flows.cli.local_flow import call_flow, exit_without_server, print_failure
 from flows.cli.shared import COMPLETED, FAILED
 from flows.reports.tables import align
-from tasks.cache import settings
 from tasks.cache.garbage_collection import REPRODUCES, UNFINISHED, find_reproductions, remove_reproduction
-from tasks.cache.locks import exclusive_lock
+from tasks.home import home
+from tasks.locks import exclusive_lock
 from tasks.registry import consent
 from tasks.reports.formatting import format_count, format_score
 from training.problems import UserError
@@ -59,7 +59,7 @@ def execute(arguments: argparse.Namespace) -> int:
     reproduction.require_whole(record, name)
     inputs = reproduction.find_stored_inputs(record)
     folders = {stage: ref.path for stage, ref in inputs.items()}
-    with reproduction.start_model(record) as start, _fresh_home(into, record["model"]["digest"]) as home:
+    with reproduction.start_model(record) as start, _fresh_home(into, record["model"]["digest"]) as fresh:
         recipe = reproduction.recorded_recipe(record, start)
         if inputs:
             print(f"Files are missing here: {' and '.join(inputs)} as stored.")
@@ -76,15 +76,15 @@ def execute(arguments: argparse.Namespace) -> int:
         if result["state"] == "completed":
             lines, code, same = _compare(record, result, differences)
             print("\n".join(lines))
-            hint = f"Kept: {home}"
+            hint = f"Kept: {fresh}"
         else:
             code, same = print_failure(result), False
-            hint = f"Completed stages are stored: continue with --into {home}"
+            hint = f"Completed stages are stored: continue with --into {fresh}"
         if not same or into is not None:
             print(hint, file=sys.stderr)
-            (home / UNFINISHED).unlink(missing_ok=True)
+            (fresh / UNFINISHED).unlink(missing_ok=True)
     if same and into is None:
-        remove_reproduction(home)
+        remove_reproduction(fresh)
     exit_without_server(result, code)
     return code
 
@@ -149,11 +149,11 @@ def _fresh_home(into: Path | None, model: str) -> Iterator[Path]:
     """Makes a folder the home of the block, with an MLflow database of its own. The shared store has the model, so
     it is left out. A new folder is removed if the block raises before a run begins. Folders of killed processes are
     removed too."""
-    home = settings.home()
+    own = home()
     for piece in find_reproductions():
         if not piece.needed_by:
             remove_reproduction(piece.path)
-    fresh = into or Path(tempfile.mkdtemp(prefix=f"{home.name}-reproduced-", dir=home.parent))
+    fresh = into or Path(tempfile.mkdtemp(prefix=f"{own.name}-reproduced-", dir=own.parent))
     mark = fresh / REPRODUCES
     marked = mark.is_file() and mark.read_text() == model
     if fresh.exists() and not fresh.is_dir():
@@ -166,7 +166,7 @@ def _fresh_home(into: Path | None, model: str) -> Iterator[Path]:
     for name in ("FINETUNE_STORE", "MLFLOW_TRACKING_URI"):
         os.environ.pop(name, None)
     try:
-        settings.home()  # creates it
+        home()  # creates it
         with exclusive_lock(mark) as alone:
             if not alone:
                 message = f"another `finetune reproduce` runs in {fresh}: wait until it ends, or name another folder."

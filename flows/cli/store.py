@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from flows.cli.shared import COMPLETED
 from flows.reports.tables import align
-from tasks.cache import garbage_collection, settings
+from tasks.cache import garbage_collection
 from tasks.cache.garbage_collection import INCOMPLETE, JOBS, QUARANTINE, RECORDS, REMOVED, REPRODUCED, Piece, Sizes
+from tasks.home import home, home_path, tracking_is_local
 from tasks.registry.retention import find_needs, find_shared_needs
 from tasks.reports.formatting import format_size
 from training.problems import UserError
@@ -60,8 +61,8 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UserError.of("option", "--days", f"{arguments.days} is too few: at least 1 day is kept.")
     if arguments.shared:
         return _execute_shared(arguments)
-    if not settings.home_path().exists():
-        print(f"{settings.home_path()} does not exist yet: nothing is stored.")
+    if not home_path().exists():
+        print(f"{home_path()} does not exist yet: nothing is stored.")
     else:
         _execute_here(arguments)
     if os.environ.get("FINETUNE_STORE") and not arguments.remove:
@@ -72,7 +73,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def _execute_here(arguments: argparse.Namespace) -> None:
     if arguments.remove:
         garbage_collection.require_no_run()
-    measured = garbage_collection.measure(settings.home())  # while this process imports MLflow and reads the registry
+    measured = garbage_collection.measure(home())  # while this process imports MLflow and reads the registry
     pieces = garbage_collection.find_pieces(find_needs(arguments.give_up))
     sizes = measured()
     print(*_format_tables(pieces, sizes), sep="\n")
@@ -109,7 +110,7 @@ def _execute_shared(arguments: argparse.Namespace) -> int:
 
     days = arguments.days or DAYS
     store = Maintenance.of_environment(lambda: find_shared_needs(days))
-    if settings.tracking_is_local():
+    if tracking_is_local():
         message = "is not set: name the MLflow server of all machines, which knows what they need."
         raise UserError.of("option", "MLFLOW_TRACKING_URI", message)
     content, plan = store.inspect()
@@ -139,8 +140,8 @@ def _confirm(question: str) -> bool:
 
 def _format_tables(pieces: Sequence[Piece], sizes: Sizes) -> Iterator[str]:
     """Formats a table of the home's parts, and one of the runs and versions that need them."""
-    home = settings.home()
-    yield f"{home}: {format_size(sizes.of([home]))}"
+    folder = home()
+    yield f"{folder}: {format_size(sizes.of([folder]))}"
     yield ""
     yield from align([["what", "number", "size", "needed", "can go", "frees"], *_part_rows(pieces, sizes)])
     owners = dict.fromkeys(owner for piece in pieces for owner in piece.needed_by)
@@ -168,7 +169,7 @@ def _part_rows(pieces: Sequence[Piece], sizes: Sizes) -> Iterator[list[str]]:
             counts = (f"{len(members) - len(unneeded):,}", f"{len(unneeded):,}")
             yield [sort, f"{len(members):,}", _format_sum(members, sizes), *counts, frees]
     for name in OTHER_PARTS:
-        path = settings.home() / name
+        path = home() / name
         if path.exists():
             number = f"{sum(1 for _ in path.iterdir()):,}" if path.is_dir() else ""
             yield [name, number, format_size(sizes.of([path])), "", "", ""]

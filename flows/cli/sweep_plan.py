@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from flows.pipeline import Scored
 from flows.plan import divide_gpus
-from tasks.cache import settings, store
+from tasks.cache import store
 from tasks.cache.history import History
 from tasks.cache.results import Artifact
+from tasks.home import home
 from tasks.stages.load_data import counts_tokens
 from tasks.sweeps.study import Study, only_sweep, study_key
 from tasks.sweeps.trial import UNFINISHED, Trial
@@ -49,7 +50,7 @@ def _stored_trials(recipe: Recipe, sweep: Sweep, planned: Scored) -> list[Trial]
     if not (isinstance(planned.data, Artifact) and isinstance(planned.model, Artifact)):
         return []
     key = study_key(recipe, sweep, planned.lock, planned.data, planned.model)
-    if not (settings.home() / "sweeps" / key).is_dir():
+    if not (home() / "sweeps" / key).is_dir():
         return []
     try:
         with only_sweep(key):

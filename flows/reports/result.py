@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.pipeline import Finished
-from tasks.cache import settings
 from tasks.cache.digests import Digests
 from tasks.cache.stage import Row
+from tasks.home import home
 from tasks.jobs.launch import JobFailed
 from tasks.reports.formatting import format_score
 from training.problems import UserError
@@ -73,7 +73,7 @@ def _describe_model(finished: Finished) -> dict[str, Any]:
     folder, version = finished.trained.path / "model", finished.version
     weights = folder / "model.safetensors"
     # The weights of a large model are several files: then the digest of the folder identifies them.
-    digest = Digests(settings.home()).of(weights) if weights.is_file() else finished.trained.parts["model"]
+    digest = Digests(home()).of(weights) if weights.is_file() else finished.trained.parts["model"]
     return {
         "path": str(folder),
         "sha256": digest,

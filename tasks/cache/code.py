@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zipimport import zipimporter
 
-from tasks.cache import settings, syntax
+from tasks.cache import syntax
 from tasks.cache.digests import Digests
+from tasks.home import home_path
 from training.jobs.search_path import LIBRARIES, OWN_PACKAGES, PROJECT, find_module, search_path
 from training.problems import Problem, UserError
 
@@ -35,6 +36,7 @@ OUTSIDE = (
     "flows",
     *(f"tasks.{room}" for room in ("cache", "hub", "jobs", "prediction", "prefect", "registry", "services")),
     *("tasks.reports", "tasks.shared_store", "tasks.tracking"),
+    *(f"tasks.{name}" for name in ("database_templates", "environment", "home", "locks", "loopback")),
     # Start, supervision and end of programs.
     "training.jobs",
     # Messages.
@@ -255,7 +257,7 @@ def _distributions(top: str) -> list[str]:
 @cache
 def _read_distributions(folder: Path, state: tuple[int, ...]) -> Mapping[str, Sequence[str]]:
     # Listing reads hundreds of files, so the result is cached. An installation or removal changes the folder.
-    listing = Digests(settings.home_path()).derived(folder, " distributions", _list_distributions)
+    listing = Digests(home_path()).derived(folder, " distributions", _list_distributions)
     return dict(json.loads(listing))
 
 
@@ -289,7 +291,7 @@ def _read(module: _Module, state: tuple[int, ...]) -> tuple[str, tuple[str, ...]
     package = module.dotted if Path(module.name).stem == "__init__" else module.dotted.rpartition(".")[0]
     inside = f" {module.name}" if module.loader else ""
     parser = f" code of {package}{inside} {platform.python_version()} {_state(Path(syntax.__file__))}"
-    memory = Digests(settings.home_path())
+    memory = Digests(home_path())
     digest, *imports = memory.derived(module.file, parser, lambda _: _parse(package, module)).split()
     return digest, tuple(imports)
 

@@ -23,12 +23,13 @@ from prefect.serializers import Serializer
 from prefect.states import Cancelled, Completed
 from prefect.transactions import IsolationLevel, Transaction, transaction
 
-from tasks.cache import settings, store
+from tasks.cache import store
 from tasks.cache.history import History
-from tasks.cache.locks import FlockManager
 from tasks.cache.remote import Remote
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Listener, Paused, Row, Stage, Work
+from tasks.home import home
+from tasks.locks import FlockManager
 from training.jobs.protocol import read_outcome
 
 _logger = logging.getLogger(__name__)
@@ -167,7 +168,7 @@ class Executor:
         """The folder of a stage's files; those of an action belong to the run."""
         if stage.cached:
             return store.folder(stage.name, key)
-        return settings.home() / "runs" / self._run / stage.name
+        return home() / "runs" / self._run / stage.name
 
     def _task(self, stage: Stage[Any], work: Work, flat: dict[str, Any]) -> Task[..., Any]:
         if not stage.cached:
@@ -179,7 +180,7 @@ class Executor:
                 on_rollback=[_make_rollback(work)],
             )
         locks = FlockManager(
-            settings.home() / "locks", on_wait=lambda _: self._listeners.stage_waits(stage.name), cancellable=True
+            home() / "locks", on_wait=lambda _: self._listeners.stage_waits(stage.name), cancellable=True
         )
         policy = GivenKey(given=f"{stage.name}/{work.key}/{store.RECORD}")
         forced = stage.name in self._force
@@ -187,7 +188,7 @@ class Executor:
             fn=_artifact_body(stage, work, flat, forced, self._remote),
             name=stage.name,
             cache_policy=policy.configure(lock_manager=locks, isolation_level=IsolationLevel.SERIALIZABLE),
-            result_storage=settings.home() / "artifacts",
+            result_storage=home() / "artifacts",
             result_serializer=ArtifactSerializer(),
             cache_result_in_memory=False,
             persist_result=True,

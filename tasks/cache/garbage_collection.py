@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.cache import settings, store
-from tasks.cache.locks import FlockManager, exclusive_lock, is_held, shared_lock
+from tasks.cache import store
+from tasks.home import home
+from tasks.locks import FlockManager, exclusive_lock, is_held, shared_lock
 from training.problems import UserError
 
 JOBS, QUARANTINE, INCOMPLETE, REMOVED = "jobs", "quarantine", "incomplete", "half-removed"
@@ -69,7 +70,7 @@ def in_use(on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
 
     Waits, after `on_wait`, while folders are being set aside: as long as a query of MLflow takes.
     """
-    folder = settings.home() / "locks"
+    folder = home() / "locks"
     folder.mkdir(mode=0o700, exist_ok=True)
     with shared_lock(folder / f"{LOCK}.lock", on_wait):
         yield
@@ -85,8 +86,8 @@ def find_pieces(needs: Needs) -> list[Piece]:
 def find_reproductions() -> Iterator[Piece]:
     """The homes that `finetune reproduce` has made beside this one and not removed. One of a process that was killed
     can be removed."""
-    home = settings.home()
-    for mark in sorted(home.parent.glob(f"{glob.escape(home.name)}-reproduced-*/{REPRODUCES}")):
+    own = home()
+    for mark in sorted(own.parent.glob(f"{glob.escape(own.name)}-reproduced-*/{REPRODUCES}")):
         folder, state = mark.parent, ""
         if is_held(mark) or any(map(is_held, folder.glob("jobs/*/lock"))):
             state = "is running"
@@ -113,7 +114,7 @@ def remove(folders: Collection[Path], find_needs: Callable[[], Needs]) -> tuple[
 
     Raises UserError while a run is running; nothing is removed then.
     """
-    aside = settings.home() / f".removed-{uuid.uuid4().hex[:12]}"
+    aside = home() / f".removed-{uuid.uuid4().hex[:12]}"
     with _no_run():
         pieces = [piece for piece in find_pieces(find_needs()) if not piece.needed_by and piece.path in folders]
         aside.mkdir(mode=0o700)
@@ -139,7 +140,7 @@ def require_no_run() -> None:
 
 def running_runs() -> list[str]:
     """The flow runs that are running over this home, on this machine or another."""
-    return [path.parent.name for path in sorted(settings.home().glob("runs/*/lock")) if is_held(path)]
+    return [path.parent.name for path in sorted(home().glob("runs/*/lock")) if is_held(path)]
 
 
 class _Usage:
@@ -234,7 +235,7 @@ def bytes_on_disk(paths: Iterable[Path], freed: bool = False) -> int:
 @contextlib.contextmanager
 def _no_run() -> Iterator[None]:
     """Keeps runs from starting in the block. Raises UserError while one is running."""
-    locks, holder = FlockManager(settings.home() / "locks"), uuid.uuid4().hex
+    locks, holder = FlockManager(home() / "locks"), uuid.uuid4().hex
     if not locks.acquire_lock(LOCK, holder, acquire_timeout=LOCK_WAIT_S):
         raise _busy(", ".join(running_runs()) or "it started just now")
     try:
@@ -244,7 +245,7 @@ def _no_run() -> Iterator[None]:
 
 
 def _artifacts(needs: Needs) -> Iterator[Piece]:
-    for stage in sorted((settings.home() / "artifacts").glob("*/")):
+    for stage in sorted((home() / "artifacts").glob("*/")):
         for entry in sorted(_list(str(stage)), key=lambda entry: entry.name):
             if entry.name.startswith("."):
                 # Of a run that was killed: none is running during a removal.
@@ -255,7 +256,7 @@ def _artifacts(needs: Needs) -> Iterator[Piece]:
 
 def _jobs(needs: Needs) -> Iterator[Piece]:
     """Jobs with their checkpoints. A job of no known run may be a command's, or another machine's."""
-    for path in sorted([*(settings.home() / "jobs").glob("*"), *(settings.home() / "cluster").glob("*")]):
+    for path in sorted([*(home() / "jobs").glob("*"), *(home() / "cluster").glob("*")]):
         needed_by = list(needs.needed_by.get(path.name, ()))
         if is_held(path / "lock"):
             needed_by.append("a program that is running")
@@ -265,19 +266,19 @@ def _jobs(needs: Needs) -> Iterator[Piece]:
 
 
 def _leftovers() -> Iterator[Piece]:
-    for path in sorted((settings.home() / "quarantine").glob("*")):
+    for path in sorted((home() / "quarantine").glob("*")):
         yield Piece(QUARANTINE, path, ())
-    for path in sorted((settings.home() / "waiting").glob("*")):
+    for path in sorted((home() / "waiting").glob("*")):
         if not is_held(path / "lock"):
             yield Piece(INCOMPLETE, path, ())
-    for path in sorted(settings.home().glob(".removed-*")):
+    for path in sorted(home().glob(".removed-*")):
         yield Piece(REMOVED, path, ())
 
 
 def _records(needs: Needs, stored: Collection[str]) -> Iterator[Piece]:
     for run, keys in needs.finished.items():
         if not set(keys) & set(stored):
-            yield Piece(RECORDS, settings.home() / "runs" / run, ())
+            yield Piece(RECORDS, home() / "runs" / run, ())
 
 
 def _list(folder: str) -> list[os.DirEntry[str]]:

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from tasks.cache import settings
 from tasks.cache.results import Lock, PinnedCommit
+from tasks.home import home
 from training.jobs.protocol import write_atomically
 
 Values = TypeVar("Values", dict[str, Any], list[str])
@@ -28,14 +28,14 @@ Values = TypeVar("Values", dict[str, Any], list[str])
 
 def recipes() -> list[str]:
     """The names of all recipes with a history."""
-    return sorted(path.name for path in (settings.home() / "recipes").glob("*") if path.is_dir())
+    return sorted(path.name for path in (home() / "recipes").glob("*") if path.is_dir())
 
 
 class History:
     """The history of one recipe name."""
 
     def __init__(self, recipe: str) -> None:
-        self._folder: Path = settings.home() / "recipes" / recipe
+        self._folder: Path = home() / "recipes" / recipe
 
     def last_key(self, stage: str) -> str | None:
         """The key of the stage's last success."""
@@ -92,7 +92,7 @@ class History:
         result = self._read("completed.json", dict)
         artifacts = {stage["name"]: stage.get("artifact") for stage in result.get("stages", ())}
         if result.get("model") and artifacts.get("fit"):
-            result["model"]["path"] = str(settings.home() / artifacts["fit"] / "model")
+            result["model"]["path"] = str(home() / artifacts["fit"] / "model")
         return result or None
 
     def remember_completed(self, result: dict[str, Any]) -> None:

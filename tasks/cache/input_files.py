@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tasks.cache import settings
 from tasks.cache.digests import Digests
 from tasks.cache.results import PinnedFile
+from tasks.home import home
 from training.data.file_systems import as_user_error, display_name, is_url, read_pieces
 from training.data.listing import SourceFile, stat_url
 from training.local_files import find_foreign
@@ -27,7 +27,7 @@ def digests_of(files: Iterable[SourceFile], progress: Progress = lambda done, to
     if foreign := find_foreign(map(str, local)):
         raise UserError(foreign)
     try:
-        found = dict(zip(map(str, local), Digests(settings.home()).of_many(local), strict=True))
+        found = dict(zip(map(str, local), Digests(home()).of_many(local), strict=True))
     except OSError as error:
         with as_user_error(str(error.filename)):
             raise
@@ -56,7 +56,7 @@ def require_unchanged(lock: Iterable[PinnedFile]) -> None:
 
 def _digest_urls(files: list[SourceFile], progress: Progress) -> dict[str, str]:
     """The sha256 of each URL's bytes. A file that its file system reports as unchanged is not read."""
-    memory = Digests(settings.home())
+    memory = Digests(home())
     known = {file.file: memory.recalled(file.file, file.state) for file in files if file.state}
     unknown = [file for file in files if not known.get(file.file)]
     total, done = sum(file.size_bytes or 0 for file in unknown), 0

@@ -52,10 +52,10 @@ class Remote:
         """The bytes that this run or its plan downloaded for an artifact; None if it was here before."""
         return None
 
-    def share_checkpoints(self, work: Work, seal_key: Path, device: str | None) -> AbstractContextManager[None]:
+    def share_checkpoints(self, work: Work, signing_key: Path, device: str | None) -> AbstractContextManager[None]:
         """Resumes a training from the newest checkpoint of another machine, and shares its own during the block.
 
-        `seal_key` seals the checkpoints of this home. `device` is the hardware that may resume only its own
+        `signing_key` signs the checkpoints of this home. `device` is the hardware that may resume only its own
         checkpoints; None if any may be used.
         """
         return nullcontext()

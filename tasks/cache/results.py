@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints
 
-from tasks.cache import settings
+from tasks.home import home
 
 # JSON has no NaN: it is written as null.
 Number = Annotated[
@@ -49,7 +49,7 @@ class Artifact(BaseModel):
     @property
     def path(self) -> Path:
         """The artifact's folder, absolute."""
-        return settings.home() / self.location
+        return home() / self.location
 
 
 def label_names(data: Artifact) -> list[str]:

@@ -13,9 +13,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel
 
-from tasks.cache import settings
 from tasks.cache.code import code_behind, library_versions, users_code
 from tasks.cache.digests import digest_of
+from tasks.home import home
 
 Result = TypeVar("Result")
 
@@ -101,7 +101,7 @@ class Work:
     @property
     def job(self) -> Path:
         """The folder of this stage's child program: the same for the same key in every run."""
-        return settings.home() / "jobs" / self.key
+        return home() / "jobs" / self.key
 
     def on_events(self, events: list[dict[str, Any]]) -> None:
         """Passes a child's events to the run's listeners."""

@@ -22,9 +22,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.cache import settings
 from tasks.cache.digests import Digests, digest_of
 from tasks.cache.results import Artifact
+from tasks.home import home
 from training.jobs.protocol import fsync
 from training.problems import full_disk
 
@@ -46,7 +46,7 @@ class Damaged(Exception):
 
 def folder(stage: str, key: str) -> Path:
     """The artifact's folder, which may not exist."""
-    return settings.home() / "artifacts" / stage / key
+    return home() / "artifacts" / stage / key
 
 
 def find(stage: str, key: str) -> Artifact | None:
@@ -62,7 +62,7 @@ def find(stage: str, key: str) -> Artifact | None:
     for path, entry in listed.items():
         if (place / path).stat().st_size != entry["bytes"]:
             raise Damaged(f"{place / path} has {(place / path).stat().st_size} bytes, not {entry['bytes']}")
-    for path, digest in zip(listed, Digests(settings.home()).of_many([place / p for p in listed]), strict=True):
+    for path, digest in zip(listed, Digests(home()).of_many([place / p for p in listed]), strict=True):
         if digest != listed[path]["sha256"]:
             raise Damaged(f"{place / path} has changed")
     return ref
@@ -72,7 +72,7 @@ def checked_manifest(
     manifest: Mapping[str, Any], stage: str, key: str, place: str
 ) -> tuple[Artifact, list[dict[str, Any]]]:
     """The artifact and the files of a manifest. Raises Damaged, with its place, if it has changed or is another's."""
-    if manifest.keys() != {"ref", "files", "digest"} or manifest["digest"] != _seal(manifest):
+    if manifest.keys() != {"ref", "files", "digest"} or manifest["digest"] != _digest_of_manifest(manifest):
         raise Damaged(f"{place} has changed")
     ref = Artifact.model_validate(manifest["ref"])
     if (ref.stage, ref.key) != (stage, key):
@@ -86,7 +86,7 @@ def filling(stage: str, key: str) -> Iterator[Path]:
 
     Raises UserError in place of an error that a full disk caused.
     """
-    above = settings.home() / "artifacts" / stage
+    above = home() / "artifacts" / stage
     above.mkdir(parents=True, exist_ok=True)
     _sweep(above)
     aside = above / f".{key[:16]}-{uuid.uuid4().hex[:8]}"
@@ -109,7 +109,7 @@ def publish(aside: Path, stage: str, key: str, inputs: Mapping[str, Any], figure
     forced run. Raises OSError if the disk is full; then nothing is published."""
     _write(aside / INPUTS, _to_json(inputs))
     paths = sorted(_files(aside))
-    digests = Digests(settings.home()).of_many(paths)
+    digests = Digests(home()).of_many(paths)
     files: list[dict[str, Any]] = [
         {"path": path.relative_to(aside).as_posix(), "bytes": path.stat().st_size, "sha256": digest}
         for path, digest in zip(paths, digests, strict=True)
@@ -126,7 +126,7 @@ def publish(aside: Path, stage: str, key: str, inputs: Mapping[str, Any], figure
         figures=dict(figures),
     )
     manifest = {"ref": ref.model_dump(), "files": files}
-    complete(aside, stage, key, _to_json({**manifest, "digest": _seal(manifest)}))
+    complete(aside, stage, key, _to_json({**manifest, "digest": _digest_of_manifest(manifest)}))
     return ref
 
 
@@ -163,7 +163,7 @@ def discard(stage: str, key: str, why: str) -> Path | None:
     place = folder(stage, key)
     if not place.exists():
         return None
-    room = settings.home() / "quarantine"
+    room = home() / "quarantine"
     room.mkdir(mode=0o700, exist_ok=True)
     kept = room / f"{time.strftime('%Y%m%dT%H%M%S')}-{stage}-{key[:16]}-{uuid.uuid4().hex[:4]}"
     place.rename(kept)
@@ -173,7 +173,7 @@ def discard(stage: str, key: str, why: str) -> Path | None:
 
 def count_damaged() -> int:
     """The number of artifacts in quarantine that were found damaged."""
-    reasons = (settings.home() / "quarantine").glob("*/quarantined.txt")
+    reasons = (home() / "quarantine").glob("*/quarantined.txt")
     return sum(reason.read_text().strip() != REPLACED for reason in reasons)
 
 
@@ -205,7 +205,7 @@ def _files(place: Path) -> Iterator[Path]:
             yield path
 
 
-def _seal(manifest: Mapping[str, Any]) -> str:
+def _digest_of_manifest(manifest: Mapping[str, Any]) -> str:
     return digest_of({"ref": manifest["ref"], "files": manifest["files"]})
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from tasks.cache.history import History
 from tasks.cache.results import PinnedCommit
-from tasks.cache.settings import without_credentials
+from tasks.home import without_credentials
 from training.problems import NETWORK, UserError, server_fault
 
 METADATA_TIMEOUT_S = 10.0

@@ -12,9 +12,8 @@ from json import JSONDecodeError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.cache.settings import ACCESS_TOKENS
+from tasks.environment import ACCESS_TOKENS, HUB, passed
 from tasks.hub.client import find_cause
-from tasks.jobs.child_environment import HUB, passed
 from training.jobs.protocol import Settings, sha256
 from training.problems import NETWORK, Problem, UserError, server_fault
 from training.recipe import Recipe

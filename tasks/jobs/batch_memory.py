@@ -12,8 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tasks.cache import settings
 from tasks.cache.digests import digest_of
+from tasks.home import home
 from tasks.jobs.hardware import memory
 from training.jobs.protocol import sha256, write_atomically
 
@@ -31,7 +31,7 @@ class BatchDivision:
         self._rows = rows
         config = sha256(model / "config.json")
         self._work = {"rows": rows, "config": config, "hardware": memory(), **other}
-        self.file = settings.home() / "memory" / f"{digest_of(self._work)[:40]}.json"
+        self.file = home() / "memory" / f"{digest_of(self._work)[:40]}.json"
         self.divisor = self.lasting = 1
         """The division now, and the one that the next work of this kind begins with."""
         with contextlib.suppress(OSError, ValueError, KeyError):  # the first work of this kind, or a damaged file

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.cache.results import Lock
-from tasks.jobs.child_environment import added_environment
+from tasks.environment import added_environment
 from tasks.jobs.hardware import visible_gpus
 from training.jobs.protocol import write_atomically
 from training.jobs.resources import cores

@@ -13,11 +13,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tasks.cache.locks import is_held
-from tasks.cache.settings import home
+from tasks.environment import added_environment, environment
+from tasks.home import home
 from tasks.jobs import warm
-from tasks.jobs.child_environment import added_environment, environment
 from tasks.jobs.supervisors import Handle, pass_job, start_supervisor, stop
+from tasks.locks import is_held
 from training.jobs.processes import identity
 from training.jobs.protocol import IMPORTS, LOGS, Imports, write_atomically
 

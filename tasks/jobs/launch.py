@@ -8,9 +8,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.cache.locks import raise_if_cancelled
 from tasks.jobs.engines import Engine, local
 from tasks.jobs.supervisors import STOP_GRACE_S
+from tasks.locks import raise_if_cancelled
 from training.jobs.protocol import (
     EVENTS,
     Failure,

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from tasks.cache.locks import cancelled
 from tasks.jobs.hardware import assigned_gpus, visible_gpus
 from tasks.jobs.supervisors import STOP_GRACE_S
+from tasks.locks import cancelled
 
 STOP_WITHIN_S = STOP_GRACE_S + 10.0
 """For the jobs to save and for their runs to be reported. A thread that hangs longer ends with this process, and its

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from tasks.jobs.child_environment import added_environment, environment
+from tasks.environment import added_environment, environment
 from training.jobs.warm import BEGIN, DIGITS
 
 TRAINING = (

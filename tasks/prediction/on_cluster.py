@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.cache import settings
+from tasks.environment import BUCKETS
+from tasks.home import home
 from tasks.jobs.child import DEFAULT_STALL_TIMEOUT_S
-from tasks.jobs.child_environment import BUCKETS
 from tasks.jobs.engines import Engine
 from tasks.jobs.engines.ray_engine import RayEngine, find_cluster_problems, find_package_problems
 from tasks.jobs.engines.ray_messages import Cluster, Program
@@ -47,7 +47,7 @@ def ray_engine(model: ModelSpec, prediction: BatchPrediction) -> MakeEngine:
     program = Program(PROGRAM, compute, env, Imports(modules=modules), BUCKETS)
 
     def make(folders: Mapping[str, Path], on_events: Callable[[list[dict[str, Any]]], None]) -> Engine[Any]:
-        artifacts = settings.home() / "artifacts"
+        artifacts = home() / "artifacts"
         if any(artifacts not in path.parents for path in folders.values()):
             message = "'ray' is for models in the store, from which machines fetch them, and this one is in MLflow "
             message += "alone: run its recipe again, or predict on this machine."

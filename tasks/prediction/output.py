@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from tasks.cache import settings
 from tasks.cache.digests import Digests, digest_of
-from tasks.cache.locks import exclusive_lock
+from tasks.home import home
+from tasks.locks import exclusive_lock
 from tasks.prediction.scan import Scan, Shard
 from tasks.registry.prediction_job import ModelSpec
 from training.data.file_systems import display_name, filesystem, is_url, local_path, name_of
@@ -68,7 +68,7 @@ def open_output(prediction: BatchPrediction, model: ModelSpec, scan: Scan, keys:
     """
     output = local_path(prediction.output)
     place = output if is_url(output) else str(Path(output).expanduser().absolute())
-    locks = settings.home() / "locks"
+    locks = home() / "locks"
     locks.mkdir(mode=0o700, exist_ok=True)
     with (
         exclusive_lock(locks / f"output-{digest_of(place)[:32]}.lock") as locked,
@@ -157,7 +157,7 @@ class _LocalFolder(_Place):
         fsync(self._folder)
 
     def is_unchanged(self, name: str, entry: Mapping[str, Any]) -> bool:
-        return Digests(settings.home()).of(self._folder / name) == entry["sha256"]
+        return Digests(home()).of(self._folder / name) == entry["sha256"]
 
 
 class _RemoteFolder(_Place):

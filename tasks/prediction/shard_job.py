@@ -13,13 +13,13 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from tasks.cache import settings
 from tasks.cache.digests import digest_of
 from tasks.cache.stage import Listener, Work
 from tasks.cache.store import link_or_copy
+from tasks.environment import BUCKETS, passed
+from tasks.home import home
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import DEFAULT_STALL_TIMEOUT_S, TRIES, prepare_next_try
-from tasks.jobs.child_environment import BUCKETS, passed
 from tasks.jobs.commands import python_argv
 from tasks.jobs.engines import Engine, local
 from tasks.jobs.hardware import assigned_gpus, device, visible_gpus
@@ -309,4 +309,4 @@ def last_rate(model: ModelSpec) -> float | None:
 
 def _rate_file(model: ModelSpec) -> Path:
     digest = digest_of({"model": model.digest, "precision": model.mixed_precision, "device": device()})
-    return settings.home() / "estimates" / f"predict-{digest[:32]}.json"
+    return home() / "estimates" / f"predict-{digest[:32]}.json"

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tasks.cache import settings
-from tasks.cache.loopback import check_listener
-from tasks.jobs.child_environment import PREFECT_SERVER, server_environment
+from tasks.environment import PREFECT_SERVER, server_environment
+from tasks.home import home, home_path
+from tasks.loopback import check_listener
 from tasks.prefect import servers
 from training.jobs.processes import die_with_parent
 from training.jobs.search_path import start_variables
@@ -72,7 +72,7 @@ def database_url() -> str:
     url = database.connection_url.get_secret_value() if database.connection_url else ""
     if url and database.model_fields_set & {"connection_url", "driver", "password"}:
         return url
-    return f"{SQLITE}{settings.home_path() / 'prefect' / 'prefect.db'}"
+    return f"{SQLITE}{home_path() / 'prefect' / 'prefect.db'}"
 
 
 def _start_and_wait(meanwhile: Callable[[], None]) -> str:
@@ -98,7 +98,7 @@ def _close_at_end(server: subprocess.Popen[bytes], listening: socket.socket) -> 
 def _start_server(port: int, descriptor: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "tasks.prefect.prefect_server", str(port), f"--fd={descriptor}", "--for-one-run"],
-        env={**server_environment(PREFECT_SERVER), "FINETUNE_HOME": str(settings.home()), **start_variables()},
+        env={**server_environment(PREFECT_SERVER), "FINETUNE_HOME": str(home()), **start_variables()},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, StateType
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from tasks.cache import settings
+from tasks.home import home
 from tasks.tracking.outbox import PENDING_STATE, Outbox
 from training.jobs.protocol import write_atomically
 
@@ -45,12 +45,12 @@ def is_pending(run: str | None) -> bool:
 
 def pending_runs() -> list[str]:
     """The flow runs of this home whose final state has yet to be delivered."""
-    return sorted(path.parent.name for path in settings.home().glob(f"runs/*/{PENDING_STATE}"))
+    return sorted(path.parent.name for path in home().glob(f"runs/*/{PENDING_STATE}"))
 
 
 def deliver() -> None:
     """Sends the saved final states to the server. A state that cannot be sent stays pending."""
-    for path in settings.home().glob(f"runs/*/{PENDING_STATE}"):
+    for path in home().glob(f"runs/*/{PENDING_STATE}"):
         # The claim fails for a run that is being retried, which will report its state itself.
         with contextlib.suppress(Exception), Outbox(path.parent.name).claim_run() as claimed:
             if claimed:

@@ -14,8 +14,9 @@ import socket
 import sys
 from pathlib import Path
 
-from tasks.cache import settings
-from tasks.cache.database_templates import create_database
+from tasks.database_templates import create_database
+from tasks.environment import prepare_environment
+from tasks.home import home
 from tasks.prefect.ephemeral_server import SQLITE, database_url
 from tasks.prefect.guard import HOSTS, Guard, serve
 from tasks.prefect.servers import PREFECT, auth_string, ensure_password
@@ -29,7 +30,7 @@ def main() -> None:
     parser.add_argument("--for-one-run", action="store_true", help="without UI and background services")
     options = parser.parse_args()
     gc.set_threshold(20_000)  # as in flows/cli/main.py: the imports take a tenth longer with the default
-    settings.prepare_environment()
+    prepare_environment()
     _configure_prefect(options.port, options.for_one_run)
     from prefect.server.api.server import create_app
     from prefect.settings import get_current_settings
@@ -77,7 +78,7 @@ def _configure_prefect(port: int, for_one_run: bool) -> None:
     if in_home:
         os.environ["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = url
         # Prefect's cache of the blocks in its database: each database needs its own.
-        os.environ["PREFECT_SERVER_MEMO_STORE_PATH"] = str(settings.home() / "prefect" / "memo_store.toml")
+        os.environ["PREFECT_SERVER_MEMO_STORE_PATH"] = str(home() / "prefect" / "memo_store.toml")
     refresh_global_settings_context()
     if in_home:
         _create_database(Path(url.removeprefix(SQLITE)))

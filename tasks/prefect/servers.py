@@ -9,7 +9,7 @@ The process manager (tasks/services/process_manager.py) runs them; tasks/service
 
 Every request to a server of this home needs its password: any local user, and any web page in a browser of this
 machine, can connect to a port on loopback. Each server knows its own password alone: Prefect's lets run commands.
-Before a password is sent, tasks/cache/loopback.py proves who listens. If PREFECT_API_URL or MLFLOW_TRACKING_URI names
+Before a password is sent, tasks/loopback.py proves who listens. If PREFECT_API_URL or MLFLOW_TRACKING_URI names
 another server, that server is used, and none is started.
 """
 
@@ -29,10 +29,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tasks.cache import settings
-from tasks.cache.locks import FlockManager, is_held
-from tasks.cache.loopback import another_user_listens, check_listener
-from tasks.cache.secret_files import create_secret
+from tasks.home import create_secret, home, home_path
+from tasks.locks import FlockManager, is_held
+from tasks.loopback import another_user_listens, check_listener
 from training.jobs.protocol import write_atomically
 
 PREFECT, MLFLOW, WORKER = "prefect", "mlflow", "worker"
@@ -87,8 +86,7 @@ class ServicesState(BaseModel):
     @property
     def environment(self) -> dict[str, str]:
         """The variables that point a shell at the servers and log it in."""
-        home = {"FINETUNE_HOME": str(settings.home())}
-        return home | self.variables(PREFECT) | self.variables(MLFLOW)
+        return {"FINETUNE_HOME": str(home())} | self.variables(PREFECT) | self.variables(MLFLOW)
 
     def variables(self, name: str) -> dict[str, str]:
         """The address and the login of one server; empty if another server is used."""
@@ -117,20 +115,20 @@ def take_port(port: int) -> tuple[socket.socket, ...]:
 
 def services_folder() -> Path:
     """<home>/services, created with mode 0700 if missing."""
-    folder = settings.home() / "services"
+    folder = home() / "services"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
 
 def read_running() -> ServicesState | None:
     """Reads the state of the services of this home; None if no process manager runs."""
-    return read_last_state() if is_held(settings.home_path() / "services" / f"{LOCK}.lock") else None
+    return read_last_state() if is_held(home_path() / "services" / f"{LOCK}.lock") else None
 
 
 def read_last_state() -> ServicesState | None:
     """Reads the state that a process manager of this home wrote last, whether it still runs or not."""
     try:
-        return ServicesState.model_validate_json((settings.home_path() / "services" / "state.json").read_bytes())
+        return ServicesState.model_validate_json((home_path() / "services" / "state.json").read_bytes())
     except (OSError, ValidationError):
         return None
 
@@ -211,7 +209,7 @@ def is_healthy(url: str) -> bool:
 
 def worker_name() -> str:
     """The name of this home's worker at the Prefect server."""
-    return re.sub("[/%]", "-", f"{socket.gethostname()} {settings.home()}")  # Prefect refuses these two
+    return re.sub("[/%]", "-", f"{socket.gethostname()} {home()}")  # Prefect refuses these two
 
 
 def worker_is_online(since: datetime) -> bool:

@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.cache import settings, store
+from tasks.cache import store
 from tasks.cache.code import code_digests, users_code
 from tasks.cache.digests import digest_of
 from tasks.cache.results import Champion, Lock, PinnedRows
 from tasks.cache.stage import Work
+from tasks.home import home, registry_place, tracking_uri
 from tasks.jobs.job import Files
 from tasks.registry.versions import (
     LOGGED_PARTS,
@@ -83,7 +84,7 @@ def _describe(version: ModelVersion, task_type: str) -> Champion:
     """Describes a version for a recipe of this task type."""
     name, number, task = version.name, version.version, read_tag(version, TASK_TAG, TaskTag | None)
     # A version without a digest is identified by its time of registration too: a new server counts from 1 again.
-    identity = f"{settings.registry_place()}: {name}/{number}, {version.creation_timestamp}"
+    identity = f"{registry_place()}: {name}/{number}, {version.creation_timestamp}"
     return Champion(
         name=name,
         version=str(number),
@@ -101,7 +102,7 @@ def find_base(recipe: Recipe) -> Champion:
     where, path = "model.path", str(recipe.model.path)
     name, alias, number = split_version_name(path)
     if not has_database():  # a plan creates no database
-        message = f"no model {name!r} is registered: nothing is registered in {settings.home()} yet. Run the recipe "
+        message = f"no model {name!r} is registered: nothing is registered in {home()} yet. Run the recipe "
         raise UserError.of("model", where, f"{message}that registers it.")
     try:
         with mlflow_errors():
@@ -253,19 +254,19 @@ def _download(champion: Champion, folders: Mapping[str, Path], where: str, only:
             for name in names:
                 if only in (None, name):
                     source, out = f"{folder}/{name}", str(folders[part])
-                    download_artifacts(artifact_uri=source, dst_path=out, tracking_uri=settings.tracking_uri())
+                    download_artifacts(artifact_uri=source, dst_path=out, tracking_uri=tracking_uri())
 
 
 def _list_files(champion: Champion, parts: Iterable[str], where: str) -> dict[str, tuple[str, list[str]]]:
     """The URI of each part's folder in MLflow, and the names of its files."""
     from mlflow.artifacts import list_artifacts
 
-    uri, tracking_uri = _find_uri(champion, where), settings.tracking_uri()
-    served_by_code = bool(list_artifacts(artifact_uri=f"{uri}/{_SERVED_BY_CODE}", tracking_uri=tracking_uri))
+    uri, server = _find_uri(champion, where), tracking_uri()
+    served_by_code = bool(list_artifacts(artifact_uri=f"{uri}/{_SERVED_BY_CODE}", tracking_uri=server))
     found = {}
     for part in parts:
         folder = f"{uri}/{_SERVED_BY_CODE if served_by_code else LOGGED_PARTS[part]}"
-        names = [Path(entry.path).name for entry in list_artifacts(artifact_uri=folder, tracking_uri=tracking_uri)]
+        names = [Path(entry.path).name for entry in list_artifacts(artifact_uri=folder, tracking_uri=server)]
         found[part] = folder, [name for name in names if part_of(name) == part]
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tasks.cache.locks import named_lock
+from tasks.home import named_lock
 from tasks.registry.versions import find_model
 from tasks.tracking.connection import connect, mlflow_errors
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from tasks.cache import settings
+from tasks.home import home
 from training.jobs.protocol import write_atomically
 from training.problems import Problem, UserError
 from training.recipe import Recipe
@@ -29,7 +29,7 @@ def record_code(run: str, recipe: Recipe) -> None:
     code."""
     if code := list(named_code(Recipe, recipe.model_dump(mode="json"))):
         with contextlib.suppress(OSError):  # if the disk is full, `finetune resume` asks for consent
-            write_atomically(settings.home() / "runs" / run / "code.json", json.dumps(code).encode())
+            write_atomically(home() / "runs" / run / "code.json", json.dumps(code).encode())
 
 
 def require_consent(
@@ -73,8 +73,6 @@ def _read_recorded(run: str | None) -> Sequence[tuple[str, str]]:
     if run is None:
         return []
     try:
-        return [
-            (field, value) for field, value in json.loads((settings.home() / "runs" / run / "code.json").read_text())
-        ]
+        return [(field, value) for field, value in json.loads((home() / "runs" / run / "code.json").read_text())]
     except (OSError, ValueError):
         return []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tasks.cache.locks import named_lock
+from tasks.home import named_lock
 from tasks.registry.monitored import Monitored
 from tasks.registry.versions import EVALUATIONS_TAG, read_tag
 from tasks.tracking.connection import connect, mlflow_errors

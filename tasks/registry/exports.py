@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.cache import settings
 from tasks.cache.results import Artifact, ExportFigures
+from tasks.home import home
 from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import require_finished, run_job
 from tasks.registry.prediction_job import ModelSpec
@@ -72,7 +72,7 @@ def export_version(model: ModelSpec, name: str, out: Path) -> Any:
     released = read_tag(version, EXPORTS_TAG, dict[str, ExportFigures], "{}").get(name)
     if name in EXPORTS and released is None:
         _require_export(name, task_types.class_of(model.task["task"]).auto_class)
-    job = settings.home() / "jobs" / f"export-{uuid.uuid4().hex[:12]}"
+    job = home() / "jobs" / f"export-{uuid.uuid4().hex[:12]}"
     values = ExportVersionSettings(
         model=model.uri, export=name, run_id=version.run_id if released else None, **model.task
     )

@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from tasks.cache import settings, store
+from tasks.cache import store
 from tasks.cache.code import git_commit
 from tasks.cache.digests import digest_of
 from tasks.cache.results import Artifact, Lock, Name, Promotion, Publication, Verdict, Version
 from tasks.cache.stage import Row
+from tasks.home import home, without_credentials
 from tasks.registry.versions import (
     DRIFT_TAG,
     EVALUATIONS_TAG,
@@ -181,7 +182,7 @@ def save_record(record: Mapping[str, Any]) -> str:
     MLflow's copy is the same."""
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     with contextlib.suppress(OSError):
-        write_atomically(settings.home() / "runs" / record["run"]["flow_run_id"] / LINEAGE, text.encode())
+        write_atomically(home() / "runs" / record["run"]["flow_run_id"] / LINEAGE, text.encode())
     return text
 
 
@@ -244,7 +245,7 @@ def find_version(name: str) -> dict[str, Any]:
         model = need_model(client, model_name)
         version = need_version(client, model, alias=alias, version=number)
         run = read_name(version, FLOW_RUN_TAG)
-        file = settings.home() / "runs" / (run or "") / LINEAGE
+        file = home() / "runs" / (run or "") / LINEAGE
         text = file.read_text() if run and file.is_file() else _download(client, version.run_id)
     shown = f"{model_name}/{version.version}"
     if text is None:
@@ -263,7 +264,7 @@ def find_version(name: str) -> dict[str, Any]:
 
 def _read_lock(run: str) -> Lock:
     try:
-        return Lock.model_validate_json((settings.home() / "runs" / run / "lock.json").read_bytes())
+        return Lock.model_validate_json((home() / "runs" / run / "lock.json").read_bytes())
     except (OSError, ValueError):  # the run ended before it had a lock
         return Lock()
 
@@ -324,7 +325,7 @@ def _absolute(path: str) -> str:
 
 def _without_credentials(value: Any) -> Any:
     if isinstance(value, str):
-        return settings.without_credentials(value)
+        return without_credentials(value)
     if isinstance(value, Mapping):
         return {name: _without_credentials(inside) for name, inside in value.items()}
     if isinstance(value, list | tuple):
@@ -334,9 +335,7 @@ def _without_credentials(value: Any) -> Any:
 
 def _list_records() -> list[Path]:
     """The records in the home, newest first."""
-    return sorted(
-        (settings.home() / "runs").glob(f"*/{LINEAGE}"), key=lambda path: path.stat().st_mtime_ns, reverse=True
-    )
+    return sorted((home() / "runs").glob(f"*/{LINEAGE}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
 def _parse(text: str, name: str) -> dict[str, Any]:
@@ -396,7 +395,7 @@ def _unknown_name(client: MlflowClient, name: str) -> UserError:
     registered = [model.name for model in search_all(client.search_registered_models)]
     recipes = [experiment.name for experiment in search_all(client.search_experiments)]
     # A blank is in no recipe's name: the history is of a batch prediction or of a sweep.
-    histories = {path.name for path in (settings.home() / "recipes").glob("*") if " " not in path.name}
+    histories = {path.name for path in (home() / "recipes").glob("*") if " " not in path.name}
     names = sorted(histories | {*recipes} - {"Default"})
     if name in registered:
         return UserError.of(

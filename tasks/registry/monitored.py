@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tasks.cache import settings, store
+from tasks.cache import store
 from tasks.cache.results import Artifact, Champion, PinnedFile, label_names
+from tasks.home import home
 from tasks.registry import consent, lineage
 from tasks.registry.prediction_job import find_model, read_by
 from tasks.registry.versions import RECIPE_TAG, SPLIT_TAG, read_figures, read_name
@@ -116,7 +117,7 @@ def find_rows(version: Monitored) -> Artifact:
         rows = None
     if rows is None or f"{version.split}.arrow" not in rows.parts:
         message = (
-            f"the {version.split} rows of {version.champion} are not in {settings.home()}: run its recipe again here, "
+            f"the {version.split} rows of {version.champion} are not in {home()}: run its recipe again here, "
             "or share the store of the home that registered it."
         )
         raise UserError.of("registry", "NAME", message)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import ValidationError
 
-from tasks.cache import settings
 from tasks.cache.results import Champion
+from tasks.home import home, registry_place
 from tasks.jobs.commands import python_argv
 from tasks.jobs.hardware import mixed_precision, visible_gpus
 from tasks.jobs.launch import require_finished, run_job
@@ -110,7 +110,7 @@ def find_model(name: str, alias: str = "", version: str = "", own_task: str = ""
     columns = read_tag(found, COLUMNS_TAG, dict[str, str])
     if not columns.keys() <= task_types.class_of(task["task"]).columns.keys():
         raise damaged_tag(found, COLUMNS_TAG, found.tags[COLUMNS_TAG])
-    identity = f"{settings.registry_place()}: {name}/{found.version}, {found.creation_timestamp}"
+    identity = f"{registry_place()}: {name}/{found.version}, {found.creation_timestamp}"
     return ModelSpec(
         uri=f"models:/{name}/{found.version}",
         max_length=read_tag(found, MAX_LENGTH_TAG, MaxLength),
@@ -195,7 +195,7 @@ def predict_values(model: ModelSpec, rows: Sequence[Sequence[str]]) -> list[list
 
     Raises UserError for values that the task type does not accept, and MlflowFailed if MLflow does not answer.
     """
-    job = settings.home() / "jobs" / f"predict-{uuid.uuid4().hex[:12]}"
+    job = home() / "jobs" / f"predict-{uuid.uuid4().hex[:12]}"
     values = PredictRowsSettings(
         model=model.uri,
         max_length=model.max_length,

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tasks.cache import settings
-from tasks.cache.locks import named_lock
+from tasks.home import home_path, named_lock
 from tasks.registry.versions import (
     ALIAS_TAGS,
     Aliases,
@@ -239,7 +238,7 @@ def _is_moving(model: RegisteredModel, alias: str) -> bool:
 
 
 def _digest_home() -> str:
-    return hashlib.sha256(f"{socket.gethostname()} {settings.home_path()}".encode()).hexdigest()[:12]
+    return hashlib.sha256(f"{socket.gethostname()} {home_path()}".encode()).hexdigest()[:12]
 
 
 def _is_at(model: RegisteredModel, alias: str, version: str | None) -> bool:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.cache import settings, store
+from tasks.cache import store
 from tasks.cache.code import code_digests, library_versions
 from tasks.cache.garbage_collection import in_use
 from tasks.cache.results import Artifact, Lock, PinnedFile
 from tasks.cache.stage import Listener, Row, Work
+from tasks.home import home, without_credentials
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import require_finished, run_job
@@ -177,7 +178,7 @@ def require_recorded_files(record: Mapping[str, Any], lock: Lock) -> None:
 
 def _fingerprints(lock: Lock) -> str | None:
     """The fingerprints of the sets of rows that have one, without credentials."""
-    found = [settings.without_credentials(one.fingerprint) for one in lock.sets if one.fingerprint]
+    found = [without_credentials(one.fingerprint) for one in lock.sets if one.fingerprint]
     return "; ".join(found) or None
 
 
@@ -189,7 +190,7 @@ def set_recorded_threads(record: Mapping[str, Any]) -> None:
 
 def describe_machine() -> dict[str, Any]:
     """This machine's hardware and threads, as a child program finds them."""
-    job = settings.home() / "jobs" / f"machine-{uuid.uuid4().hex[:12]}"
+    job = home() / "jobs" / f"machine-{uuid.uuid4().hex[:12]}"
     Job(program=PROGRAM, key=job.name, settings={}, inputs={}).write(job)
     try:
         argv = python_argv(PROGRAM)

@@ -13,8 +13,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tasks.cache import history, settings
+from tasks.cache import history
 from tasks.cache.garbage_collection import Needs
+from tasks.home import home
 from tasks.reports.stage_summaries import MONITORING_STAGES, STAGES
 from tasks.tracking.connection import FLOW_RUN_TAG, connect, list_registered, mlflow_errors, search_all
 from tasks.tracking.outbox import PENDING_STATE, Outbox
@@ -55,7 +56,7 @@ def find_needs(given_up: Collection[str] = ()) -> Needs:
 
     Raises UserError if a run that is given up does not exist, and MlflowFailed if MLflow does not answer.
     """
-    runs = {path.name: _read_run(path.name) for path in sorted((settings.home() / "runs").glob("*")) if path.is_dir()}
+    runs = {path.name: _read_run(path.name) for path in sorted((home() / "runs").glob("*")) if path.is_dir()}
     with mlflow_errors():
         client = connect()
         aliased = [*_list_aliased(client, runs)]
@@ -151,7 +152,7 @@ def _list_unfinished(
     """Runs that can be resumed, have undelivered entries, or registered a version that the registry lacks."""
     completed = [run.keys for run in runs.values() if run.completed]
     ended_studies = {run.study for run in runs.values() if run.completed and run.study and not run.is_trial}
-    folders = [settings.home() / "jobs", *(settings.home() / "artifacts").glob("*/")]
+    folders = [home() / "jobs", *(home() / "artifacts").glob("*/")]
     stored = {name for folder in folders if folder.is_dir() for name in os.listdir(folder)}
     registered = list_registered(client)
     for run in runs.values():

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from tasks.cache import settings
 from tasks.cache.results import Name
+from tasks.home import tracking_uri, without_credentials
 from tasks.tracking.connection import search_all
 from training.problems import UserError, nearest
 
@@ -102,7 +102,7 @@ def need_model(client: MlflowClient, name: str) -> RegisteredModel:
         names = sorted(model.name for model in search_all(client.search_registered_models))
         if name in names:
             raise
-        where = settings.without_credentials(settings.tracking_uri())
+        where = without_credentials(tracking_uri())
         registered = ", ".join(names) or "nothing is registered yet: finetune run registers a model"
         raise UserError.of(
             "registry", "NAME", f"no model {name!r} is registered in {where}: {registered}.{nearest(name, names)}"

@@ -31,10 +31,11 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from tasks.cache import settings
-from tasks.cache.locks import is_held
+from tasks.environment import ACCESS_TOKENS
+from tasks.home import home, home_path, require_usable_path, without_credentials
 from tasks.jobs.engines.ray_engine import free
 from tasks.jobs.hardware import describe_gpus
+from tasks.locks import is_held
 from tasks.prefect import servers
 from tasks.prefect.ephemeral_server import database_url
 from tasks.prefect.servers import MLFLOW, MLFLOW_PORT, PREFECT, PREFECT_PORT, VARIABLES, ServicesState
@@ -149,7 +150,7 @@ def _check_ports(state: ServicesState | None) -> Iterator[Finding]:
 def _check_disks() -> Iterator[Finding]:
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    places = {"home": settings.home_path(), "Hub cache": Path(HF_HUB_CACHE), "temporary": Path(tempfile.gettempdir())}
+    places = {"home": home_path(), "Hub cache": Path(HF_HUB_CACHE), "temporary": Path(tempfile.gettempdir())}
     for name, place in places.items():
         existing = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
         free_gb = shutil.disk_usage(existing).free / 1e9
@@ -188,9 +189,9 @@ def _check_gpus() -> Iterator[Finding]:
 
 
 def _check_home() -> Finding:
-    place = settings.home_path()
+    place = home_path()
     try:
-        settings.require_usable_path(place)
+        require_usable_path(place)
     except UserError as error:
         return Finding("problem", "home", *error.problems[0].message.rsplit(": ", 1))
     if not place.exists():
@@ -199,7 +200,7 @@ def _check_home() -> Finding:
             return Finding("problem", "home", f"{place} cannot be created", "name another folder in FINETUNE_HOME")
         return Finding("ok", "home", f"{place} does not exist yet: the first run creates it")
     try:
-        settings.home()
+        home()
     except UserError as error:
         return Finding("problem", "home", *error.problems[0].message.rsplit(": ", 1))
     if not os.access(place, os.W_OK | os.X_OK):
@@ -215,7 +216,7 @@ def _check_servers() -> list[Finding]:
     from prefect.settings import PREFECT_API_URL
 
     prefect = PREFECT_API_URL.value() or database_url()
-    mlflow = os.environ.get(VARIABLES[MLFLOW]) or f"sqlite:///{settings.home_path() / 'mlflow.db'}"
+    mlflow = os.environ.get(VARIABLES[MLFLOW]) or f"sqlite:///{home_path() / 'mlflow.db'}"
     checks = [
         (_check_server if url.startswith(("http:", "https:")) else partial(partial, _check_database))(name, url)
         for name, url in (("Prefect", str(prefect)), ("MLflow", mlflow))
@@ -224,7 +225,7 @@ def _check_servers() -> list[Finding]:
 
 
 def _check_server(name: str, url: str) -> Callable[[], Finding]:
-    shown = settings.without_credentials(url)
+    shown = without_credentials(url)
     wait = _start_request(f"{shown.rstrip('/')}/health")
 
     def finding() -> Finding:
@@ -304,7 +305,7 @@ def _check_cluster() -> Iterator[Finding]:
 def _check_database(name: str, url: str) -> Finding:
     scheme, _, path = url.partition(":///")
     if not scheme.startswith("sqlite"):
-        return Finding("ok", name, f"{settings.without_credentials(url)}: not checked: it is your own database")
+        return Finding("ok", name, f"{without_credentials(url)}: not checked: it is your own database")
     file = Path(path).absolute()
     if not file.exists():
         return Finding("ok", name, f"{file} does not exist yet: the first run creates it")
@@ -350,7 +351,7 @@ def _check_undelivered() -> Iterator[Finding]:
     from tasks.prefect import pending_states
     from tasks.tracking.outbox import find_undelivered
 
-    if not (settings.home_path() / "runs").is_dir():
+    if not (home_path() / "runs").is_dir():
         return
     try:
         waiting = [box.run for box in find_undelivered() if not is_held(box.folder / "lock")]
@@ -371,7 +372,7 @@ def _check_undelivered() -> Iterator[Finding]:
 def _check_hub() -> Callable[[], Finding]:
     from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
 
-    shown = settings.without_credentials(ENDPOINT)
+    shown = without_credentials(ENDPOINT)
     if HF_HUB_OFFLINE:
         return lambda: Finding("ok", "Hub", f"{shown}: not checked, as HF_HUB_OFFLINE is set")
     wait = _start_request(shown, "HEAD", (401, 404, 405))
@@ -389,7 +390,7 @@ def _check_token() -> Finding:
     """Whether there is a token. Unlike the Hub's client, this neither reads the token's file nor renews the token."""
     from huggingface_hub.constants import HF_TOKEN_PATH
 
-    named = [name for name in settings.ACCESS_TOKENS if os.environ.get(name)]
+    named = [name for name in ACCESS_TOKENS if os.environ.get(name)]
     origins = named or ([HF_TOKEN_PATH] if Path(HF_TOKEN_PATH).is_file() else [])
     origin = f"from {origins[0]}" if origins else "none: public repositories only (`hf auth login`, or set HF_TOKEN)"
     return Finding("ok", "Hub token", origin)
@@ -407,7 +408,7 @@ def _start_request(url: str, method: str = "GET", accepted: tuple[int, ...] = (4
         except urllib.error.HTTPError as error:
             return "" if error.code in accepted else f"HTTP {error.code}"
         except (OSError, ValueError, http.client.HTTPException) as error:
-            return settings.without_credentials(str(getattr(error, "reason", error)))
+            return without_credentials(str(getattr(error, "reason", error)))
 
     return _start_call(send, NETWORK_TIMEOUT_S)
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from tasks.cache import settings
-from tasks.cache.locks import FlockManager
+from tasks.home import home
+from tasks.locks import FlockManager
 from tasks.prefect.servers import (
     LOCK,
     MLFLOW,
@@ -152,7 +152,7 @@ def _build_environment() -> dict[str, str]:
     """This process's environment without the addresses of an earlier `finetune up`."""
     dropped = {variable for name, variable in VARIABLES.items() if not _names_other_server(name)}
     inherited = {name: value for name, value in os.environ.items() if name not in dropped}
-    return inherited | {"FINETUNE_HOME": str(settings.home())} | start_variables()
+    return inherited | {"FINETUNE_HOME": str(home())} | start_variables()
 
 
 def _require_free(ports: dict[str, int]) -> None:

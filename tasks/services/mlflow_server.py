@@ -12,7 +12,8 @@ import os
 import socket
 import sys
 
-from tasks.cache import settings
+from tasks.environment import prepare_environment
+from tasks.home import home, mlflow_artifacts
 from tasks.prefect.guard import Guard, serve
 from tasks.prefect.servers import MLFLOW, ensure_password
 from tasks.tracking import connection
@@ -29,9 +30,9 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket that is bound to the port")
     options = parser.parse_args()
-    settings.prepare_environment()
+    prepare_environment()
     connection.update_artifact_paths()
-    database = f"sqlite:///{settings.home() / 'mlflow.db'}"
+    database = f"sqlite:///{home() / 'mlflow.db'}"
     _configure_mlflow(database)
     from mlflow.server.fastapi_app import app
     from mlflow.server.handlers import initialize_backend_stores
@@ -58,7 +59,7 @@ def _configure_mlflow(database: str) -> None:
         constants.REGISTRY_STORE_URI_ENV_VAR: database,
         constants.ARTIFACT_ROOT_ENV_VAR: ARTIFACT_ROOT,
         constants.SERVE_ARTIFACTS_ENV_VAR: "true",
-        constants.ARTIFACTS_DESTINATION_ENV_VAR: str(settings.mlflow_artifacts()),
+        constants.ARTIFACTS_DESTINATION_ENV_VAR: str(mlflow_artifacts()),
         "_MLFLOW_SGI_NAME": "uvicorn",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }

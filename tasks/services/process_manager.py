@@ -30,9 +30,8 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from tasks.cache import settings
-from tasks.cache.loopback import check_listener
-from tasks.jobs.child_environment import PREFECT_SERVER, server_environment
+from tasks.environment import PREFECT_SERVER, prepare_environment, server_environment
+from tasks.loopback import check_listener
 from tasks.prefect.servers import (
     LOCK,
     MLFLOW,
@@ -237,7 +236,7 @@ def _report_dead_runs(own_server: bool) -> None:
 
 def main() -> None:
     """Runs the services until it is stopped. Exits with 1 if another process manager runs in this home."""
-    settings.prepare_environment()
+    prepare_environment()
     with process_manager_lock() as locked:
         if not locked:
             sys.exit("another `finetune up` runs over this home: stop it with `finetune down`.")

@@ -20,9 +20,10 @@ from threading import Event
 
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.cache import settings, store
+from tasks.cache import store
 from tasks.cache.digests import Digests
 from tasks.cache.results import Artifact
+from tasks.home import home
 from tasks.shared_store.announcements import announce
 from tasks.shared_store.bucket import AlreadyExists, Bucket, NotFound
 from tasks.shared_store.leases import Leases
@@ -117,7 +118,7 @@ class SharedStore:
                     shutil.copyfile(targets[file.sha256], aside / file.path)
             if not store.complete(aside, ref.stage, ref.key, artifact.manifest, replace=False):
                 return None
-        Digests(settings.home()).keep_many({ref.path / file.path: file.sha256 for file in missing})
+        Digests(home()).keep_many({ref.path / file.path: file.sha256 for file in missing})
         return sum(file.bytes for file in missing)
 
     def upload(self, stage: str, key: str, stop: Event | None = None) -> Upload:
@@ -173,7 +174,7 @@ def parse_manifest(manifest: bytes, stage: str, key: str) -> tuple[Artifact, tup
 
 def _files_here(stage: str, digests: set[str]) -> dict[str, Path]:
     """Files of the newest artifacts of a stage in the local store that have these digests in their manifests."""
-    above = settings.home() / "artifacts" / stage
+    above = home() / "artifacts" / stage
     newest: list[tuple[float, str]] = []
     with contextlib.suppress(FileNotFoundError), os.scandir(above) as entries:
         for entry in entries:
@@ -193,7 +194,7 @@ def _link(source: Path | None, target: Path, sha256: str) -> bool:
         return False
     with contextlib.suppress(OSError):
         os.link(source, target)
-        if Digests(settings.home()).of(target) == sha256:
+        if Digests(home()).of(target) == sha256:
             return True
     target.unlink(missing_ok=True)
     return False

@@ -26,7 +26,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import LocalStore, S3Store
 
-from tasks.cache import settings
+from tasks.home import without_credentials
 from training.problems import UserError
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def _reason(error: BaseError) -> str:
     if _without_credentials(error):
         return "no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     endpoint = re.search(r"uri: Some\(\s*(https?://[^/\s,?]+)", text)
-    place = f" from {settings.without_credentials(endpoint[1])}" if endpoint else ""
+    place = f" from {without_credentials(endpoint[1])}" if endpoint else ""
     if "kind: Timeout" in text:
         return f"no answer in time{place}"
     if "kind: Connect," in text:
@@ -364,4 +364,4 @@ def _shared_files() -> tuple[Callable[[], S3Credential] | None, str | None, str 
 
 
 def _problem(url: str, message: str) -> UserError:
-    return UserError.of("store", VARIABLE, f"{settings.without_credentials(url)!r} {message}")
+    return UserError.of("store", VARIABLE, f"{without_credentials(url)!r} {message}")

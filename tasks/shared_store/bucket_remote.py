@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from tasks.cache import store
-from tasks.cache.locks import named_lock
 from tasks.cache.remote import Progress, Remote, no_progress
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Work
+from tasks.home import named_lock
 from tasks.shared_store.artifacts import DamagedObject, SharedStore
 from tasks.shared_store.bucket import Bucket, BucketError
 from tasks.shared_store.checkpoint_uploads import share_checkpoints
@@ -112,9 +112,9 @@ class BucketRemote(Remote):
         """The bytes that this run or its plan downloaded for an artifact; None if it was here before."""
         return self._fetched.get((stage, key))
 
-    def share_checkpoints(self, work: Work, seal_key: Path, device: str | None) -> AbstractContextManager[None]:
+    def share_checkpoints(self, work: Work, signing_key: Path, device: str | None) -> AbstractContextManager[None]:
         """Resumes a training from the newest checkpoint of another machine, and shares its own during the block."""
-        return share_checkpoints(self._bucket, work, seal_key, device, is_away=self._is_away)
+        return share_checkpoints(self._bucket, work, signing_key, device, is_away=self._is_away)
 
     def upload(self, ref: Artifact) -> None:
         """ArtifactUploads an artifact of the run, unless the bucket has it, while the run goes on."""

@@ -28,7 +28,7 @@ END_S = 2.0
 
 @contextlib.contextmanager
 def share_checkpoints(
-    bucket: Bucket, work: Work, seal_key: Path, device: str | None, *, is_away: bool = False
+    bucket: Bucket, work: Work, signing_key: Path, device: str | None, *, is_away: bool = False
 ) -> Iterator[None]:
     """Fetches the newest checkpoint of the training, and uploads its checkpoints during the block.
 
@@ -37,13 +37,13 @@ def share_checkpoints(
     Args:
         bucket: where the checkpoints are.
         work: the training. Its listeners receive warnings and notes.
-        seal_key: the key with which this home seals its checkpoints.
+        signing_key: the key with which this home signs its checkpoints.
         device: the hardware that may resume only its own checkpoints; None if any may be used.
         is_away: whether the run has already warned that the bucket does not answer.
     """
     uploads = CheckpointUploads(Checkpoints(bucket, work.key, work.job), work, is_away=is_away)
     if not is_away:
-        uploads.resume(seal_key, device)
+        uploads.resume(signing_key, device)
     listeners, work.listeners = work.listeners, (*work.listeners, uploads)
     thread = threading.Thread(target=uploads.run, name="checkpoints", daemon=True)
     thread.start()
@@ -77,7 +77,7 @@ class CheckpointUploads(Listener):
         self._reports: deque[dict[str, Any]] = deque()
         """Listeners are called in the thread of the training's stage only."""
 
-    def resume(self, seal_key: Path, device: str | None) -> None:
+    def resume(self, signing_key: Path, device: str | None) -> None:
         """Fetches the newest checkpoint if it is newer than those here. Tries twice if the bucket does not answer."""
 
         def refuse(shared: SharedCheckpoint) -> bool:
@@ -89,7 +89,7 @@ class CheckpointUploads(Listener):
 
         def fetch() -> SharedCheckpoint | None:
             return self._shared.resume(
-                seal_key, refuse, lambda message: self._report("warning", message), self._work.fetch_progress
+                signing_key, refuse, lambda message: self._report("warning", message), self._work.fetch_progress
             )
 
         try:

@@ -72,7 +72,7 @@ class Checkpoints:
 
     def resume(
         self,
-        seal_key: Path,
+        signing_key: Path,
         refuse: Callable[[SharedCheckpoint], bool],
         warn: Callable[[str], None],
         progress: Progress = no_progress,
@@ -80,7 +80,7 @@ class Checkpoints:
         """Fetches the newest checkpoint into the job's folder, if it is newer than those of the job.
 
         Args:
-            seal_key: the key of this home: a checkpoint of the bucket is trusted like one of its own.
+            signing_key: the key of this home: a checkpoint of the bucket is trusted like one of its own.
             refuse: whether this machine cannot go on from a checkpoint.
             warn: receives the reason why a damaged one was passed over.
             progress: receives the bytes so far, and those of all files.
@@ -90,7 +90,7 @@ class Checkpoints:
             try:
                 shared = self._read(steps[step])
                 if not refuse(shared):
-                    self._fetch(shared, seal_key, progress)
+                    self._fetch(shared, signing_key, progress)
                     return shared
             except NotFound:
                 continue  # replaced by a newer one since
@@ -180,7 +180,7 @@ class Checkpoints:
             files=files,
         )
 
-    def _fetch(self, shared: SharedCheckpoint, seal_key: Path, progress: Progress) -> None:
+    def _fetch(self, shared: SharedCheckpoint, signing_key: Path, progress: Progress) -> None:
         """Publishes the checkpoint in the job's folder. Raises DamagedCheckpoint, and publishes nothing, if its objects
         are absent or have other bytes."""
         shutil.rmtree(self._aside, ignore_errors=True)
@@ -201,16 +201,16 @@ class Checkpoints:
         for file in shared.files:
             if targets[file.sha256] != self._aside / file.path:
                 shutil.copyfile(targets[file.sha256], self._aside / file.path)
-        self._publish(shared, seal_key)
+        self._publish(shared, signing_key)
 
-    def _publish(self, shared: SharedCheckpoint, seal_key: Path) -> None:
+    def _publish(self, shared: SharedCheckpoint, signing_key: Path) -> None:
         # The checkpoint last: with it, the job resumes, by this division and these events.
         settings = {"micro_batch_divisor": shared.micro_batch_divisor}
         Job(program=PROGRAM, key=self._key, settings=settings).write(self._job)
         os.replace(self._aside / EVENTS, self._job / EVENTS)
         self._folder.mkdir(exist_ok=True)
         for fetched in sorted((self._aside / CHECKPOINTS).iterdir(), key=checkpoints.step_of):
-            checkpoints.seal(fetched, seal_key)
+            checkpoints.seal(fetched, signing_key)
             for path in (*fetched.rglob("*"), fetched):
                 fsync(path)
             if not (self._folder / fetched.name).exists():

@@ -6,8 +6,8 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from tasks.cache import settings
 from tasks.cache.remote import Remote
+from tasks.home import home
 
 
 def open_remote() -> Remote:
@@ -16,11 +16,11 @@ def open_remote() -> Remote:
     Raises UserError if the variable is no URL of a store.
     """
     url = os.environ.get("FINETUNE_STORE")
-    return _open(url, settings.home()) if url else Remote()
+    return _open(url, home()) if url else Remote()
 
 
 @lru_cache
-def _open(url: str, home: Path) -> Remote:
+def _open(url: str, own_home: Path) -> Remote:
     # Imports the client of the bucket: a home that shares nothing does not need it.
     from tasks.shared_store.bucket import Bucket
     from tasks.shared_store.bucket_remote import BucketRemote

@@ -21,8 +21,8 @@ import time
 import uuid
 from collections.abc import Callable
 
-from tasks.cache import settings
-from tasks.cache.locks import raise_if_cancelled
+from tasks.home import home
+from tasks.locks import raise_if_cancelled
 from tasks.shared_store.bucket import AlreadyExists, Bucket, BucketError, NotFound
 from training.problems import UserError
 
@@ -48,7 +48,7 @@ class Leases:
         self, bucket: Bucket, *, beat_s: float = BEAT_S, stale_s: float = STALE_S, poll_s: float = POLL_S
     ) -> None:
         self._bucket, self._beat_s, self._stale_s, self._poll_s = bucket, beat_s, stale_s, poll_s
-        self._home = f"{socket.gethostname()}:{settings.home()}"
+        self._home = f"{socket.gethostname()}:{home()}"
         self.owner = f"{self._home}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._held: dict[str, int] = {}
         """The number of beats by the name of the lease."""

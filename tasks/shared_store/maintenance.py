@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
-from tasks.cache.locks import named_lock
+from tasks.home import named_lock
 from tasks.shared_store import garbage_collection
 from tasks.shared_store.bucket import VARIABLE, Bucket, BucketError, Entry, Forbidden
 from tasks.shared_store.garbage_collection import Content, Plan

@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.cache import settings, store
-from tasks.cache.locks import exclusive_lock
+from tasks.cache import store
+from tasks.home import home, with_this_home
+from tasks.locks import exclusive_lock
 from tasks.shared_store.artifacts import DamagedObject, SharedStore, Upload
 from tasks.shared_store.bucket import Forbidden
 from tasks.shared_store.transfers import Stopped
@@ -42,7 +43,7 @@ class ArtifactUploads:
 
     def __init__(self, shared: SharedStore, url: str, on_end: Callable[[str, str], None]) -> None:
         self._shared, self._url, self._on_end = shared, url, on_end
-        self._folder = settings.home() / "uploads"
+        self._folder = home() / "uploads"
         self._turn = threading.Condition()
         self._queue: dict[StageAndKey, bool] = {}
         """Whether the artifact is of this run, whose artifacts come first."""
@@ -105,7 +106,7 @@ class ArtifactUploads:
             return
         if self._error is None or time.monotonic() - self._failed_at >= RETRY_AFTER_S:
             self._error, stop = None, self._stop
-            target = settings.with_this_home(lambda: self._run(stop))
+            target = with_this_home(lambda: self._run(stop))
             self._thread = threading.Thread(target=target, name="uploads", daemon=True)
             self._thread.start()
 
@@ -132,7 +133,7 @@ class ArtifactUploads:
                 if not stop.is_set():
                     self._start()
 
-        timer = threading.Timer(RETRY_AFTER_S, settings.with_this_home(retry))
+        timer = threading.Timer(RETRY_AFTER_S, with_this_home(retry))
         timer.daemon = True
         timer.start()
 

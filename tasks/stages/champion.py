@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks.cache import settings
 from tasks.cache.results import Artifact, Champion, Lock
 from tasks.cache.stage import Inputs, Work, action
+from tasks.home import registry_place
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.commands import build_predict_launch
 from tasks.jobs.job import Job, files_of, stage
@@ -22,7 +22,7 @@ def inputs(recipe: Recipe, trained: Artifact, scores: Artifact) -> Inputs:
     return Inputs(
         {
             "release": recipe.release.model_dump(include={"registry", "champion"}),
-            "registry": settings.registry_place(),
+            "registry": registry_place(),
             "upstream": {"fit": trained.parts["model"], "score": scores.digest},
         }
     )

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tasks.cache import settings
 from tasks.cache.code import code_behind, library_versions, users_code
 from tasks.cache.digests import digest_of
 from tasks.cache.results import Artifact, Champion, NumberedComparison
 from tasks.cache.stage import Inputs, Work, action
+from tasks.home import registry_place
 from tasks.jobs.job import Job, files_of, folder_of, stage
 from tasks.registry.champions import find_current
 from tasks.registry.comparisons import number_comparison
@@ -38,7 +38,7 @@ def count_inputs(
     return Inputs(
         {
             "release": {"registry": recipe.release.registry, "gate": {"confidence": recipe.release.gate.confidence}},
-            "registry": settings.registry_place(),
+            "registry": registry_place(),
             "upstream": {"load_data": data.parts[f"{recipe.judged_split}.arrow"], "fit": trained.parts["model"]},
             "test": _describe_test(recipe, predictions, opponent),
         }

@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from tasks.cache import settings
 from tasks.cache.digests import digest_of
 from tasks.cache.results import Artifact, NumberedComparison
 from tasks.cache.stage import Inputs, Work, action
+from tasks.home import registry_place
 from tasks.jobs.job import Job, stage, whole
 from tasks.registry.comparisons import number_comparison
 from tasks.registry.monitored import Monitored
@@ -25,7 +25,7 @@ def count_inputs(version: Monitored, section: Drift, profile: Artifact, observed
     """The version's profile, and the new rows as the model sees them."""
     return Inputs(
         {
-            "registry": settings.registry_place(),
+            "registry": registry_place(),
             "version": str(version.champion),
             "confidence": section.confidence,
             "upstream": {"profile": profile.digest, "observe": observed.digest},
@@ -77,7 +77,7 @@ def record_inputs(version: Monitored, files: Sequence[str], profile: Artifact, r
     """The version and the report."""
     return Inputs(
         {
-            "registry": settings.registry_place(),
+            "registry": registry_place(),
             "version": str(version.champion),
             "upstream": {"profile": profile.key, "drift": report.digest},
         }

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from tasks.cache import settings
 from tasks.cache.input_files import require_unchanged
 from tasks.cache.results import Artifact, PinnedFile
 from tasks.cache.stage import Inputs, Work, action
+from tasks.home import registry_place
 from tasks.jobs.job import Job, files_of, stage, whole
 from tasks.registry.champions import files_of_version
 from tasks.registry.evaluations import LaterEvaluation, record
@@ -180,7 +180,7 @@ def record_inputs(
     """The version, the rows, and the figures."""
     return Inputs(
         {
-            "registry": settings.registry_place(),
+            "registry": registry_place(),
             "version": str(version.champion),
             "upstream": {"load_labelled": labelled.digest, "evaluate": evaluated.digest},
         }

@@ -10,8 +10,8 @@ from typing import Any
 
 from tasks.cache.code import figures_code
 from tasks.cache.results import Artifact, Lock, label_names
-from tasks.cache.secret_files import seal_key
 from tasks.cache.stage import Work
+from tasks.home import signing_key
 from tasks.hub.checkpoint_uploads import upload_checkpoints
 from tasks.jobs import early_launch
 from tasks.jobs.batch_memory import BatchDivision
@@ -182,7 +182,7 @@ def _imports(recipe: Recipe) -> Imports:
 
 
 def _secrets() -> dict[str, str]:
-    return {checkpoints.SEAL_KEY: str(seal_key())}
+    return {checkpoints.SEAL_KEY: str(signing_key())}
 
 
 def _user_code(recipe: Recipe) -> dict[str, str]:
@@ -211,7 +211,7 @@ def _start_checkpoint(recipe: Recipe) -> dict[str, Files]:
     try:
         digest = sha256(Path(name) / checkpoints.MANIFEST)
         if needs_own_checkpoint(recipe.training, recipe.compute):
-            checkpoints.require_sealed(Path(name), seal_key())
+            checkpoints.require_sealed(Path(name), signing_key())
         return {"checkpoint": Files(Path(name).absolute(), {"checkpoint": digest})}
     except OSError as error:
         message = f"{name!r} is no checkpoint ({error.strerror}): name a folder such as checkpoint-40 of a job."
@@ -239,7 +239,9 @@ def _sharing_checkpoints(recipe: Recipe, model: Artifact, work: Work) -> Iterato
     """Stores the checkpoints of a training where other machines find them, and uploads them to the Hub if asked for."""
     own_device = None if recipe.training.inexact_resume else device()
     # On a cluster, the machines have the checkpoints.
-    sharing = nullcontext() if recipe.compute.cluster else open_remote().share_checkpoints(work, seal_key(), own_device)
+    sharing = (
+        nullcontext() if recipe.compute.cluster else open_remote().share_checkpoints(work, signing_key(), own_device)
+    )
     with sharing, upload_checkpoints(work, recipe, model.path / "tokenizer"):
         yield
 

@@ -6,9 +6,9 @@ import math
 import os
 
 from tasks.cache.digests import digest_of
-from tasks.cache.locks import named_lock
 from tasks.cache.results import Artifact, Lock, Publication, Verdict, Version, by_stage
 from tasks.cache.stage import Inputs, Work, action
+from tasks.home import named_lock
 from tasks.hub.push import PublishSettings, build_environment
 from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv

@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tasks.cache import settings
 from tasks.cache.code import git_commit, library_versions
 from tasks.cache.digests import digest_of
-from tasks.cache.locks import named_lock
 from tasks.cache.results import Artifact, Lock, PinnedFile, Promotion, Verdict, Version, by_stage
 from tasks.cache.stage import Inputs, Row, Work, action
+from tasks.home import named_lock, registry_place
 from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv
 from tasks.registry import lineage, promotions
@@ -76,7 +75,7 @@ def inputs(recipe: Recipe, lock: Lock, verdict: Verdict, *artifacts: Artifact | 
     return Inputs(
         {
             "release": {"registry": recipe.release.registry},
-            "registry": settings.registry_place(),
+            "registry": registry_place(),
             "upstream": {
                 "fit": refs["fit"].parts["model"],
                 **{stage: refs[stage].digest for stage in ("export", "compare_exports") if stage in refs},
@@ -136,7 +135,7 @@ def promotion_inputs(recipe: Recipe, version: Version | None, verdict: Verdict) 
     return Inputs(
         {
             "release": recipe.release.model_dump(include={"champion", "challenger"}),
-            "registry": settings.registry_place(),
+            "registry": registry_place(),
             "version": version.model_dump() if version else None,
             "decision": verdict.decision,
         }

@@ -11,12 +11,12 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from tasks.cache import settings
 from tasks.cache.digests import Digests
 from tasks.cache.history import History
 from tasks.cache.input_files import Progress, digests_of
 from tasks.cache.results import Lock, PinnedFile, PinnedRows
 from tasks.cache.stage import Inputs, Work, action
+from tasks.home import home
 from tasks.hub.client import Found, Kind, look_up
 from tasks.hub.push import find_publishing_problems
 from tasks.jobs.engines.ray_engine import find_package_problems
@@ -44,7 +44,7 @@ recorded_lock: ContextVar[Lock | None] = ContextVar("recorded_lock", default=Non
 
 def lock_file(run: str) -> Path:
     """The file with the lock of a flow run."""
-    return settings.home() / "runs" / run / "lock.json"
+    return home() / "runs" / run / "lock.json"
 
 
 def inputs(recipe: Recipe) -> Inputs:
@@ -324,7 +324,7 @@ def _require_whole(folder: Path) -> None:
 
 
 def _pin_files(paths: list[Path]) -> list[PinnedFile]:
-    digests = Digests(settings.home()).of_many(paths)
+    digests = Digests(home()).of_many(paths)
     return [
         PinnedFile(path=str(path), sha256=digest, size_bytes=path.stat().st_size)
         for path, digest in zip(paths, digests, strict=True)

@@ -20,11 +20,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.cache import settings
 from tasks.cache.code import code_behind, library_versions
 from tasks.cache.digests import digest_of
-from tasks.cache.locks import exclusive_lock
 from tasks.cache.results import Artifact, Lock
+from tasks.home import SWEEPS, home, without_credentials
+from tasks.locks import exclusive_lock
 from tasks.sweeps.pruners import NoPruner, OptunaPruner, Pruner, SuccessiveHalving, build_optuna_pruner
 from tasks.sweeps.samplers import propose, settings_from
 from tasks.sweeps.trial import Trial, TrialState
@@ -74,7 +74,7 @@ class Study:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.folder = settings.home() / "sweeps" / key
+        self.folder = home() / "sweeps" / key
         self._sweep, self._turn = sweep, threading.RLock()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         values = {"sweep": sweep.model_dump(mode="json"), "recipe": recipe.model_dump(mode="json")}
@@ -268,7 +268,7 @@ class Study:
 @contextlib.contextmanager
 def only_sweep(key: str) -> Iterator[None]:
     """Keeps other processes of this home from running the study in the block. Raises UserError if one does."""
-    folder = settings.home() / "sweeps" / key
+    folder = home() / "sweeps" / key
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with exclusive_lock(folder / "lock") as is_ours:
         if not is_ours:
@@ -281,13 +281,13 @@ def _open_storage(journal: Path) -> BaseStorage:
     from optuna.storages import JournalStorage, RDBStorage
     from optuna.storages.journal import JournalFileBackend
 
-    if url := os.environ.get(settings.SWEEPS):
+    if url := os.environ.get(SWEEPS):
         try:
             return RDBStorage(url)
         except Exception as error:
-            reason = settings.without_credentials(str(error).splitlines()[0])
+            reason = without_credentials(str(error).splitlines()[0])
             message = f"the database of studies cannot be used ({reason}): correct the URL, or leave it out."
-            raise UserError.of("sweep", settings.SWEEPS, message) from error
+            raise UserError.of("sweep", SWEEPS, message) from error
     _remove_cut_line(journal)
 
     class WholeLines(JournalFileBackend):

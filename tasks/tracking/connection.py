@@ -12,11 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
-from tasks.cache import settings
-from tasks.cache.database_templates import create_database
-from tasks.cache.locks import named_lock
-from tasks.cache.loopback import HOME_SERVERS
-from tasks.jobs.child_environment import BUCKETS, DATABASE, MLFLOW, passed
+from tasks.database_templates import create_database
+from tasks.environment import BUCKETS, DATABASE, MLFLOW, passed
+from tasks.home import (
+    home,
+    mlflow_artifacts,
+    named_lock,
+    registry_place,
+    tracking_is_local,
+    tracking_uri,
+    without_credentials,
+)
+from tasks.loopback import HOME_SERVERS
 from training.problems import Problem
 
 if TYPE_CHECKING:
@@ -55,16 +62,16 @@ def import_client() -> type[MlflowClient]:
 def import_store() -> None:
     """Imports all of MLflow that a connection needs: half a second more for the database in the home."""
     import_client()
-    if settings.tracking_is_local():
+    if tracking_is_local():
         import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 
 
 def connect() -> MlflowClient:
     """Connects a client to the tracking server, or to the database in the home, which is created if missing."""
-    create_client, uri = import_client(), settings.tracking_uri()
+    create_client, uri = import_client(), tracking_uri()
     # Two processes that migrate a new SQLite file at the same time both fail; a server migrates its database itself.
     with named_lock("mlflow-database") if uri.startswith("sqlite:") else contextlib.nullcontext():
-        if settings.tracking_is_local():
+        if tracking_is_local():
             if not has_database():
                 _create_database()
             update_artifact_paths()
@@ -81,10 +88,10 @@ def find_registry_problems(recipe: Recipe) -> list[Problem]:
 def find_server_problems(experiment: str) -> list[Problem]:
     """The problem of a server that the environment names, before anything is trained for its registry: it is too old,
     or keeps the files of this experiment where this machine cannot write them; a warning if it does not answer now."""
-    uri = settings.tracking_uri()
-    if not uri.startswith(("http://", "https://")) or settings.registry_place() == "home":
+    uri = tracking_uri()
+    if not uri.startswith(("http://", "https://")) or registry_place() == "home":
         return []
-    shown, create_client = settings.without_credentials(uri), import_client()
+    shown, create_client = without_credentials(uri), import_client()
     from mlflow.exceptions import MlflowException, RestException
     from requests import RequestException
 
@@ -132,11 +139,11 @@ def _build_server_problem(message: str) -> Problem:
 
 def has_database() -> bool:
     """Whether there is a server or a database; the first connection creates the database in the home."""
-    return not settings.tracking_is_local() or _database_file().exists()
+    return not tracking_is_local() or _database_file().exists()
 
 
 def _database_file() -> Path:
-    return settings.home() / "mlflow.db"
+    return home() / "mlflow.db"
 
 
 def _create_database() -> None:
@@ -145,7 +152,7 @@ def _create_database() -> None:
 
     file = _database_file()
     create_database(file, f"mlflow-{mlflow.__version__}", _migrate)
-    location, now_ms = (settings.mlflow_artifacts() / "0").as_uri(), int(time.time() * 1000)
+    location, now_ms = (mlflow_artifacts() / "0").as_uri(), int(time.time() * 1000)
     with contextlib.closing(sqlite3.connect(file)) as connection, connection:
         connection.execute(
             "UPDATE experiments SET artifact_location = ?, creation_time = ?, last_update_time = ?",
@@ -170,7 +177,7 @@ _PATH_COLUMNS = {
 
 def update_artifact_paths() -> None:
     """Rewrites the artifact paths in the home's database after the home was moved or copied."""
-    current, database = settings.mlflow_artifacts(), _database_file()
+    current, database = mlflow_artifacts(), _database_file()
     if not current.is_dir() or not database.exists():  # if only the database was copied, its files have not moved
         return
     with contextlib.closing(sqlite3.connect(database, timeout=60)) as connection, connection:
@@ -199,7 +206,7 @@ def mlflow_errors() -> Iterator[None]:
     try:
         yield
     except (MlflowException, RequestException) as error:
-        uri = settings.without_credentials(settings.tracking_uri())
+        uri = without_credentials(tracking_uri())
         # MLflow's traces contain the URL with its password.
         raise MlflowFailed(
             f"MLflow at {uri} fails: start it, or name another with MLFLOW_TRACKING_URI ({one_line(error)})."
@@ -209,11 +216,11 @@ def mlflow_errors() -> Iterator[None]:
 def build_environment() -> dict[str, str]:
     """The variables of a child program that uses MLflow: server, logins, and time to store a large model."""
     # Without a server between them, MLflow's client opens the database, and writes to the bucket of the models, itself.
-    is_server = settings.tracking_uri().startswith(("http://", "https://"))
+    is_server = tracking_uri().startswith(("http://", "https://"))
     return {
         **passed((*MLFLOW, HOME_SERVERS, *BUCKETS, *(() if is_server else DATABASE))),
-        "MLFLOW_TRACKING_URI": settings.tracking_uri(),
-        "MLFLOW_REGISTRY_URI": settings.tracking_uri(),
+        "MLFLOW_TRACKING_URI": tracking_uri(),
+        "MLFLOW_REGISTRY_URI": tracking_uri(),
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "600",
     }
@@ -251,13 +258,13 @@ def _find_or_create_experiment(client: MlflowClient, name: str, warn: Callable[[
                     "tracks its runs there. For an empty one, give the recipe another name."
                 )
             return str(experiment.experiment_id)
-        location = (settings.mlflow_artifacts() / name).as_uri() if settings.tracking_is_local() else None
+        location = (mlflow_artifacts() / name).as_uri() if tracking_is_local() else None
         return str(client.create_experiment(name, artifact_location=location))
 
 
 def one_line(error: Exception) -> str:
     """The error in one line, without passwords."""
-    return settings.without_credentials(f"{type(error).__name__}: {first_line(error)}")
+    return without_credentials(f"{type(error).__name__}: {first_line(error)}")
 
 
 def first_line(error: Exception) -> str:
@@ -277,7 +284,7 @@ def search_all(search: Callable[..., Any], **query: Any) -> Iterator[Any]:
 
 def list_registered(client: MlflowClient) -> set[str]:
     """The `name/version` of all versions in the registry."""
-    if settings.tracking_is_local():  # the client would read all tags of all versions
+    if tracking_is_local():  # the client would read all tags of all versions
         query = "SELECT name, version FROM model_versions WHERE current_stage != 'Deleted_Internal'"
         with contextlib.closing(sqlite3.connect(_database_file(), timeout=60)) as connection:
             return {f"{name}/{version}" for name, version in connection.execute(query)}
@@ -300,6 +307,6 @@ def version_page(name: str, number: str) -> str:
 
 
 def _url(page: str) -> str | None:
-    uri = settings.tracking_uri()
+    uri = tracking_uri()
     is_server = uri.startswith(("http://", "https://"))
-    return f"{settings.without_credentials(uri).rstrip('/')}/#/{page}" if is_server else None
+    return f"{without_credentials(uri).rstrip('/')}/#/{page}" if is_server else None

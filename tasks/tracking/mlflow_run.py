@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tasks.cache import settings
+from tasks.home import tracking_is_local
 from tasks.tracking.connection import (
     connect,
     find_or_create_run,
@@ -141,7 +141,7 @@ class Mlflow(Tracker):
         run_id = self.find_run_id()
         if run_id not in self._unreachable:
             location = self._client.get_run(run_id).info.artifact_uri.removesuffix(f"/{run_id}/artifacts")
-            folder = None if settings.tracking_is_local() else find_unwritable(location)
+            folder = None if tracking_is_local() else find_unwritable(location)
             self._unreachable[run_id] = folder
             if folder is not None:
                 self.warn(

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.cache import settings
-from tasks.cache.locks import exclusive_lock, is_held
+from tasks.home import home
+from tasks.locks import exclusive_lock, is_held
 from training.jobs.protocol import write_atomically
 
 OUTBOX = "outbox.jsonl"
@@ -39,7 +39,7 @@ class Outbox:
 
     def __init__(self, run: str) -> None:
         self.run = run
-        self.folder: Path = settings.home() / "runs" / run
+        self.folder: Path = home() / "runs" / run
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.unwritten = b""
         """Bytes that a full disk did not take; written with the next entry."""
@@ -195,7 +195,7 @@ class Outbox:
 
 def find_undelivered(except_run: str = "") -> list[Outbox]:
     """Finds the outboxes of this home that have undelivered entries or no end, except that of one run."""
-    runs = settings.home() / "runs"
+    runs = home() / "runs"
     names: list[str] = []
     with contextlib.suppress(FileNotFoundError), os.scandir(runs) as entries:
         names = sorted(entry.name for entry in entries if entry.is_dir() and not _is_settled(entry.path))
@@ -228,13 +228,13 @@ def running(run: str) -> Iterator[None]:
 
 def is_running_here(run: str) -> bool:
     """Whether a process of this home runs the flow run. The Prefect server may report another state."""
-    return is_held(settings.home() / "runs" / run / "lock")
+    return is_held(home() / "runs" / run / "lock")
 
 
 def was_killed_here(run: str, silent_s: float = 0.0) -> bool:
     """Whether a flow run without a final state was killed: it began in this home, no process here runs it, and it wrote
     nothing for `silent_s`."""
-    folder = settings.home() / "runs" / run
+    folder = home() / "runs" / run
     try:
         last_s = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
     except OSError:  # it began elsewhere, or ends just now

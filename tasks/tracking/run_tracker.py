@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.cache import settings
 from tasks.cache.results import Artifact, Check, Verdict, Version
 from tasks.cache.stage import Listener, Row
+from tasks.home import home, with_this_home
 from tasks.reports.model_reports import read_slices
 from tasks.tracking.connection import one_line
 from tasks.tracking.mlflow_run import Mlflow, sample_system_metrics
@@ -122,7 +122,7 @@ class RunTracker(Listener):
 
     def log_file(self, path: Path, to: str) -> None:
         """Logs a file of the home into a folder of the run's files."""
-        self._outbox.put("file", path=path.relative_to(settings.home()).as_posix(), to=to)
+        self._outbox.put("file", path=path.relative_to(home()).as_posix(), to=to)
 
     def set_tags(self, values: Mapping[str, str]) -> None:
         """Sets short texts by name."""
@@ -245,7 +245,7 @@ class _DeliveryThread(threading.Thread):
     def __init__(
         self, outbox: Outbox, run: Run, load_type: Callable[[], type[Tracker]], warn: Callable[[str], None]
     ) -> None:
-        super().__init__(name="delivery", daemon=True, target=settings.with_this_home(self._deliver_until_ended))
+        super().__init__(name="delivery", daemon=True, target=with_this_home(self._deliver_until_ended))
         self._outbox, self._run, self._load_type, self._warn = outbox, run, load_type, warn
         self.tracker: Tracker | None = None
         self.trouble: str | None = None

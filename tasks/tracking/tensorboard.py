@@ -19,7 +19,7 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from tasks.cache import settings
+from tasks.home import home
 from tasks.tracking.tracker import RECIPE, Curve, Point, Run, Tracker
 from training.jobs.protocol import write_atomically
 
@@ -47,7 +47,7 @@ class TensorBoard(Tracker):
         """Writes the points of a job. Those of the run itself have no folder: the machine's load, values of trials."""
         if curve.key:
             if curve not in self._files:
-                root = Path(os.environ.get(FOLDER) or settings.home() / "tensorboard")
+                root = Path(os.environ.get(FOLDER) or home() / "tensorboard")
                 folder = root / f"{self.run.recipe}-{curve.key[:8]}"
                 self._files[curve] = _EventFile(folder, points[0].time_ms)
                 write_atomically(folder / "events.out.tfevents.0.recipe", _text_file("recipe", self._recipe))

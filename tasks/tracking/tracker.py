@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from tasks.cache import settings
+from tasks.home import home
 from tasks.tracking.outbox import Outbox
 from training.recipe.tables.trackers import TRACKERS
 
@@ -136,7 +136,7 @@ class Tracker:
         elif kind == "text":
             self.log_text(entry["name"], entry["content"])
         elif kind == "file":
-            path = settings.home() / entry["path"]
+            path = home() / entry["path"]
             if path.is_file():
                 self.log_file(path, entry["to"])
         elif kind == "dataset":

@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 
 import requests
 
-from tasks.cache import settings
-from tasks.cache.locks import named_lock
+from tasks.home import home, named_lock, without_credentials
 from tasks.tracking.tracker import RECIPE, Curve, Point, Run, Tracker
 
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it is read at the import
@@ -127,7 +126,7 @@ class WeightsAndBiases(Tracker):
         return self._run
 
     def _open(self, curve: Curve) -> None:
-        name, root = f"{self.run.recipe}-{curve.key[:8]}", Path(os.environ.get("WANDB_DIR") or settings.home())
+        name, root = f"{self.run.recipe}-{curve.key[:8]}", Path(os.environ.get("WANDB_DIR") or home())
         wandb_settings = wandb.setup(settings=wandb.Settings(silent=True)).settings
         mode, address = wandb_settings.mode, wandb_settings.base_url
         if mode == "online" and (reason := _find_obstacle(address)):
@@ -183,7 +182,7 @@ def _find_obstacle(address: str) -> str:
     try:
         requests.head(address, timeout=KNOCK_S)
     except requests.RequestException:
-        return f"W&B at {settings.without_credentials(address)} does not answer"
+        return f"W&B at {without_credentials(address)} does not answer"
     return ""
 
 

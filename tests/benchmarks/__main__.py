@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.cache import settings
+from tasks.environment import prepare_environment
 from tests.benchmarks import (
     batches,
     checkpoints,
@@ -75,7 +75,7 @@ def main() -> int:
         parser.error("--peer trains --model on --data: name both")
     if options.sets and not options.model:
         parser.error("--sets trains --model: name both")
-    settings.prepare_environment()
+    prepare_environment()
     figures, failed = [], False
     with tempfile.TemporaryDirectory(prefix="finetune-benchmarks-") as folder:
         _isolate(Path(folder))

@@ -14,9 +14,9 @@ import pytest
 from flows.cli.main import main
 from flows.cli.reproduce import _describe_difference, _fresh_home
 from flows.cli.show import _lines
-from tasks.cache import settings
 from tasks.cache.results import Artifact, Lock
 from tasks.cache.stage import Row
+from tasks.home import home as create_home
 from tasks.registry import lineage
 from tasks.registry.reproduction import (
     Difference,
@@ -191,7 +191,7 @@ def test_a_file_is_no_home_to_reproduce_in(home: Path, tmp_path: Path) -> None:
 @pytest.fixture
 def tracked(home: Path, fresh_database: Path) -> Path:
     """A home in which MLflow has its database."""
-    shutil.copyfile(fresh_database, settings.home() / "mlflow.db")
+    shutil.copyfile(fresh_database, create_home() / "mlflow.db")
     return home
 
 

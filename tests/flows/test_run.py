@@ -24,8 +24,8 @@ import yaml
 from flows import finetune as flow
 from flows.cli.local_flow import call_flow
 from flows.cli.main import main
-from tasks.cache import settings
 from tasks.cache.stage import Listener
+from tasks.home import home as create_home
 from tasks.prefect import pending_states
 from tasks.tracking import run_tracker
 from tasks.tracking.connection import MlflowFailed
@@ -417,7 +417,7 @@ def test_records_lost_for_mlflow_are_not_promised_to_the_next_run(
     run_flow: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(*_: Any) -> None:
-        (tracking_file,) = settings.home().glob(f"runs/*/{OUTBOX}")
+        (tracking_file,) = create_home().glob(f"runs/*/{OUTBOX}")
         tracking_file.unlink()
         tracking_file.mkdir()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi, constants
 
-from tasks.cache.settings import ACCESS_TOKENS
+from tasks.environment import ACCESS_TOKENS
 from tasks.hub.push import Place, Pushed, connect, find_publishing_problems, push
 from tests.hub.server import CUT, Hub
 from training.models.repository_files import part_of

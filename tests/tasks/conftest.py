@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.cache import settings
+from tasks.home import home as create_home
 
 
 @pytest.fixture
 def tracked(home: Path, fresh_database: Path) -> Path:
     """A home in which MLflow has its database."""
-    shutil.copyfile(fresh_database, settings.home() / "mlflow.db")
+    shutil.copyfile(fresh_database, create_home() / "mlflow.db")
     return home

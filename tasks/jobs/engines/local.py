@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tasks.environment import environment
 from tasks.jobs import early_launch
-from tasks.jobs.child_environment import environment
 from tasks.jobs.supervisors import Handle, poll, start_supervisor, stop, wait
 from training.jobs.protocol import LOGS, OUTCOMES
 

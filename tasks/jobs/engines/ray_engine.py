@@ -22,13 +22,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks.cache import settings
-from tasks.cache.locks import raise_if_cancelled
+from tasks.environment import RAY_CLUSTER, base_environment
+from tasks.home import home
 from tasks.jobs import early_launch
-from tasks.jobs.child_environment import RAY_CLUSTER, base_environment
 from tasks.jobs.engines import local
 from tasks.jobs.engines.ray_messages import Cluster, Input, MachineLost, Program, no_cluster, own_login, probe
 from tasks.jobs.supervisors import Handle
+from tasks.locks import raise_if_cancelled
 from training.jobs.protocol import LOGS, OUTCOMES, Failure, Outcome, crash_files, write_atomically
 from training.jobs.search_path import start_variables
 from training.problems import Problem, UserError
@@ -328,5 +328,5 @@ def _close_early() -> None:
 
 def _input(folder: Path) -> Input:
     """The artifact's part that a folder of this home is."""
-    stage, key, *inside = folder.resolve().relative_to((settings.home() / "artifacts").resolve()).parts
+    stage, key, *inside = folder.resolve().relative_to((home() / "artifacts").resolve()).parts
     return Input(stage, key, "/".join(inside))

@@ -26,13 +26,13 @@ from typing import Any
 
 import ray.util
 
-from tasks.cache import settings, store
+from tasks.cache import store
 from tasks.cache.code import code_behind
 from tasks.cache.digests import digest_of
-from tasks.cache.secret_files import seal_key
 from tasks.cache.stage import Listener, Work
+from tasks.environment import passed
+from tasks.home import home, signing_key
 from tasks.jobs import early_launch
-from tasks.jobs.child_environment import passed
 from tasks.jobs.commands import Machines, accelerate_argv, accelerate_environment
 from tasks.jobs.engines import local
 from tasks.jobs.engines.ray_messages import Facts, Input, MachineState, Program
@@ -120,7 +120,7 @@ class Machine:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             self._env[name] = os.environ.get(name, of_cluster)
         self._env |= passed(program.logins)
-        self._env |= {checkpoints.SEAL_KEY: str(seal_key()), **program.env}
+        self._env |= {checkpoints.SEAL_KEY: str(signing_key()), **program.env}
         early_launch.start(self._argv, self._env, program.imports)
 
     def find_missing(self, inputs: Sequence[Input]) -> list[tuple[str, str]]:
@@ -163,7 +163,7 @@ class Machine:
         those of this machine until `stop`. Returns the division of batches that the job's last checkpoint needs; None
         if it is unknown."""
         own_device = None if inexact_resume else device()
-        self._closing.enter_context(open_remote().share_checkpoints(self._work, seal_key(), own_device))
+        self._closing.enter_context(open_remote().share_checkpoints(self._work, signing_key(), own_device))
         with contextlib.suppress(OSError, ValueError, KeyError):
             return int(Job.read(self._job).settings["micro_batch_divisor"])
         return None
@@ -263,7 +263,7 @@ def _name_disks(outcome: bytes) -> bytes:
 
 def job_folder(key: str) -> Path:
     """A job's folder on a machine of a cluster."""
-    return settings.home() / "cluster" / key
+    return home() / "cluster" / key
 
 
 def describe(program: str) -> Facts:

@@ -6,7 +6,7 @@ import os
 import socket
 from typing import Any, NamedTuple
 
-from tasks.cache.secret_files import ray_token
+from tasks.home import ray_token
 from training.jobs.protocol import Imports
 from training.problems import Problem
 from training.recipe import ResolvedCompute

@@ -14,8 +14,8 @@ from typing import Any
 from tasks.cache.code import code_digests, library_versions, users_code
 from tasks.cache.digests import digest_of
 from tasks.cache.results import Champion, Lock
-from tasks.cache.settings import home
 from tasks.cache.store import folder
+from tasks.home import home
 from tasks.hub.client import explain_read_errors
 from tasks.jobs.commands import python_argv
 from tasks.jobs.hardware import mixed_precision

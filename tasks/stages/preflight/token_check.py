@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.cache import settings
 from tasks.cache.results import Lock
+from tasks.home import home
 from tasks.hub.client import explain_read_errors
 from tasks.registry import champions
 from tasks.reports.row_reports import read_report
@@ -38,17 +38,17 @@ def scratch_folder() -> Iterator[Path]:
 
     Raises UserError in place of an error that a full disk caused.
     """
-    home = settings.home()
-    for folder in home.glob(f"{PREFIX}*"):
+    disk = home()
+    for folder in disk.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError), _lock(folder):  # the kernel has released the lock of a killed process
             if time.time() - folder.stat().st_mtime > UNLOCKED_S:
                 shutil.rmtree(folder, ignore_errors=True)
     try:
-        temporary = tempfile.TemporaryDirectory(dir=home, prefix=PREFIX, ignore_cleanup_errors=True)
+        temporary = tempfile.TemporaryDirectory(dir=disk, prefix=PREFIX, ignore_cleanup_errors=True)
         with temporary as name, _lock(Path(name)):
             yield Path(name)
     except Exception as error:
-        if full := full_disk(home, error):
+        if full := full_disk(disk, error):
             raise full from error
         raise
 

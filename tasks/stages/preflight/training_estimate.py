@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.cache.digests import digest_of
-from tasks.cache.settings import home
 from tasks.cache.stage import Work
+from tasks.home import home
 from tasks.jobs.commands import accelerate_environment, python_argv
 from tasks.jobs.hardware import free_gpu_memory, memory, visible_gpus
 from tasks.jobs.job import Job as StageJob

@@ -15,10 +15,11 @@ from typing import IO
 
 import pytest
 
-from tasks.cache import garbage_collection, settings, store
+from tasks.cache import garbage_collection, store
 from tasks.cache.garbage_collection import RECORDS, Piece, bytes_on_disk, find_pieces, in_use
 from tasks.cache.history import History
-from tasks.cache.locks import is_held
+from tasks.home import home
+from tasks.locks import is_held
 from tasks.registry.retention import find_needs
 from tasks.tracking.connection import connect
 from tasks.tracking.outbox import Outbox
@@ -80,7 +81,7 @@ def ran(run: str, keys: Mapping[str, str], status: str | None = "FINISHED", vers
 
 
 def job(key: str, age_s: float = 0.0) -> Path:
-    folder = settings.home() / "jobs" / key
+    folder = home() / "jobs" / key
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "checkpoints" / "weights").write_bytes(b"w" * 9000)
     for path in (folder / "checkpoints" / "weights", folder / "checkpoints", folder):
@@ -174,7 +175,7 @@ def test_the_freed_bytes_are_those_that_were_announced_and_a_file_with_two_names
     History("small").remember_key("fit", kept)
     os.link(store.folder("fit", key) / "content", folder / "output")
     os.link(store.folder("fit", kept) / "content", folder / "linked")
-    (settings.home() / "quarantine").mkdir()
+    (home() / "quarantine").mkdir()
     store.discard("fit", made("fit", "d1", 30_000), "damaged")
     going = [piece.path for piece in look() if not piece.needed_by]
     before = bytes_on_disk([tracked])
@@ -219,7 +220,7 @@ def test_a_run_that_waits_for_a_removal_reports_it_and_removed_files_are_measure
     monkeypatch.setattr(
         "tasks.cache.garbage_collection.Sizes.of", lambda *given, **named: free.append(not is_held(lock)) or 0
     )
-    lock, waited = settings.home() / "locks/home.lock", threading.Event()
+    lock, waited = home() / "locks/home.lock", threading.Event()
     assert remove({store.folder("fit", made("fit", "a1"))})[0] == 1 and free == [True]
     with in_use(waited.set):
         assert not waited.is_set()
@@ -254,7 +255,7 @@ def test_a_removal_killed_leaves_nothing_half_there_and_the_next_one_ends_it(
     child = subprocess.run([sys.executable, "-c", REMOVING, during, str(call)], capture_output=True, text=True)
     assert child.returncode == -signal.SIGKILL, child.stderr
     assert sum(store.find("fit", key) is not None for key in keys) == left_whole  # raises for what is half there
-    assert len(list(settings.home().glob(".removed-*"))) == 1
+    assert len(list(home().glob(".removed-*"))) == 1
     assert remove({piece.path for piece in look()})[0] == left_whole + 1
-    assert [path.name for path in settings.home().iterdir() if path.name.startswith(".removed")] == []
-    assert [path.name for path in (settings.home() / "artifacts/fit").iterdir()] == [kept]
+    assert [path.name for path in home().iterdir() if path.name.startswith(".removed")] == []
+    assert [path.name for path in (home() / "artifacts/fit").iterdir()] == [kept]

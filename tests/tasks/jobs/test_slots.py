@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.cache.locks import FlockManager, cancelled
 from tasks.jobs import slots
 from tasks.jobs.commands import python_argv
 from tasks.jobs.hardware import assigned_gpus
 from tasks.jobs.launch import run_job
 from tasks.jobs.slots import Slots
+from tasks.locks import FlockManager, cancelled
 from training.jobs.protocol import EVENTS, Job, read_events
 
 

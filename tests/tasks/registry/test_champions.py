@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tasks.cache import settings
 from tasks.cache.results import Artifact, Champion, Lock
 from tasks.cache.stage import Work
+from tasks.home import home as create_home
 from tasks.registry.champions import find_current, find_folders
 from tasks.registry.evaluations import read_evaluations
 from tasks.registry.monitored import find_monitored
@@ -277,7 +277,7 @@ def test_the_start_of_a_model_is_linked_to_while_it_is_made_again(home: Path) ->
     lock = Lock(started_from=OTHER).model_dump(mode="json")
     with start_model({"lock": lock, "stages": [{"name": "load_model", "key": KEY}]}) as folder:
         assert folder is not None and all((folder / file.name).samefile(file) for file in kept.path.glob("*/*"))
-    assert not any((settings.home() / "jobs").iterdir())
+    assert not any((create_home() / "jobs").iterdir())
 
 
 def test_only_a_recipe_with_a_registry_can_start_from_a_champion(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tasks.cache import settings
+from tasks.home import home, mlflow_artifacts
 from tasks.prefect.servers import MLFLOW, ensure_password, is_healthy
 from tasks.tracking.connection import connect
 from tests.fork_server import NEW_PYTHON
@@ -30,7 +30,7 @@ def served(python: str = sys.executable) -> Iterator[tuple[str, int]]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port, passed = listening.getsockname()[1], listening.fileno()
         argv = [python, "-m", "tasks.services.mlflow_server", str(port), f"--fd={passed}"]
-        server = subprocess.Popen(argv, env={**os.environ, "FINETUNE_HOME": str(settings.home())}, pass_fds=[passed])
+        server = subprocess.Popen(argv, env={**os.environ, "FINETUNE_HOME": str(home())}, pass_fds=[passed])
     url = f"http://127.0.0.1:{port}"
     try:
         wait_until(lambda: is_healthy(url))
@@ -54,8 +54,8 @@ def test_a_home_that_was_moved_is_served_where_it_is_now(
     tracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = connect()
-    client.create_experiment("small", artifact_location=(settings.mlflow_artifacts() / "small").as_uri())
-    settings.mlflow_artifacts().mkdir(exist_ok=True)
+    client.create_experiment("small", artifact_location=(mlflow_artifacts() / "small").as_uri())
+    mlflow_artifacts().mkdir(exist_ok=True)
     moved = tmp_path / "moved"
     shutil.copytree(tracked, moved)
     shutil.rmtree(tracked)
@@ -78,7 +78,7 @@ def test_a_body_of_any_length_takes_no_memory_before_the_password_and_a_model_no
             assert refused == 401
         uploaded = httpx2.put(f"{url}/{ARTIFACTS}/model/weights", content=(content for _ in range(150)), auth=login())
         assert uploaded.status_code == 200 and peak_mb(pid) < before + 60
-        assert (settings.mlflow_artifacts() / "model" / "weights").stat().st_size == 150 * MB
+        assert (mlflow_artifacts() / "model" / "weights").stat().st_size == 150 * MB
         too_long = httpx2.post(
             f"{url}/api/2.0/mlflow/experiments/create", content=(content for _ in range(65)), auth=login()
         )

@@ -15,12 +15,12 @@ from prefect import flow
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-from tasks.cache import settings
 from tasks.cache.executor import Executor
 from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.remote import Remote
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Inputs, Listener, Row, Work, action
+from tasks.home import with_this_home
 from tasks.shared_store import uploads
 from tasks.shared_store.artifacts import SharedStore
 from tasks.shared_store.bucket import Bucket
@@ -171,7 +171,7 @@ def test_while_another_machine_makes_an_artifact_this_one_waits_and_then_fetches
         for ref in refs:
             first.upload(ref)
 
-    waits = Waits(settings.with_this_home(deliver))
+    waits = Waits(with_this_home(deliver))
     made.clear()
     rows = run(homes.use("second"), listeners=[waits])
     assert states(rows) == ["cached", "cached"] and made == []
@@ -321,7 +321,7 @@ def test_an_upload_that_panics_ends_the_run_with_a_warning(tmp_path: Path, monke
     (row, _) = run(Remote())
     remote.upload(Artifact(stage=row.name, key=row.key or "", digest=""))
     ended = list[str]()
-    waits = Thread(target=settings.with_this_home(lambda: ended.extend(remote.end_run(wait=True))), daemon=True)
+    waits = Thread(target=with_this_home(lambda: ended.extend(remote.end_run(wait=True))), daemon=True)
     waits.start()
     waits.join(20)
     assert len(ended) == 1 and "(index out of bounds)" in ended[0]

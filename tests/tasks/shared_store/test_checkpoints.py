@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.cache import settings, store
+from tasks.cache import store
 from tasks.cache.stage import Work
+from tasks.home import home as create_home
 from tasks.shared_store import checkpoint_uploads
 from tasks.shared_store.bucket import Bucket
 from tasks.shared_store.bucket_remote import BucketRemote
@@ -43,7 +44,7 @@ def use_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UseHome:
 
     def use(name: str) -> Work:
         monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / name))
-        (settings.home() / "seal.key").write_bytes(name.encode())
+        (create_home() / "seal.key").write_bytes(name.encode())
         return Work(KEY, tmp_path / "out", "run", (Heard(),), "fit")
 
     monkeypatch.setattr(checkpoint_uploads, "LOOK_AGAIN_AFTER_S", 0.1)
@@ -73,7 +74,7 @@ def uploads(bucket: Bucket, work: Work) -> CheckpointUploads:
 
 def resume(bucket: Bucket, work: Work, device: str | None = "this one") -> list[str]:
     """Looks for a checkpoint as the start of a training does. Returns the messages."""
-    uploads(bucket, work).resume(settings.home() / "seal.key", device)
+    uploads(bucket, work).resume(create_home() / "seal.key", device)
     (heard,) = work.listeners
     assert isinstance(heard, Heard)
     return [event["message"] for event in heard.events if event["kind"] != "progress"]
@@ -99,7 +100,7 @@ def test_a_new_home_has_the_newest_checkpoint_with_all_that_it_needs_the_divisio
     for step, needs in ((10, []), (20, [10]), (30, [10])):
         save(first, step, needs, divisor=4)
         sender.upload()
-    shutil.rmtree(settings.home())
+    shutil.rmtree(create_home())
     second = use_home("second")
     assert resume(bucket, second) == [FROM.format(30)]
     assert here(second) == ["checkpoint-10", "checkpoint-30"]
@@ -117,7 +118,7 @@ def test_a_fetched_checkpoint_counts_as_one_of_this_home(bucket: Bucket, use_hom
     uploads(bucket, first).upload()
     second = use_home("second")
     resume(bucket, second)
-    checkpoints.require_own(second.job / CHECKPOINTS / "checkpoint-20", settings.home() / "seal.key")
+    checkpoints.require_own(second.job / CHECKPOINTS / "checkpoint-20", create_home() / "seal.key")
 
 
 def test_only_the_newest_stays_in_the_bucket_and_nothing_after_the_training(bucket: Bucket, use_home: UseHome) -> None:
@@ -243,7 +244,7 @@ def test_training_goes_on_during_a_slow_upload_and_its_end_ends_the_upload(
             free.wait(10)
 
     s3.fault = slow
-    with share_checkpoints(Bucket(on_s3), work, settings.home() / "seal.key", None):
+    with share_checkpoints(Bucket(on_s3), work, create_home() / "seal.key", None):
         save(work, 10)
         work.on_events([{"kind": "checkpoint", "step": 10}])
         assert reached.wait(10)
@@ -296,7 +297,7 @@ def test_a_bucket_that_is_away_or_read_only_gives_one_message_and_training_goes_
 ) -> None:
     work = use_home("first")
     s3.fault = lambda request: None if status == 403 and not request.startswith("PUT") else status
-    with share_checkpoints(Bucket(on_s3, QUICK), work, settings.home() / "seal.key", None):
+    with share_checkpoints(Bucket(on_s3, QUICK), work, create_home() / "seal.key", None):
         save(work, 10)
         work.on_events([{"kind": "checkpoint", "step": 10}])
         time.sleep(0.2)
@@ -313,11 +314,11 @@ def test_an_upload_that_is_killed_leaves_the_checkpoint_before_it(on_s3: str, s3
     uploads(bucket, work).upload()
     save(work, 20)
     for last in (1, 3, 5):
-        process = Fork(upload, (on_s3, settings.home()), level=COMMANDS).start()
+        process = Fork(upload, (on_s3, create_home()), level=COMMANDS).start()
         kill_at_write(s3, process, last)
         if process.exitcode == 0:
             break
-        shutil.rmtree(settings.home().with_name("second"), ignore_errors=True)
+        shutil.rmtree(create_home().with_name("second"), ignore_errors=True)
         assert resume(bucket, use_home("second")) in ([FROM.format(10)], [FROM.format(20)])
         use_home("first")
     uploads(bucket, work).upload()

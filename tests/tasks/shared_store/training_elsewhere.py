@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tasks.cache.secret_files import seal_key
 from tasks.cache.stage import Work
+from tasks.home import signing_key
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import run_child
 from tasks.jobs.commands import accelerate_argv, accelerate_environment, python_argv
@@ -55,7 +55,7 @@ def train(home: Path, url: str | None, world: Path, out: Path, processes: int, p
             work,
             "training.programs.fit",
             argv,
-            env=env | {checkpoints.SEAL_KEY: str(seal_key())},
+            env=env | {checkpoints.SEAL_KEY: str(signing_key())},
             settings=settings,
             inputs={name: Path(path) for name, path in job.inputs.items()},
             batches=batches,
@@ -64,6 +64,6 @@ def train(home: Path, url: str | None, world: Path, out: Path, processes: int, p
     if url is None:
         run()
     else:
-        with checkpoint_uploads.share_checkpoints(Bucket(url), work, seal_key(), None):
+        with checkpoint_uploads.share_checkpoints(Bucket(url), work, signing_key(), None):
             run()
     return work.state, [event["message"] for event in heard.events if event["kind"] in ("note", "warning")]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tasks.cache.results import Artifact, Lock
-from tasks.stages.fit import fit, seal_key
+from tasks.stages.fit import fit, signing_key
 from training.engine import checkpoints
 from training.problems import UserError
 from training.recipe import parse
@@ -168,7 +168,7 @@ def test_a_checkpoint_from_elsewhere_that_can_execute_code_is_refused_before_any
     mine: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign, own = mine.parent / "foreign/checkpoint-4", mine.parent / "own/checkpoint-4"
-    for checkpoint, environment in ((foreign, {}), (own, {checkpoints.SEAL_KEY: str(seal_key())})):
+    for checkpoint, environment in ((foreign, {}), (own, {checkpoints.SEAL_KEY: str(signing_key())})):
         with monkeypatch.context() as here:
             for name, value in environment.items():
                 here.setenv(name, value)
@@ -188,7 +188,7 @@ def test_a_checkpoint_from_elsewhere_that_can_execute_code_is_refused_before_any
     monkeypatch.setattr(checkpoints, "sha256", lambda path: pytest.fail("a plan reads no gigabytes"))
     key(compute, resume_from_checkpoint=str(own))
     key({}, **training)  # ddp loads no pickle
-    assert seal_key().stat().st_mode & 0o777 == 0o600
+    assert signing_key().stat().st_mode & 0o777 == 0o600
 
 
 def flat(**compute: Any) -> dict[str, Any]:

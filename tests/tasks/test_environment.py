@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import http.server
 import os
+import pwd
 import signal
 import socket
 import sys
+import threading
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
 
-from tasks.cache import settings
+from flows.cli.main import main
+from tasks.environment import (
+    BUCKETS,
+    PREFECT_SERVER,
+    environment,
+    find_environment_problems,
+    passed,
+    prepare_environment,
+    server_environment,
+)
+from tasks.home import home as create_home
 from tasks.hub import push
-from tasks.jobs.child_environment import BUCKETS, PREFECT_SERVER, environment, passed, server_environment
 from tasks.prefect import ephemeral_server
 from tasks.services import process_manager
 from tasks.stages import fit
@@ -50,7 +64,7 @@ HARMLESS = {
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def full_of_secrets(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     for name, value in (SECRETS | HARMLESS).items():
         monkeypatch.setenv(name, value)
@@ -60,6 +74,7 @@ def secrets_in(env: dict[str, str]) -> set[str]:
     return SECRETS.keys() & env.keys()
 
 
+@pytest.mark.usefixtures("full_of_secrets")
 def test_a_program_gets_what_the_list_names_and_no_credential(tmp_path: Path) -> None:
     outcome, _ = run(tmp_path, "return dict(os.environ)")
     found = dict(outcome.figures)
@@ -67,6 +82,7 @@ def test_a_program_gets_what_the_list_names_and_no_credential(tmp_path: Path) ->
     assert found.items() >= HARMLESS.items() and found["PATH"] == os.environ["PATH"]
 
 
+@pytest.mark.usefixtures("full_of_secrets")
 def test_a_program_gets_the_variables_that_the_user_names_and_a_server_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,11 +92,12 @@ def test_a_program_gets_the_variables_that_the_user_names_and_a_server_does_not(
     assert secrets_in(server_environment(PREFECT_SERVER)) == {"PGPASSWORD"}
 
 
+@pytest.mark.usefixtures("full_of_secrets")
 def test_torch_loads_compiled_code_from_a_folder_that_no_other_user_can_create(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    settings.home()
+    create_home()
     code = """
     from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
     return {"compiled": cache_dir(), "kernels": triton_cache_dir(0)}
@@ -92,10 +109,12 @@ def test_torch_loads_compiled_code_from_a_folder_that_no_other_user_can_create(
     assert environment({})["TORCHINDUCTOR_CACHE_DIR"] == "/of/the/user"
 
 
+@pytest.mark.usefixtures("full_of_secrets")
 def test_a_training_gets_no_login_of_a_tracker() -> None:
     assert secrets_in(environment(fit._secrets())) == set()
 
 
+@pytest.mark.usefixtures("full_of_secrets")
 def test_each_program_gets_the_login_of_its_own_service_alone() -> None:
     assert secrets_in(environment(push.build_environment())) == {"HF_TOKEN"}
     buckets = {"AWS_SECRET_ACCESS_KEY", "AZURE_CLIENT_SECRET", "GOOGLE_APPLICATION_CREDENTIALS", "FSSPEC_HTTP"}
@@ -104,6 +123,7 @@ def test_each_program_gets_the_login_of_its_own_service_alone() -> None:
     assert secrets_in(environment(connection.build_environment())) == buckets | mlflow
 
 
+@pytest.mark.usefixtures("full_of_secrets")
 def test_a_client_that_opens_the_tracking_database_itself_gets_the_databases_password(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -111,6 +131,7 @@ def test_a_client_that_opens_the_tracking_database_itself_gets_the_databases_pas
     assert "PGPASSWORD" in connection.build_environment()
 
 
+@pytest.mark.usefixtures("full_of_secrets")
 def test_the_server_of_a_run_gets_no_login_of_another_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", NEW_PYTHON)
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -122,6 +143,7 @@ def test_the_server_of_a_run_gets_no_login_of_another_service(monkeypatch: pytes
     assert secrets_in(given) == {"PGPASSWORD"} and given["HF_HOME"] == "/hub"
 
 
+@pytest.mark.usefixtures("full_of_secrets")
 def test_each_server_of_up_gets_no_login_of_another_service() -> None:
     prefect, mlflow, worker = (
         service.environment()
@@ -131,3 +153,91 @@ def test_each_server_of_up_gets_no_login_of_another_service() -> None:
     assert secrets_in(mlflow) == set()
     assert secrets_in(worker) == SECRETS.keys()  # its runs are commands: they need the logins of all stages
     assert worker["TMPDIR"] == "/tmp/of-the-worker" and mlflow.get("TMPDIR") != worker["TMPDIR"]
+
+
+@pytest.mark.parametrize(("before", "after"), [("", ""), (".corp,10.0.0.0/8", ".corp,10.0.0.0/8,")])
+def test_requests_to_servers_of_this_machine_pass_no_proxy(
+    monkeypatch: pytest.MonkeyPatch, before: str, after: str
+) -> None:
+    monkeypatch.setenv("no_proxy", before)
+    monkeypatch.setenv("NO_PROXY", "")
+    prepare_environment()
+    assert os.environ["no_proxy"] == before  # without a proxy, nothing changes
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    prepare_environment()
+    assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == f"{after}127.0.0.1,localhost,::1"
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with pytest.raises(urllib.error.HTTPError, match="501"):
+            urllib.request.build_opener().open(f"http://127.0.0.1:{server.server_port}/", timeout=10)
+
+
+def test_without_home_the_users_own_is_taken_and_a_user_without_one_is_told_to_set_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", "")
+    prepare_environment()
+    assert os.environ["HOME"] == pwd.getpwuid(os.getuid()).pw_dir and find_environment_problems() == []
+    monkeypatch.setenv("HOME", "")
+    monkeypatch.setattr(os, "getuid", lambda: 54_321)
+    prepare_environment()
+    (problem,) = find_environment_problems()
+    assert problem.where == "HOME" and "user 54321 has no home folder" in problem.message
+
+
+def test_a_file_of_certificates_that_is_gone_is_one_message_before_anything_starts(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "gone.pem"))
+    assert main(["doctor"]) == 2
+    assert capsys.readouterr().err == (
+        f"SSL_CERT_FILE: {tmp_path}/gone.pem is no file with certificates: name one, or unset the variable.\n"
+    )
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (".env", "A=1\nexport PREFECT_LOGGING_SETTINGS_PATH=/elsewhere/logging.yml\n"),
+        (".env", " 'prefect_api_url'=http://127.0.0.1:9/api\n"),
+        ("prefect.toml", 'api.url = "http://127.0.0.1:9/api"\n'),
+        ("pyproject.toml", '[tool]\nprefect.profiles_path = "profiles.toml"\n'),
+    ],
+)
+def test_settings_of_prefect_in_the_working_directory_are_one_message_before_anything_starts(
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    content: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(content)
+    assert main(["doctor"]) == 2
+    assert capsys.readouterr().err == (
+        f"{name}: Prefect would take settings from this file in the working directory, which may have come with rows "
+        "or a model. Set them in the environment or in a profile (`prefect config set`), and remove them here, or call "
+        "finetune in another folder.\n"
+    )
+    assert not home.exists()
+
+
+def test_other_files_of_the_working_directory_are_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text("DB=postgres\n# PREFECT_API_URL=http://…\n")
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "prefect-models"\n')
+    (tmp_path / "matplotlibrc").write_text("axes.grid: true\n")
+    assert find_environment_problems() == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+def test_another_user_s_settings_of_plots_in_the_working_directory_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "matplotlibrc").write_text("backend: module://mine\n")
+    os.chown(tmp_path / "matplotlibrc", 65534, 65534)
+    os.mkfifo(tmp_path / "prefect.toml")
+    assert [problem.where for problem in find_environment_problems()] == ["prefect.toml", "matplotlibrc"]

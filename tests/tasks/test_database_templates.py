@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.cache import settings
-from tasks.cache.database_templates import create_database
+from tasks.database_templates import create_database
+from tasks.home import home
 from tasks.tracking.connection import connect
 
 
@@ -77,5 +77,5 @@ def test_databases_of_mlflow_from_one_template_have_no_path_and_no_time_of_anoth
         monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / name))
         experiment = connect().get_experiment("0")
         times.append(experiment.creation_time)
-        assert experiment.artifact_location == (settings.home() / "mlartifacts" / "0").as_uri()
+        assert experiment.artifact_location == (home() / "mlartifacts" / "0").as_uri()
     assert len(list(templates.iterdir())) == 1 and times[0] < times[1]

@@ -1,22 +1,53 @@
-"""The environment variables of programs and servers: a process gets those that it needs, and no others.
+"""The environment variables of commands, programs and servers. A program or server gets those that it needs, and no
+others.
 
 | process | gets |
 |---|---|
+| a command, a worker, and the runs that it starts | the whole environment, and ENVIRONMENT |
 | a program of a job | BASE, the names in FINETUNE_PASS_ENV, and what its stage adds: HUB, BUCKETS, MLFLOW |
 | a server | BASE, and its own settings: PREFECT_SERVER, or BASE alone for MLflow's |
-| a worker, and the runs that it starts | the whole environment, as a command |
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import re
-from collections.abc import Iterable, Mapping
+import stat
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 
-from tasks.cache.settings import ACCESS_TOKENS, ENVIRONMENT, WITHOUT_TERMINAL, home_path
+from tasks.home import home_path
 from training.jobs.resources import cores
 from training.jobs.search_path import VARIABLE, search_path, start_variables
+from training.problems import Problem
+
+ENVIRONMENT = {
+    # Nothing about a user's runs leaves the machine unasked.
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    # Without a bar per file between the lines of the stages.
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    # Prefect would otherwise start its own server, which has no password.
+    "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",
+    "TOKENIZERS_PARALLELISM": "true",
+}
+
+ACCESS_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+"""The variables in which the Hub's clients look for an access token first."""
+
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+# The bars of the Hub's clients are for a person who waits, not for a log.
+WITHOUT_TERMINAL = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 
 PASS_ENV = "FINETUNE_PASS_ENV"
 """The variable in which the user names further ones for the programs of jobs: `NAME,OTHER_*`."""
@@ -61,6 +92,72 @@ PREFECT_SERVER = ("PREFECT_*", *DATABASE)
 NOT_OF_SERVER = ("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", PASS_ENV)
 RAY_CLUSTER = ("RAY_*", *BUCKETS)
 """For the process that uses Ray: the machines of a cluster that it starts here have its environment."""
+
+
+def prepare_environment() -> None:
+    """Sets the variables that prefect, mlflow and huggingface_hub read on import, unless the user has set them."""
+    for name, value in (ENVIRONMENT if sys.stderr.isatty() else ENVIRONMENT | WITHOUT_TERMINAL).items():
+        os.environ.setdefault(name, value)
+    if any(os.environ.get(name) for proxy in PROXIES for name in (proxy, proxy.upper())):
+        # Clients of the servers here would send their requests, and the password, to the proxy.
+        for name, other in (("no_proxy", "NO_PROXY"), ("NO_PROXY", "no_proxy")):
+            hosts = [host.strip() for host in (os.environ.get(name) or os.environ.get(other) or "").split(",")]
+            os.environ[name] = ",".join(dict.fromkeys(filter(None, [*hosts, *LOOPBACK])))
+    if not os.environ.get("HOME"):
+        with contextlib.suppress(KeyError):  # a user id without an entry, as containers may have
+            os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
+
+
+def find_environment_problems() -> list[Problem]:
+    """Problems of the variables that would end libraries with a traceback, whatever they are used for, and of files in
+    the working directory that libraries would read as settings."""
+    problems = list(_find_foreign_settings())
+    if not os.environ.get("HOME"):
+        message = f"is not set, and user {os.getuid()} has no home folder: set it to a folder that you may write to."
+        problems.append(Problem(kind="environment", where="HOME", message=message))
+    certificates = os.environ.get("SSL_CERT_FILE")
+    if certificates and not _has_certificates(Path(certificates)):
+        message = f"{certificates} is no file with certificates: name one, or unset the variable."
+        problems.append(Problem(kind="environment", where="SSL_CERT_FILE", message=message))
+    return problems
+
+
+def _find_foreign_settings() -> Iterator[Problem]:
+    """Prefect takes settings from files of the working directory, which may have come with rows: they name a server for
+    passwords and rows, and code that configures logging."""
+    readers: dict[str, tuple[str, Callable[[bytes], bool]]] = {
+        ".env": ("Prefect", lambda text: bool(re.search(rb"(?im)^[\s'\"]*(?:export\s+)?['\"]?prefect_", text))),
+        "prefect.toml": ("Prefect", lambda text: bool(text.strip())),
+        "pyproject.toml": ("Prefect", _has_prefect_table),
+        "matplotlibrc": ("matplotlib", lambda text: os.stat("matplotlibrc").st_uid not in (os.getuid(), 0)),
+    }
+    for name, (library, has_settings) in readers.items():
+        try:
+            status = os.stat(name)
+            if stat.S_ISDIR(status.st_mode):  # a virtual environment may be in .env
+                continue
+            if stat.S_ISREG(status.st_mode) and not has_settings(Path(name).read_bytes()):
+                continue
+        except OSError:  # there is none, or nobody can read it
+            continue
+        message = f"{library} would take settings from this file in the working directory, which may have come with "
+        message += "rows or a model. Set them in the environment or in a profile (`prefect config set`), and remove "
+        message += "them here, or call finetune in another folder."
+        yield Problem(kind="environment", where=name, message=message)
+
+
+def _has_prefect_table(text: bytes) -> bool:
+    try:
+        return "prefect" in tomllib.loads(text.decode()).get("tool", {})
+    except ValueError:  # Prefect ignores it too
+        return False
+
+
+def _has_certificates(file: Path) -> bool:
+    try:
+        return b"-----BEGIN" in file.read_bytes()
+    except OSError:
+        return False
 
 
 def passed(patterns: Iterable[str]) -> dict[str, str]:

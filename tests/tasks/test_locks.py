@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from prefect.locking.protocol import LockManager
 
-from tasks.cache import locks
-from tasks.cache.locks import FlockManager, shared_lock
+from tasks import locks
+from tasks.locks import FlockManager, shared_lock
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from tasks.cache.locks import FlockManager
+from tasks.locks import FlockManager
 FlockManager(Path(sys.argv[1])).acquire_lock("fit/abc/record", "other")
 print("held", flush=True)
 time.sleep(60)

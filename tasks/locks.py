@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
-from tasks.cache import settings
-
 WAIT_S = 0.05
 NOTE_AFTER_S = 5.0
 
@@ -184,18 +182,6 @@ class FlockManager:
 
     def _file(self, key: str) -> Path:
         return self._folder / (key.replace("/", "-") + ".lock")
-
-
-@contextlib.contextmanager
-def named_lock(name: str) -> Iterator[None]:
-    """Holds a lock of this name, shared by all threads and processes of this home, in the block."""
-    locks = FlockManager(settings.home() / "locks")
-    holder = f"{os.getpid()}-{threading.get_ident()}"
-    locks.acquire_lock(name, holder)
-    try:
-        yield
-    finally:
-        locks.release_lock(name, holder)
 
 
 def _open(file: Path) -> int:

@@ -1,4 +1,4 @@
-"""The home folder, the servers' addresses, and the environment of every command and child program.
+"""The home folder: where it is, the tracking database and the secrets in it, and its named locks.
 
 | variable | meaning | default |
 |---|---|---|
@@ -14,110 +14,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pwd
 import re
+import secrets
 import stat
-import sys
-import tomllib
+import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar, copy_context
 from functools import partial
 from pathlib import Path
 
+from tasks.locks import FlockManager
+from training.jobs.protocol import fsync
 from training.problems import Problem, UserError
-
-ENVIRONMENT = {
-    # Nothing about a user's runs leaves the machine unasked.
-    "DO_NOT_TRACK": "1",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_LOGGING_LEVEL": "WARNING",
-    # Without a bar per file between the lines of the stages.
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    # Prefect would otherwise start its own server, which has no password.
-    "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",
-    "TOKENIZERS_PARALLELISM": "true",
-}
-
-ACCESS_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-"""The variables in which the Hub's clients look for an access token first."""
 
 SWEEPS = "FINETUNE_SWEEPS"
 _UNMAPPED_USER = 65534
 """Owner of the folders of the host in a container without root: no process of the container has this user."""
-PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-# The bars of the Hub's clients are for a person who waits, not for a log.
-WITHOUT_TERMINAL = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-
-
-def prepare_environment() -> None:
-    """Sets the variables that prefect, mlflow and huggingface_hub read on import, unless the user has set them."""
-    for name, value in (ENVIRONMENT if sys.stderr.isatty() else ENVIRONMENT | WITHOUT_TERMINAL).items():
-        os.environ.setdefault(name, value)
-    if any(os.environ.get(name) for proxy in PROXIES for name in (proxy, proxy.upper())):
-        # Clients of the servers here would send their requests, and the password, to the proxy.
-        for name, other in (("no_proxy", "NO_PROXY"), ("NO_PROXY", "no_proxy")):
-            hosts = [host.strip() for host in (os.environ.get(name) or os.environ.get(other) or "").split(",")]
-            os.environ[name] = ",".join(dict.fromkeys(filter(None, [*hosts, *LOOPBACK])))
-    if not os.environ.get("HOME"):
-        with contextlib.suppress(KeyError):  # a user id without an entry, as containers may have
-            os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
-
-
-def find_environment_problems() -> list[Problem]:
-    """Problems of the variables that would end libraries with a traceback, whatever they are used for, and of files in
-    the working directory that libraries would read as settings."""
-    problems = list(_find_foreign_settings())
-    if not os.environ.get("HOME"):
-        message = f"is not set, and user {os.getuid()} has no home folder: set it to a folder that you may write to."
-        problems.append(Problem(kind="environment", where="HOME", message=message))
-    certificates = os.environ.get("SSL_CERT_FILE")
-    if certificates and not _has_certificates(Path(certificates)):
-        message = f"{certificates} is no file with certificates: name one, or unset the variable."
-        problems.append(Problem(kind="environment", where="SSL_CERT_FILE", message=message))
-    return problems
-
-
-def _find_foreign_settings() -> Iterator[Problem]:
-    """Prefect takes settings from files of the working directory, which may have come with rows: they name a server for
-    passwords and rows, and code that configures logging."""
-    readers: dict[str, tuple[str, Callable[[bytes], bool]]] = {
-        ".env": ("Prefect", lambda text: bool(re.search(rb"(?im)^[\s'\"]*(?:export\s+)?['\"]?prefect_", text))),
-        "prefect.toml": ("Prefect", lambda text: bool(text.strip())),
-        "pyproject.toml": ("Prefect", _has_prefect_table),
-        "matplotlibrc": ("matplotlib", lambda text: os.stat("matplotlibrc").st_uid not in (os.getuid(), 0)),
-    }
-    for name, (library, has_settings) in readers.items():
-        try:
-            status = os.stat(name)
-            if stat.S_ISDIR(status.st_mode):  # a virtual environment may be in .env
-                continue
-            if stat.S_ISREG(status.st_mode) and not has_settings(Path(name).read_bytes()):
-                continue
-        except OSError:  # there is none, or nobody can read it
-            continue
-        message = f"{library} would take settings from this file in the working directory, which may have come with "
-        message += "rows or a model. Set them in the environment or in a profile (`prefect config set`), and remove "
-        message += "them here, or call finetune in another folder."
-        yield Problem(kind="environment", where=name, message=message)
-
-
-def _has_prefect_table(text: bytes) -> bool:
-    try:
-        return "prefect" in tomllib.loads(text.decode()).get("tool", {})
-    except ValueError:  # Prefect ignores it too
-        return False
-
-
-def _has_certificates(file: Path) -> bool:
-    try:
-        return b"-----BEGIN" in file.read_bytes()
-    except OSError:
-        return False
-
 
 _fixed: ContextVar[tuple[Path, str | None] | None] = ContextVar("fixed", default=None)
 """The home and the tracking URI of a thread that must not follow later changes."""
@@ -229,3 +141,41 @@ def _served() -> str | None:
     except (OSError, ValueError):
         return None
     return str(state.get("mlflow"))
+
+
+@contextlib.contextmanager
+def named_lock(name: str) -> Iterator[None]:
+    """Holds a lock of this name, shared by all threads and processes of this home, in the block."""
+    locks = FlockManager(home() / "locks")
+    holder = f"{os.getpid()}-{threading.get_ident()}"
+    locks.acquire_lock(name, holder)
+    try:
+        yield
+    finally:
+        locks.release_lock(name, holder)
+
+
+def create_secret(file: Path, content: bytes) -> Path:
+    """Creates a file that only this user may read, if it is missing, or empty after a power cut. Returns the file."""
+    with named_lock(file.name):
+        if not file.exists() or not file.stat().st_size:
+            aside = file.with_name(f".{file.name}-new")
+            aside.unlink(missing_ok=True)  # left by a killed process
+            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as opened:
+                opened.write(content)
+                opened.flush()
+                os.fsync(opened.fileno())
+            aside.rename(file)
+            fsync(file.parent)
+    return file
+
+
+def ray_token() -> Path:
+    """The file with the token of Ray clusters that this project starts; created if missing. Ray's own, in the user's
+    home, would be readable for others, and would change which clusters the user starts."""
+    return create_secret(home() / "ray.token", secrets.token_hex(32).encode())
+
+
+def signing_key() -> Path:
+    """The file with the key that signs this home's checkpoints; created if missing."""
+    return create_secret(home() / "seal.key", secrets.token_bytes(32))

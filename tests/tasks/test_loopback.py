@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tasks.cache import loopback
+from tasks import loopback
 from tests import fork_server
 
 NOBODY = 65534

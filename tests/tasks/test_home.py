@@ -1,0 +1,127 @@
+"""Where things live."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from tasks.environment import prepare_environment
+from tasks.home import home as create_home
+from tasks.home import home_path, registry_place, tracking_is_local, tracking_uri, with_this_home, without_credentials
+from tasks.prefect import servers
+from training.problems import UserError
+
+
+def test_the_home_is_made_for_its_owner_alone(home: Path) -> None:
+    assert create_home() == home and stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+def test_the_home_is_in_the_working_directory_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FINETUNE_HOME")
+    assert create_home() == tmp_path / ".finetune"
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702])
+def test_a_home_that_others_may_write_is_refused(home: Path, mode: int) -> None:
+    home.mkdir()
+    home.chmod(mode)
+    with pytest.raises(UserError, match="chmod 700"):
+        create_home()
+
+
+def test_a_home_that_others_may_read_becomes_its_owners_alone(home: Path) -> None:
+    home.mkdir(mode=0o755)
+    home.chmod(0o755)
+    create_home()
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+def test_a_home_in_a_folder_in_which_others_may_rename_it_is_refused_by_the_name_of_that_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "shared"
+    (shared / "mine").mkdir(parents=True)
+    monkeypatch.setenv("FINETUNE_HOME", str(shared / "mine" / "home"))
+    shared.chmod(0o1777)  # as /tmp
+    create_home()
+    shared.chmod(0o777)
+    with pytest.raises(UserError, match=rf"{shared} belongs to another user or may be written by others"):
+        create_home()
+
+
+def test_a_home_that_is_a_file_is_refused(home: Path) -> None:
+    home.write_text("x")
+    with pytest.raises(UserError, match="Name another folder"):
+        create_home()
+
+
+def test_the_tracker_is_the_homes_own_unless_one_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tracking_is_local() and tracking_uri() == f"sqlite:///{home}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
+    assert not tracking_is_local() and tracking_uri() == "http://tracker:5000"
+
+
+def test_settings_of_the_user_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    prepare_environment()
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://me:secret@host:5000/api failed", "http://host:5000/api failed"),
+        ("postgresql://me:s:e:c@host/db", "postgresql://host/db"),
+        ("postgresql://me:se/c@host/db", "postgresql://host/db"),
+        ("http://host:5000/a/me@work failed", "http://host:5000/a/me@work failed"),
+        ("https://token@host", "https://host"),
+        ("sqlite:////home/me@work/mlflow.db", "sqlite:////home/me@work/mlflow.db"),
+        ("mail me@host about http://host", "mail me@host about http://host"),
+    ],
+)
+def test_names_and_passwords_in_urls_are_not_shown(text: str, shown: str) -> None:
+    assert without_credentials(text) == shown
+
+
+def test_the_homes_own_registry_is_the_same_through_the_server_of_up(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+    assert registry_place() == "http://127.0.0.1:5000"
+    servers.write_state(servers.ServicesState(pid=1, prefect=None, mlflow="http://127.0.0.1:5000"))
+    assert registry_place() == "home"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
+    assert registry_place() == "http://tracker:5000"
+
+
+def test_a_thread_keeps_the_home_and_the_tracker_with_which_it_began(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[tuple[Path, str]] = []
+
+    def look() -> None:
+        looked.append((home_path(), tracking_uri()))
+
+    late = with_this_home(look)
+    monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / "another"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    thread = threading.Thread(target=late)
+    thread.start()
+    thread.join()
+    assert looked == [(home, f"sqlite:///{home}/mlflow.db")]
+    assert home_path() == tmp_path / "another"
+
+
+@pytest.mark.parametrize("name", ["a%20b", "what?"])
+def test_a_home_whose_path_libraries_would_take_for_a_url_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / name))
+    with pytest.raises(UserError, match="which paths in URLs of databases cannot have: name another folder"):
+        create_home()
+    assert not (tmp_path / name).exists()
