@@ -27,7 +27,7 @@ from tasks.prediction.scan import Shard, require_few_errors
 from tasks.prediction.shard_job import PREDICTIONS, ShardPredictor, remember_rate
 from tasks.prefect import events
 from tasks.prefect.progress import PrefectProgress
-from tasks.shared_store.connect import open_remote
+from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.predict_shard import predict_shard
 from tasks.tracking.connection import MlflowFailed
 from tasks.tracking.outbox import running

@@ -33,7 +33,7 @@ from tasks.prefect import events, pending_states
 from tasks.prefect.progress import PrefectProgress
 from tasks.registry import consent
 from tasks.reports.stage_summaries import STAGES_WITH_REPORT
-from tasks.shared_store.connect import open_remote
+from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.resolve import lock_file
 from tasks.tracking.connection import MlflowFailed
 from training.problems import UserError, full_disk

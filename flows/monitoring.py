@@ -22,7 +22,7 @@ from tasks.prefect import events
 from tasks.prefect.progress import PrefectProgress
 from tasks.registry.monitored import Monitored, find_monitored, find_rows
 from tasks.reports.monitoring_reports import describe_drift, summarize_drift
-from tasks.shared_store.connect import open_remote
+from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.drift import count_look, record_drift
 from tasks.stages.drift import drift as compare_rows
 from tasks.stages.profile import observe, profile

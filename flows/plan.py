@@ -10,7 +10,7 @@ from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.results import Lock
 from tasks.jobs.engines.ray_engine import find_cluster_problems
 from tasks.jobs.hardware import visible_gpus
-from tasks.shared_store.connect import open_remote
+from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.fit import launch_early
 from tasks.stages.preflight.model_check import CheckedModel, require_model
 from tasks.tracking.mlflow_run import deliver_earlier_runs

@@ -19,7 +19,7 @@ from tasks.cache.planner import Planner
 from tasks.cache.results import Lock
 from tasks.jobs.early_launch import early_launches
 from tasks.prefect import events
-from tasks.shared_store.connect import open_remote
+from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.resolve import lock_file
 from tasks.tracking.connection import MlflowFailed
 from training.problems import NETWORK, UserError

@@ -35,7 +35,7 @@ from tasks.prefect import events
 from tasks.prefect.artifacts import ArtifactSender, Table
 from tasks.prefect.progress import PrefectProgress
 from tasks.registry import consent
-from tasks.shared_store.connect import open_remote
+from tasks.shared_store.bucket_remote import open_remote
 from tasks.sweeps.pictures import draw_pictures
 from tasks.sweeps.study import Study, only_sweep, study_key
 from tasks.sweeps.trial import Trial

@@ -24,7 +24,7 @@ from tasks.cache.stage import Listener, Paused, Row
 from tasks.jobs.launch import JobFailed
 from tasks.prefect import events
 from tasks.prefect.progress import PrefectProgress
-from tasks.shared_store.connect import open_remote
+from tasks.shared_store.bucket_remote import open_remote
 from tasks.sweeps.study import Study
 from tasks.sweeps.trial import UNFINISHED, Trial
 from tasks.tracking.run_tracker import RunTracker

@@ -28,7 +28,7 @@ from tasks.hub.push import find_publishing_problems
 from tasks.jobs.engines.ray_engine import free
 from tasks.jobs.job import job_of
 from tasks.reports.row_reports import read_report
-from tasks.shared_store.connect import open_remote
+from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.fit import fit, launch
 from tasks.stages.preflight.training_estimate import estimate_lines
 from tasks.tracking.connection import find_registry_problems

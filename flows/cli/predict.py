@@ -150,7 +150,7 @@ def _plan(prediction: BatchPrediction, arguments: argparse.Namespace) -> int:
     from flows.reports.predictions import count, describe_errors
     from tasks.prediction.scan import require_few_errors
     from tasks.prediction.shard_job import last_rate
-    from tasks.shared_store.connect import open_remote
+    from tasks.shared_store.bucket_remote import open_remote
 
     remote, terminal = open_remote(), Terminal()
     terminal.stage_started("predict", "")

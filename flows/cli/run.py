@@ -32,7 +32,7 @@ from tasks.cache.results import Verdict
 from tasks.jobs import warm
 from tasks.jobs.early_launch import early_launches
 from tasks.reports.stage_summaries import STAGES
-from tasks.shared_store.connect import open_remote
+from tasks.shared_store.bucket_remote import open_remote
 from tasks.tracking.connection import MlflowFailed
 from training.problems import UserError
 from training.recipe import Recipe, parse_set

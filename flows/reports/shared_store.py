@@ -10,7 +10,7 @@ from tasks.reports.formatting import format_size
 
 if TYPE_CHECKING:
     from tasks.shared_store.bucket import Entry
-    from tasks.shared_store.garbage_collection import Content, Plan
+    from tasks.shared_store.maintenance import Content, Plan
 
 FILES = "files"
 """The files of all artifacts, each content once; the lines of the stages have the manifests alone."""

@@ -29,7 +29,7 @@ from tasks.registry.versions import (
     read_name,
     read_tag,
 )
-from tasks.shared_store.connect import open_remote
+from tasks.shared_store.bucket_remote import open_remote
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, has_database, mlflow_errors
 from training.local_files import find_foreign
 from training.models.repository_files import (

@@ -13,7 +13,7 @@ from tasks.home import home
 from tasks.registry import consent, lineage
 from tasks.registry.prediction_job import find_model, read_by
 from tasks.registry.versions import RECIPE_TAG, SPLIT_TAG, read_figures, read_name
-from tasks.shared_store.connect import open_remote
+from tasks.shared_store.bucket_remote import open_remote
 from tasks.tracking.connection import MODEL_TAG, connect, mlflow_errors
 from training import task_types
 from training.data.file_systems import display_name

@@ -22,7 +22,7 @@ from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import require_finished, run_job
 from tasks.registry.champions import PARTS, find_folders
 from tasks.registry.lineage import RECIPE_SET
-from tasks.shared_store.connect import open_remote
+from tasks.shared_store.bucket_remote import open_remote
 from training.data.file_systems import display_name, is_url
 from training.jobs.protocol import Job
 from training.problems import Problem, UserError

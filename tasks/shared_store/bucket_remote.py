@@ -1,24 +1,38 @@
-"""The shared store as runs and plans see it: a bucket that fails stops no run."""
+"""The shared store of the environment, as runs and plans see it: a bucket that fails stops no run."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from pathlib import Path
 
 from tasks.cache import store
 from tasks.cache.remote import Progress, Remote, no_progress
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Work
-from tasks.home import named_lock
-from tasks.shared_store.artifacts import DamagedObject, SharedStore
-from tasks.shared_store.bucket import Bucket, BucketError
-from tasks.shared_store.checkpoint_uploads import share_checkpoints
-from tasks.shared_store.checkpoints import remove_checkpoints
+from tasks.home import home, named_lock
+from tasks.shared_store.artifacts import ArtifactUploads, DamagedObject, SharedStore
+from tasks.shared_store.bucket import VARIABLE, Bucket, BucketError
+from tasks.shared_store.checkpoints import remove_checkpoints, share_checkpoints
 from tasks.shared_store.leases import Leases
 from tasks.shared_store.transfers import count_bytes
-from tasks.shared_store.uploads import ArtifactUploads
+
+
+def open_remote() -> Remote:
+    """The store of FINETUNE_STORE: one object for each home, so that a run reports what its plan fetched.
+
+    Raises UserError if the variable is no URL of a store.
+    """
+    url = os.environ.get(VARIABLE)
+    return _open(url, home()) if url else Remote()
+
+
+@lru_cache
+def _open(url: str, of_home: Path) -> Remote:
+    return BucketRemote(Bucket(url))
 
 
 class BucketRemote(Remote):
@@ -117,12 +131,12 @@ class BucketRemote(Remote):
         return share_checkpoints(self._bucket, work, signing_key, device, is_away=self._is_away)
 
     def upload(self, ref: Artifact) -> None:
-        """ArtifactUploads an artifact of the run, unless the bucket has it, while the run goes on."""
+        """Uploads an artifact of the run, unless the bucket has it, while the run goes on."""
         if (ref.stage, ref.key) not in self._fetched:
             self._uploads.add(ref.stage, ref.key)
 
     def deliver_earlier(self) -> None:
-        """ArtifactUploads what earlier runs of this home left, while the run goes on."""
+        """Uploads what earlier runs of this home left, while the run goes on."""
         self._uploads.add_earlier()
 
     def end_run(self, wait: bool, note: Callable[[str], None] = lambda text: None) -> list[str]:

@@ -1,13 +1,19 @@
-"""Leases: of several machines that want the same artifact, one makes it and the others wait.
+"""Leases, by which machines with a shared bucket take turns, and announcements of uploads, which a removal reads.
 
-    leases/<stage>/<key>.json    {"owner": …, "beat": 7}
+    leases/<stage>/<key>.json              {"owner": …, "beat": 7}
+    leases/removal/all.json                the lease of a removal
+    uploads/<stage>/<key>.<random>.json    the manifest that an upload is about to write
 
-The owner counts `beat` up while it works. A waiter takes a lease over if its content has not changed for a time on the
-waiter's own monotonic clock, so clocks of machines are never compared. It reads the lease once more before it removes
-it, because another waiter may have been first. Between these two requests it can still remove the other's new lease, or
-one whose owner wakes up: a bucket removes without a condition.
+Of several machines that want the same artifact, one makes it and the others wait. The owner of a lease counts `beat` up
+while it works. A waiter takes a lease over if its content has not changed for a time on the waiter's own monotonic
+clock, so clocks of machines are never compared. It reads the lease once more before it removes it, because another
+waiter may have been first. Between these two requests it can still remove the other's new lease, or one whose owner
+wakes up: a bucket removes without a condition. A lease only saves work: if two machines hold it at once, each makes the
+artifact, and the first manifest stands.
 
-A lease only saves work: if two machines hold it at once, each makes the artifact, and the first manifest stands.
+An upload does not send an object that exists, and a removal removes objects that no manifest names: together they could
+lose one. So an upload first writes its announcement, and then waits while there is a removal; a removal first takes its
+lease, and then reads the announcements, whose objects it keeps. Whichever comes second sees the other.
 """
 
 from __future__ import annotations
@@ -19,11 +25,13 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from threading import Event
 
 from tasks.home import home
 from tasks.locks import raise_if_cancelled
 from tasks.shared_store.bucket import AlreadyExists, Bucket, BucketError, NotFound
+from tasks.shared_store.transfers import check
 from training.problems import UserError
 
 BEAT_S = 10.0
@@ -32,6 +40,9 @@ STALE_S = 45.0
 POLL_S = 2.0
 _FAILURES = (BucketError, UserError)
 """A bucket that was deleted is a UserError."""
+ANNOUNCEMENTS = "uploads"
+REMOVAL = ("removal", "all")
+"""The lease of a removal."""
 
 
 class Leases:
@@ -186,6 +197,23 @@ class Leases:
 
     def _content(self, beat: int) -> bytes:
         return json.dumps({"owner": self.owner, "beat": beat}).encode()
+
+
+@contextlib.contextmanager
+def announce(bucket: Bucket, leases: Leases, stage: str, key: str, manifest: bytes, *stops: Event) -> Iterator[None]:
+    """Keeps the objects of the manifest from removal during the block.
+
+    Raises Stopped if one of the events is set while a removal goes on, and BucketError.
+    """
+    name = f"{ANNOUNCEMENTS}/{stage}/{key}.{uuid.uuid4().hex[:8]}.json"
+    bucket.create(name, manifest)
+    try:
+        leases.wait_for_end(*REMOVAL, lambda: any(stop.is_set() for stop in stops))
+        check(*stops)
+        yield
+    finally:
+        with contextlib.suppress(BucketError):  # it is removed later, when it is old
+            bucket.remove(name)
 
 
 def _name(stage: str, key: str) -> str:

@@ -52,7 +52,7 @@ class SharedFile(BaseModel):
 def download(
     bucket: Bucket, name: str, file: SharedFile, target: Path, stop: Event, on_bytes: Callable[[int], None]
 ) -> str | None:
-    """Writes the object as a file. Returns the fault of the object, if it has one."""
+    """Writes the object as a file. Returns the reason if the object cannot be used."""
     digest = hashlib.sha256()
     try:
         with target.open("xb") as out:
@@ -63,8 +63,8 @@ def download(
                 on_bytes(len(chunk))
             out.flush()
             os.fsync(out.fileno())  # while other files arrive
-    except (NotFound, WrongSize) as fault:
-        return str(fault)
+    except (NotFound, WrongSize) as error:
+        return str(error)
     return None if digest.hexdigest() == file.sha256 else f"{name} has other bytes"
 
 

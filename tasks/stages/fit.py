@@ -21,7 +21,7 @@ from tasks.jobs.engines.ray_engine import start_early, take_early
 from tasks.jobs.engines.ray_messages import Cluster, Program
 from tasks.jobs.hardware import device, visible_gpus
 from tasks.jobs.job import Files, Job, files_of, folder_of, stage
-from tasks.shared_store.connect import open_remote
+from tasks.shared_store.bucket_remote import open_remote
 from training import distributed, task_types
 from training.engine import checkpoints
 from training.engine.fit_settings import FitSettings, HubModel

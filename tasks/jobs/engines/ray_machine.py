@@ -38,7 +38,7 @@ from tasks.jobs.engines import local
 from tasks.jobs.engines.ray_messages import Facts, Input, MachineState, Program
 from tasks.jobs.hardware import device, visible_gpus
 from tasks.jobs.supervisors import Handle, poll, stop
-from tasks.shared_store.connect import open_remote
+from tasks.shared_store.bucket_remote import open_remote
 from training.engine import checkpoints
 from training.jobs.protocol import EVENTS, LOGS, OUTCOMES, OUTPUT, Job, Outcome, read_events, write_atomically
 from training.problems import DISK, Problem, full_disk

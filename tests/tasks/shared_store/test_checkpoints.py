@@ -16,11 +16,9 @@ import pytest
 from tasks.cache import store
 from tasks.cache.stage import Work
 from tasks.home import home as create_home
-from tasks.shared_store import checkpoint_uploads
 from tasks.shared_store.bucket import Bucket
 from tasks.shared_store.bucket_remote import BucketRemote
-from tasks.shared_store.checkpoint_uploads import CheckpointUploads, share_checkpoints
-from tasks.shared_store.checkpoints import Checkpoints, remove_checkpoints
+from tasks.shared_store.checkpoints import Checkpoints, CheckpointUploader, remove_checkpoints, share_checkpoints
 from tests import fork_server
 from tests.fork_server import COMMANDS, Fork
 from tests.s3 import S3
@@ -47,7 +45,7 @@ def use_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UseHome:
         (create_home() / "seal.key").write_bytes(name.encode())
         return Work(KEY, tmp_path / "out", "run", (Heard(),), "fit")
 
-    monkeypatch.setattr(checkpoint_uploads, "LOOK_AGAIN_AFTER_S", 0.1)
+    monkeypatch.setattr("tasks.shared_store.checkpoints.LOOK_AGAIN_AFTER_S", 0.1)
     use("first")
     return use
 
@@ -68,8 +66,8 @@ def save(work: Work, step: int, needs: Sequence[int] = (), divisor: int = 1) -> 
     return final
 
 
-def uploads(bucket: Bucket, work: Work) -> CheckpointUploads:
-    return CheckpointUploads(Checkpoints(bucket, KEY, work.job), work)
+def uploads(bucket: Bucket, work: Work) -> CheckpointUploader:
+    return CheckpointUploader(Checkpoints(bucket, KEY, work.job), work)
 
 
 def resume(bucket: Bucket, work: Work, device: str | None = "this one") -> list[str]:
@@ -207,7 +205,7 @@ def test_a_damaged_checkpoint_is_reported_once_and_an_older_one_is_used(
 
 def test_an_upload_of_u_seconds_is_followed_by_a_pause_of_19_u(on_s3: str, s3: S3, use_home: UseHome) -> None:
     work, now = use_home("first"), [0.0]
-    sender = CheckpointUploads(Checkpoints(Bucket(on_s3, QUICK), KEY, work.job), work, clock=lambda: now[0])
+    sender = CheckpointUploader(Checkpoints(Bucket(on_s3, QUICK), KEY, work.job), work, clock=lambda: now[0])
 
     def slow(request: str) -> None:
         now[0] += 3.0 * request.startswith("PUT")
@@ -222,7 +220,7 @@ def test_an_upload_of_u_seconds_is_followed_by_a_pause_of_19_u(on_s3: str, s3: S
 
 def test_after_a_long_outage_checkpoints_are_soon_uploaded_again(on_s3: str, s3: S3, use_home: UseHome) -> None:
     work, now = use_home("first"), [0.0]
-    sender = CheckpointUploads(Checkpoints(Bucket(on_s3, QUICK), KEY, work.job), work, clock=lambda: now[0])
+    sender = CheckpointUploader(Checkpoints(Bucket(on_s3, QUICK), KEY, work.job), work, clock=lambda: now[0])
 
     def away(request: str) -> int:
         now[0] += 300.0

@@ -10,7 +10,7 @@ from tasks.home import signing_key
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import run_child
 from tasks.jobs.commands import accelerate_argv, accelerate_environment, python_argv
-from tasks.shared_store import checkpoint_uploads
+from tasks.shared_store import checkpoints as shared_checkpoints
 from tasks.shared_store.bucket import Bucket
 from tests.fork_server import PAUSE
 from tests.tasks.watching import Heard
@@ -25,7 +25,7 @@ def train(home: Path, url: str | None, world: Path, out: Path, processes: int, p
     """Trains in this home, and returns the state of the stage and its notes and warnings. With a URL, the checkpoints
     are shared, and each is uploaded at once."""
     os.environ |= {"FINETUNE_HOME": str(home), PAUSE: str(pause_s)}
-    checkpoint_uploads.PAUSE = 0.0
+    shared_checkpoints.PAUSE = 0.0
     heard = Heard()
     out.mkdir(parents=True)
     work = Work(KEY, out, "run", (heard,), "fit")
@@ -64,6 +64,6 @@ def train(home: Path, url: str | None, world: Path, out: Path, processes: int, p
     if url is None:
         run()
     else:
-        with checkpoint_uploads.share_checkpoints(Bucket(url), work, signing_key(), None):
+        with shared_checkpoints.share_checkpoints(Bucket(url), work, signing_key(), None):
             run()
     return work.state, [event["message"] for event in heard.events if event["kind"] in ("note", "warning")]

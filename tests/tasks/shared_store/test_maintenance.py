@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 
 from tasks.cache import store
-from tasks.shared_store import garbage_collection
-from tasks.shared_store.announcements import announce
+from tasks.shared_store import maintenance
 from tasks.shared_store.artifacts import SharedStore
 from tasks.shared_store.bucket import Bucket, Entry, Forbidden
-from tasks.shared_store.garbage_collection import LeaseLost, Plan
-from tasks.shared_store.leases import Leases
-from tasks.shared_store.maintenance import Maintenance
+from tasks.shared_store.leases import Leases, announce
+from tasks.shared_store.maintenance import LeaseLost, Maintenance, Plan
 from tests.s3 import S3
 from tests.tasks.shared import QUICK, bucket, on_s3, s3, url
 
@@ -53,8 +51,8 @@ def quick_leases(bucket: Bucket) -> Leases:
 
 def remove(bucket: Bucket, *needed: str, grace: timedelta = AT_ONCE) -> list[str]:
     """Removes all that may go; gives the names."""
-    chosen = garbage_collection.read_content(bucket).entries
-    gone = garbage_collection.remove(bucket, quick_leases(bucket), lambda: needed, chosen, grace)
+    chosen = maintenance.read_content(bucket).entries
+    gone = maintenance.remove(bucket, quick_leases(bucket), lambda: needed, chosen, grace)
     return [entry.name for entry in gone]
 
 
@@ -109,7 +107,7 @@ def test_files_of_others_are_neither_counted_nor_removed(bucket: Bucket) -> None
     ]
     for name in theirs:
         bucket.write(name, b"theirs")
-    assert garbage_collection.read_content(bucket).entries == [] == remove(bucket)
+    assert maintenance.read_content(bucket).entries == [] == remove(bucket)
     assert sorted(entry.name for entry in bucket.entries()) == sorted(theirs)
 
 
@@ -140,7 +138,7 @@ def test_an_upload_that_ends_while_the_removal_looks_keeps_the_objects_that_it_f
     )
     bucket.create(announcement, manifest)
     (announced,) = bucket.entries("uploads")
-    chosen = garbage_collection.read_content(bucket).entries
+    chosen = maintenance.read_content(bucket).entries
     list_now = bucket.entries
 
     def end_upload() -> None:
@@ -159,7 +157,7 @@ def test_an_upload_that_ends_while_the_removal_looks_keeps_the_objects_that_it_f
 
     monkeypatch.setattr(bucket, "entries", entries)
     monkeypatch.setattr(bucket, "now", lambda: announced.modified)
-    garbage_collection.remove(bucket, quick_leases(bucket), lambda: {NEW}, chosen, timedelta())
+    maintenance.remove(bucket, quick_leases(bucket), lambda: {NEW}, chosen, timedelta())
     assert whole(bucket, "fit", NEW)
     assert SharedStore(bucket).look_up("fit", OLD) is None
 
@@ -181,8 +179,8 @@ def test_an_upload_that_begins_during_the_removal_waits_and_then_sends_what_is_g
 
     with ThreadPoolExecutor(1) as pool:
         uploading = pool.submit(upload_new)
-        chosen = garbage_collection.read_content(bucket).entries
-        gone = garbage_collection.remove(bucket, leases, find_needed, chosen, AT_ONCE)
+        chosen = maintenance.read_content(bucket).entries
+        gone = maintenance.remove(bucket, leases, find_needed, chosen, AT_ONCE)
         assert any(entry.name.startswith("objects") for entry in gone)
         uploading.result(20)
     assert whole(bucket, "fit", NEW)
@@ -199,7 +197,7 @@ def test_a_removal_that_lost_its_lease_removes_nothing_more(bucket: Bucket) -> N
         return ()
 
     with pytest.raises(LeaseLost, match="again"):
-        garbage_collection.remove(bucket, leases, find_needed, garbage_collection.read_content(bucket).entries, AT_ONCE)
+        maintenance.remove(bucket, leases, find_needed, maintenance.read_content(bucket).entries, AT_ONCE)
     assert whole(bucket, "fit", A)
 
 
