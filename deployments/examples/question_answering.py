@@ -32,7 +32,7 @@ import numpy as np
 from pydantic import Field
 
 from training.evaluation.predictions import Predictions
-from training.evaluation.words import split_words
+from training.evaluation.text_statistics import split_words
 from training.task_types.task_type import Column, TaskType
 
 if TYPE_CHECKING:

@@ -65,7 +65,7 @@ def predict_champion(recipe: Recipe, lock: Lock, data: Artifact, champion: Champ
             "data": files_of(data, ["labels.json", f"{split}.arrow"]),
         },
         code=task_types.code_modules(recipe.task),
-        outside=() if prompts else ("training.engine.answers", "training.evaluation.generated_answers"),
+        outside=() if prompts else ("training.engine.answers", "training.evaluation.preferences"),
         users_code=task_types.user_code(recipe.task),
         libraries=("torch", "transformers", "tokenizers", "pyarrow", *task_type.libraries),
         field_names={

@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 
 from tests.benchmarks.table import machine
 from tests.drift.subject import Model, Pool, Shift, cut, misspell
-from training.evaluation.drift.estimated_accuracy import estimate_accuracy
-from training.evaluation.drift.report import Thresholds, compare, judge
+from training.evaluation.drift.report import Thresholds, compare, estimate_accuracy, judge
 from training.evaluation.significance import alpha_spent
 
 REFERENCE_ROWS = 1_000

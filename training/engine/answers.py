@@ -16,7 +16,7 @@ import torch
 
 from training.distributed import ranks
 from training.evaluation.constant_predictions import sample_evenly
-from training.evaluation.generated_answers import ANSWER, BASE, TOKENS
+from training.evaluation.preferences import ANSWER, BASE, TOKENS
 from training.models.loading import DTYPES
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import torch
 
 from training.batching.batches import EvaluationBatches, TokenRows
 from training.engine.inference import evaluate
-from training.evaluation.drift.text_statistics import FIELD
+from training.evaluation.text_statistics import FIELD
 from training.models import loading
 from training.tokenization.transformers_encoder import load_encoder
 

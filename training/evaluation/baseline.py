@@ -11,11 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from training.evaluation.confusion import Figure
 from training.evaluation.constant_predictions import Baseline, Constant
 from training.evaluation.metrics import compute, list_known
-from training.evaluation.metrics.bootstrap_figures import figures
-from training.evaluation.predictions import Predictions
+from training.evaluation.metrics.resampling import figures
+from training.evaluation.predictions import Figure, Predictions
 from training.recipe.tables.metrics import METRICS, more_is_better
 
 ROUNDING = 1e-12

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from training.evaluation.confusion import Figure, Floats
+from training.evaluation.predictions import Figure, Floats
 
 Rows = npt.NDArray[np.int64]
 

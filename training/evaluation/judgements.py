@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from training.evaluation.bootstrap import draws
-from training.evaluation.generated_answers import ANSWER, BASE, TOKENS
+from training.evaluation.preferences import ANSWER, BASE, TOKENS
 from training.jobs.user_code import CodeField
 
 SEED = 0

@@ -1,12 +1,14 @@
-"""Predictions and references of a split, a class for each type: the input of metrics.
+"""Predictions and references of a split, a class for each type: the input of metrics. Those of texts, of words
+and of preferences have modules of their own.
 
-N rows, L labels.
+N rows, L labels, D bootstrap draws of the rows.
 """
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -14,10 +16,13 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from training.evaluation.confusion import Confusion
 from training.recipe.tables.metrics import MANY_LABELS, NUMBERS, ONE_LABEL, TOKENS, non_numeric_label
 
 Rows = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int32]  # (D, N) the number of times that each row counts in each draw
+Figure = Callable[[Counts], Floats]
+"""Returns the figure of each draw, (D,)."""
 MAX_WORST_CASES = 20
 """The largest number of worst cases."""
 
@@ -390,3 +395,30 @@ class Likelihoods(Predictions):
     def describe_row(self, row: int, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         perplexity = float(np.exp(-self.row_scores[row]))
         return {"label": f"{self.targets[row]} tokens", "prediction": f"perplexity {perplexity:.4g}"}
+
+
+class Confusion:
+    """The pairs of a true and a predicted label that occur, and the number of rows of each in each draw. K pairs."""
+
+    def __init__(
+        self, references: npt.NDArray[np.int64], predictions: npt.NDArray[np.int64], labels: Sequence[str]
+    ) -> None:
+        self.labels = labels
+        codes = references * len(labels) + predictions
+        self._order = np.argsort(codes, kind="stable")
+        pairs, self._starts = np.unique(codes[self._order], return_index=True)
+        self.true, self.predicted = np.divmod(pairs, len(labels))  # (K,) each
+        self._last: tuple[weakref.ref[Counts], Floats] | None = None
+
+    def rows(self, counts: Counts) -> Floats:
+        """(D, K)"""
+        if self._last is None or self._last[0]() is not counts:  # several metrics use the same counts
+            rows = np.add.reduceat(np.take(counts, self._order, axis=1), self._starts, axis=1, dtype=np.int64)
+            self._last = weakref.ref(counts), rows.astype(np.float64)
+        return self._last[1]
+
+    def by_label(self, counts: Counts) -> tuple[Floats, Floats, Floats]:
+        """(D, L) rows with each label, rows predicted to have it, and rows of both."""
+        rows, label = self.rows(counts), np.arange(len(self.labels))
+        true, predicted = ((which[:, None] == label).astype(np.float64) for which in (self.true, self.predicted))
+        return rows @ true, rows @ predicted, rows @ (true * predicted)

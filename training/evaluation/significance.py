@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from training.evaluation.bootstrap import draws, portions
-from training.evaluation.confusion import Counts, Figure, Floats
+from training.evaluation.predictions import Counts, Figure, Floats
 
 SEED = 20_260
 MIN_TAIL_DRAWS = 50

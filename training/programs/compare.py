@@ -249,7 +249,7 @@ def run_paired_test(
     """The figure's name, both models' values, and the result of the paired test."""
     from training.evaluation import baseline
     from training.evaluation.metrics import compute
-    from training.evaluation.metrics.bootstrap_figures import cost, figures
+    from training.evaluation.metrics.resampling import cost, figures
 
     metrics, name = settings.metrics, settings.figure
     values = compute(metrics, new)
@@ -278,7 +278,7 @@ def run_paired_test(
 
 def find_heavy_tails(metric: str, new: Predictions, old: Predictions) -> Iterator[str]:
     """Yields a warning if few rows decide about the difference: other such rows may reverse it."""
-    from training.evaluation.metrics.bootstrap_figures import influences
+    from training.evaluation.metrics.resampling import influences
 
     ours, theirs = (influences(metric, model) if metric in METRICS else None for model in (new, old))
     if ours is None or theirs is None:

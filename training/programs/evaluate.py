@@ -101,7 +101,7 @@ def _compare(
     if "expected" not in job.inputs:
         return None, {name: _difference_of_scores(score, settings.expected.get(name)) for name, score in found.items()}
     from training.evaluation.bootstrap import draw_differences, match_rows
-    from training.evaluation.metrics.bootstrap_figures import figures
+    from training.evaluation.metrics.resampling import figures
 
     data = Path(job.inputs["expected_data"])
     expected = _read(task_type, Path(job.inputs["expected"]), settings.split, data)

@@ -59,7 +59,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     from training.data.casting import to_batch
     from training.engine.observation import Observer
     from training.evaluation.drift.sampling import Reservoir
-    from training.evaluation.drift.text_statistics import join_texts
+    from training.evaluation.text_statistics import join_texts
     from training.models import loading
 
     settings = ObserveSettings.model_validate(job.settings)
@@ -101,7 +101,7 @@ def _read_split(folder: Path, split: str, columns: Iterable[str]) -> Iterator[Ro
     """The rows of a split as load_data stored it."""
     import pyarrow as pa
 
-    from training.evaluation.drift.text_statistics import join_texts
+    from training.evaluation.text_statistics import join_texts
 
     table = pa.ipc.open_file(pa.memory_map(str(folder / f"{split}.arrow"))).read_all()
     names = json.loads((folder / "labels.json").read_text())
@@ -114,7 +114,7 @@ def _read_split(folder: Path, split: str, columns: Iterable[str]) -> Iterator[Ro
 
 def _read_sample(file: Path) -> Iterator[Row]:
     """The rows of a sample. A row that the model cannot predict has no inputs."""
-    from training.evaluation.drift.text_statistics import join_texts
+    from training.evaluation.text_statistics import join_texts
 
     with file.open("rb") as lines:
         for line in lines:

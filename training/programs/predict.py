@@ -4,7 +4,7 @@ inputs     model (the output of training.programs.fit), tokens (SPLIT.arrow); ba
            are answered
 settings   PredictSettings, below
 output     SPLIT.parquet, a row for each row of the split, in its order: row, label as the tokens have it, the task
-           type's `predictions`, tokens (their number); and the columns of training.evaluation.generated_answers if
+           type's `predictions`, tokens (their number); and the columns of training.evaluation.preferences if
            prompts are answered
 figures    rows and rows_per_second of all splits together
 

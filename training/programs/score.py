@@ -129,7 +129,7 @@ def compute_scores(
 ) -> Scores:
     """The metrics of these rows with their intervals; `report` is called with the number of finished draws."""
     from training.evaluation import bootstrap, metrics
-    from training.evaluation.metrics.bootstrap_figures import figures
+    from training.evaluation.metrics.resampling import figures
 
     values = metrics.compute(names, predicted)
     draws = bootstrap.draw_figures(list(figures(names, predicted).values()), len(predicted), DRAWS, SEED, report)

@@ -24,8 +24,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from training.data.faults import masks_by_reason
-from training.evaluation.generated_answers import lengths_of
-from training.evaluation.preferences import UnpairedPreferences, baseline_by_rating
+from training.evaluation.preferences import UnpairedPreferences, baseline_by_rating, lengths_of
 from training.recipe.tables.metrics import ANSWER_METRICS, UNPAIRED, metrics_for
 from training.task_types.preference_tuning import PreferenceTuning
 from training.task_types.task_type import Column, StepSums

@@ -22,8 +22,7 @@ import pyarrow as pa
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from training.evaluation.generated_answers import lengths_of
-from training.evaluation.preferences import Preferences
+from training.evaluation.preferences import Preferences, lengths_of
 from training.recipe.tables.metrics import ANSWER_METRICS
 from training.task_types.answer_pairs import AnswerPairs
 from training.task_types.preference_tuning import PreferenceTuning

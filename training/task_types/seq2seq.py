@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, PadToLongest, TokenRows
-    from training.evaluation.constant_predictions import Baseline
-    from training.evaluation.generated_texts import Generated
     from training.recipe import Training
     from training.task_types.task_type import Loss
     from training.tokenization.encoder import Encoder

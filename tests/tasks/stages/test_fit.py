@@ -87,7 +87,7 @@ def test_metrics_count_where_one_may_choose_the_best_model_and_how_figures_are_r
     evaluation_code = {name for name in more if name.startswith("code.training/evaluation/")}
     assert more.keys() - evaluation_code == {"code.mine.py", "code.helper.py", "table.errors.more_is_better"}
     assert "code.training/evaluation/metrics/__init__.py" in evaluation_code
-    code = {f"code.training/evaluation/metrics/{name}.py" for name in ("labels", "texts", "numbers", "spans")}
+    code = {f"code.training/evaluation/metrics/{name}.py" for name in ("labels", "texts", "numbers", "rewards")}
     assert not code & {*shown, *chosen}
     accuracy = inputs(evaluation, metric_for_best_model="accuracy")
     assert code & accuracy.keys() == {"code.training/evaluation/metrics/labels.py"}
@@ -95,7 +95,7 @@ def test_metrics_count_where_one_may_choose_the_best_model_and_how_figures_are_r
     seen = inputs(evaluation, callbacks=["mine:Mine"])  # it may go by any of them
     assert seen["deciding_metrics"] == metrics
     assert not any(name.startswith("code.training/evaluation/") for name in shown)
-    resampled = {"code.training/evaluation/metrics/bootstrap_figures.py", "code.training/evaluation/bootstrap.py"}
+    resampled = {"code.training/evaluation/metrics/resampling.py", "code.training/evaluation/bootstrap.py"}
     assert not resampled & {*chosen, *seen}
 
 

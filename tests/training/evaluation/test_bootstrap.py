@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from training.evaluation.bootstrap import draw_differences, match_rows
-from training.evaluation.confusion import Counts, Floats
+from training.evaluation.predictions import Counts, Floats
 
 
 def mean(values: Floats) -> object:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.training.calibration import REGIMES, Regime, three_rows_differ
 from training.evaluation import bootstrap, metrics, significance
-from training.evaluation.metrics import bootstrap_figures
+from training.evaluation.metrics import resampling
 from training.evaluation.predictions import OneLabel, Predictions
 
 TRIALS = 1_000
@@ -30,7 +30,7 @@ def _made_once(monkeypatch: pytest.MonkeyPatch) -> None:
         key = (*names, predicted.config_name)
         return made[key] if key in made else made.setdefault(key, metrics.make(names, predicted))
 
-    monkeypatch.setattr(bootstrap_figures, "make", make)
+    monkeypatch.setattr(resampling, "make", make)
     monkeypatch.setattr(
         metrics, "compute", lambda names, predicted: metrics.compute_made(make(names, predicted), predicted)
     )

@@ -16,8 +16,7 @@ from tests import task_types as tiny_tasks
 from tests.training.forks import events, finish, run_main
 from training.engine.serving import Predictor
 from training.evaluation import metrics
-from training.evaluation.generated_answers import lengths_of
-from training.evaluation.preferences import Preferences
+from training.evaluation.preferences import Preferences, lengths_of
 from training.jobs.protocol import Job
 from training.problems import UserError
 from training.programs import predict, score

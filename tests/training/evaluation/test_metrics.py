@@ -21,7 +21,7 @@ from sklearn import metrics as sklearn_metrics
 from docs import reference_tables
 from training.evaluation import metrics
 from training.evaluation.bootstrap import draws
-from training.evaluation.metrics.bootstrap_figures import figures
+from training.evaluation.metrics.resampling import figures
 from training.evaluation.predictions import OneLabel
 from training.problems import UserError
 from training.recipe.tables.metrics import METRICS as TABLE
@@ -341,7 +341,7 @@ def test_an_entry_has_the_range_that_its_classes_describe_and_they_give_the_figu
 
 
 def test_scoring_imports_neither_torch_nor_transformers() -> None:
-    code = "import sys, training.programs.score, training.evaluation.metrics.bootstrap_figures; "
+    code = "import sys, training.programs.score, training.evaluation.metrics.resampling; "
     code += "print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

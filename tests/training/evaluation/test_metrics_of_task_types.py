@@ -15,7 +15,7 @@ from sklearn import metrics as sklearn_metrics
 
 from training.evaluation import metrics
 from training.evaluation.bootstrap import draws
-from training.evaluation.metrics.bootstrap_figures import figures
+from training.evaluation.metrics.resampling import figures
 from training.evaluation.predictions import ManyLabels, Numbers, Predictions
 from training.problems import UserError
 from training.recipe.tables.metrics import MANY_LABELS

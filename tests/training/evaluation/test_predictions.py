@@ -10,7 +10,7 @@ import pytest
 from tests.training.calibration import REGIMES
 from training.evaluation import metrics
 from training.evaluation.generated_texts import Generated
-from training.evaluation.metrics.bootstrap_figures import figures
+from training.evaluation.metrics.resampling import figures
 from training.evaluation.predictions import ManyLabels, Predictions
 from training.evaluation.tagged_words import Tagged
 

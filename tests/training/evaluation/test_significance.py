@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from training.evaluation.confusion import Figure
+from training.evaluation.predictions import Figure
 from training.evaluation.significance import Significance, alpha_spent, mcnemar, paired
 
 DRAWS, ROWS, CONFIDENCE = 200, 1000, 0.95

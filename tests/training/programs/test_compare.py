@@ -14,7 +14,7 @@ import pytest
 
 from tasks.cache.results import Comparison
 from tests.training import tiny
-from training.evaluation.metrics.bootstrap_figures import cost
+from training.evaluation.metrics.resampling import cost
 from training.evaluation.predictions import OneLabel
 from training.jobs.protocol import Events, Job, read_events
 from training.programs import compare

@@ -24,7 +24,7 @@ from training.engine.step_sums import add_step_sums
 from training.evaluation import metrics
 from training.evaluation.baseline import choose_constant
 from training.evaluation.bootstrap import draws
-from training.evaluation.metrics.bootstrap_figures import figures
+from training.evaluation.metrics.resampling import figures
 from training.models.loading import load_tokenizer
 from training.recipe import Training
 from training.task_types.kto import Kto

@@ -28,7 +28,7 @@ from training.distributed import fsdp
 from training.engine.serving import Predictor
 from training.evaluation import metrics
 from training.evaluation.generated_texts import Generated
-from training.evaluation.metrics.bootstrap_figures import figures
+from training.evaluation.metrics.resampling import figures
 from training.jobs.protocol import Events, Job, read_events
 from training.models.loading import load_for_training, load_tokenizer, load_trained
 from training.problems import UserError

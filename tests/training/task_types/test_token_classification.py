@@ -28,7 +28,7 @@ from tests.training.vocabularies import ROBERTA, WORD_PIECES, save_repository
 from training.batching.batches import IGNORED, LengthGroupedBatches, TokenRows
 from training.data.ipc_files import ipc_writer
 from training.evaluation import bootstrap, metrics
-from training.evaluation.metrics.bootstrap_figures import figures
+from training.evaluation.metrics.resampling import figures
 from training.evaluation.tagged_words import Tagged
 from training.jobs.protocol import Events, Job, read_events
 from training.models.loading import load_tokenizer

@@ -7,6 +7,14 @@ drifted     some difference is significantly larger than its threshold;
 watch       some difference is significant, and its estimate is above the threshold;
 steady      neither;
 undecided   there are fewer than `min_rows` rows on either side, and nothing is compared.
+
+The accuracy without labels is estimated by confidence-based performance estimation (CBPE). The probability that a
+prediction is right is estimated from the model's confidence, by a calibration that is learned on reference rows with
+labels. Its mean over new rows estimates their accuracy. It holds as long as equally confident predictions are right as
+often as on the reference rows, so it cannot see labels that changed their meaning. Guo et al., On Calibration of Modern
+Neural Networks (2017); Platt (1999); Zadrozny and Elkan (2002) for isotonic regression.
+
+N reference rows, M new rows.
 """
 
 from __future__ import annotations
@@ -17,23 +25,37 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow.parquet as pq
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
 
-from training.evaluation.drift import held_out
-from training.evaluation.drift.effects import Effect, Floats, compare_categories, compare_flags, compare_numbers
-from training.evaluation.drift.estimated_accuracy import LEAST_OF_EACH, EstimatedAccuracy, estimate_accuracy
-from training.evaluation.drift.text_statistics import (
-    FIELD,
-    count_characters,
-    find_empty,
-    find_repeated,
-    find_scripts,
+from training.evaluation.drift.effects import (
+    FEWEST_ROWS,
+    Effect,
+    compare_categories,
+    compare_embeddings,
+    compare_flags,
+    compare_numbers,
+    compare_words,
 )
+from training.evaluation.predictions import Floats
+from training.evaluation.text_statistics import FIELD, count_characters, find_empty, find_repeated, find_scripts
 
 Verdict = Literal["steady", "watch", "drifted", "undecided"]
 Unit = Literal["cohens_w", "distance", "auc"]
 MAX_CATEGORIES = 100
 """A text field of predictions with more different values is compared by length."""
+LABEL, PROBABILITY = "label", "probability"
+"""The fields of a record with one label, which the estimate of accuracy needs."""
+DIGITS = 2
+"""Of compared probabilities: in a model that is always sure, every row's third digit may change and mean nothing."""
+FOLDS = 5
+DRAWS = 200
+LEAST_OF_EACH = 10
+"""Right predictions, and wrong ones, that an estimate needs among the reference rows."""
+Bools = npt.NDArray[np.bool_]
+Calibrate = Callable[[Floats], Floats]
 
 
 @dataclass(frozen=True)
@@ -64,6 +86,50 @@ class Observations:
     correct: Any = None  # (P,) whether it is right; None without labels
 
 
+def read_observations(folder: Path) -> Observations:
+    """Reads observations.parquet. The row statistics are those of rows with a prediction."""
+    table = pq.read_table(folder / "observations.parquet")
+    texts = table["text"].to_pylist()
+    if "tokens" not in table.column_names:  # no row has a prediction
+        return Observations(texts)
+    predicted = table.filter(table["tokens"].is_valid())
+    fields = {
+        name.removeprefix(FIELD): [value for value in predicted[name].to_pylist() if value is not None]
+        for name in predicted.column_names
+        if name.startswith(FIELD)
+    }
+    tokens = predicted["tokens"].to_numpy().astype(np.float64)
+    words = np.maximum(1, [len(text.split()) for text in predicted["text"].to_pylist()])
+    confidence = correct = None
+    has_label = len(fields.get(LABEL, ())) == len(fields.get(PROBABILITY, ())) == len(predicted) > 0
+    if has_label and not isinstance(fields[LABEL][0], float):
+        confidence = np.array(fields[PROBABILITY], np.float64)
+        fields[PROBABILITY] = confidence.round(DIGITS).tolist()
+        if "label" in predicted.column_names:
+            correct = np.array(fields[LABEL], object) == np.array(predicted["label"].to_pylist(), object)
+    unknown = predicted["unknown"].to_numpy() if "unknown" in predicted.column_names else None
+    embeddings = np.stack(predicted["embedding"].to_pylist()).astype(np.float64) if len(predicted) else None
+    return Observations(texts, fields, tokens, tokens / words, unknown, embeddings, confidence, correct)
+
+
+def build_report(
+    reference: Observations, new: Observations, thresholds: Thresholds, *, alpha: float, min_rows: int
+) -> dict[str, Any]:
+    """The report as plain values: `verdict`, `rows`, `alpha`, `comparisons`, and `estimated_accuracy` or null."""
+    rows = {"reference": len(reference.texts), "new": len(new.texts)}
+    if min(rows.values()) < min_rows:
+        return {"verdict": "undecided", "rows": rows, "alpha": alpha, "comparisons": [], "estimated_accuracy": None}
+    verdict, findings = judge(compare(reference, new, thresholds), alpha)
+    accuracy = estimate(reference, new)
+    return {
+        "verdict": verdict,
+        "rows": rows,
+        "alpha": alpha,
+        "comparisons": [finding.to_json() for finding in findings],
+        "estimated_accuracy": asdict(accuracy) if accuracy else None,
+    }
+
+
 @dataclass(frozen=True)
 class DriftComparison:
     """One line of the report."""
@@ -73,31 +139,6 @@ class DriftComparison:
     threshold: float
     effect: Effect
     details: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class JudgedComparison:
-    """A comparison with its p-values after Holm's method."""
-
-    comparison: DriftComparison
-    p_value: float
-    p_threshold: float
-    verdict: Verdict
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        compared = self.comparison
-        effect = {name: getattr(compared.effect, name) for name in ("value", "low", "high")}
-        return {
-            "name": compared.name,
-            "unit": compared.unit,
-            **effect,
-            "threshold": compared.threshold,
-            "p_value": self.p_value,
-            "p_threshold": self.p_threshold,
-            "verdict": self.verdict,
-            **compared.details,
-        }
 
 
 def compare(reference: Observations, new: Observations, thresholds: Thresholds, seed: int = 0) -> list[DriftComparison]:
@@ -121,12 +162,12 @@ def compare(reference: Observations, new: Observations, thresholds: Thresholds, 
         add("unknown tokens", "distance", compare_numbers, reference.unknown, new.unknown)
     found += _compare_texts(reference.texts, new.texts, thresholds)
     filled = [[text for text in sample.texts if text.strip()] for sample in (reference, new)]
-    if min(map(len, filled)) >= held_out.FEWEST_ROWS:
-        words = held_out.compare_words(filled[0], filled[1], thresholds.auc, seed=seed)
+    if min(map(len, filled)) >= FEWEST_ROWS:
+        words = compare_words(filled[0], filled[1], thresholds.auc, seed=seed)
         found.append(DriftComparison("words", "auc", thresholds.auc, words.effect, words.details))
     first, second = reference.embeddings, new.embeddings
-    if first is not None and second is not None and min(len(first), len(second)) >= held_out.FEWEST_ROWS:
-        rows = held_out.compare_embeddings(first, second, thresholds.auc, seed=seed)
+    if first is not None and second is not None and min(len(first), len(second)) >= FEWEST_ROWS:
+        rows = compare_embeddings(first, second, thresholds.auc, seed=seed)
         found.append(DriftComparison("embeddings", "auc", thresholds.auc, rows.effect, rows.details))
     return found
 
@@ -174,6 +215,31 @@ def _compare_field(reference: Sequence[Any], new: Sequence[Any]) -> tuple[Unit, 
     return "cohens_w", compare_categories, samples
 
 
+@dataclass(frozen=True)
+class JudgedComparison:
+    """A comparison with its p-values after Holm's method."""
+
+    comparison: DriftComparison
+    p_value: float
+    p_threshold: float
+    verdict: Verdict
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        compared = self.comparison
+        effect = {name: getattr(compared.effect, name) for name in ("value", "low", "high")}
+        return {
+            "name": compared.name,
+            "unit": compared.unit,
+            **effect,
+            "threshold": compared.threshold,
+            "p_value": self.p_value,
+            "p_threshold": self.p_threshold,
+            "verdict": self.verdict,
+            **compared.details,
+        }
+
+
 def judge(comparisons: Sequence[DriftComparison], alpha: float) -> tuple[Verdict, list[JudgedComparison]]:
     """The verdict at this error level, and the comparisons with their corrected p-values."""
     differs = adjust_holm([comparison.effect.p_value for comparison in comparisons])
@@ -200,6 +266,19 @@ def adjust_holm(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in adjusted]
 
 
+@dataclass(frozen=True)
+class EstimatedAccuracy:
+    """The estimated accuracy on new rows, and the true one on the reference rows."""
+
+    value: float
+    low: float
+    high: float
+    """Ends of the interval for the accuracy on exactly these rows."""
+    reference: float
+    method: str
+    """The calibration, `isotonic` or `platt`."""
+
+
 def estimate(reference: Observations, new: Observations) -> EstimatedAccuracy | None:
     """The accuracy on the new rows as estimated from confidence; None without labels or confidences, or with fewer than
     LEAST_OF_EACH right or wrong predictions on the reference rows: they show too little of the model's mistakes."""
@@ -210,51 +289,60 @@ def estimate(reference: Observations, new: Observations) -> EstimatedAccuracy | 
     return estimate_accuracy(reference.confidence, reference.correct, new.confidence)
 
 
-def build_report(
-    reference: Observations, new: Observations, thresholds: Thresholds, *, alpha: float, min_rows: int
-) -> dict[str, Any]:
-    """The report as plain values: `verdict`, `rows`, `alpha`, `comparisons`, and `estimated_accuracy` or null."""
-    rows = {"reference": len(reference.texts), "new": len(new.texts)}
-    if min(rows.values()) < min_rows:
-        return {"verdict": "undecided", "rows": rows, "alpha": alpha, "comparisons": [], "estimated_accuracy": None}
-    verdict, findings = judge(compare(reference, new, thresholds), alpha)
-    accuracy = estimate(reference, new)
-    return {
-        "verdict": verdict,
-        "rows": rows,
-        "alpha": alpha,
-        "comparisons": [finding.to_json() for finding in findings],
-        "estimated_accuracy": asdict(accuracy) if accuracy else None,
-    }
+def estimate_accuracy(
+    confidence: Floats, correct: Bools, new_confidence: Floats, level: float = 0.95, seed: int = 0
+) -> EstimatedAccuracy:
+    """Estimates the accuracy on the new rows.
+
+    Args:
+        confidence: (N,) the probability of the predicted label on the reference rows, which the model has not trained
+            on.
+        correct: (N,) whether it was the true label.
+        new_confidence: (M,)
+        level: Of the interval, which covers three sources of chance: the reference rows (by the bootstrap), the choice
+            of the calibration's parameters with them, and the labels of the new rows.
+        seed: Of the bootstrap.
+    """
+    method = _choose_method(confidence, correct)
+    random = np.random.default_rng(seed)
+    value = float(_fit(method, confidence, correct)(new_confidence).mean())
+    draws = np.empty(DRAWS)
+    for draw in range(DRAWS):
+        rows = random.integers(0, len(confidence), len(confidence))
+        chances = _fit(method, confidence[rows], correct[rows])(new_confidence)
+        draws[draw] = (random.random(len(chances)) < chances).mean()
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return EstimatedAccuracy(value, float(min(low, value)), float(max(high, value)), float(correct.mean()), method)
 
 
-LABEL, PROBABILITY = "label", "probability"
-"""The fields of a record with one label, which the estimate of accuracy needs."""
-DIGITS = 2
-"""Of compared probabilities: in a model that is always sure, every row's third digit may change and mean nothing."""
+def _choose_method(confidence: Floats, correct: Bools) -> str:
+    """The calibration with the smaller log loss on rows that it was not learned from."""
+    fold = np.arange(len(correct)) % FOLDS
+    np.random.default_rng(0).shuffle(fold)
+    losses = {}
+    for method in ("platt", "isotonic"):
+        chances = np.empty(len(correct))
+        for held_out in range(FOLDS):
+            rest = fold != held_out
+            chances[~rest] = _fit(method, confidence[rest], correct[rest])(confidence[~rest])
+        losses[method] = -np.log(np.where(correct, chances, 1 - chances)).mean()
+    return min(losses, key=lambda name: losses[name])
 
 
-def read_observations(folder: Path) -> Observations:
-    """Reads observations.parquet. The row statistics are those of rows with a prediction."""
-    table = pq.read_table(folder / "observations.parquet")
-    texts = table["text"].to_pylist()
-    if "tokens" not in table.column_names:  # no row has a prediction
-        return Observations(texts)
-    predicted = table.filter(table["tokens"].is_valid())
-    fields = {
-        name.removeprefix(FIELD): [value for value in predicted[name].to_pylist() if value is not None]
-        for name in predicted.column_names
-        if name.startswith(FIELD)
-    }
-    tokens = predicted["tokens"].to_numpy().astype(np.float64)
-    words = np.maximum(1, [len(text.split()) for text in predicted["text"].to_pylist()])
-    confidence = correct = None
-    has_label = len(fields.get(LABEL, ())) == len(fields.get(PROBABILITY, ())) == len(predicted) > 0
-    if has_label and not isinstance(fields[LABEL][0], float):
-        confidence = np.array(fields[PROBABILITY], np.float64)
-        fields[PROBABILITY] = confidence.round(DIGITS).tolist()
-        if "label" in predicted.column_names:
-            correct = np.array(fields[LABEL], object) == np.array(predicted["label"].to_pylist(), object)
-    unknown = predicted["unknown"].to_numpy() if "unknown" in predicted.column_names else None
-    embeddings = np.stack(predicted["embedding"].to_pylist()).astype(np.float64) if len(predicted) else None
-    return Observations(texts, fields, tokens, tokens / words, unknown, embeddings, confidence, correct)
+def _fit(method: str, confidence: Floats, correct: Bools) -> Calibrate:
+    """The function from confidences to probabilities of being right, within half a row of 0 and 1."""
+    rows, right = len(correct), int(correct.sum())
+    least = 0.5 / (rows + 1)
+    if right in (0, rows):
+        return lambda given: np.full(len(given), (right + 0.5) / (rows + 1))
+    if method == "isotonic":
+        model = IsotonicRegression(y_min=least, y_max=1 - least, out_of_bounds="clip").fit(confidence, correct)
+        return lambda given: np.asarray(model.predict(given), np.float64)
+    logistic = LogisticRegression(C=100.0, solver="newton-cholesky").fit(_logits(confidence), correct)
+    return lambda given: np.clip(logistic.predict_proba(_logits(given))[:, 1], least, 1 - least)
+
+
+def _logits(confidence: Floats) -> Floats:
+    """(N, 1)"""
+    clipped = np.clip(confidence, 1e-6, 1 - 1e-6)
+    return np.asarray(np.log(clipped / (1 - clipped)))[:, None]

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from training.evaluation.confusion import Counts, Figure
-from training.evaluation.predictions import Predictions
+from training.evaluation.predictions import Counts, Figure, Floats, Predictions
 from training.jobs.search_path import hide_package
 from training.problems import UserError
 
@@ -93,13 +92,13 @@ class SumMetric(LabelMetric):
     name: ClassVar[str]
     """The name of its number: that in the table of metrics."""
 
-    def statistics(self, *_: Any, **inputs: Any) -> npt.NDArray[np.float64]:
+    def statistics(self, *_: Any, **inputs: Any) -> Floats:
         raise NotImplementedError
 
-    def of_sums(self, sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def of_sums(self, sums: Floats) -> Floats:
         raise NotImplementedError
 
-    def row_statistics(self, predictions: Predictions) -> npt.NDArray[np.float64] | None:
+    def row_statistics(self, predictions: Predictions) -> Floats | None:
         """(N, S) `statistics` of these rows; None if the metric is not computed from sums."""
         return self.statistics(**inputs_of(self.name, self, predictions))
 
@@ -113,18 +112,23 @@ class SumMetric(LabelMetric):
         return {self.name: float(self.of_sums(sums)[0])}
 
 
-class MeanMetric(SumMetric):
+class RatioMetric(SumMetric):
+    """A metric that is a sum over rows divided by another one: subclasses define `statistics(**inputs) -> (N, 2)`. It
+    has no value where the second sum is 0."""
+
+    def of_sums(self, sums: Floats) -> Floats:
+        return share(sums[:, 0], sums[:, 1])
+
+
+class MeanMetric(RatioMetric):
     """A metric that is the mean of a value of each row: subclasses define `of_rows(**inputs) -> (N,)`."""
 
-    def of_rows(self, *_: Any, **inputs: Any) -> npt.NDArray[np.float64]:
+    def of_rows(self, *_: Any, **inputs: Any) -> Floats:
         raise NotImplementedError
 
-    def statistics(self, *_: Any, **inputs: Any) -> npt.NDArray[np.float64]:
+    def statistics(self, *_: Any, **inputs: Any) -> Floats:
         values = self.of_rows(**inputs)
         return np.stack([values, np.ones_like(values)], axis=1)
-
-    def of_sums(self, sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        return np.asarray(sums[:, 0] / sums[:, 1])
 
 
 class FeatureMean(MeanMetric):
@@ -136,11 +140,16 @@ class FeatureMean(MeanMetric):
         super().__init_subclass__(**given)
         cls._given = {cls.feature: Value("float64")}
 
-    def of_rows(self, *_: Any, **inputs: Any) -> npt.NDArray[np.float64]:
+    def of_rows(self, *_: Any, **inputs: Any) -> Floats:
         return np.asarray(inputs[self.feature], np.float64)
 
 
-def undefined(counts: Counts) -> npt.NDArray[np.float64]:
+def share(part: Floats, whole: Floats, empty: float = np.nan) -> Floats:
+    """part / whole, and `empty` if whole is 0."""
+    return np.divide(part, whole, out=np.full(np.shape(part), empty), where=whole > 0)
+
+
+def undefined(counts: Counts) -> Floats:
     """A figure that is nan on every draw."""
     return np.full(len(counts), np.nan)
 

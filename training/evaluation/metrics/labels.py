@@ -1,47 +1,48 @@
-"""Metrics of label indices, by scikit-learn: (N,) predictions and (N,) references; or (N, L) where rows have any number
-of labels, 1 for each that a row has.
+"""Metrics of labels: of rows, by scikit-learn, and of words, by seqeval.
+
+of rows    (N,) label indices as predictions and references; or (N, L) where rows have any number of labels, 1 for each
+           that a row has
+of words   (N,) lists of the tags' names. With IOB2 tags, spans count: one is right if it has the first word, the last
+           word and the type of a true one. With other tags, each word is a span.
 
 A label that occurs and is never predicted has precision 0; in a mean, one that is predicted and never occurs has recall
 0. Labels, and rows with any number of them, do not count in a mean if nothing occurs and nothing is predicted. A figure
 without anything to count has no value.
+
+N rows, L labels, T types of spans, D sets of rows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from datasets import List, Value
 from sklearn import metrics
 
-from training.evaluation.confusion import Counts, Figure
-from training.evaluation.metrics.definition import LabelMetric, MeanMetric, SumMetric
-from training.evaluation.predictions import OneLabel, Predictions
+from training.evaluation.metrics.definition import LabelMetric, MeanMetric, RatioMetric, SumMetric, share
+from training.evaluation.predictions import Counts, Figure, Floats, OneLabel, Predictions
+from training.evaluation.tags import Places, count_matches, flatten
 
 Labels = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
 
 
 # The arguments: rows with a label, rows predicted to have it, and rows of both.
 
 
-def share(part: Floats, whole: Floats, empty: float = 0.0) -> Floats:
-    """part / whole, and `empty` if whole is 0."""
-    return np.divide(part, whole, out=np.full(np.shape(part), empty), where=whole > 0)
-
-
 def precision(true: Floats, predicted: Floats, both: Floats) -> Floats:
-    return share(both, predicted)
+    return share(both, predicted, 0.0)
 
 
 def recall(true: Floats, predicted: Floats, both: Floats) -> Floats:
-    return share(both, true)
+    return share(both, true, 0.0)
 
 
 def f1(true: Floats, predicted: Floats, both: Floats) -> Floats:
-    return share(2 * both, true + predicted)
+    return share(2 * both, true + predicted, 0.0)
 
 
 def pooled(score: Callable[..., Floats], true: Floats, predicted: Floats, both: Floats) -> Floats:
@@ -124,7 +125,7 @@ class MatthewsCorrelation(LabelMetric):
             total = confusion.rows(counts).sum(axis=1)
             covariance = both.sum(axis=1) * total - (true * predicted).sum(axis=1)
             of_labels = total**2 - (true**2).sum(axis=1)
-            values = share(covariance, np.sqrt((total**2 - (predicted**2).sum(axis=1)) * of_labels))
+            values = share(covariance, np.sqrt((total**2 - (predicted**2).sum(axis=1)) * of_labels), 0.0)
             return np.where(of_labels > 0, values, np.nan)
 
         return figure
@@ -194,10 +195,10 @@ def weigh(average: str | None, scores: Floats, true: Floats, predicted: Floats) 
     """(D,) the mean over the labels, macro or weighted, of (D, L) scores; without labels that neither occur nor are
     predicted."""
     weights = true if average == "weighted" else (true + predicted > 0).astype(np.float64)
-    return share((scores * weights).sum(axis=1), weights.sum(axis=1), np.nan)
+    return share((scores * weights).sum(axis=1), weights.sum(axis=1))
 
 
-class RowAverage(SumMetric):
+class RowAverage(RatioMetric):
     """A score as a mean over the rows that have a label or are given one."""
 
     score: ClassVar[str]
@@ -214,5 +215,64 @@ class RowAverage(SumMetric):
         counts = [has.sum(axis=1) for has in (true, predicted, true * predicted)]
         return np.stack([SCORES[self.score].of_counts(*counts), counts[0] + counts[1] > 0], axis=1)
 
+
+Tags = Sequence[Sequence[str]]
+_TAGS: dict[str, Any] = {"predictions": List(Value("string")), "references": List(Value("string"))}
+
+
+class TagAccuracy(RatioMetric):
+    """The share of words whose tag is right. From 0 to 1, by seqeval's accuracy_score."""
+
+    _given = _TAGS
+    _format = None
+
+    def statistics(self, **inputs: Any) -> Floats:
+        _, true, predicted, rows, number = _encode(**inputs)
+        counts = [np.bincount(chosen, minlength=number) for chosen in (rows[true == predicted], rows)]
+        return np.stack(counts, axis=1).astype(np.float64)
+
+
+class SpanAverage(SumMetric):
+    """A score as an average over the types of spans."""
+
+    _given = _TAGS
+    _format = None
+
+    score: ClassVar[str]
+    average: ClassVar[str | None]
+    """`macro` or `weighted`; None: all spans together."""
+
+    @classmethod
+    def describe(cls) -> str:
+        described = {
+            "f1": "The harmonic mean of precision and recall, over all spans together. It has no value without spans "
+            "on either side.",
+            "precision": "The share of predicted spans that are right. It has no value without spans on either side.",
+            "recall": "The share of true spans that are found. It has no value without true spans.",
+        }[cls.score]
+        if cls.average:
+            counted = "each type counted alike" if cls.average == "macro" else "each counted as often as it occurs"
+            described = f"The mean of {cls.score} over the types of spans, {counted}."
+        return f"{described} From 0 to 1, by seqeval's {cls.score}_score."
+
+    def statistics(self, **inputs: Any) -> Floats:
+        counts = count_matches(*_encode(**inputs))
+        return counts.reshape(len(counts), 3 * counts.shape[1]) if self.average else counts.sum(axis=1)
+
     def of_sums(self, sums: Floats) -> Floats:
-        return share(sums[:, 0], sums[:, 1], np.nan)
+        true, predicted, both = np.moveaxis(sums.reshape(len(sums), sums.shape[1] // 3, 3), 2, 0)
+        score = SCORES[self.score].of_counts
+        if not self.average:
+            return pooled(score, true[:, 0], predicted[:, 0], both[:, 0])
+        return weigh(self.average, score(true, predicted, both), true, predicted)
+
+
+def _encode(predictions: Tags, references: Tags, **_: Any) -> tuple[list[str], Places, Places, Places, int]:
+    """All tags that occur; the true and the predicted tag of each word (W,) as indices of these, -1 for none; the row
+    (W,) of each word; and the number of rows."""
+    true, rows = flatten(references)
+    predicted = flatten(predictions)[0]
+    tags = sorted({*true, *predicted} - {""})
+    places = {tag: place for place, tag in enumerate(tags)} | {"": -1}
+    codes = [np.array([places[tag] for tag in given], np.int64) for given in (true, predicted)]
+    return tags, codes[0], codes[1], rows, len(references)

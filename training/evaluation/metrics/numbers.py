@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from training.evaluation.confusion import Figure, Floats
 from training.evaluation.metrics.definition import MeanMetric, NumberMetric, SumMetric, inputs_of
-from training.evaluation.predictions import Predictions
+from training.evaluation.predictions import Figure, Floats, Predictions
 
 ROUNDING = 1e-13
 """The share of a sum of squares that rounding alone leaves if all numbers are equal."""

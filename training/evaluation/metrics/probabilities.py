@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from sklearn import metrics
 
-from training.evaluation.confusion import Counts, Figure, Floats
 from training.evaluation.metrics.definition import MeanMetric, ScoreMetric, undefined
-from training.evaluation.predictions import ManyLabels, OneLabel, Predictions, log_losses
+from training.evaluation.predictions import Counts, Figure, Floats, ManyLabels, OneLabel, Predictions, log_losses
 
 BINS = 15
 """Equally wide bins of the calibration error."""

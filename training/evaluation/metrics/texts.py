@@ -1,4 +1,5 @@
-"""Metrics of generated texts: (N,) predictions and (N,) references.
+"""Metrics of texts: of generated ones, (N,) predictions and (N,) references; and of language models, (N,) sums over the
+tokens of each row that the model was asked for, its targets.
 
 All are computed from sums over rows. N rows, D sets of rows.
 """
@@ -10,15 +11,13 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from datasets import Value
 
-from training.evaluation.metrics.definition import SumMetric, inputs_of
-from training.evaluation.predictions import Predictions
-from training.evaluation.words import find_spaceless_script, split_words
+from training.evaluation.metrics.definition import RatioMetric, SumMetric, inputs_of
+from training.evaluation.predictions import Floats, Predictions
+from training.evaluation.text_statistics import find_spaceless_script, split_words
 
 Texts = Sequence[str]
-Floats = npt.NDArray[np.float64]
 
 
 class TextMetric(SumMetric):
@@ -123,7 +122,7 @@ def _chrf() -> Any:
     return CHRF()
 
 
-class _MeanOfTexts(TextMetric):
+class _MeanOfTexts(RatioMetric, TextMetric):
     """The mean of a value of each row."""
 
     def _of_row(self, prediction: str, reference: str) -> float | None:
@@ -134,9 +133,6 @@ class _MeanOfTexts(TextMetric):
         texts = zip(inputs["predictions"], inputs["references"], strict=True)
         found = [self._of_row(*both) for both in texts]
         return np.array([(0.0, 0.0) if value is None else (value, 1.0) for value in found]).reshape(len(found), 2)
-
-    def of_sums(self, sums: Floats) -> Floats:
-        return np.divide(sums[:, 0], sums[:, 1], out=np.full(len(sums), np.nan), where=sums[:, 1] > 0)
 
 
 class ExactMatch(_MeanOfTexts):
@@ -193,3 +189,27 @@ def _longest_shared(first: list[str], second: list[str]) -> int:
         found = rest & places.get(word, 0)
         rest = ((rest + found) | (rest - found)) & whole
     return len(first) - rest.bit_count()
+
+
+class Perplexity(RatioMetric):
+    """e to the power of the mean loss of all targets, a loss being minus the logarithm of a token's probability: as
+    uncertain as a choice between so many tokens. From 1 up; it has no value without targets."""
+
+    _given: ClassVar[dict[str, Any]] = {"loss": Value("float64"), "targets": Value("int64")}
+
+    def statistics(self, **inputs: Any) -> Floats:
+        return np.stack([inputs["loss"], inputs["targets"]], axis=1).astype(np.float64)
+
+    def of_sums(self, sums: Floats) -> Floats:
+        with np.errstate(over="ignore"):
+            return np.asarray(np.exp(super().of_sums(sums)))
+
+
+class TokenAccuracy(RatioMetric):
+    """The share of targets that the model found likelier than any other token. From 0 to 1; it has no value without
+    targets."""
+
+    _given: ClassVar[dict[str, Any]] = {"hits": Value("int64"), "targets": Value("int64")}
+
+    def statistics(self, **inputs: Any) -> Floats:
+        return np.stack([inputs["hits"], inputs["targets"]], axis=1).astype(np.float64)

@@ -49,7 +49,7 @@ def _metric(name: str, *prediction_types: str, **facts: Any) -> Metric:
 
 def _average(score: str, average: str | None, *prediction_types: str, **facts: Any) -> Metric:
     """An average of a score: over the labels of rows, or over the types of spans."""
-    classes = {kind: "spans:SpanAverage" if kind == TAGS else "labels:LabelAverage" for kind in prediction_types}
+    classes = {kind: "labels:SpanAverage" if kind == TAGS else "labels:LabelAverage" for kind in prediction_types}
     return Metric(classes, parameters={"score": score, "average": average}, **facts)
 
 
@@ -67,9 +67,9 @@ METRICS: dict[str, Metric] = {
         {
             ONE_LABEL: "labels:Accuracy",
             MANY_LABELS: "labels:Accuracy",
-            TAGS: "spans:TagAccuracy",
-            PAIRS: "pair_rewards:PreferenceAccuracy",
-            UNPAIRED: "completion_rewards:UnpairedAccuracy",
+            TAGS: "labels:TagAccuracy",
+            PAIRS: "rewards:PreferenceAccuracy",
+            UNPAIRED: "rewards:UnpairedAccuracy",
         },
         within_label=True,
     ),
@@ -93,7 +93,7 @@ METRICS: dict[str, Metric] = {
         {
             ONE_LABEL: "probabilities:RocAuc",
             MANY_LABELS: "probabilities:RocAuc",
-            UNPAIRED: "completion_rewards:RewardRocAuc",
+            UNPAIRED: "rewards:RewardRocAuc",
         },
         needs={ONE_LABEL: "all", UNPAIRED: "two"},
     ),
@@ -116,24 +116,24 @@ METRICS: dict[str, Metric] = {
     "rouge2": _metric("texts:Rouge2", TEXTS),
     "rougeL": _metric("texts:RougeL", TEXTS),
     "exact_match": _metric("texts:ExactMatch", TEXTS),
-    "perplexity": _metric("likelihoods:Perplexity", TOKENS, least=1, **_ERROR),
-    "token_accuracy": _metric("likelihoods:TokenAccuracy", TOKENS),
+    "perplexity": _metric("texts:Perplexity", TOKENS, least=1, **_ERROR),
+    "token_accuracy": _metric("texts:TokenAccuracy", TOKENS),
     "margin": Metric(
-        {PAIRS: "pair_rewards:Margin", UNPAIRED: "completion_rewards:UnpairedMargin"},
+        {PAIRS: "rewards:Margin", UNPAIRED: "rewards:UnpairedMargin"},
         needs={UNPAIRED: "two"},
         **_REWARD,
     ),
-    "chosen_reward": _metric("pair_rewards:ChosenReward", PAIRS, **_REWARD),
-    "rejected_reward": _metric("pair_rewards:RejectedReward", PAIRS, more_is_better=False, **_REWARD),
-    "chosen_length": _metric("pair_rewards:ChosenLength", PAIRS, **_ERROR),
-    "rejected_length": _metric("pair_rewards:RejectedLength", PAIRS, **_ERROR),
-    "longer_preferred": _metric("pair_rewards:LongerPreferred", PAIRS, more_is_better=False),
-    "desirable_reward": _metric("completion_rewards:DesirableReward", UNPAIRED, **_REWARD),
-    "undesirable_reward": _metric("completion_rewards:UndesirableReward", UNPAIRED, more_is_better=False, **_REWARD),
-    "completion_length": _metric("completion_rewards:CompletionLength", UNPAIRED, **_ERROR),
-    "kl": _metric("completion_rewards:KlDivergence", UNPAIRED, **_ERROR),
-    "generated_length": _metric("pair_rewards:GeneratedLength", PAIRS, UNPAIRED, **_ERROR),
-    "base_generated_length": _metric("pair_rewards:BaseGeneratedLength", PAIRS, UNPAIRED, **_ERROR),
+    "chosen_reward": _metric("rewards:ChosenReward", PAIRS, **_REWARD),
+    "rejected_reward": _metric("rewards:RejectedReward", PAIRS, more_is_better=False, **_REWARD),
+    "chosen_length": _metric("rewards:ChosenLength", PAIRS, **_ERROR),
+    "rejected_length": _metric("rewards:RejectedLength", PAIRS, **_ERROR),
+    "longer_preferred": _metric("rewards:LongerPreferred", PAIRS, more_is_better=False),
+    "desirable_reward": _metric("rewards:DesirableReward", UNPAIRED, **_REWARD),
+    "undesirable_reward": _metric("rewards:UndesirableReward", UNPAIRED, more_is_better=False, **_REWARD),
+    "completion_length": _metric("rewards:CompletionLength", UNPAIRED, **_ERROR),
+    "kl": _metric("rewards:KlDivergence", UNPAIRED, **_ERROR),
+    "generated_length": _metric("rewards:GeneratedLength", PAIRS, UNPAIRED, **_ERROR),
+    "base_generated_length": _metric("rewards:BaseGeneratedLength", PAIRS, UNPAIRED, **_ERROR),
 }
 """A metric's name in the recipe, and its entry. The first metric that fits a task type is its default."""
 

@@ -1,4 +1,9 @@
-"""Metrics of labelled completions: (N,) rewards, and whether each completion is desirable."""
+"""Metrics of preferences.
+
+of pairs               (N,) rewards of the chosen and the rejected answer, and their tokens
+of rated completions   (N,) rewards, and whether each completion is desirable
+of either              (N,) tokens of generated answers, nan for rows without one
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,92 @@ import numpy as np
 from datasets import Value
 from sklearn.metrics import roc_auc_score
 
-from training.evaluation.confusion import Figure, Floats
-from training.evaluation.metrics.definition import FeatureMean, LabelMetric, MeanMetric, SumMetric, undefined
+from training.evaluation.metrics.definition import FeatureMean, LabelMetric, MeanMetric, SumMetric, share, undefined
 from training.evaluation.metrics.probabilities import RocCurve
-from training.evaluation.predictions import Predictions
+from training.evaluation.predictions import Figure, Floats, Predictions
 from training.evaluation.preferences import UnpairedPreferences
+
+_REWARDS = {"chosen_rewards": Value("float64"), "rejected_rewards": Value("float64")}
+
+
+class PreferenceAccuracy(MeanMetric):
+    """The share of pairs whose chosen answer has the higher reward. A pair without tokens of an answer counts as wrong.
+    From 0 to 1, as TRL's rewards/accuracies."""
+
+    _given: ClassVar[dict[str, Any]] = _REWARDS
+
+    def of_rows(self, *_: Any, **inputs: Any) -> Floats:
+        return np.asarray(inputs["chosen_rewards"] > inputs["rejected_rewards"], np.float64)
+
+
+class Margin(MeanMetric):
+    """The mean reward of the chosen answers less that of the rejected ones. From minus infinity up, as TRL's
+    rewards/margins."""
+
+    _given: ClassVar[dict[str, Any]] = _REWARDS
+
+    def of_rows(self, *_: Any, **inputs: Any) -> Floats:
+        return np.asarray(inputs["chosen_rewards"] - inputs["rejected_rewards"], np.float64)
+
+
+class ChosenReward(FeatureMean):
+    """The mean reward of the chosen answers: beta times their log-probability less that under the reference model. For
+    a loss without a reference, beta times the mean log-probability of their tokens. From minus infinity up, as TRL's
+    rewards/chosen."""
+
+    feature = "chosen_rewards"
+
+
+class RejectedReward(FeatureMean):
+    """The mean reward of the rejected answers. From minus infinity up, as TRL's rewards/rejected."""
+
+    feature = "rejected_rewards"
+
+
+class ChosenLength(FeatureMean):
+    """The mean number of tokens of the chosen answers. From 0 up."""
+
+    feature = "chosen_tokens"
+
+
+class RejectedLength(FeatureMean):
+    """The mean number of tokens of the rejected answers. From 0 up."""
+
+    feature = "rejected_tokens"
+
+
+class LongerPreferred(MeanMetric):
+    """The share of pairs in which the longer answer has the higher reward, of answers of equal length a half. Above the
+    share of pairs whose chosen answer is longer, the model prefers length itself. From 0 to 1."""
+
+    _given: ClassVar[dict[str, Any]] = {
+        **_REWARDS,
+        "chosen_tokens": Value("int64"),
+        "rejected_tokens": Value("int64"),
+    }
+
+    def of_rows(self, *_: Any, **inputs: Any) -> Floats:
+        longer = np.sign(inputs["chosen_tokens"] - inputs["rejected_tokens"])
+        preferred = np.sign(inputs["chosen_rewards"] - inputs["rejected_rewards"])
+        return np.asarray((1 + longer * preferred) / 2, np.float64)
+
+
+class GeneratedLength(FeatureMean):
+    """The mean number of tokens of the answers that the trained model generates to options.answered_prompts prompts,
+    end tokens included. It has no value without answers, as during training. From 0 up."""
+
+    feature = "generated_tokens"
+
+    def statistics(self, *_: Any, **inputs: Any) -> Floats:
+        tokens = self.of_rows(**inputs)
+        return np.stack([np.nan_to_num(tokens), np.isfinite(tokens).astype(np.float64)], axis=1)
+
+
+class BaseGeneratedLength(GeneratedLength):
+    """The same of the base model, which training began with. From 0 up."""
+
+    feature = "base_generated_tokens"
+
 
 _RATED = {"rewards": Value("float64"), "desirable": Value("bool")}
 
@@ -59,8 +145,7 @@ class _UnpairedMean(SumMetric):
         return np.stack([rewards * desirable, desirable, rewards * (1 - desirable), 1 - desirable], axis=1)
 
     def of_sums(self, sums: Floats) -> Floats:
-        counts = sums[:, [1, 3]]
-        means = np.divide(sums[:, [0, 2]], counts, out=np.full(counts.shape, np.nan), where=counts > 0)
+        means = share(sums[:, [0, 2]], sums[:, [1, 3]])
         return self.of_means(means[:, 0], means[:, 1])
 
     def of_means(self, desirable: Floats, undesirable: Floats) -> Floats:

@@ -7,8 +7,8 @@ import unicodedata
 
 import pytest
 
-from training.evaluation.drift.held_out import compare_words
-from training.evaluation.words import split_words
+from training.evaluation.drift.effects import compare_words
+from training.evaluation.text_statistics import split_words
 
 
 @pytest.mark.parametrize(

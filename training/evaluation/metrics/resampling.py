@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from training.evaluation.confusion import Counts, Figure, Floats
 from training.evaluation.metrics import compute, list_known, load_class, make
 from training.evaluation.metrics.definition import LabelMetric, SumMetric, evaluate, inputs_of, numbers_of
-from training.evaluation.predictions import Predictions
+from training.evaluation.predictions import Counts, Figure, Floats, Predictions
 
 
 def figures(names: Sequence[str], predicted: Predictions) -> dict[str, Figure]:
