@@ -17,9 +17,12 @@ import re
 import stat
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from tasks.home import home_path
 from training.jobs.resources import cores
@@ -106,6 +109,44 @@ def prepare_environment() -> None:
     if not os.environ.get("HOME"):
         with contextlib.suppress(KeyError):  # a user id without an entry, as containers may have
             os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
+    ignore_prefect_settings_here()
+
+
+def ignore_prefect_settings_here() -> None:
+    """Prefect, imported before or later, reads no settings in the working directory. It would look there again whenever
+    it builds its settings, and find files that others who may write to a shared folder have put there meanwhile."""
+    if sources := sys.modules.get(_PREFECT_SOURCES):
+        _read_no_file_here(sources)
+    elif not any(isinstance(finder, _PrefectSources) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _PrefectSources())
+
+
+_PREFECT_SOURCES = "prefect.settings.sources"
+_PREFECT_FILES = (".env", "prefect.toml", "pyproject.toml")
+
+
+class _PrefectSources:
+    """Finds the module of Prefect that reads files of settings, and changes it when it is imported."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+        """Called for each import."""
+        spec = PathFinder.find_spec(name, path) if name == _PREFECT_SOURCES else None
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                _read_no_file_here(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _read_no_file_here(sources: Any) -> None:
+    read = sources._read_toml_file
+    sources._read_toml_file = lambda path: {} if str(path) in _PREFECT_FILES else read(path)
+    sources.FilteredDotEnvSettingsSource._read_env_files = lambda source: {}
+    sources.dotenv = SimpleNamespace(dotenv_values=lambda path: {})
 
 
 def find_environment_problems() -> list[Problem]:

@@ -166,23 +166,39 @@ class GitCommit(NamedTuple):
 
 
 def git_commit() -> GitCommit | None:
-    """The commit of the working directory; None without a git repository or git."""
-    env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # git status must not block the user's own commands
+    """The commit of the working directory; None without a git repository or git.
 
-    def run_git(*arguments: str) -> str:
+    The repository may have come with rows, and its configuration names programs. None of them is run: no monitor of
+    files, hook, filter or transport, and no git in submodules. HEAD, objects and refs in the working directory itself
+    are no repository, as everybody who may write to a shared folder can put them there.
+    """
+    overrides = ["safe.bareRepository=explicit", "core.fsmonitor=false", f"core.hooksPath={os.devnull}"]
+
+    def run_git(*arguments: str, check: bool = True) -> str:
+        # git status must not block the user's own commands.
+        env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
+        first = int(env.get("GIT_CONFIG_COUNT", 0))
+        for number, setting in enumerate(overrides, first):
+            # Not by -c: a name may contain a "=".
+            env[f"GIT_CONFIG_KEY_{number}"], _, env[f"GIT_CONFIG_VALUE_{number}"] = setting.rpartition("=")
         return subprocess.run(
             ["git", *arguments],
-            env=env,
+            env=env | {"GIT_CONFIG_COUNT": str(first + len(overrides))},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            check=True,
+            check=check,
             timeout=10,
         ).stdout.strip()
 
     try:
-        return GitCommit(run_git("rev-parse", "HEAD"), bool(run_git("status", "--porcelain", "--untracked-files=no")))
-    except (OSError, subprocess.SubprocessError):
+        commit = run_git("rev-parse", "HEAD")
+        listed = run_git("config", "--null", "--show-scope", "--name-only", "--get-regexp", r"^filter\.", check=False)
+        scopes_and_names = listed.split("\0")
+        pairs = zip(scopes_and_names[::2], scopes_and_names[1::2], strict=False)
+        overrides += [f"{name}=" for scope, name in pairs if scope in ("local", "worktree")]
+        return GitCommit(commit, bool(run_git("status", "--porcelain", "-uno", "--ignore-submodules=dirty")))
+    except (OSError, ValueError, subprocess.SubprocessError):
         return None
 
 

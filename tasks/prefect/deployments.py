@@ -20,6 +20,12 @@ from training.problems import Problem, UserError, nearest
 from training.recipe import SWEEP_ENTRYPOINT, parse, parse_batch_prediction, parse_sweep, read_entries
 from training.recipe.overrides import read_yaml
 
+PREFECT_PROGRAM = """
+import runpy
+from tasks.environment import ignore_prefect_settings_here
+ignore_prefect_settings_here()
+runpy.run_module("prefect", run_name="__main__", alter_sys=True)
+"""
 BATCH_PREDICT = "flows.batch_predict:batch_predict"
 # Names of the flows that can be deployed, by entrypoint.
 FLOWS = {
@@ -116,12 +122,17 @@ def deploy(file: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
         complete = Path(folder, "prefect.yaml")
         complete.write_text(yaml.safe_dump(document, allow_unicode=True), encoding="utf-8")
-        argv = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(complete)]
+        options = ["--no-prompt", "deploy", "--all", "--prefect-file", str(complete)]
         # Prefect puts its working directory first in the search path. Steps of the user's may name files in it.
         has_steps = any({"build", "push"} & part.keys() for part in [document, *document["deployments"]])
         env = {**os.environ, **start_variables()}
         run = subprocess.run(
-            argv, env=env, cwd=None if has_steps else folder, stdin=subprocess.DEVNULL, capture_output=True, text=True
+            [sys.executable, "-c", PREFECT_PROGRAM, *options],
+            env=env,
+            cwd=None if has_steps else folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
         )
     if run.returncode:
         raise ServicesFailed(f"{file} was not deployed. Prefect's output:\n{(run.stdout + run.stderr).strip()}")

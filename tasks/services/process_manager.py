@@ -72,22 +72,20 @@ class Service:
     ready: Callable[[], bool]
     sockets: tuple[socket.socket, ...] = ()
     """Passed to the supervisor and the program at each start, with the same descriptors."""
-    own_folder: bool = True
-    """Whether it runs in its folder: uvicorn imports from the working directory first, and Prefect reads settings in
-    it. The worker runs where `finetune up` was started, as recipes name files there."""
     supervisor: subprocess.Popen[bytes] | None = None
     starts: int = 0
     started: float = 0.0
 
     def start(self) -> None:
-        """Starts the program; its output goes to services/NAME/logs."""
+        """Starts the program in a folder of its own, with its output in NAME/logs. Uvicorn would import files of
+        the working directory, and Prefect read settings there."""
         job = services_folder() / self.name
         job.mkdir(exist_ok=True)
         supervise = [sys.executable, "-m", "training.jobs.supervise", "--grace-s", str(SERVER_STOP_S), str(job), "--"]
         self.supervisor = subprocess.Popen(
             [*supervise, sys.executable, "-m", *self.argv],
             env=self.environment(),
-            cwd=job if self.own_folder else None,
+            cwd=job,
             stdin=subprocess.PIPE,  # the end of this program closes the pipe, which ends the service
             pass_fds=[listening.fileno() for listening in self.sockets],
             start_new_session=True,
@@ -212,7 +210,6 @@ def _build_services(ports: Mapping[str, int], temporary: str) -> list[Service]:
             lambda: os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "2", "TMPDIR": temporary},
             partial(worker_is_online, datetime.now(UTC)),
             sockets,
-            own_folder=False,
         ),
     ]
 

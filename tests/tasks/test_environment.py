@@ -7,6 +7,7 @@ import os
 import pwd
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import urllib.error
@@ -222,6 +223,24 @@ def test_settings_of_prefect_in_the_working_directory_are_one_message_before_any
         "finetune in another folder.\n"
     )
     assert not home.exists()
+
+
+@pytest.mark.parametrize("first", ["", "import prefect.settings; "])
+def test_prefect_reads_no_settings_that_appear_in_the_working_directory_later(tmp_path: Path, first: str) -> None:
+    program = f"{first}from tasks import environment; environment.prepare_environment(); "
+    program += "from pathlib import Path; Path('.env').write_text('PREFECT_API_URL=http://one'); "
+    program += "Path('prefect.toml').write_text('api.key = \"two\"'); "
+    program += "Path('pyproject.toml').write_text('[tool.prefect]\\nhome = \"three\"'); "
+    program += "from prefect.settings.models.root import Settings; print(Settings().model_dump_json())"
+    child = subprocess.run(
+        [NEW_PYTHON, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PREFECT_PROFILES_PATH": "/nowhere"},
+        capture_output=True,
+        text=True,
+    )
+    assert child.returncode == 0, child.stderr
+    assert not any(value in child.stdout for value in ("http://one", '"two"', "three"))
 
 
 def test_other_files_of_the_working_directory_are_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,21 +187,32 @@ def test_logs_of_services_are_trimmed_while_they_are_written(home: Path, monkeyp
     assert len(kept_text) == 505 and kept_text.endswith("xlast\nnext\n") and "early" not in kept_text
 
 
-@pytest.mark.parametrize("own_folder", [True, False])
 def test_no_service_imports_files_of_the_folder_in_which_up_was_started(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_folder: bool
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.chdir(tmp_path)
     environment = lifecycle._build_environment()
-    service = process_manager.Service(
-        "mlflow", ["json.tool", os.devnull], lambda: environment, lambda: True, own_folder=own_folder
-    )
+    service = process_manager.Service("mlflow", ["json.tool", os.devnull], lambda: environment, lambda: True)
     service.start()
     assert service.supervisor is not None
     service.supervisor.wait(60)
     (log,) = (home / "services" / "mlflow" / "logs").glob("*.log")
     assert "Expecting value" in log.read_text()
+
+
+def test_the_worker_reads_no_settings_in_the_folder_in_which_up_was_started(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prefect.toml").write_text("[worker]\nheartbeat_seconds = 77.5\n")
+    monkeypatch.chdir(tmp_path)
+    (service,) = process_manager._build_services({}, str(tmp_path))
+    service.argv = ["prefect", "config", "view", "--show-sources"]
+    service.start()
+    assert service.supervisor is not None
+    service.supervisor.wait(60)
+    (log,) = (home / "services" / service.name / "logs").glob("*.log")
+    assert "PREFECT_" in log.read_text() and "77.5" not in log.read_text()
 
 
 def test_the_socket_of_a_service_reaches_its_program_and_keeps_the_port_while_that_restarts(

@@ -95,3 +95,31 @@ def test_the_commit_is_that_of_the_working_directory_and_dirty_where_known_files
     assert clean is not None and len(clean.commit) == 40 and not clean.dirty
     (tmp_path / "file").write_text("2")
     assert git_commit() == clean._replace(dirty=True)
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_a_repository_in_the_working_directory_runs_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare: bool
+) -> None:
+    work, ran = tmp_path / "work", tmp_path / "ran"
+    for folder in (work, ran):
+        folder.mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    (work / "file").write_text("1")
+    (work / ".gitattributes").write_text("file filter=a=b\n")
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "first"]):
+        subprocess.run(["git", *command], check=True)
+    (work / "file").write_text("2")
+    programs = {"core.fsmonitor": "monitor", "filter.a=b.clean": "clean", "filter.a=b.process": "process"}
+    for name, program in programs.items():
+        subprocess.run(["git", "config", name, f"touch {ran / program}; false"], check=True)
+    if bare:
+        subprocess.run(["git", "config", "core.worktree", str(work)], check=True)
+        for part in (work / ".git").iterdir():
+            part.rename(work / part.name)
+        (work / ".git").rmdir()
+    found = git_commit()
+    assert not list(ran.iterdir())
+    assert found is None if bare else found is not None and found.dirty
