@@ -11,8 +11,8 @@ from tasks.cache.executor import Executor
 from tasks.cache.remote import Remote
 from tasks.cache.stage import Listener
 from tasks.jobs.launch import JobFailed
-from tasks.prediction.uncompared_rows import Monitoring
-from tasks.registry.monitored import find_rows
+from tasks.prediction.drift_samples import Monitoring
+from tasks.registry.monitoring import find_rows
 from tasks.reports.formatting import format_count
 from tasks.tracking.connection import MlflowFailed
 from training.problems import UserError

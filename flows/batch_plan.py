@@ -11,9 +11,8 @@ from tasks.cache.digests import digest_of
 from tasks.cache.history import History
 from tasks.cache.remote import Remote
 from tasks.cache.stage import Listener
-from tasks.prediction.row_files import RowFiles
-from tasks.prediction.scan import Scan, Shard, list_files, scan_rows
-from tasks.prediction.uncompared_rows import Monitoring, find_monitoring
+from tasks.prediction.drift_samples import Monitoring, find_monitoring
+from tasks.prediction.input_rows import RowFiles, Scan, Shard, list_files, scan_rows
 from tasks.registry.prediction_job import ModelSpec, find_model, read_by
 from tasks.stages.predict_shard import predict_shard
 from training.recipe import BatchPrediction

@@ -21,12 +21,11 @@ from tasks.cache.stage import Listener
 from tasks.home import home
 from tasks.jobs.engines.ray_engine import shared_cluster
 from tasks.jobs.launch import JobFailed
-from tasks.prediction.on_cluster import FIELDS, ray_engine, require_cluster
+from tasks.prediction.input_rows import Shard, require_few_errors
 from tasks.prediction.output import Output, open_output
-from tasks.prediction.scan import Shard, require_few_errors
-from tasks.prediction.shard_job import PREDICTIONS, ShardPredictor, remember_rate
+from tasks.prediction.shard_job import FIELDS, PREDICTIONS, ShardPredictor, ray_engine, remember_rate, require_cluster
 from tasks.prefect import events
-from tasks.prefect.progress import PrefectProgress
+from tasks.prefect.artifacts import PrefectProgress
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.predict_shard import predict_shard
 from tasks.tracking.connection import MlflowFailed

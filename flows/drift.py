@@ -11,9 +11,9 @@ from prefect.runtime import flow_run
 from flows.finetune import listeners
 from flows.monitoring import announce_drift, run_drift_stages, run_for_version
 from tasks.cache.executor import Executor
-from tasks.prediction.sample import draw_sample
-from tasks.prediction.scan import list_files
-from tasks.registry.monitored import Monitored, read_drift_section, require_single_inputs
+from tasks.prediction.drift_samples import draw_sample
+from tasks.prediction.input_rows import list_files
+from tasks.registry.monitoring import Monitored, read_drift_section, require_single_inputs
 
 
 def drift_run_name() -> str:

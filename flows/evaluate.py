@@ -14,11 +14,10 @@ from flows.monitoring import run_for_version
 from tasks.cache.executor import Executor
 from tasks.cache.input_files import pin_files
 from tasks.cache.results import Artifact
-from tasks.prediction.scan import list_files
+from tasks.prediction.input_rows import list_files
 from tasks.prefect import events
-from tasks.registry.evaluations import LaterEvaluation
-from tasks.registry.monitored import Monitored, find_rows, read_recipe, require_no_reference
-from tasks.reports.monitoring_reports import summarize_evaluation
+from tasks.registry.monitoring import LaterEvaluation, Monitored, find_rows, read_recipe, require_no_reference
+from tasks.reports.model_reports import summarize_evaluation
 from tasks.stages.evaluate import evaluate as score_labelled
 from tasks.stages.evaluate import load_labelled, predict_labelled, record_evaluation
 

@@ -29,9 +29,9 @@ from tasks.cache.stage import Listener
 from tasks.home import home, tracking_is_local
 from tasks.jobs.early_launch import early_launches
 from tasks.jobs.launch import JobFailed
-from tasks.prefect import events, pending_states
-from tasks.prefect.progress import PrefectProgress
-from tasks.registry import consent
+from tasks.prefect import events, flow_runs
+from tasks.prefect.artifacts import PrefectProgress
+from tasks.registry import untrusted_code
 from tasks.reports.stage_summaries import STAGES_WITH_REPORT
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.resolve import lock_file
@@ -106,7 +106,7 @@ def fine_tune(
     tracking = start_tracking(recipe, run, changes, parent=sweep.run if sweep else None)
     with early_launches(), in_use(report_removal), closing(tracking) as tracker:
         followers = listeners.get()
-        consent.record_code(run, recipe)
+        untrusted_code.record_code(run, recipe)
         progress = PrefectProgress(lambda: tracker.pages)
         remote.deliver_earlier()
         executor = Executor(recipe.name, run, (tracker, progress, *followers), force, remote)
@@ -121,7 +121,7 @@ def fine_tune(
         record_lineage(tracker, recipe, run, state, executor.rows, finished)
         warnings = executor.end_uploads(wait=state != "interrupted")
         # A command ends without a server that is down. On a worker, Prefect tries for minutes to reach it.
-        server_down = in_command.get() and not pending_states.server_answers()
+        server_down = in_command.get() and not flow_runs.server_answers()
         if not server_down:
             progress.end()
         result = build_result(state, executor.rows, flow_run_id=run, finished=finished, error=error) | dict(extra)
@@ -138,7 +138,7 @@ def fine_tune(
         for follower in followers:
             follower.run_ended(result)
         if server_down:
-            pending_states.save(run, PREFECT_STATE[state])
+            flow_runs.save_final_state(run, PREFECT_STATE[state])
             raise Abort("the Prefect server is down")  # the only end of a flow that sends the server nothing
         if state != "interrupted":
             champion = str(finished.champion) if finished and finished.champion else None

@@ -17,11 +17,11 @@ from tasks.cache.garbage_collection import in_use
 from tasks.cache.results import Artifact, NumberedComparison
 from tasks.cache.stage import Listener
 from tasks.jobs.launch import JobFailed
-from tasks.prediction.sample import Sample
+from tasks.prediction.drift_samples import Sample
 from tasks.prefect import events
-from tasks.prefect.progress import PrefectProgress
-from tasks.registry.monitored import Monitored, find_monitored, find_rows
-from tasks.reports.monitoring_reports import describe_drift, summarize_drift
+from tasks.prefect.artifacts import PrefectProgress
+from tasks.registry.monitoring import Monitored, find_monitored, find_rows
+from tasks.reports.model_reports import describe_drift, summarize_drift
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.drift import count_look, record_drift
 from tasks.stages.drift import drift as compare_rows

@@ -32,9 +32,8 @@ from tasks.jobs.early_launch import early_launches
 from tasks.jobs.engines.ray_engine import shared_cluster
 from tasks.jobs.launch import JobFailed
 from tasks.prefect import events
-from tasks.prefect.artifacts import ArtifactSender, Table
-from tasks.prefect.progress import PrefectProgress
-from tasks.registry import consent
+from tasks.prefect.artifacts import ArtifactSender, PrefectProgress, Table
+from tasks.registry import untrusted_code
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.sweeps.pictures import draw_pictures
 from tasks.sweeps.study import Study, only_sweep, study_key
@@ -77,7 +76,7 @@ def _run_sweep(values: dict[str, Any], sweep: Sweep, overrides: dict[str, Any]) 
         tracker.log_params({f"sweep.{name}": _text(value) for name, value in sweep.model_dump(mode="json").items()})
         documents = {"recipe": recipe.model_dump(mode="json"), "sweep": sweep.model_dump(mode="json")}
         tracker.log_text("sweep.yaml", yaml.safe_dump(documents, sort_keys=False))
-        consent.record_code(run, recipe)
+        untrusted_code.record_code(run, recipe)
         progress = PrefectProgress(lambda: tracker.pages)
         remote = open_remote()
         remote.deliver_earlier()

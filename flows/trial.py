@@ -23,7 +23,7 @@ from tasks.cache.results import Artifact, Lock
 from tasks.cache.stage import Listener, Paused, Row
 from tasks.jobs.launch import JobFailed
 from tasks.prefect import events
-from tasks.prefect.progress import PrefectProgress
+from tasks.prefect.artifacts import PrefectProgress
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.sweeps.study import Study
 from tasks.sweeps.trial import UNFINISHED, Trial

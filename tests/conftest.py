@@ -49,7 +49,7 @@ SLOW = (
     *("tests/flows/test_services.py", "tests/flows/test_run.py", "tests/flows/test_hub.py"),
     *("tests/training/distributed/test_ranks.py", "tests/training/distributed/test_strategies.py"),
     *("tests/flows/test_notify.py", "tests/hub/test_stages.py", "tests/tasks/jobs/test_batch_memory.py"),
-    *("tests/tasks/shared_store/test_checkpoints.py", "tests/tasks/prefect/test_ephemeral_server.py"),
+    *("tests/tasks/shared_store/test_checkpoints.py", "tests/tasks/prefect/test_prefect_server.py"),
 )
 """Modules of tests that take longest, most of it waiting."""
 

@@ -21,7 +21,7 @@ from flows.cli.shared import (
 from flows.reports.tables import count_line, label_lines, mixture_lines, problem_lines, split_lines, terminal_width
 from flows.reports.terminal import Terminal
 from tasks.cache.results import Lock
-from tasks.hub.push import find_publishing_problems
+from tasks.hub.client import find_publishing_problems
 from tasks.reports.row_reports import read_report
 from tasks.stages.load_data import counts_tokens, load_data_settings, load_rows
 from tasks.stages.preflight.model_check import require_model

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from flows.cli.shared import COMPLETED
-from tasks.prefect import events
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,6 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Prints the runs that start. Raises UserError without a server or a deployment, ServicesFailed if either fails."""
+    from tasks.prefect import events
+
     for deployment, run in events.emit_data_updated(arguments.name):
         print(f"{deployment}: {run.name} ({run.id}) is {run.state_name}")
     return COMPLETED

@@ -21,7 +21,7 @@ from flows.cli.shared import (
     write_json,
 )
 from flows.reports.tables import align, terminal_width, wrap
-from tasks.reports.monitoring_reports import describe_accuracy, describe_words, summarize_drift, tabulate_drift
+from tasks.reports.model_reports import describe_accuracy, describe_words, summarize_drift, tabulate_drift
 from training.problems import UserError
 
 

@@ -11,8 +11,8 @@ from flows.cli.drift import add_model_arguments
 from flows.cli.local_flow import call_model_flow, exit_without_server, print_failure
 from flows.cli.shared import COMPLETED, add_json_argument, add_reading_argument, parse_reading, write_json
 from flows.reports.tables import align, terminal_width, wrap
-from tasks.registry.consent import OPTION, OPTION_HELP
-from tasks.reports.monitoring_reports import describe_evaluation, tabulate_evaluation
+from tasks.registry.untrusted_code import OPTION, OPTION_HELP
+from tasks.reports.model_reports import describe_evaluation, tabulate_evaluation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -91,13 +91,13 @@ def call_in_this_process(
     logging.raiseExceptions = False
     where = "prefect"
     try:
-        from tasks.prefect.ephemeral_server import ensure_prefect_server
+        from tasks.prefect.prefect_server import ensure_prefect_server
 
         ensure_prefect_server(meanwhile=_import_flow)
         from flows import finetune
-        from tasks.prefect import events, flow_runs, pending_states
+        from tasks.prefect import events, flow_runs
 
-        pending_states.deliver()
+        flow_runs.deliver_final_states()
         with contextlib.suppress(Exception):  # those of this home that were killed; the next command reports them
             flow_runs.report_killed(SILENT_S)
         finetune.listeners.set((terminal, *listeners))
@@ -167,9 +167,9 @@ def print_failure(result: dict[str, Any]) -> int:
 def exit_without_server(result: dict[str, Any], code: int) -> None:
     """Ends this process at once if the Prefect server is down: at a normal exit, Prefect would try for minutes to send
     its last log lines."""
-    from tasks.prefect import pending_states
+    from tasks.prefect import flow_runs
 
-    if result["flow_run_id"] and pending_states.is_pending(result["flow_run_id"]):
+    if result["flow_run_id"] and flow_runs.has_pending_state(result["flow_run_id"]):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -9,16 +9,18 @@ import argparse
 
 from flows.cli.shared import COMPLETED
 from flows.reports.tables import align
-from tasks.prefect import automations, servers
+from tasks.prefect import servers
 from tasks.prefect.deployments import require_server
 from tasks.prefect.servers import ServicesFailed
+
+KINDS = ("verdict", "failure")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "block", metavar="BLOCK", nargs="?", help="type and name of a notification block, such as slack-webhook/team"
     )
-    parser.add_argument("--on", choices=list(automations.KINDS), help="send only these events (default: both)")
+    parser.add_argument("--on", choices=KINDS, help="send only these events (default: both)")
     parser.add_argument("--remove", action="store_true", help="stop the notifications of BLOCK, or of all blocks")
 
 
@@ -29,7 +31,9 @@ def execute(arguments: argparse.Namespace) -> int:
         raise ServicesFailed(f"the Prefect server at {url} does not answer: see `finetune status`.")
     from prefect.client.orchestration import get_client
 
-    kinds = [arguments.on] if arguments.on else list(automations.KINDS)
+    from tasks.prefect import automations
+
+    kinds = [arguments.on] if arguments.on else KINDS
     with get_client(sync_client=True) as client:
         if arguments.remove:
             removed = automations.remove(client, arguments.block, kinds)

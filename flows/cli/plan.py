@@ -24,7 +24,7 @@ from flows.reports.terminal import Terminal, stage_line
 from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.results import Artifact, Lock
 from tasks.home import home
-from tasks.hub.push import find_publishing_problems
+from tasks.hub.client import find_publishing_problems
 from tasks.jobs.engines.ray_engine import free
 from tasks.jobs.job import job_of
 from tasks.reports.row_reports import read_report

@@ -148,7 +148,7 @@ def _parse(arguments: argparse.Namespace) -> BatchPrediction:
 def _plan(prediction: BatchPrediction, arguments: argparse.Namespace) -> int:
     from flows.batch_plan import prepare
     from flows.reports.predictions import count, describe_errors
-    from tasks.prediction.scan import require_few_errors
+    from tasks.prediction.input_rows import require_few_errors
     from tasks.prediction.shard_job import last_rate
     from tasks.shared_store.bucket_remote import open_remote
 

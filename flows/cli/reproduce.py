@@ -21,7 +21,7 @@ from flows.reports.tables import align
 from tasks.cache.garbage_collection import REPRODUCES, UNFINISHED, find_reproductions, remove_reproduction
 from tasks.home import home
 from tasks.locks import exclusive_lock
-from tasks.registry import consent
+from tasks.registry import untrusted_code
 from tasks.reports.formatting import format_count, format_score
 from training.problems import UserError
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the home to train in: an empty folder, or the one of an earlier try, which then continues; it is kept "
         "(default: a new folder next to the home, removed if the bytes are the same)",
     )
-    parser.add_argument(consent.OPTION, action="store_true", help=consent.OPTION_HELP)
+    parser.add_argument(untrusted_code.OPTION, action="store_true", help=untrusted_code.OPTION_HELP)
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -55,7 +55,7 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UserError.of("option", "NAME/VERSION", f"{name!r} has no version: give one, {name}/1 or {name}@champion.")
     record = lineage.find_version(name)
     if not arguments.run_code:
-        consent.require_consent(f"the record of {name}", record[lineage.RECIPE_SET], record["recipe"])
+        untrusted_code.require_consent(f"the record of {name}", record[lineage.RECIPE_SET], record["recipe"])
     reproduction.require_whole(record, name)
     inputs = reproduction.find_stored_inputs(record)
     folders = {stage: ref.path for stage, ref in inputs.items()}

@@ -11,7 +11,7 @@ import sys
 
 from flows.cli.run import retry
 from flows.cli.shared import COMPLETED, add_json_argument, add_quiet_argument
-from tasks.registry import consent
+from tasks.registry import untrusted_code
 from training.problems import UserError
 from training.recipe import SWEEP_ENTRYPOINT, parse
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_json_argument(parser, "the run's result")
     add_quiet_argument(parser)
-    parser.add_argument(consent.OPTION, action="store_true", help=consent.OPTION_HELP)
+    parser.add_argument(untrusted_code.OPTION, action="store_true", help=untrusted_code.OPTION_HELP)
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -35,8 +35,8 @@ def execute(arguments: argparse.Namespace) -> int:
     is given.
     """
     from tasks.prefect.deployments import FLOWS
-    from tasks.prefect.ephemeral_server import ensure_prefect_server
     from tasks.prefect.flow_runs import find, flow_name, schedule
+    from tasks.prefect.prefect_server import ensure_prefect_server
 
     url = ensure_prefect_server()
     run = find(arguments.run)
@@ -52,7 +52,7 @@ def execute(arguments: argparse.Namespace) -> int:
     parameters = run.parameters
     values, overrides = parameters["recipe"], parameters.get("overrides")
     if not arguments.run_code:
-        consent.require_consent("the Prefect server", values, overrides=overrides, run=str(run.id))
+        untrusted_code.require_consent("the Prefect server", values, overrides=overrides, run=str(run.id))
     recipe = parse(values, overrides)
     # Run exactly the parameters that were checked, even if the server returns others by now.
     run = schedule(run).model_copy(update={"parameters": parameters})

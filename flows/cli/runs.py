@@ -10,7 +10,7 @@ from typing import Any
 from flows.cli.shared import COMPLETED, add_json_argument, add_limit_argument, write_json
 from flows.reports.tables import align, fit_to_terminal
 from tasks.reports.formatting import format_score
-from tasks.tracking.run_list import list_runs
+from tasks.tracking.mlflow_run import list_runs
 
 HEAD = ["run", "recipe", "started, UTC", "time", "state", "verdict", "version", "judged by"]
 

@@ -10,7 +10,7 @@ import argparse
 import json
 
 from flows.cli.shared import COMPLETED, output_file, write_json
-from tasks.prefect.deployment_schema import deployment_schema
+from tasks.prefect.deployments import deployment_schema
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 from flows.batch_plan import PreparedBatch
 from tasks.cache.stage import Listener, Row
 from tasks.jobs.launch import JobFailed
-from tasks.prediction.scan import MAX_REASONS
+from tasks.prediction.input_rows import MAX_REASONS
 from tasks.reports.formatting import format_count
-from tasks.reports.monitoring_reports import describe_drift
+from tasks.reports.model_reports import describe_drift
 from training.problems import UserError
 
 STAGE = "predict"

@@ -1,4 +1,4 @@
-"""Look-ups at the Hugging Face Hub, and messages for its errors."""
+"""The Hugging Face Hub as a run needs it: look-ups, messages for errors, and checks and settings of publishing."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from tasks.cache.history import History
 from tasks.cache.results import PinnedCommit
+from tasks.environment import ACCESS_TOKENS, HUB, passed
 from tasks.home import without_credentials
-from training.problems import NETWORK, UserError, server_fault
+from training.jobs.protocol import Settings
+from training.problems import NETWORK, Problem, UserError, server_fault
+from training.recipe import Recipe
 
 METADATA_TIMEOUT_S = 10.0
 
@@ -63,6 +67,61 @@ def repository_url(kind: Kind, path: str) -> str:
     """Returns the address of a repository's page on the Hub that HF_ENDPOINT names."""
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     return f"{without_credentials(endpoint).rstrip('/')}/{'datasets/' if kind == 'dataset' else ''}{path}"
+
+
+class PublishSettings(Settings):
+    """Settings of tasks.hub.push."""
+
+    repo: str
+    revision: str
+    private: bool
+    """Whether a new repository is private."""
+    pull_request: bool
+    title: str
+    """Title of the commit or pull request."""
+    files: dict[str, str]
+    """Local files by their paths in the repository."""
+
+
+def build_environment() -> dict[str, str]:
+    """The variables of a child program that writes to the Hub; no other program gets the access token."""
+    offline = os.environ.get("HF_HUB_OFFLINE", "0")
+    # The clients' warnings may contain URLs with signatures.
+    return {**passed(HUB), "HF_HUB_OFFLINE": offline, "HF_HUB_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+
+
+def find_publishing_problems(recipe: Recipe) -> Iterator[Problem]:
+    """Finds problems of publishing before training, without a request to the Hub: an error if there is no access token,
+    and a warning if models are published without a comparison."""
+    hub = recipe.release.hub
+    if hub is None:
+        return
+    # A CI job may exchange its identity for a token, which needs a request.
+    if not os.environ.get("HF_OIDC_RESOURCE") and not _has_token():
+        yield from build_token_error(hub.repo).problems
+    if recipe.release.registry is None:
+        message = (
+            "there is no champion to compare with, so every model within release.gate's bounds is published: set "
+            "release.registry to publish only better models."
+        )
+        yield Problem(kind="release", where="release.hub", message=message, level="warning")
+
+
+def _has_token() -> bool:
+    """Whether the environment or an earlier login has a token. Not by huggingface_hub's get_token, which may send a
+    request to renew the token."""
+    from huggingface_hub.constants import HF_TOKEN_PATH
+
+    file = Path(HF_TOKEN_PATH)
+    return any(os.environ.get(name, "").strip() for name in ACCESS_TOKENS) or (
+        file.is_file() and bool(file.read_text().strip())
+    )
+
+
+def build_token_error(repo: str) -> UserError:
+    return UserError.of(
+        "hub", "release.hub.repo", f"{repo!r} cannot be written without an access token: set HF_TOKEN to one that may."
+    )
 
 
 @contextlib.contextmanager

@@ -1,48 +1,65 @@
-"""Push of files to a branch on the Hugging Face Hub, in one commit; unchanged files make no commit."""
+"""Push of files to a branch on the Hugging Face Hub, in one commit; unchanged files make no commit.
+
+As a program, it publishes a model. Only child programs, which have the access token, import it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from json import JSONDecodeError
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tasks.environment import ACCESS_TOKENS, HUB, passed
-from tasks.hub.client import find_cause
-from training.jobs.protocol import Settings, sha256
-from training.problems import NETWORK, Problem, UserError, server_fault
-from training.recipe import Recipe
+import httpx2
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    Discussion,
+    HfApi,
+    get_token,
+    is_offline_mode,
+    set_client_factory,
+)
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils._http import default_client_factory
 
-if TYPE_CHECKING:
-    import httpx2
-    from huggingface_hub import Discussion, HfApi
-    from huggingface_hub.hf_api import RepoFile
+from tasks.hub.client import PublishSettings, build_token_error, find_cause
+from training.jobs.program import run_program
+from training.jobs.protocol import Events, Job, sha256
+from training.models.repository_files import part_of
+from training.problems import NETWORK, UserError, server_fault
 
 TIMEOUT_S = 300.0
 """Read time-out, which the clients lack by default; the server may take minutes for a large commit."""
 
 
-class PublishSettings(Settings):
-    """Settings of tasks.hub.publish_model."""
+def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
+    """Pushes the model, and returns its repo, revision, commit and url.
 
-    repo: str
-    revision: str
-    private: bool
-    """Whether a new repository is private."""
-    pull_request: bool
-    title: str
-    """Title of the commit or pull request."""
-    files: dict[str, str]
-    """Local files by their paths in the repository."""
+    Weights and tokenizer files in the repository that this model does not have are removed: they belong to an earlier
+    model.
+    """
+    settings = PublishSettings.model_validate(job.settings)
+    pushed = push(
+        connect(settings.repo),
+        Branch(settings.repo, settings.revision, settings.private),
+        {path: Path(file) for path, file in settings.files.items()},
+        title=settings.title,
+        replaced=lambda path: "/" not in path and part_of(path) is not None,
+        pull_request=settings.pull_request,
+    )
+    if not pushed.is_new:
+        events.note(f"{settings.repo} has this model already: nothing to commit")
+    return {"repo": settings.repo, "revision": pushed.revision, "commit": pushed.commit, "url": pushed.url}
 
 
 @dataclass(frozen=True)
-class Place:
+class Branch:
     """A branch of a model's repository."""
 
     repo: str
@@ -63,61 +80,16 @@ class Pushed:
     """Whether the push made a commit."""
 
 
-def build_environment() -> dict[str, str]:
-    """The variables of a child program that writes to the Hub; no other program gets the access token."""
-    offline = os.environ.get("HF_HUB_OFFLINE", "0")
-    # The clients' warnings may contain URLs with signatures.
-    return {**passed(HUB), "HF_HUB_OFFLINE": offline, "HF_HUB_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-
-
-def find_publishing_problems(recipe: Recipe) -> Iterator[Problem]:
-    """Finds problems of publishing before training, without a request to the Hub: an error if there is no access token,
-    and a warning if models are published without a comparison."""
-    hub = recipe.release.hub
-    if hub is None:
-        return
-    # A CI job may exchange its identity for a token, which needs a request.
-    if not os.environ.get("HF_OIDC_RESOURCE") and not _has_token():
-        yield from _build_token_error(hub.repo).problems
-    if recipe.release.registry is None:
-        message = (
-            "there is no champion to compare with, so every model within release.gate's bounds is published: set "
-            "release.registry to publish only better models."
-        )
-        yield Problem(kind="release", where="release.hub", message=message, level="warning")
-
-
-def _has_token() -> bool:
-    """Whether the environment or an earlier login has a token. Not by huggingface_hub's get_token, which may send a
-    request to renew the token."""
-    from huggingface_hub.constants import HF_TOKEN_PATH
-
-    file = Path(HF_TOKEN_PATH)
-    return any(os.environ.get(name, "").strip() for name in ACCESS_TOKENS) or (
-        file.is_file() and bool(file.read_text().strip())
-    )
-
-
 def connect(repo: str) -> HfApi:
     """Creates a client that may write. Call this only in a child program: it changes the clients of the whole process.
     Raises UserError without an access token."""
-    from huggingface_hub import HfApi, get_token, set_client_factory
-
     set_client_factory(_create_client)
     if get_token() is None:
-        raise _build_token_error(repo)
+        raise build_token_error(repo)
     return HfApi()
 
 
-def _build_token_error(repo: str) -> UserError:
-    return UserError.of(
-        "hub", "release.hub.repo", f"{repo!r} cannot be written without an access token: set HF_TOKEN to one that may."
-    )
-
-
 def _create_client() -> httpx2.Client:
-    from huggingface_hub.utils._http import default_client_factory
-
     client = default_client_factory()
     client.timeout = TIMEOUT_S
     return client
@@ -125,7 +97,7 @@ def _create_client() -> httpx2.Client:
 
 def push(
     hub: HfApi,
-    place: Place,
+    branch: Branch,
     files: Mapping[str, Path],
     *,
     title: str,
@@ -139,20 +111,18 @@ def push(
     Files that the Hub has are not sent again, and unchanged files make no commit.
     Raises UserError with the next step if the Hub does not answer or refuses.
     """
-    with explain_write_errors(place.repo, place.revision):
-        _create_place(hub, place)
-        change = _find_change(hub, place.repo, place.revision, files, replaced)
+    with explain_write_errors(branch.repo, branch.revision):
+        _create_branch(hub, branch)
+        change = _find_change(hub, branch.repo, branch.revision, files, replaced)
         if pull_request and change.operations:
-            for other in _list_pull_requests(hub, place.repo):
+            for other in _list_pull_requests(hub, branch.repo):
                 if other.title == title:
-                    change = _find_change(hub, place.repo, str(other.git_reference), files, replaced)
-                    return _commit(hub, place.repo, change, title, url=other.url)
-        return _commit(hub, place.repo, change, title, pull_request=pull_request)
+                    change = _find_change(hub, branch.repo, str(other.git_reference), files, replaced)
+                    return _commit(hub, branch.repo, change, title, url=other.url)
+        return _commit(hub, branch.repo, change, title, pull_request=pull_request)
 
 
 def _list_pull_requests(hub: HfApi, repo: str) -> list[Discussion]:
-    from huggingface_hub.errors import HfHubHTTPError
-
     try:
         return list(hub.get_repo_discussions(repo, discussion_type="pull_request", discussion_status="open"))
     except HfHubHTTPError as error:
@@ -163,16 +133,14 @@ def _list_pull_requests(hub: HfApi, repo: str) -> list[Discussion]:
         raise UserError.of("hub", "release.hub.pull_request", message) from error
 
 
-def _create_place(hub: HfApi, place: Place) -> None:
-    from huggingface_hub.errors import RepositoryNotFoundError
-
+def _create_branch(hub: HfApi, branch: Branch) -> None:
     try:
-        refs = hub.list_repo_refs(place.repo)
+        refs = hub.list_repo_refs(branch.repo)
     except RepositoryNotFoundError:
-        hub.create_repo(place.repo, private=place.private, exist_ok=True)
-        refs = hub.list_repo_refs(place.repo)
-    if place.revision not in {branch.name for branch in refs.branches}:
-        hub.create_branch(place.repo, branch=place.revision, exist_ok=True)
+        hub.create_repo(branch.repo, private=branch.private, exist_ok=True)
+        refs = hub.list_repo_refs(branch.repo)
+    if branch.revision not in {one.name for one in refs.branches}:
+        hub.create_branch(branch.repo, branch=branch.revision, exist_ok=True)
 
 
 @dataclass(frozen=True)
@@ -187,9 +155,6 @@ def _find_change(
     hub: HfApi, repo: str, revision: str, files: Mapping[str, Path], replaced: Callable[[str], bool]
 ) -> _Change:
     """Finds the operations that bring a revision to these files, by the Hub's digests."""
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-    from huggingface_hub.hf_api import RepoFile
-
     head = str(hub.model_info(repo, revision=revision).sha)
     listed = hub.list_repo_tree(repo, recursive=True, revision=head)
     existing = {entry.path: entry for entry in listed if isinstance(entry, RepoFile)}
@@ -239,15 +204,6 @@ def explain_write_errors(repo: str, revision: str) -> Iterator[None]:
 
 
 def _explain(error: Exception, repo: str, revision: str) -> UserError | None:
-    from httpx2 import HTTPError
-    from huggingface_hub import is_offline_mode
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
     status, reason = error.response.status_code if isinstance(error, HfHubHTTPError) else None, _describe_cause(error)
     if isinstance(error, HFValidationError):
         return UserError.of("hub", "release.hub.repo", f"{repo!r} is not a name on the Hub: write owner/name.")
@@ -274,7 +230,7 @@ def _explain(error: Exception, repo: str, revision: str) -> UserError | None:
         return UserError.of("hub", "release.hub.repo", f"the Hub refuses the files for {repo!r} ({reason}).")
     of_this_machine = isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError)
     # A JSONDecodeError means that a gateway answered instead of the Hub.
-    if not isinstance(error, HTTPError | OSError | JSONDecodeError) or of_this_machine:
+    if not isinstance(error, httpx2.HTTPError | OSError | JSONDecodeError) or of_this_machine:
         return None
     step = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
     if server_fault(error):
@@ -285,3 +241,7 @@ def _explain(error: Exception, repo: str, revision: str) -> UserError | None:
 
 def _describe_cause(error: Exception) -> str:
     return re.sub(r"(?<=\w)\?\S+", "", find_cause(error))  # without queries of URLs, which may contain a signature
+
+
+if __name__ == "__main__":
+    run_program(main)

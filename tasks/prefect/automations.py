@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import TYPE_CHECKING, NamedTuple
+from datetime import timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import BlockDocument, StateType
+from prefect.events.actions import ChangeFlowRunState, SendNotification
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.settings import PREFECT_UI_URL
 
 from tasks.prefect.deployments import FLOWS
 from tasks.prefect.events import ALIVE, DECISION, MODEL, RESOURCE, VERDICT
 from training.problems import UserError, nearest
-
-if TYPE_CHECKING:
-    from uuid import UUID
-
-    from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.objects import BlockDocument
-    from prefect.events.schemas.automations import AutomationCore, EventTrigger
 
 DEAD = "finetune: crash runs without heartbeats"
 DEAD_BEFORE = "finetune: crash runs that fell silent"
@@ -34,7 +35,6 @@ AT_REST = (
 final state."""
 NAME = re.compile(r"finetune: (?P<kind>verdict|failure) to (?P<block>.+)")
 PAGE = 200
-Labels = dict[str, str | list[str]]
 
 VERDICT_SUBJECT = "{{ event.resource.id|replace('finetune.model.', '') }}: {{ event.payload.summary }}"
 VERDICT_BODY = """{{ event.payload.reason }}
@@ -45,6 +45,32 @@ FAILURE_SUBJECT = "{{ flow_run.name }}: {{ flow_run.state.name|lower }}"
 FAILURE_BODY = """{{ flow_run.state.message }}
 Run: UI_URL/runs/flow-run/{{ flow_run.id }}
 Continue it: finetune resume {{ flow_run.id }}"""
+
+
+KINDS = {
+    "verdict": (
+        # The events of failed runs have another decision: the trigger for failures handles those runs.
+        EventTrigger(
+            expect={VERDICT},
+            match={RESOURCE: f"{MODEL}*", DECISION: ["promote", "keep", "reject"]},
+            for_each={RESOURCE},
+        ),
+        VERDICT_SUBJECT,
+        VERDICT_BODY,
+        "A model was promoted, kept as challenger or rejected.",
+    ),
+    "failure": (
+        EventTrigger(
+            expect={"prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"},
+            match_related={"prefect.resource.role": "flow", "prefect.resource.name": [*FLOWS.values()]},
+            for_each={RESOURCE},
+        ),
+        FAILURE_SUBJECT,
+        FAILURE_BODY,
+        "A run of finetune, retrain or batch_predict failed or crashed.",
+    ),
+}
+"""The trigger, subject, body and description of each kind of notification."""
 
 
 class Notification(NamedTuple):
@@ -64,12 +90,6 @@ class Notification(NamedTuple):
 
 def create_crash_automation(client: SyncPrefectClient) -> None:
     """Creates the automation that crashes runs without heartbeats. It stays disabled if a user has disabled it."""
-    from datetime import timedelta
-
-    from prefect.client.schemas.objects import StateType
-    from prefect.events.actions import ChangeFlowRunState
-    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
-
     # Only runs of this project emit ALIVE, so no other run is affected. The states are listed one by one: a pattern
     # would match Prefect's own heartbeat, which must not count as a sign of life.
     silence = EventTrigger(
@@ -140,48 +160,12 @@ def remove(client: SyncPrefectClient, block: str | None, kinds: Collection[str])
     return [*removed.values()]
 
 
-def _build_verdict_trigger() -> EventTrigger:
-    from prefect.events.schemas.automations import EventTrigger
-
-    # The events of failed runs have another decision: the trigger for failures handles those runs.
-    labels: Labels = {RESOURCE: f"{MODEL}*", DECISION: ["promote", "keep", "reject"]}
-    return EventTrigger(expect={VERDICT}, match=labels, for_each={RESOURCE})
-
-
-def _build_failure_trigger() -> EventTrigger:
-    from prefect.events.schemas.automations import EventTrigger
-
-    flows: Labels = {"prefect.resource.role": "flow", "prefect.resource.name": [*FLOWS.values()]}
-    ended = {"prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"}
-    return EventTrigger(expect=ended, match_related=flows, for_each={RESOURCE})
-
-
-KINDS = {
-    "verdict": (
-        _build_verdict_trigger,
-        VERDICT_SUBJECT,
-        VERDICT_BODY,
-        "A model was promoted, kept as challenger or rejected.",
-    ),
-    "failure": (
-        _build_failure_trigger,
-        FAILURE_SUBJECT,
-        FAILURE_BODY,
-        "A run of finetune, retrain or batch_predict failed or crashed.",
-    ),
-}
-
-
 def _build_automation(notification: Notification, block: BlockDocument) -> AutomationCore:
-    from prefect.events.actions import SendNotification
-    from prefect.events.schemas.automations import AutomationCore
-    from prefect.settings import PREFECT_UI_URL
-
     trigger, subject, body, description = KINDS[notification.kind]
     # The UI's address in this process's settings: Prefect's own filter for links returns None if the server has none.
     body = body.replace("UI_URL", str(PREFECT_UI_URL.value()))
     send = SendNotification(block_document_id=block.id, subject=subject, body=body)
-    return AutomationCore(name=notification.name, description=description, trigger=trigger(), actions=[send])
+    return AutomationCore(name=notification.name, description=description, trigger=trigger, actions=[send])
 
 
 def _find_block(client: SyncPrefectClient, name: str) -> BlockDocument:

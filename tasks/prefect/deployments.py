@@ -1,4 +1,4 @@
-"""Deployment files: complete validation, then deployment to the Prefect server."""
+"""Deployment files: complete validation, deployment to the Prefect server, and their JSON Schema for editors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from tasks.prefect import run_folder, servers
 from tasks.prefect.servers import PREFECT, VARIABLES, ServicesFailed
 from training.jobs.search_path import start_variables
 from training.problems import Problem, UserError, nearest
-from training.recipe import SWEEP_ENTRYPOINT, parse, parse_batch_prediction, parse_sweep, read_entries
+from training.recipe import (
+    SWEEP_ENTRYPOINT,
+    BatchPrediction,
+    Recipe,
+    Sweep,
+    parse,
+    parse_batch_prediction,
+    parse_sweep,
+    read_entries,
+)
 from training.recipe.overrides import read_yaml
+from training.recipe.tables.task_types import TASK_TYPES
+from training.recipe.task_specification import specification_class
 
 PREFECT_PROGRAM = """
 import runpy
@@ -214,7 +226,6 @@ def _check_model_parameters(parameters: Mapping[str, Any], required: set[str], o
 def _find_ignored(file: Path, entries: Sequence[dict[str, Any]]) -> list[Problem]:
     """Finds problems that Prefect ignores silently: unknown fields, and values that it cannot read."""
     from prefect.cli.deploy._models import DeploymentConfig, PrefectYamlModel
-    from pydantic import ValidationError
 
     problems = []
     fields = DeploymentConfig.model_fields
@@ -237,7 +248,6 @@ def _find_ignored(file: Path, entries: Sequence[dict[str, Any]]) -> list[Problem
 
 def _check_schedule(schedule: Any) -> Iterator[str]:
     from prefect.cli.deploy._schedules import _schedule_config_to_deployment_schedule
-    from pydantic import ValidationError
 
     try:
         _schedule_config_to_deployment_schedule(schedule)
@@ -251,3 +261,79 @@ def _check_schedule(schedule: Any) -> Iterator[str]:
 
 def _build_problem(where: str, message: str) -> Problem:
     return Problem(kind="deployment", where=where, message=message)
+
+
+_ANCHORS = "Recipes that several entries share: `recipe: &recipe` here, and `recipe: *recipe` in each entry."
+_OVERRIDES = 'Fields of the recipe by dotted name, such as {"training.learning_rate": 3e-5}.'
+_FORCE = "For the flow finetune: stages to run although their output is stored."
+_TRIALS = "For the flow sweep: the number of trials, instead of the sweep's own."
+_MODEL = "For the flows drift and evaluate: the registered model, NAME, NAME@ALIAS or NAME/VERSION."
+_INPUTS = "For the flows drift and evaluate: files, folders, globs and URLs of new rows."
+_THRESHOLDS = 'For the flow drift: fields of release.drift, such as {"auc": 0.6}.'
+_TASK = "For the flows drift and evaluate: the class of the model's task type if it is your own; its code is run."
+_REASON = "For the flows retrain and batch_predict: why a run is started, shown with the run."
+_RUN_CODE = "For the flow evaluate: whether to run other code that the model's recipe names, such as metrics."
+
+
+def deployment_schema() -> dict[str, Any]:
+    """Prefect's own schema of its YAML file, closed against misspelt fields, with the recipe in its parameters."""
+    from prefect.cli.deploy._models import PrefectYamlModel
+
+    schema = PrefectYamlModel.model_json_schema()
+    recipe = _recipe_schema()
+    sweep, prediction = Sweep.model_json_schema(), BatchPrediction.model_json_schema()
+    definitions = {**schema["$defs"], **recipe.pop("$defs"), **sweep.pop("$defs")}
+    definitions |= {"Recipe": recipe, "Sweep": sweep, "BatchPrediction": prediction}
+    entry = definitions["DeploymentConfig"]
+    shared = {"$ref": "#/$defs/Recipe"}
+    entry["properties"] |= {
+        "name": {"type": "string", "minLength": 1, "description": "The deployment's name."},
+        "entrypoint": {"enum": list(FLOWS), "description": "The flow that the deployment runs."},
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "recipe": shared,
+                "sweep": {"$ref": "#/$defs/Sweep"},
+                "trials": {"type": "integer", "minimum": 1, "description": _TRIALS},
+                "overrides": {"type": "object", "description": _OVERRIDES},
+                "force": {"type": "array", "items": {"type": "string"}, "description": _FORCE},
+                "prediction": {"$ref": "#/$defs/BatchPrediction"},
+                "reason": {"type": "string", "description": _REASON},
+                "model": {"type": "string", "description": _MODEL},
+                "inputs": {"type": "array", "items": {"type": "string"}, "description": _INPUTS},
+                "thresholds": {"type": "object", "description": _THRESHOLDS},
+                "task": {"type": "string", "description": _TASK},
+                "run_code": {"type": "boolean", "description": _RUN_CODE},
+            },
+            "anyOf": [{"required": ["recipe"]}, {"required": ["prediction"]}, {"required": ["model"]}],
+            "additionalProperties": False,
+        },
+    }
+    predicts = {"properties": {"entrypoint": {"const": BATCH_PREDICT}}}
+    entry |= {"if": predicts, "then": _requires("prediction", "recipe"), "else": _requires("recipe", "prediction")}
+    entry |= {"required": ["name", "entrypoint", "parameters"], "additionalProperties": False}
+    schema["properties"]["definitions"] = {"type": "object", "properties": {"recipe": shared}, "description": _ANCHORS}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Deployments of finetune",
+        "type": "object",
+        "properties": schema["properties"],
+        "required": ["deployments"],
+        "$defs": definitions,
+    }
+
+
+def _requires(parameter: str, other: str) -> dict[str, Any]:
+    """The parameters of an entry have this one and not the other."""
+    return {"properties": {"parameters": {"required": [parameter], "properties": {other: False}}}}
+
+
+def _recipe_schema() -> dict[str, Any]:
+    """The recipe's schema; `options` has the fields of the task type that the recipe names."""
+    schema = Recipe.model_json_schema()
+    definitions, branches = schema["$defs"], []
+    for name in TASK_TYPES:
+        options = specification_class(name).Options.model_json_schema()
+        definitions |= options.pop("$defs", {})
+        branches.append({"if": {"properties": {"task": {"const": name}}}, "then": {"properties": {"options": options}}})
+    return {**schema, "allOf": branches}

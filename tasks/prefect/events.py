@@ -18,17 +18,28 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterExpectedStartTime,
+)
+from prefect.client.schemas.objects import FlowRun
+from prefect.events import Event, Resource, emit_event
+from prefect.events.actions import RunDeployment
+from prefect.events.clients import get_events_client
+from prefect.events.schemas.automations import EventTrigger
+from prefect.events.schemas.events import ResourceSpecification
+from prefect.exceptions import Abort
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from tasks.prefect import flow_runs, servers
 from tasks.prefect.deployments import require_server
 from tasks.prefect.servers import ServicesFailed
 from training.problems import UserError, nearest
-
-if TYPE_CHECKING:
-    from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.objects import FlowRun
-    from prefect.events import Event
 
 DATA_UPDATED, ALIVE, VERDICT = "finetune.data.updated", "finetune.run.alive", "finetune.verdict"
 DRIFT, EVALUATED = "finetune.drift", "finetune.evaluated"
@@ -47,9 +58,6 @@ def emit_heartbeats(run: str) -> Iterator[None]:
     Prefect's own heartbeat is too slow to crash a dead run within two minutes: by default it comes every three minutes,
     and the program that starts the run sets its interval.
     """
-    from prefect.events import emit_event
-    from prefect.exceptions import Abort
-
     ended = threading.Event()
 
     def emit() -> None:
@@ -75,8 +83,6 @@ def emit_heartbeats(run: str) -> Iterator[None]:
 def without_prefect_heartbeats() -> Iterator[None]:
     """Flows that are called in the block send no heartbeats of Prefect's own: its thread, which looks once a second
     whether the flow has ended, delays the end. Those of `emit_heartbeats` remain."""
-    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         yield
 
@@ -84,24 +90,18 @@ def without_prefect_heartbeats() -> Iterator[None]:
 def emit_verdict(model: str, payload: dict[str, Any]) -> None:
     """Emits the verdict of a run for this model. `payload["decision"]` is also a label of the event, which triggers can
     match. A thread of Prefect sends the event, so a server that is down causes no delay."""
-    from prefect.events import emit_event
-
     emit_event(VERDICT, {RESOURCE: MODEL + model, DECISION: payload["decision"]}, payload=payload)
 
 
 def emit_drift(model: str, payload: dict[str, Any]) -> None:
     """Emits the verdict of a drift report on a version of this registered model, as `emit_verdict` does. The
     verdict is also the event's label `finetune.drift`."""
-    from prefect.events import emit_event
-
     emit_event(DRIFT, {RESOURCE: MODEL + model, DRIFT: payload["verdict"]}, payload=payload)
 
 
 def emit_evaluated(model: str, payload: dict[str, Any]) -> None:
     """Emits that a version of this registered model is outside of the gate's bounds on new rows, as `emit_verdict`
     does."""
-    from prefect.events import emit_event
-
     emit_event(EVALUATED, {RESOURCE: MODEL + model}, payload=payload)
 
 
@@ -112,9 +112,6 @@ def emit_data_updated(name: str) -> list[tuple[str, FlowRun]]:
     Raises UserError, and emits nothing, without a server or such a deployment. Raises ServicesFailed if the server does
     not answer, or does not start the runs.
     """
-    from prefect.client.orchestration import get_client
-    from prefect.events import Event, Resource
-
     url = require_server()
     if not servers.is_healthy(url):
         raise ServicesFailed(f"the Prefect server does not answer at {url}: `finetune status` shows what runs.")
@@ -126,8 +123,6 @@ def emit_data_updated(name: str) -> list[tuple[str, FlowRun]]:
 
 
 async def _send(event: Event) -> None:
-    from prefect.events.clients import get_events_client
-
     # With a checkpoint at each event, the client raises errors that it otherwise only logs.
     async with get_events_client(checkpoint_every=1) as client:
         await client.emit(event)
@@ -135,10 +130,6 @@ async def _send(event: Event) -> None:
 
 def _find_deployments(client: SyncPrefectClient, event: Event, name: str) -> set[uuid.UUID]:
     """Finds the deployments that the event starts. Raises UserError if there is none."""
-    from prefect.events.actions import RunDeployment
-    from prefect.events.schemas.automations import EventTrigger
-    from prefect.events.schemas.events import ResourceSpecification
-
     deployments, names = set(), set()
     for automation in client.read_automations():
         trigger = automation.trigger
@@ -158,13 +149,6 @@ def _find_deployments(client: SyncPrefectClient, event: Event, name: str) -> set
 
 def _wait_for_runs(client: SyncPrefectClient, event: Event, deployments: set[uuid.UUID]) -> list[tuple[str, FlowRun]]:
     """Waits until the server has started a run of each deployment after the event, and returns them by name."""
-    from prefect.client.schemas.filters import (
-        DeploymentFilter,
-        DeploymentFilterId,
-        FlowRunFilter,
-        FlowRunFilterExpectedStartTime,
-    )
-
     since = FlowRunFilter(expected_start_time=FlowRunFilterExpectedStartTime(after_=event.occurred))
     of_deployments = DeploymentFilter(id=DeploymentFilterId(any_=sorted(deployments)))
     deadline = time.monotonic() + STARTED_WAIT_S

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.exceptions import ObjectNotFound
+from prefect.runtime import flow_run
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, PREFECT_UI_ENABLED, PREFECT_UI_URL, temporary_settings
+from prefect.states import AwaitingRetry
+
+from tasks.home import home
 from tasks.prefect.deployments import FLOWS, MODEL_FLOWS
 from tasks.prefect.servers import read_running
-from tasks.tracking.outbox import is_running_here, was_killed_here
+from tasks.tracking.outbox import PENDING_STATE, Outbox, is_running_here, was_killed_here
+from training.jobs.protocol import write_atomically
 from training.problems import UserError
-
-if TYPE_CHECKING:
-    from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.filters import FlowRunFilter
-    from prefect.client.schemas.objects import FlowRun
 
 RESUMABLE = [name for entrypoint, name in FLOWS.items() if entrypoint not in MODEL_FLOWS]
 """Names of the flows whose runs can be resumed. Those that look at a registered model are started again."""
@@ -33,8 +46,6 @@ def find(name: str | None) -> FlowRun:
 
     Raises UserError if there is none, if there are several, or if it completed or still runs.
     """
-    from prefect.client.orchestration import get_client
-
     with get_client(sync_client=True) as client:
         runs = _read_recent(client) if name is None else _find_by_name(client, name)
     if name is None:
@@ -69,9 +80,6 @@ def find(name: str | None) -> FlowRun:
 
 def schedule(run: FlowRun) -> FlowRun:
     """Sets the run's state to AwaitingRetry, and returns the run. A worker starts the run of a deployment again."""
-    from prefect.client.orchestration import get_client
-    from prefect.states import AwaitingRetry
-
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run.id, AwaitingRetry(message="finetune resume"), force=True)
         return client.read_flow_run(run.id)
@@ -81,10 +89,6 @@ def report_killed(silent_s: float = 0.0) -> None:
     """Sets the state of runs that were killed in this home, perhaps with their server, and are still Running there:
     Crashed, or Cancelled for a run that was being cancelled. Only those that wrote nothing for `silent_s`: a run that
     has ended here may not have reported its state yet."""
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
-    from prefect.client.schemas.objects import State, StateType
-
     unfinished = FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.CANCELLING])
     with get_client(sync_client=True) as client:
         for run in _read_recent(client, FlowRunFilter(state=FlowRunFilterState(type=unfinished)), REPORTED):
@@ -99,10 +103,6 @@ def report_killed(silent_s: float = 0.0) -> None:
 def cancel_stopped(run: str) -> bool:
     """Cancels this process's flow run if `finetune down` has stopped it: otherwise Prefect would report a crash.
     Returns False if the process manager is not stopping, or if the server is away."""
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.objects import State, StateType
-    from prefect.runtime import flow_run
-
     manager = read_running() if FLOW_RUN in os.environ else None  # a command's flow is not stopped with the services
     if manager is None or not manager.here or not manager.stopping:
         return False
@@ -116,8 +116,6 @@ def cancel_stopped(run: str) -> bool:
 
 def flow_name(run: FlowRun) -> str:
     """The name of the run's flow."""
-    from prefect.client.orchestration import get_client
-
     with get_client(sync_client=True) as client:
         return client.read_flow(run.flow_id).name
 
@@ -125,9 +123,6 @@ def flow_name(run: FlowRun) -> str:
 def _read_recent(
     client: SyncPrefectClient, run_filter: FlowRunFilter | None = None, flows: Sequence[str] = RESUMABLE
 ) -> list[FlowRun]:
-    from prefect.client.schemas.filters import FlowFilter, FlowFilterName
-    from prefect.client.schemas.sorting import FlowRunSort
-
     return client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=[*flows])),
         flow_run_filter=run_filter,
@@ -137,8 +132,6 @@ def _read_recent(
 
 
 def _find_by_name(client: SyncPrefectClient, name: str) -> list[FlowRun]:
-    from prefect.exceptions import ObjectNotFound
-
     try:
         run = client.read_flow_run(uuid.UUID(name))
         return [run] if client.read_flow(run.flow_id).name in RESUMABLE else []
@@ -162,10 +155,59 @@ def _is_command(run: FlowRun) -> bool:
 
 def page_url(run: str) -> str | None:
     """The address of a flow run's page in Prefect's UI; None if the server has no UI, as that of a single run."""
-    from prefect.settings import PREFECT_UI_ENABLED, PREFECT_UI_URL
-
     return f"{PREFECT_UI_URL.value()}/runs/flow-run/{run}" if PREFECT_UI_ENABLED.value() else None
 
 
 def _state_name(run: Any) -> str:
     return run.state.name if run.state else "without a state"
+
+
+# A restart of the server takes about three seconds.
+AWAY_WAIT_S = 5.0
+PROBE_S = 3.0
+
+
+def server_answers() -> bool:
+    """Whether the Prefect server answers, now or within some seconds."""
+    deadline = time.monotonic() + AWAY_WAIT_S
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+        client = get_client(sync_client=True, httpx_settings={"timeout": PROBE_S})
+        while client.api_healthcheck() is not None:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.2)
+    return True
+
+
+def save_final_state(run: str, state: StateType) -> None:
+    """Saves the final state of the flow run, to be delivered later."""
+    write_atomically(Outbox(run).folder / PENDING_STATE, state.value.encode())
+
+
+def has_pending_state(run: str | None) -> bool:
+    """Whether the final state of this flow run has yet to be delivered."""
+    return run is not None and (Outbox(run).folder / PENDING_STATE).is_file()
+
+
+def list_pending() -> list[str]:
+    """The flow runs of this home whose final state has yet to be delivered."""
+    return sorted(path.parent.name for path in home().glob(f"runs/*/{PENDING_STATE}"))
+
+
+def deliver_final_states() -> None:
+    """Sends the saved final states to the server. A state that cannot be sent stays pending."""
+    for path in home().glob(f"runs/*/{PENDING_STATE}"):
+        # The claim fails for a run that is being retried, which will report its state itself.
+        with contextlib.suppress(Exception), Outbox(path.parent.name).claim_run() as claimed:
+            if claimed:
+                _deliver(path.parent.name, StateType(path.read_text()))
+                path.unlink()
+
+
+def _deliver(run: str, state: StateType) -> None:
+    message = "Reported later: the Prefect server was down when the run ended."
+    with get_client(sync_client=True) as client:
+        current = client.read_flow_run(run).state  # type: ignore[arg-type]
+        # The server's automation may have crashed the run, as heartbeats stopped while the server was down.
+        if current is None or not current.is_final() or current.is_crashed():
+            client.set_flow_run_state(run, State(type=state, message=message), force=True)

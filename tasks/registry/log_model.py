@@ -125,7 +125,7 @@ def _build_python_model(task_type: TaskType, folder: Path, settings: LogModelSet
     shutil.copytree(PROJECT / "training", code / "training", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.pyc"))
     return {
         "flavor": mlflow.pyfunc,
-        "python_model": str(Path(__file__).with_name("served.py")),
+        "python_model": str(Path(__file__).with_name("pyfunc_model.py")),
         "artifacts": {"model": str(folder)},
         "model_config": settings.model_dump(include={"task", "options", "max_length"}),
         "code_paths": sorted(map(str, code.iterdir())),

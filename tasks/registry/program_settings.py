@@ -46,7 +46,7 @@ class PredictRowsSettings(TaskSettings):
 
 
 class ExportVersionSettings(TaskSettings):
-    """Of tasks.registry.export_version."""
+    """Of tasks.registry.exports."""
 
     model: str
     """An MLflow model URI."""

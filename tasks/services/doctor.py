@@ -37,7 +37,7 @@ from tasks.jobs.engines.ray_engine import free
 from tasks.jobs.hardware import describe_gpus
 from tasks.locks import is_held
 from tasks.prefect import servers
-from tasks.prefect.ephemeral_server import database_url
+from tasks.prefect.prefect_server import database_url
 from tasks.prefect.servers import MLFLOW, MLFLOW_PORT, PREFECT, PREFECT_PORT, VARIABLES, ServicesState
 from tasks.tracking import connection
 from training.problems import UserError
@@ -348,14 +348,14 @@ def _check_leftovers(state: ServicesState | None) -> Iterator[Finding]:
 
 def _check_undelivered() -> Iterator[Finding]:
     """Ended runs of this home with entries for MLflow, or a final state for Prefect, that are not delivered yet."""
-    from tasks.prefect import pending_states
+    from tasks.prefect import flow_runs
     from tasks.tracking.outbox import find_undelivered
 
     if not (home_path() / "runs").is_dir():
         return
     try:
         waiting = [box.run for box in find_undelivered() if not is_held(box.folder / "lock")]
-        ends = pending_states.pending_runs()
+        ends = flow_runs.list_pending()
     except UserError:
         return  # `_check_home` reports the problem
     to_mlflow = "the next run delivers it, once MLflow answers"

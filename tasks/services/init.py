@@ -20,14 +20,18 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 
-from tasks.services.run_processes import stop_runs
-from training.jobs.processes import adopt_orphans, descendants, send
+from training.jobs.processes import adopt_orphans, descendants, send, start_ticks, variable
 
 STOP_S = 55.0
 """Seconds for runs and command to end, less than the minute that compose.yaml and worker.yaml give a container."""
 TICK_S = 0.05
+FLOW_RUN = "PREFECT__FLOW_RUN_ID"
+"""The variable of the processes of a flow run."""
+RUNS_STOP_S = 40.0
+RUNS_TICK_S = 0.2
 
 
 class Init:
@@ -95,6 +99,22 @@ class Init:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number != signal.SIGINT or not os.isatty(0):
             self._requests += 1
+
+
+def stop_runs(give_up: Callable[[], bool] = lambda: False) -> None:
+    """Stops each flow run below this process: it saves a checkpoint and reports its end to the servers, which still
+    run. Returns when all have ended, after `RUNS_STOP_S` at most, or when `give_up` is true."""
+    first_process: dict[str, int] = {}  # of each flow run
+    for pid in descendants(os.getpid()):  # parents come before children: a run stops its children itself
+        if run := variable(pid, FLOW_RUN):
+            first_process.setdefault(run, pid)
+    for pid in first_process.values():
+        send(pid, signal.SIGTERM)
+    deadline = time.monotonic() + RUNS_STOP_S
+    while any(start_ticks(pid) for pid in first_process.values()):
+        if time.monotonic() > deadline or give_up():
+            return
+        time.sleep(RUNS_TICK_S)
 
 
 def main() -> None:

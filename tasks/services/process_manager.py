@@ -48,7 +48,7 @@ from tasks.prefect.servers import (
     worker_name,
     write_state,
 )
-from tasks.services.run_processes import stop_runs
+from tasks.services.init import stop_runs
 from training.jobs.processes import start_ticks
 
 TICK_S = 0.2
@@ -219,10 +219,10 @@ def _report_dead_runs(own_server: bool) -> None:
     home's, also creates the automation that crashes dead runs. An error is only printed, as runs need neither."""
     from prefect.client.orchestration import get_client
 
-    from tasks.prefect import automations, flow_runs, pending_states
+    from tasks.prefect import automations, flow_runs
 
     try:
-        pending_states.deliver()
+        flow_runs.deliver_final_states()
         flow_runs.report_killed()
         if own_server:
             with get_client(sync_client=True) as client:

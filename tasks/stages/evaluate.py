@@ -13,8 +13,7 @@ from tasks.cache.stage import Inputs, Work, action
 from tasks.home import registry_place
 from tasks.jobs.job import Job, files_of, stage, whole
 from tasks.registry.champions import files_of_version
-from tasks.registry.evaluations import LaterEvaluation, record
-from tasks.registry.monitored import Monitored, find_predictions, find_rows, labelled_data
+from tasks.registry.monitoring import LaterEvaluation, Monitored, find_predictions, find_rows, labelled_data, record
 from tasks.reports.row_reports import emit_warnings, read_report
 from training import task_types
 from training.data.sources import delimiter_of, is_conllu

@@ -9,7 +9,7 @@ from typing import Any
 from tasks.cache.code import figures_code
 from tasks.cache.stage import Work
 from tasks.jobs.job import Job, stage
-from tasks.prediction.scan import Shard
+from tasks.prediction.input_rows import Shard
 from tasks.prediction.shard_job import PROGRAM, ShardPredictor
 from tasks.registry.prediction_job import ModelSpec
 from training import task_types

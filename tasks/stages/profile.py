@@ -15,9 +15,9 @@ from tasks.cache.results import Artifact
 from tasks.cache.stage import Work
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.job import Files, Job, files_of, stage
-from tasks.prediction.sample import Sample
+from tasks.prediction.drift_samples import Sample
 from tasks.registry.champions import files_of_version
-from tasks.registry.monitored import Monitored
+from tasks.registry.monitoring import Monitored
 from training import task_types
 from training.programs.observe import SAMPLE, ObserveSettings
 from training.recipe.fields import Drift

@@ -9,7 +9,7 @@ from tasks.cache.digests import digest_of
 from tasks.cache.results import Artifact, Lock, Publication, Verdict, Version, by_stage
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import named_lock
-from tasks.hub.push import PublishSettings, build_environment
+from tasks.hub.client import PublishSettings, build_environment
 from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv
 from tasks.registry.exports import export_files, released_exports
@@ -67,8 +67,8 @@ def publish(
     with named_lock(f"hub-{hub.repo.replace('/', '--')}"):
         figures = run_child(
             work,
-            "tasks.hub.publish_model",
-            python_argv("tasks.hub.publish_model"),
+            "tasks.hub.push",
+            python_argv("tasks.hub.push"),
             settings=PublishSettings(
                 **hub.model_dump(include={"repo", "revision", "private", "pull_request"}),
                 title=f"{recipe.name} {trained.digest[:12]}",

@@ -17,8 +17,7 @@ from tasks.cache.input_files import Progress, digests_of
 from tasks.cache.results import Lock, PinnedFile, PinnedRows
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import home
-from tasks.hub.client import Found, Kind, look_up
-from tasks.hub.push import find_publishing_problems
+from tasks.hub.client import Found, Kind, find_publishing_problems, look_up
 from tasks.jobs.engines.ray_engine import find_package_problems
 from tasks.jobs.hardware import gpu_compute_capabilities, mixed_precision, visible_gpus
 from tasks.registry.champions import digest_rows, find_base, find_start

@@ -25,8 +25,15 @@ from tasks.cache.digests import digest_of
 from tasks.cache.results import Artifact, Lock
 from tasks.home import SWEEPS, home, without_credentials
 from tasks.locks import exclusive_lock
-from tasks.sweeps.pruners import NoPruner, OptunaPruner, Pruner, SuccessiveHalving, build_optuna_pruner
-from tasks.sweeps.samplers import propose, settings_from
+from tasks.sweeps.search_algorithms import (
+    NoPruner,
+    OptunaPruner,
+    Pruner,
+    SuccessiveHalving,
+    build_optuna_pruner,
+    propose,
+    settings_from,
+)
 from tasks.sweeps.trial import Trial, TrialState
 from training import task_types
 from training.jobs.protocol import write_atomically

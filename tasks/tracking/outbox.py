@@ -30,7 +30,7 @@ from training.jobs.protocol import write_atomically
 OUTBOX = "outbox.jsonl"
 DELIVERED = "delivered"
 PENDING_STATE = "pending_state"
-"""A file in the same folder: see tasks/prefect/pending_states.py."""
+"""A file in the same folder: see tasks/prefect/flow_runs.py."""
 END = b" end"
 
 

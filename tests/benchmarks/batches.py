@@ -166,9 +166,8 @@ def _program_mib(model: Path, tokenizer: Path, file: Path) -> float:
 
 def _run_mib(model: Path, tokenizer: Path, file: Path) -> float:
     """The part of a run's own process: rows are listed with their ids, read again, and written with predictions."""
+    from tasks.prediction.input_rows import RowFiles, list_files, scan_rows
     from tasks.prediction.output import open_output
-    from tasks.prediction.row_files import RowFiles
-    from tasks.prediction.scan import list_files, scan_rows
     from tasks.registry.prediction_job import ModelSpec
     from training.recipe import parse_batch_prediction
 

@@ -35,7 +35,7 @@ from flows.cli.main import main
 from tasks.jobs import warm
 from tasks.jobs.commands import accelerate_environment, python_argv
 from tasks.prefect import servers
-from tasks.prefect.ephemeral_server import ensure_prefect_server
+from tasks.prefect.prefect_server import ensure_prefect_server
 from tasks.reports.stage_summaries import STAGES
 from tests.benchmarks.subject import Subject
 from tests.benchmarks.table import Row

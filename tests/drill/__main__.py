@@ -83,7 +83,7 @@ def _drill(folder: Path, options: argparse.Namespace) -> bool:
 def _ground(folder: Path, settings: Sequence[str] | None = None) -> Ground:
     """A place for runs, which have homes of their own and share a Prefect server. `settings`: see Ground."""
     from tasks.prefect import servers
-    from tasks.prefect.ephemeral_server import ensure_prefect_server
+    from tasks.prefect.prefect_server import ensure_prefect_server
     from tests.drill.ground import Ground
 
     os.environ["FINETUNE_HOME"] = str(folder / "home-of-the-server")

@@ -22,8 +22,8 @@ from tasks.cache.remote import Remote
 from tasks.cache.stage import Listener
 from tasks.jobs.launch import JobFailed
 from tasks.prediction import shard_job
+from tasks.prediction.input_rows import require_few_errors
 from tasks.prediction.output import MANIFEST
-from tasks.prediction.scan import require_few_errors
 from tasks.prediction.shard_job import ShardPredictor
 from tasks.registry.versions import READING_TAG
 from tasks.stages.predict_shard import predict_shard

@@ -13,7 +13,7 @@ import pytest
 from prefect.client.schemas.objects import StateType
 
 from flows.cli.main import main
-from tasks.prefect import pending_states
+from tasks.prefect import flow_runs
 from tasks.services import doctor
 from tasks.services.doctor import Finding, run_checks
 from tasks.shared_store.bucket import Bucket
@@ -167,7 +167,7 @@ def test_undelivered_entries_and_states_are_found_except_those_of_a_run_that_is_
         Outbox(run).put("end", status="FINISHED")
     heard = Outbox("heard")
     heard.mark_delivered(heard.read_undelivered()[-1][1])
-    pending_states.save("heard", StateType.COMPLETED)
+    flow_runs.save_final_state("heard", StateType.COMPLETED)
     with Outbox("goes-on").claim_run():
         found = of("undelivered")
     assert [(one.level, one.found) for one in found] == [

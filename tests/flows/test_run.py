@@ -26,7 +26,7 @@ from flows.cli.local_flow import call_flow
 from flows.cli.main import main
 from tasks.cache.stage import Listener
 from tasks.home import home as create_home
-from tasks.prefect import pending_states
+from tasks.prefect import flow_runs
 from tasks.tracking import run_tracker
 from tasks.tracking.connection import MlflowFailed
 from tasks.tracking.outbox import OUTBOX
@@ -430,9 +430,9 @@ def test_records_that_the_prefect_server_missed_are_promised_to_the_next_run_tha
     run_flow: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flow, "pipeline", lambda *_: None)
-    monkeypatch.setattr(pending_states, "server_answers", lambda: False)
+    monkeypatch.setattr(flow_runs, "server_answers", lambda: False)
     result = run_flow()
-    assert result["state"] == "completed" and pending_states.is_pending(result["flow_run_id"])
+    assert result["state"] == "completed" and flow_runs.has_pending_state(result["flow_run_id"])
     assert "The next run that executes a stage sends it" in result["warnings"][-1]
 
 
@@ -454,9 +454,9 @@ def test_the_release_run_of_a_sweep_on_a_worker_waits_for_a_server_that_is_away(
     file = yaml.safe_load(write_project(tmp_path / "project").read_text())
     monkeypatch.setattr(flow, "pipeline", fail_with(UserError([])))
     monkeypatch.setattr(flow, "_launch_training_early", lambda *_: None)
-    monkeypatch.setattr(pending_states, "server_answers", lambda: False)
+    monkeypatch.setattr(flow_runs, "server_answers", lambda: False)
     contextvars.copy_context().run(release)
-    assert ended and not pending_states.is_pending(ended[0]["flow_run_id"])
+    assert ended and not flow_runs.has_pending_state(ended[0]["flow_run_id"])
 
 
 def test_a_registered_model_answers_with_labels_and_probabilities(finished: FinishedRun) -> None:

@@ -21,7 +21,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from tasks.hub.push import Place, push
+from tasks.hub.push import Branch, push
 from tests.hub.server import CUT, Hub
 
 NAME = "tester/thing"
@@ -176,7 +176,7 @@ def test_datasets_and_transformers_read_what_is_there_and_a_pushed_model_answers
     pq.write_table(pa.table({"text": ["good film", "bad film"], "label": pa.array([1, 0], pa.int64())}), rows)
     with Hub() as hub:
         files = {path.name: path for path in (tmp_path / "model").iterdir()}
-        api, place = HfApi(endpoint=hub.url, token=hub.token()), Place("tester/model", "main", private=True)
+        api, place = HfApi(endpoint=hub.url, token=hub.token()), Branch("tester/model", "main", private=True)
         push(api, place, files, title="a model", replaced=lambda path: False)
         parquet = "small/train-00000-of-00001.parquet"
         hub.repo("dataset", "me/rows", {"README.md": card.encode(), parquet: rows.getvalue()}, private=True)

@@ -145,7 +145,7 @@ def test_a_promoted_model_is_published_once_and_its_token_stands_nowhere(
     assert again == first and [request for request in hub.requests if not request.startswith("GET")] == []
 
     token = next(iter(hub._tokens)).encode()
-    assert any(b"tasks.hub.publish_model" in line for line in watched.seen)
+    assert any(b"tasks.hub.push" in line for line in watched.seen)
     assert [line for line in watched.seen if token in line] == []
     stored = [path for path in home.rglob("*") if path.is_file()]
     assert len(stored) > 10 and [path for path in stored if token in path.read_bytes()] == []

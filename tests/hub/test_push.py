@@ -10,7 +10,8 @@ import pytest
 from huggingface_hub import HfApi, constants
 
 from tasks.environment import ACCESS_TOKENS
-from tasks.hub.push import Place, Pushed, connect, find_publishing_problems, push
+from tasks.hub.client import find_publishing_problems
+from tasks.hub.push import Branch, Pushed, connect, push
 from tests.hub.server import CUT, Hub
 from training.models.repository_files import part_of
 from training.problems import NETWORK, UserError
@@ -53,7 +54,7 @@ def send(hub: Hub, folder: Path, *, revision: str = "main", token: str | None = 
     files = {path.name: path for path in folder.iterdir()}
     hub.requests.clear()
     title = options.pop("title", "thing 1")
-    place = Place(NAME, revision, private=True)
+    place = Branch(NAME, revision, private=True)
     return push(api, place, files, title=title, replaced=lambda path: part_of(path) is not None, **options)
 
 
@@ -224,5 +225,5 @@ def test_a_hub_that_is_down_or_forbidden_is_reported(hub: Hub, folder: Path, mon
 def test_a_password_in_the_endpoint_is_not_shown(hub: Hub, folder: Path) -> None:
     api = HfApi(endpoint=hub.url.replace("://", "://ann:secret@"), token=hub.token())
     with pytest.raises(UserError, match=r"401 Unauthorized.*http://127\.0\.0\.1") as raised:
-        push(api, Place(NAME, "main", private=True), {}, title="thing 1", replaced=lambda path: False)
+        push(api, Branch(NAME, "main", private=True), {}, title="thing 1", replaced=lambda path: False)
     assert "secret" not in str(raised.value)

@@ -14,8 +14,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from tasks.cache.stage import Work
-from tasks.hub.checkpoint_uploads import upload_checkpoints
-from tasks.hub.push_checkpoints import CheckpointUploads
+from tasks.hub.checkpoint_uploads import CheckpointPusher, upload_checkpoints
 from tests.hub.server import Hub
 from training.engine import checkpoints
 from training.jobs.protocol import CHECKPOINTS, EVENTS, Job, read_events
@@ -46,15 +45,13 @@ def content(hub: Hub, revision: str = "main") -> dict[str, bytes]:
     return {path: file.content for path, file in repo.at(revision).files.items()} if repo else {}
 
 
-def uploads(hub: Hub, job: Path, tokenizer: Path, which: str) -> CheckpointUploads:
+def uploads(hub: Hub, job: Path, tokenizer: Path, which: str) -> CheckpointPusher:
     if which == "all_checkpoints":  # as the flow does before training begins
         (job / checkpoints.OUTGOING).mkdir(parents=True)
     settings = {"name": "small", "repo": NAME, "revision": "main", "private": True, "checkpoints": which}
     inputs = {"job": str(job), "tokenizer": str(tokenizer)}
     api = HfApi(endpoint=hub.url, token=hub.token())
-    return CheckpointUploads(
-        Job(program="p", key="k", settings=settings, inputs=inputs), job / "copy", lambda repo: api
-    )
+    return CheckpointPusher(Job(program="p", key="k", settings=settings, inputs=inputs), job / "copy", lambda repo: api)
 
 
 def test_the_newest_lies_with_those_that_it_needs_where_training_can_go_on_from_it(

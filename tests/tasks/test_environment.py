@@ -27,8 +27,8 @@ from tasks.environment import (
     server_environment,
 )
 from tasks.home import home as create_home
-from tasks.hub import push
-from tasks.prefect import ephemeral_server
+from tasks.hub import client
+from tasks.prefect import prefect_server
 from tasks.services import process_manager
 from tasks.stages import fit
 from tasks.tracking import connection
@@ -117,7 +117,7 @@ def test_a_training_gets_no_login_of_a_tracker() -> None:
 
 @pytest.mark.usefixtures("full_of_secrets")
 def test_each_program_gets_the_login_of_its_own_service_alone() -> None:
-    assert secrets_in(environment(push.build_environment())) == {"HF_TOKEN"}
+    assert secrets_in(environment(client.build_environment())) == {"HF_TOKEN"}
     buckets = {"AWS_SECRET_ACCESS_KEY", "AZURE_CLIENT_SECRET", "GOOGLE_APPLICATION_CREDENTIALS", "FSSPEC_HTTP"}
     assert secrets_in(environment(passed(BUCKETS))) == buckets
     mlflow = {"MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_URI"}
@@ -136,7 +136,7 @@ def test_a_client_that_opens_the_tracking_database_itself_gets_the_databases_pas
 def test_the_server_of_a_run_gets_no_login_of_another_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", NEW_PYTHON)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = ephemeral_server._start_server(listening.getsockname()[1], listening.fileno())
+        server = prefect_server._start_server(listening.getsockname()[1], listening.fileno())
         content = Path(f"/proc/{server.pid}/environ").read_text()
         server.send_signal(signal.SIGKILL)
         server.wait()

@@ -24,7 +24,7 @@ from tasks.cache.code import Code, Source, code_behind
 from tasks.cache.results import Champion, NumberedComparison, PinnedCommit, Verdict, Version
 from tasks.cache.stage import Stage
 from tasks.hub.client import Found
-from tasks.prediction.scan import Shard
+from tasks.prediction.input_rows import Shard
 from tasks.registry.prediction_job import ModelSpec
 from tasks.reports.stage_summaries import STAGES
 from tasks.stages import resolve as resolving

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.prediction import output as outputs
+from tasks.prediction.input_rows import Scan, Shard
 from tasks.prediction.output import MANIFEST, open_output
-from tasks.prediction.scan import Scan, Shard
 from tasks.registry.prediction_job import ModelSpec
 from tests.s3 import BUCKET, S3
 from tests.tasks.shared import on_s3, s3

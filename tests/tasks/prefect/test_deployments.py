@@ -10,8 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tasks.prefect.deployment_schema import deployment_schema
-from tasks.prefect.deployments import read_deployments
+from tasks.prefect.deployments import deployment_schema, read_deployments
 from tests.flows.forked import finetune
 from tests.fork_server import NEW_PYTHON
 from training.problems import UserError

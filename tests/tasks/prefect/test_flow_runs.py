@@ -1,9 +1,10 @@
-"""The flow run that `finetune resume` continues."""
+"""Flow runs at the server: the one that `finetune resume` continues, and ends of runs whose server was away."""
 
 from __future__ import annotations
 
 import os
 import threading
+import uuid
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,14 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import Abort
 from prefect.flow_engine import FlowRunEngine
 from prefect.runtime import flow_run
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Completed, Crashed, Running, State
 
-from tasks.prefect import events, servers
+from tasks.prefect import events, flow_runs, servers
 from tasks.prefect.events import without_prefect_heartbeats
 from tasks.prefect.flow_runs import RESUMABLE, find, report_killed
 from tasks.tracking.outbox import Outbox, running
+from tests.servers import closed_port
 from training.problems import UserError
 
 
@@ -151,3 +154,62 @@ def test_a_flow_called_by_a_command_does_not_wait_for_heartbeats_of_prefect_s_ow
 
 def test_reports_on_registered_models_are_started_again_and_not_resumed() -> None:
     assert sorted(RESUMABLE) == ["batch-predict", "finetune", "retrain", "sweep"]
+
+
+def left_running() -> FlowRun:
+    with get_client(sync_client=True) as client:
+        return client.create_flow_run(ours, state=Running())
+
+
+def state_of(run: FlowRun) -> StateType | None:
+    with get_client(sync_client=True) as client:
+        return client.read_flow_run(run.id).state_type
+
+
+@pytest.mark.parametrize("taken_for", [Running(), Crashed()], ids=["running", "crashed"])
+@pytest.mark.parametrize("state", [StateType.COMPLETED, StateType.FAILED, StateType.CRASHED])
+def test_a_server_that_is_back_gets_the_end_of_a_run_once(
+    home: Path, prefect_server: None, state: StateType, taken_for: State
+) -> None:
+    run = left_running()
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(run.id, taken_for, force=True)
+    flow_runs.save_final_state(str(run.id), state)
+    assert flow_runs.has_pending_state(str(run.id))
+    flow_runs.deliver_final_states()
+    assert state_of(run) == state and not flow_runs.has_pending_state(str(run.id))
+
+
+def test_a_newer_state_at_the_server_is_left_as_it_is(home: Path, prefect_server: None) -> None:
+    run = left_running()
+    flow_runs.save_final_state(str(run.id), StateType.FAILED)
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(run.id, Completed(), force=True)  # tried again, elsewhere
+    flow_runs.deliver_final_states()
+    assert state_of(run) == StateType.COMPLETED
+
+
+def test_a_run_that_is_tried_again_just_now_is_left_alone(home: Path, prefect_server: None) -> None:
+    run = left_running()
+    flow_runs.save_final_state(str(run.id), StateType.FAILED)
+    with Outbox(str(run.id)).claim_run():
+        flow_runs.deliver_final_states()
+    assert state_of(run) == StateType.RUNNING
+
+
+def test_a_state_that_cannot_be_delivered_waits_and_holds_up_no_other(home: Path, prefect_server: None) -> None:
+    elsewhere, run = str(uuid.UUID(int=0)), left_running()
+    for name in (elsewhere, str(run.id)):
+        flow_runs.save_final_state(name, StateType.COMPLETED)
+    with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{closed_port()}/api"}):
+        flow_runs.deliver_final_states()
+    assert flow_runs.has_pending_state(elsewhere) and flow_runs.has_pending_state(str(run.id))
+    flow_runs.deliver_final_states()
+    assert flow_runs.has_pending_state(elsewhere) and not flow_runs.has_pending_state(str(run.id))
+
+
+def test_a_server_that_is_away_is_known_to_be(prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow_runs, "AWAY_WAIT_S", 0.5)
+    assert flow_runs.server_answers()
+    with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{closed_port()}/api"}):
+        assert not flow_runs.server_answers()

@@ -12,8 +12,7 @@ from tasks.cache.results import Artifact, Champion, Lock
 from tasks.cache.stage import Work
 from tasks.home import home as create_home
 from tasks.registry.champions import find_current, find_folders
-from tasks.registry.evaluations import read_evaluations
-from tasks.registry.monitored import find_monitored
+from tasks.registry.monitoring import find_monitored, read_evaluations
 from tasks.registry.predict_rows import fetch_model
 from tasks.registry.prediction_job import find_model
 from tasks.registry.reproduction import start_model

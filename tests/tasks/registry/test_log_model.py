@@ -124,4 +124,4 @@ def test_pairs_are_registered_if_the_logged_model_predicts_as_before(
     likeliest = [lines[0].split()[-1] for lines in outcome(world / "typed").figures["predictions"]]
     found = json.loads((world / "found.json").read_text())
     assert likeliest == [max(one, key=one.__getitem__) for one in found]
-    assert [*tracked.rglob("served.py")] and not [*tracked.rglob("*.pkl")]
+    assert [*tracked.rglob("pyfunc_model.py")] and not [*tracked.rglob("*.pkl")]

@@ -12,7 +12,7 @@ import pytest
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, PREFECT_API_URL, temporary_settings
 
 from flows.cli.main import main
-from tasks.prefect import ephemeral_server, servers
+from tasks.prefect import prefect_server, servers
 from tasks.prefect.servers import MLFLOW, PREFECT, ServicesFailed, ServicesState
 from tasks.services import lifecycle, process_manager
 from training.jobs.processes import start_ticks
@@ -124,7 +124,7 @@ def test_services_on_another_machine_are_named_and_neither_used_nor_stopped(
     printed = capsys.readouterr()
     assert printed.out == "" and "on other-machine since" in printed.err
     with temporary_settings(restore_defaults={PREFECT_API_URL}), pytest.raises(UserError) as refused:
-        ephemeral_server.ensure_prefect_server()
+        prefect_server.ensure_prefect_server()
     assert "on other-machine since" in refused.value.problems[0].message
 
 
@@ -160,14 +160,14 @@ def test_each_home_has_a_prefect_database_of_its_own_unless_the_user_names_one(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with temporary_settings(restore_defaults={PREFECT_API_DATABASE_CONNECTION_URL}):
-        assert ephemeral_server.database_url() == f"sqlite+aiosqlite:///{home}/prefect/prefect.db"
+        assert prefect_server.database_url() == f"sqlite+aiosqlite:///{home}/prefect/prefect.db"
         monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / "second"))
-        assert ephemeral_server.database_url() == f"sqlite+aiosqlite:///{tmp_path}/second/prefect/prefect.db"
+        assert prefect_server.database_url() == f"sqlite+aiosqlite:///{tmp_path}/second/prefect/prefect.db"
     with temporary_settings({PREFECT_API_DATABASE_CONNECTION_URL: ""}):
-        assert ephemeral_server.database_url().endswith("/second/prefect/prefect.db")
+        assert prefect_server.database_url().endswith("/second/prefect/prefect.db")
     mine = "postgresql+asyncpg://me@127.0.0.1/prefect"
     with temporary_settings({PREFECT_API_DATABASE_CONNECTION_URL: mine}):
-        assert ephemeral_server.database_url() == mine
+        assert prefect_server.database_url() == mine
 
 
 def test_logs_of_services_are_trimmed_while_they_are_written(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks.sweeps.pruners import SuccessiveHalving
+from tasks.sweeps.search_algorithms import SuccessiveHalving
 from tasks.sweeps.study import Study, only_sweep
 from tasks.sweeps.trial import Trial
 from training.problems import UserError

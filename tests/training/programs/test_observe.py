@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.prediction.sample import Sample
+from tasks.prediction.drift_samples import Sample
 from tests.task_types import TINY, make_world, recipe_of
 from tests.training.counting import write_assistant
 from training import task_types
@@ -39,7 +39,7 @@ def run(job_dir: Path, settings: dict[str, Any], **inputs: Path) -> tuple[dict[s
     return observe.main(job_dir, job, Events(job_dir / "events.jsonl")), job_dir / "output"
 
 
-# Rows that are pairs of answers are refused before the program starts: tasks.registry.monitored.
+# Rows that are pairs of answers are refused before the program starts: tasks.registry.monitoring.
 @pytest.mark.parametrize(
     "task", [task for task in TINY if task_types.class_of(task).prediction_type not in (PAIRS, UNPAIRED)]
 )

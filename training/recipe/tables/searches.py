@@ -1,7 +1,7 @@
 """The samplers and pruners of a sweep, and their settings with defaults.
 
 The samplers, `median` and `percentile` are Optuna's. `asha` and `hyperband` are the project's own
-(tasks/sweeps/pruners.py): Optuna ends a pruned trial for good, and here it may be resumed.
+(tasks/sweeps/search_algorithms.py): Optuna ends a pruned trial for good, and here it may be resumed.
 """
 
 from __future__ import annotations

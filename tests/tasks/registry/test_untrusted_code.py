@@ -15,9 +15,9 @@ from prefect.states import Crashed
 
 from flows.cli.main import main
 from tasks.cache.results import Champion
-from tasks.registry import consent
+from tasks.registry import untrusted_code
 from tasks.registry.lineage import LINEAGE
-from tasks.registry.monitored import Monitored, read_recipe
+from tasks.registry.monitoring import Monitored, read_recipe
 from tasks.tracking.connection import FLOW_RUN_TAG
 from training.problems import UserError
 from training.recipe import parse
@@ -144,10 +144,10 @@ def test_a_run_that_began_in_this_home_needs_consent_to_no_code_but_what_was_add
     own = {**RECIPE, "training": {"callbacks": ["my:Callback"]}}
     (home / "runs" / "run-1").mkdir(mode=0o700, parents=True)
     home.chmod(0o700)
-    consent.record_code("run-1", parse(own))
-    consent.require_consent("the Prefect server", own, run="run-1")
+    untrusted_code.record_code("run-1", parse(own))
+    untrusted_code.require_consent("the Prefect server", own, run="run-1")
     with pytest.raises(UserError) as caught:
-        consent.require_consent("the Prefect server", own, overrides={"training.loss": "its:loss"}, run="run-1")
+        untrusted_code.require_consent("the Prefect server", own, overrides={"training.loss": "its:loss"}, run="run-1")
     assert [problem.where for problem in caught.value.problems] == ["training.loss"]
     with pytest.raises(UserError):
-        consent.require_consent("the Prefect server", own, run="run-2")
+        untrusted_code.require_consent("the Prefect server", own, run="run-2")

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.prediction.sample import Sample
-from tasks.prediction.scan import Shard
-from tasks.prediction.uncompared_rows import ComparedShard, NewRows
+from tasks.prediction.drift_samples import ComparedShard, NewRows, Sample
+from tasks.prediction.input_rows import Shard
 from training.data.prediction_rows import RowError, Rows, digest_inputs
 from training.evaluation.drift.sampling import Reservoir
 

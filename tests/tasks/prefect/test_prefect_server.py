@@ -17,7 +17,7 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 import tasks
-from tasks.prefect.ephemeral_server import ensure_prefect_server
+from tasks.prefect.prefect_server import ensure_prefect_server
 from tests.listening import listening
 from tests.waiting import wait_until
 from training.jobs.processes import descendants
@@ -25,7 +25,7 @@ from training.jobs.processes import descendants
 ROOT = str(Path(tasks.__path__[0]).parent)
 START = """
 import sys, time
-from tasks.prefect.ephemeral_server import ensure_prefect_server
+from tasks.prefect.prefect_server import ensure_prefect_server
 print(ensure_prefect_server(), flush=True)
 sys.stdin.read()
 """

@@ -22,8 +22,8 @@ from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
 
 from tasks.cache.results import Artifact, Publication, Version
 from tasks.cache.stage import Row
-from tasks.prefect import artifacts, progress
-from tasks.prefect.progress import PrefectProgress
+from tasks.prefect import artifacts
+from tasks.prefect.artifacts import PrefectProgress
 from tasks.tracking.connection import run_url
 from training.problems import Problem
 
@@ -32,7 +32,7 @@ UP_TO = [{"kind": "progress", "done": done, "total": 4} for done in range(1, 4)]
 
 @pytest.fixture(autouse=True)
 def quick(prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(progress, "UPDATE_S", 0.0)
+    monkeypatch.setattr(artifacts, "UPDATE_S", 0.0)
     monkeypatch.setattr(artifacts, "END_WAIT_S", 60.0)  # what is shown is tested here, not how fast the server is
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         yield
@@ -256,7 +256,7 @@ def test_evaluations_warnings_and_a_line_a_stage_are_logged(caplog: pytest.LogCa
 @pytest.mark.filterwarnings("ignore:Artifact creation outside")
 def test_a_server_that_is_down_delays_no_stage(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artifacts, "END_WAIT_S", 5.0)
-    monkeypatch.setattr(progress, "get_run_logger", lambda: logging.getLogger("no-run"))
+    monkeypatch.setattr(artifacts, "get_run_logger", lambda: logging.getLogger("no-run"))
     shown = PrefectProgress()
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
         started = time.monotonic()

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tasks.jobs.engines.ray_messages import AUTH_MODE, TOKEN_PATH, own_login
-from tasks.prediction.on_cluster import FIELDS, require_cluster
-from tasks.prediction.shard_job import share_of
+from tasks.prediction.shard_job import FIELDS, require_cluster, share_of
 from training.problems import Problem, UserError, renamed
 from training.recipe import BatchPrediction, parse_batch_prediction
 
