@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 COMMANDS = (
-    *("run", "resume", "sweep", "plan", "check", "schema"),
+    *("init", "run", "resume", "sweep", "plan", "check", "schema"),
     *("runs", "models", "show", "reproduce", "promote", "rollback"),
     *("predict", "chat", "export", "drift", "evaluate"),
     *("up", "deploy", "data-updated", "notify", "status", "down", "doctor", "store"),

@@ -387,7 +387,7 @@ class _Ragged:
 
     def __init__(self, where: str, head: _Head, data: Data, read: list[str]) -> None:
         self._where, self._head, self._data = where, head, data
-        self._needed = 0 if data.header is None else 1 + max(map(head.names.index, read))
+        self._needed = 0 if data.header is None else 1 + max(map(head.names.index, read), default=-1)
         self._numbers: set[int] = set()
         self._left_out = 0
         self._new_faults: list[Fault] = []

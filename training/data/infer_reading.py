@@ -1,0 +1,327 @@
+"""How the rows of a source are read, inferred from the source: its kind, splits, encoding, and the dialect of CSV.
+
+The rows themselves are read by the reader of the format, as a run would read them.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from training.data.blocks import load_reader
+from training.data.decoding import open_text
+from training.data.file_systems import is_url, name_of
+from training.data.prediction_rows import InputColumns
+from training.data.sources import find_split_files, load_object
+from training.problems import UserError
+from training.recipe.column_types import RowSpecification
+from training.recipe.data_fields import Data
+from training.recipe.tables.formats import FORMATS
+
+SAMPLE_ROWS = 3000
+_HEAD_BYTES = 1_000_000
+_DELIMITERS = (",", "\t", ";", "|")
+_LONG_NAME = 60
+_WORDS_OF_NAME = 5
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The value of a field of the recipe, and how sure it is."""
+
+    value: Any
+    reason: str = ""
+    """Why; empty for a value that is no guess."""
+    second: str = ""
+    """The second-best value, as it is written in YAML."""
+
+
+@dataclass
+class Sample:
+    """Some rows of a source with all their columns."""
+
+    fields: dict[str, Choice]
+    """Fields of the recipe's section `data`, without columns."""
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    """The values of each column, None for missing ones."""
+    label_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The names of the labels of a column, if the source defines them."""
+    splits: Sequence[str] = ("train",)
+    has_names: bool = True
+    """Whether the source names its columns."""
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The fields' values."""
+        return {name: choice.value for name, choice in self.fields.items()}
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return max(map(len, self.columns.values()), default=0)
+
+
+def sample_rows(path: str) -> Sample:
+    """Reads up to SAMPLE_ROWS rows of the training split of a file, folder, glob, URL, or of an object `module:name`.
+
+    Raises UserError if there is nothing to read.
+    """
+    found = _source_of(path)
+    source = found["source"].value
+    sample = Sample(found)
+    if source == "python":
+        _read(sample, {})
+        return sample
+    data = Data(source=source, path=path)
+    splits, _, _ = find_split_files(data)
+    sample.splits = [*splits]
+    files = [str(file.file) for file in splits["train"]]
+    if source in ("csv", "json", "conll"):
+        encoding = _encoding_of(files[0], data)
+        if encoding.value != "utf-8":
+            found["encoding"] = encoding
+    if source == "csv":
+        head = _head(files[0], Data(source=source, path=path, encoding=found.get("encoding", Choice("utf-8")).value))
+        found |= _dialect(files[0], head)
+        sample.has_names = "header" not in found
+    _read(sample, {"train": files})
+    return sample
+
+
+def _source_of(path: str) -> dict[str, Choice]:
+    """The kind of source and its path."""
+    if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", path) and not os.path.exists(path):
+        load_object(path)
+        return {"source": Choice("python"), "path": Choice(path)}
+    if not (is_url(path) or os.path.exists(os.path.expanduser(path)) or set(path) & set("*?[")):
+        message = f"{path!r} does not exist: give a file, folder, glob, URL, or module:name of a Python object."
+        raise UserError.of("option", "PATH", message)
+    return {"source": _format_of(path), "path": Choice(path)}
+
+
+def _format_of(path: str) -> Choice:
+    """The format that most files have by their names, or a file by its content."""
+    counts = {}
+    for source, form in FORMATS.items():
+        if name_of(path).lower().endswith(form.suffixes):
+            return Choice(source)
+        if Path(path).is_file():
+            continue
+        try:
+            splits, others, _ = find_split_files(Data(source=source, path=path))
+        except UserError:
+            continue
+        counts[source] = sum(map(len, splits.values())) + len(others)
+    ranked = sorted((count, source) for source, count in counts.items() if count)
+    if ranked:
+        second = ranked[-2][1] if len(ranked) > 1 else ""
+        return Choice(
+            ranked[-1][1], f"{ranked[-1][0]:,} files have this format by their names" if second else "", second
+        )
+    if not Path(path).is_file():
+        known = ", ".join(dict.fromkeys(suffix for form in FORMATS.values() for suffix in form.suffixes))
+        raise UserError.of("option", "PATH", f"{path} has no file of rows: their names end in {known}.")
+    with open(path, "rb") as file:
+        first = file.read(8)
+    if first.startswith((b"PAR1", b"ARROW1")):
+        return Choice("parquet" if first.startswith(b"PAR1") else "arrow", "its first bytes")
+    text = _head(path, Data(source="csv", path=path))
+    if text.lstrip().startswith(("{", "[")):
+        return Choice("json", "it begins as JSON", "csv")
+    if _is_conll(text):
+        return Choice("conll", "it has a word a line, and blank lines between sentences", "csv")
+    return Choice("csv", "it has a row a line", "conll")
+
+
+def _head(file: str, data: Data) -> str:
+    """The first lines of a file of text."""
+    with open_text(file, data) as raw:
+        read = raw.read(_HEAD_BYTES)
+    text = read.decode("utf-8", "replace")
+    return text if len(read) < _HEAD_BYTES else text[: text.rfind("\n") + 1]
+
+
+def _is_conll(text: str) -> bool:
+    """Whether there are blank lines between groups of short lines with the same number of columns."""
+    lines = [line for line in text.splitlines() if not line.startswith(("-DOCSTART-", "# "))][:2000]
+    widths = Counter(len(line.split()) for line in lines if line.strip())
+    blank = sum(not line.strip() for line in lines)
+    (width, most), *_ = widths.most_common(1) or [(0, 0)]
+    return width > 1 and most >= 0.95 * widths.total() and blank >= len(lines) / 100
+
+
+def _encoding_of(file: str, data: Data) -> Choice:
+    """UTF-8 unless the bytes are something else."""
+    try:
+        with open_text(file, data) as raw:
+            read = raw.read(_HEAD_BYTES)
+    except UserError:  # in UTF-16
+        return Choice("utf-16", "its first bytes")
+    read = read[: read.rfind(b"\n") + 1] or read
+    try:
+        read.decode()
+    except UnicodeDecodeError as error:
+        reason = f"byte 0x{error.object[error.start]:02x} is not UTF-8"
+        with open_text(file, data.model_copy(update={"encoding": "cp1251"})) as raw:
+            letters = [one for one in raw.read(_HEAD_BYTES).decode("utf-8", "replace") if one.isalpha()]
+        if letters and sum("\u0430" <= one <= "\u044f" for one in letters) > len(letters) / 3:
+            return Choice("cp1251", f"{reason}, and its letters are Cyrillic", "koi8-r")
+        return Choice("cp1252", reason, "latin-1")
+    return Choice("utf-8")
+
+
+def _dialect(file: str, head: str) -> dict[str, Choice]:
+    """Delimiter, quoting and header of a CSV file, where they are not the usual ones."""
+    usual = "\t" if ".tsv" in name_of(file).lower() else ","
+    lines = [line for line in head.splitlines() if line.strip()][:2000]
+    found: dict[str, Choice] = {}
+    quoting = "standard" if _is_quoted(head) else "none"
+    shares = {delimiter: _share_of_rows(lines, delimiter, quoting) for delimiter in _DELIMITERS}
+    share, best = max((share, -place) for place, share in enumerate(shares.values()))
+    delimiter = _DELIMITERS[-best]
+    if first := re.fullmatch(r"sep=(.)", lines[0].strip().lower() if lines else ""):
+        delimiter, share = first[1], 1.0
+    if share < 0.9:
+        if split := _first_word_is_label(lines):
+            separator, labels = split
+            reason = f"lines begin with one of {labels:,} labels and {separator!r}"
+            found["delimiter"] = Choice(separator, reason)
+            found["maxsplit"] = Choice(1, reason)
+            found["quoting"] = Choice("none", "with maxsplit, each line is a row")
+            found["header"] = Choice(["label", "text"], "its first line is a row")
+            return found
+        if Path(file).suffix not in (".csv", ".tsv"):
+            reason = "its lines have no columns in common"
+            found["delimiter"] = Choice("\x1f", f"{reason}: a character that texts do not hold")
+            found["quoting"] = Choice("none", reason)
+            found["header"] = Choice(["text"], reason)
+            return found
+        delimiter = usual
+    elif delimiter != usual and not first:
+        others = sorted((one for one in shares if one != delimiter), key=lambda one: -shares[one])
+        reason = f"{share:.0%} of the lines then have the same number of columns"
+        found["delimiter"] = Choice(delimiter, reason, _quoted(others[0]))
+    if quoting == "none":
+        found["quoting"] = Choice("none", "quotation marks stand inside fields, and some are never closed", "standard")
+    rows = list(islice(csv.reader(lines, delimiter=delimiter, **_csv_options(quoting)), 2000))
+    if first:
+        rows = rows[1:]
+    if rows and (reason := _not_a_header(rows)):
+        names = [f"column_{number}" for number in range(1, len(rows[0]) + 1)]
+        found["header"] = Choice(names, reason, "null  # the first row has the names")
+    return found
+
+
+def _csv_options(quoting: str) -> dict[str, Any]:
+    return {"quoting": csv.QUOTE_NONE} if quoting == "none" else {}
+
+
+def _share_of_rows(lines: Sequence[str], delimiter: str, quoting: str) -> float:
+    """The share of rows with the commonest number of columns; 0 if that is one column."""
+    try:
+        widths = Counter(
+            map(len, csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, **_csv_options(quoting)))
+        )
+    except csv.Error:
+        return 0.0
+    (width, rows), *_ = widths.most_common(1) or [(1, 0)]
+    return rows / widths.total() if width > 1 else 0.0
+
+
+def _is_quoted(head: str) -> bool:
+    """Whether quotation marks enclose fields: each that opens one is closed before a delimiter or line end."""
+    opened = re.findall(r'(?:^|[,;\t|])"', head, re.MULTILINE)
+    closed = re.findall(r'"(?=[,;\t|]|\r?$)', head, re.MULTILINE)
+    return not (opened or closed) or min(len(opened), len(closed)) >= 0.9 * max(len(opened), len(closed)) > 0
+
+
+def _first_word_is_label(lines: Sequence[str]) -> tuple[str, int] | None:
+    """The separator after the first word, if few different words begin the lines, and the number of these."""
+    for separator in ("\t", ",", " "):
+        words = Counter(line.partition(separator)[0] for line in lines if separator in line)
+        several = sum(len(line.split()) > 2 for line in lines)
+        inside = sum(word in words for line in lines for word in line.split()[1:])
+        if words.total() == len(lines) and 2 <= len(words) <= len(lines) / 5 and several > len(lines) / 2 > 2 * inside:
+            return separator, len(words)
+    return None
+
+
+def _not_a_header(rows: Sequence[Sequence[str]]) -> str:
+    """Why the first row has values instead of names; empty if it has names."""
+    first = rows[0]
+    if number := next((cell for cell in first if re.fullmatch(r"[+-]?\d+([.,]\d+)?", cell.strip())), None):
+        return f"the first row has the number {number} in place of a name"
+    if text := next((cell for cell in first if len(cell) > _LONG_NAME or len(cell.split()) > _WORDS_OF_NAME), None):
+        return f"the first row has the text {text[:30]!r} in place of a name"
+    for place, cell in enumerate(first):
+        below = [row[place] for row in rows[1:] if len(row) > place]
+        if cell.strip() and below.count(cell) > max(1, len(below) / 1000) and len(set(below)) < len(below) / 2:
+            return f"{cell!r} of the first row is also a value of other rows"
+    return ""
+
+
+def _quoted(delimiter: str) -> str:
+    return '"\\t"' if delimiter == "\t" else f'"{delimiter}"'
+
+
+def _read(sample: Sample, pinned: Mapping[str, Sequence[str]]) -> None:
+    """Reads the rows with all columns, by the reader of the source."""
+    data = Data(**sample.data, limit=SAMPLE_ROWS)
+    columns = _AllColumns(sample)
+    read = 0
+    for block in load_reader(data.source)(InputColumns(data, _AnyRows()), "train", pinned, columns):
+        for name, values in block.slices.items():
+            read_before = sample.columns.setdefault(name, [None] * read)
+            read_before += [None] * (read - len(read_before)) + _as_values(values)
+        read += len(block.numbers)
+        if read >= SAMPLE_ROWS:
+            break
+    for values in sample.columns.values():
+        values += [None] * (read - len(values))
+        del values[SAMPLE_ROWS:]
+
+
+def _as_values(values: Any) -> list[Any]:
+    found = values.to_pylist() if isinstance(values, pa.Array) else list(values)
+    return [one.decode("utf-8", "replace") if isinstance(one, bytes) else one for one in found]
+
+
+class _AnyRows(RowSpecification):
+    columns: ClassVar = {}
+
+
+class _AllColumns:
+    """All columns of a source, as training/data/blocks.py reads them beside those of a task type."""
+
+    def __init__(self, sample: Sample) -> None:
+        self._sample = sample
+
+    def of_file(self, names: Sequence[str], column_types: Sequence[pa.DataType] = ()) -> dict[str, str]:
+        return {name: name for name in names}
+
+    def of_more_rows(self, names: Sequence[str]) -> dict[str, str]:
+        return self.of_file(names)
+
+    def reads(self, name: str) -> bool:
+        return True
+
+    def of_values(self, name: str, values: list[Any]) -> list[Any]:
+        return values
+
+    def of_array(self, column: pa.Array, label_names: Sequence[str]) -> pa.Array:
+        if label_names and pa.types.is_integer(column.type):
+            names = dict(enumerate(label_names))
+            return pa.array([names.get(one) for one in column.to_pylist()], pa.string())
+        return column
+
+    def of_rows(self, rows: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        return iter(rows)

@@ -1,0 +1,227 @@
+"""A first recipe for some rows, field by field: the values, the reasons of those that are guesses, and the YAML."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from training.data.infer_reading import Choice, Sample
+from training.recipe.infer_task import TaskGuess
+from training.recipe.tables.base_models import SIZES, Size, base_models
+
+SCRATCH = "scratch"
+"""The value of --model that stands for random weights."""
+_CHARACTERS_OF_TOKEN = {True: 4.0, False: 2.5}
+"""Characters of a token by whether a text is English, rather too few, where no tokenizer counts them."""
+_LENGTHS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
+_TOKENS_OF_BATCH = 4096
+_STEPS = 600
+"""Optimizer steps that a small set of rows is passed for."""
+_ENGLISH_WORDS = (
+    *("the", "a", "an", "and", "of", "to", "in", "is", "are", "was", "for", "on", "with", "that", "this", "it"),
+    *("you", "i", "not", "be", "have", "has", "at", "as", "by", "from", "or"),
+)
+
+_METRICS: Mapping[str, Sequence[str]] = {
+    "sequence-classification": ("accuracy", "f1_macro"),
+    "multi-label-classification": ("f1_macro", "f1_micro", "hamming_loss"),
+    "regression": ("spearman", "pearson", "rmse"),
+    "token-classification": ("f1", "precision", "recall"),
+    "seq2seq": ("chrf", "exact_match"),
+    "preference": ("accuracy", "margin"),
+    "reward-modeling": ("accuracy",),
+    "kto": ("roc_auc", "margin"),
+    **dict.fromkeys(("causal-lm", "masked-lm", "sft"), ("perplexity", "token_accuracy")),
+}
+_OTHER_METRICS = ("f1", "exact_match")
+_CHOOSE_BY_LOSS = ("causal-lm", "masked-lm", "sft", "preference", "reward-modeling", "kto", "seq2seq")
+"""Task types whose best checkpoint is chosen by the loss: their metrics are slow, or follow it."""
+_ANSWERING = ("sft", "preference", "reward-modeling", "kto")
+_CHAT_TEMPLATE = "deployments/examples/chat.jinja"
+_LEARNING_RATES = {"seq2seq": 3e-4, "causal-lm": 1e-4, "sft": 1e-4, "preference": 1e-6, "kto": 1e-6}
+_SMALL = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
+_OF_SCRATCH: Mapping[str, Mapping[str, Any]] = {
+    "seq2seq": {"model_type": "t5", "d_model": 128, "d_kv": 32, "d_ff": 512, "num_layers": 2, "num_heads": 4},
+    **{task: {"model_type": "llama", **_SMALL} for task in ("causal-lm", *_ANSWERING)},
+}
+Fields = dict[str, Choice]
+"""The fields of a recipe by their dotted names, in order."""
+
+
+@dataclass(frozen=True)
+class BaseModelChoice:
+    """The model to start from, as --model names it: a size of the table, `scratch`, a folder, or a name of the Hub."""
+
+    name: str = "small"
+    is_folder: bool = False
+
+
+def starting_recipe(
+    name: str, sample: Sample, guess: TaskGuess, others: Sequence[TaskGuess], model: BaseModelChoice
+) -> Fields:
+    """The fields of a recipe for the rows, by their dotted names, in the order of the file."""
+    second = next((f"{other.task}: {other.reason}" for other in others if other.task != guess.task), "")
+    fields: Fields = {"name": Choice(name), "task": Choice(guess.task, guess.reason, second)}
+    fields |= {f"data.{field}": choice for field, choice in sample.fields.items()}
+    fields |= {f"data.{field}": Choice(value) for field, value in guess.data.items()}
+    fields |= _held_out(sample)
+    english = is_english(_texts_of(sample, guess))
+    fields |= _model(guess.task, model, english=english)
+    fields |= _training(sample, guess, fields, is_scratch=model.name == SCRATCH, english=english)
+    fields |= _evaluation(sample, guess)
+    fields["release.registry"] = Choice(name)
+    return fields
+
+
+def is_english(texts: Sequence[str]) -> bool:
+    """Whether texts are English: in Latin letters without accents, with some of its commonest words."""
+    text = " ".join(texts)
+    letters = [one for one in text if one.isalpha()]
+    words = re.findall(r"[a-z']+", text.lower())
+    if not letters or not words or sum(not one.isascii() for one in letters) > len(letters) / 100:
+        return not letters
+    return sum(word in _ENGLISH_WORDS for word in words) >= len(words) / 25
+
+
+def as_yaml(fields: Fields, header: Sequence[str] = ()) -> str:
+    """The deployment file with these fields; a guess has a comment with its reason and the second-best value."""
+    lines = [*(f"# {line}" for line in header), "deployments:", f"- name: {fields['name'].value}"]
+    lines += ["  entrypoint: flows.finetune:finetune", "  work_pool: {name: finetune}", "  parameters:", "    recipe:"]
+    shown: list[str] = []
+    for path, choice in fields.items():
+        *sections, field = path.split(".")
+        for depth, section in enumerate(sections):
+            if shown[: depth + 1] != sections[: depth + 1]:
+                lines.append(f"{' ' * (6 + 2 * depth)}{section}:")
+                shown = sections[: depth + 1]
+        shown = sections
+        indent = " " * (6 + 2 * len(sections))
+        if choice.reason:
+            lines += _comment(f"{choice.reason}{f'; else {choice.second}' if choice.second else ''}", indent)
+        lines.append(f"{indent}{field}: {_in_flow(choice.value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    words, lines = text.split(), [f"{indent}# guess:"]
+    for word in words:
+        if len(lines[-1]) + len(word) + 1 > 120:
+            lines.append(f"{indent}#")
+        lines[-1] += f" {word}"
+    return lines
+
+
+def _in_flow(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.1e}" if value < 1e-3 else repr(value)
+    written = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
+    return written.removesuffix("\n").removesuffix("\n...")
+
+
+def _texts_of(sample: Sample, guess: TaskGuess) -> list[str]:
+    return [text for name in guess.texts for value in sample.columns.get(name, ())[:1000] for text in _texts_in(value)]
+
+
+def _texts_in(value: Any) -> list[str]:
+    """The texts in a value: those of words are joined, those of messages are their contents."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return [" ".join(value)]
+    if isinstance(value, list):
+        return [str(one.get("content") or "") for one in value if isinstance(one, Mapping)]
+    return []
+
+
+def _held_out(sample: Sample) -> Fields:
+    """Shares of the train rows for the splits that have no files of their own."""
+    size = min(0.2, max(0.1, round(100 / max(sample.rows, 1), 2)))
+    reason = f"no file is named as a {{}} split; {size:.0%} of the rows, chosen by a hash of the text"
+    fields = {}
+    if "validation" not in sample.splits:
+        fields["data.validation_size"] = Choice(size, reason.format("validation"))
+    if "test" not in sample.splits and "validation" not in sample.splits:
+        fields["data.test_size"] = Choice(size, reason.format("test"))
+    return fields
+
+
+def _model(task: str, model: BaseModelChoice, *, english: bool) -> Fields:
+    if model.name == SCRATCH:
+        config = {**_OF_SCRATCH.get(task, {"model_type": "bert", **_SMALL}), "vocab_size": 8000}
+        reason = "random weights, for trying without a network; --model small starts from a pretrained model"
+        template = {"model.chat_template": Choice(_CHAT_TEMPLATE)} if task in _ANSWERING else {}
+        return {"model.source": Choice("scratch", reason), "model.config": Choice(config), **template}
+    if model.is_folder:
+        return {"model.source": Choice("folder"), "model.path": Choice(model.name)}
+    if model.name not in SIZES:
+        return {"model.source": Choice("hub"), "model.path": Choice(model.name)}
+    offered = base_models(task, english=english)
+    size: Size = next(one for one in SIZES if one == model.name)
+    chosen = offered[size]
+    language = "the texts are English" if english else "the texts are not English, or not only"
+    about = f"{language}; {chosen.parameters / 1e6:,.0f} M parameters, {chosen.license}, "
+    about += f"{chosen.memory_gb:.1f} GB to train them and more for the batch"
+    second = "; ".join(
+        f"{other} {offered[other].path} ({offered[other].memory_gb:.1f} GB)" for other in SIZES if other != size
+    )
+    return {"model.source": Choice("hub"), "model.path": Choice(chosen.path, about, second)}
+
+
+def _training(sample: Sample, guess: TaskGuess, fields: Fields, *, is_scratch: bool, english: bool) -> Fields:
+    longest = _longest(sample, guess, english=english)
+    length = next((one for one in _LENGTHS if one >= longest), _LENGTHS[-1])
+    path = fields.get("model.path")
+    limits = [
+        one.max_length for one in base_models(guess.task, english=english).values() if path and one.path == path.value
+    ]
+    length = min([length, *limits])
+    rows = 2 ** max(0, min(5, int(math.log2(max(1, _TOKENS_OF_BATCH / length)))))
+    reason = f"99 of 100 rows have fewer than about {longest:,} tokens, by their characters"
+    found = {"tokens.max_length": Choice(length, reason)}
+    epochs = 3 if sample.rows >= 3000 else min(20, max(3, math.ceil(_STEPS * rows / max(1, sample.rows))))
+    reason = (
+        f"{sample.rows:,} rows are few; more rows need fewer passes" if epochs > 3 else "the usual number of passes"
+    )
+    found["training.num_train_epochs"] = Choice(epochs, reason, "1" if epochs == 3 else "3")
+    rate = 1e-3 if is_scratch else _LEARNING_RATES.get(guess.task, 5e-5)
+    reason = "high, since nothing learnt before is at stake" if is_scratch else "the usual rate of full fine-tuning"
+    found["training.learning_rate"] = Choice(rate, reason, _in_flow(rate / 2))
+    reason = f"at most {_TOKENS_OF_BATCH:,} tokens a batch; `finetune plan` estimates the memory"
+    found["training.per_device_train_batch_size"] = Choice(rows, reason, str(max(1, rows // 2)))
+    found["training.warmup_steps"] = Choice(0.06)
+    if guess.task not in _CHOOSE_BY_LOSS:
+        found["training.metric_for_best_model"] = Choice(_METRICS.get(guess.task, _OTHER_METRICS)[0])
+    return found
+
+
+def _longest(sample: Sample, guess: TaskGuess, *, english: bool) -> int:
+    """About as many tokens as 99 of 100 rows have at most."""
+    lengths = []
+    for values in zip(*(sample.columns[name] for name in guess.texts), strict=True):
+        texts = [text for value in values for text in _texts_in(value)]
+        lengths.append(sum(len(text) / _CHARACTERS_OF_TOKEN[english] + 4 for text in texts))
+    lengths.sort()
+    return math.ceil(lengths[min(len(lengths) - 1, len(lengths) * 99 // 100)]) if lengths else 128
+
+
+def _evaluation(sample: Sample, guess: TaskGuess) -> Fields:
+    splits = [split for split in ("validation", "test") if split in sample.splits]
+    if "validation" not in sample.splits:
+        splits = ["validation", "test"]
+    metrics = [*_METRICS.get(guess.task, _OTHER_METRICS)]
+    reason, second = "", ""
+    if guess.task == "sequence-classification" and guess.labels:
+        counts = [sum(str(one) == label for one in sample.columns[guess.data["label"]]) for label in guess.labels[:1]]
+        share = counts[0] / max(1, sample.rows)
+        if share > 0.8:
+            metrics.reverse()
+            reason, second = (
+                f"{share:.0%} of the rows are {guess.labels[0]!r}, so accuracy says little",
+                "accuracy first",
+            )
+    return {"evaluation.splits": Choice(splits), "evaluation.metrics": Choice(metrics, reason, second)}

@@ -1,0 +1,105 @@
+"""Base models that `finetune init` offers: three sizes for each task type, English or multilingual."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Size = Literal["small", "medium", "large"]
+SIZES: tuple[Size, ...] = ("small", "medium", "large")
+BYTES_PER_PARAMETER = 16
+"""Weights, gradients and two moments of AdamW in float32. Activations are added to them."""
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A repository of the Hub, as its model card describes it."""
+
+    path: str
+    parameters: int
+    license: str
+    languages: str
+    max_length: int
+    """Tokens that it reads at most."""
+
+    @property
+    def memory_gb(self) -> float:
+        """Memory to train all of its weights, without activations, in gigabytes."""
+        return self.parameters * BYTES_PER_PARAMETER / 1e9
+
+
+_APACHE, _MIT = "apache-2.0", "mit"
+_ENGLISH, _MANY = "English", "about 100 languages"
+
+
+def _sizes(small: BaseModel, medium: BaseModel, large: BaseModel) -> dict[Size, BaseModel]:
+    return dict(zip(SIZES, (small, medium, large), strict=True))
+
+
+_ENCODERS = {
+    True: _sizes(
+        BaseModel("distilbert/distilbert-base-uncased", 66_000_000, _APACHE, _ENGLISH, 512),
+        BaseModel("answerdotai/ModernBERT-base", 149_000_000, _APACHE, _ENGLISH, 8192),
+        BaseModel("answerdotai/ModernBERT-large", 395_000_000, _APACHE, _ENGLISH, 8192),
+    ),
+    False: _sizes(
+        BaseModel("distilbert/distilbert-base-multilingual-cased", 135_000_000, _APACHE, _MANY, 512),
+        BaseModel("FacebookAI/xlm-roberta-base", 278_000_000, _MIT, _MANY, 512),
+        BaseModel("FacebookAI/xlm-roberta-large", 560_000_000, _MIT, _MANY, 512),
+    ),
+}
+_CASED_ENCODERS = {
+    True: _sizes(
+        BaseModel("distilbert/distilbert-base-cased", 65_000_000, _APACHE, _ENGLISH, 512),
+        BaseModel("google-bert/bert-base-cased", 108_000_000, _APACHE, _ENGLISH, 512),
+        BaseModel("google-bert/bert-large-cased", 334_000_000, _APACHE, _ENGLISH, 512),
+    ),
+    False: _ENCODERS[False],
+}
+_DECODERS = {
+    True: _sizes(
+        BaseModel("HuggingFaceTB/SmolLM2-135M", 135_000_000, _APACHE, _ENGLISH, 8192),
+        BaseModel("HuggingFaceTB/SmolLM2-360M", 362_000_000, _APACHE, _ENGLISH, 8192),
+        BaseModel("HuggingFaceTB/SmolLM2-1.7B", 1_711_000_000, _APACHE, _ENGLISH, 8192),
+    ),
+    False: _sizes(
+        BaseModel("Qwen/Qwen3-0.6B-Base", 596_000_000, _APACHE, _MANY, 32768),
+        BaseModel("Qwen/Qwen3-1.7B-Base", 1_721_000_000, _APACHE, _MANY, 32768),
+        BaseModel("Qwen/Qwen3-4B-Base", 4_022_000_000, _APACHE, _MANY, 32768),
+    ),
+}
+_CHAT_MODELS = {
+    True: _sizes(
+        BaseModel("HuggingFaceTB/SmolLM2-135M-Instruct", 135_000_000, _APACHE, _ENGLISH, 8192),
+        BaseModel("HuggingFaceTB/SmolLM2-360M-Instruct", 362_000_000, _APACHE, _ENGLISH, 8192),
+        BaseModel("Qwen/Qwen3-1.7B", 1_721_000_000, _APACHE, _MANY, 40960),
+    ),
+    False: _sizes(
+        BaseModel("Qwen/Qwen3-0.6B", 596_000_000, _APACHE, _MANY, 40960),
+        BaseModel("Qwen/Qwen3-1.7B", 1_721_000_000, _APACHE, _MANY, 40960),
+        BaseModel("Qwen/Qwen3-4B", 4_022_000_000, _APACHE, _MANY, 40960),
+    ),
+}
+_ENCODER_DECODERS = {
+    True: _sizes(
+        BaseModel("google/flan-t5-small", 77_000_000, _APACHE, "English, some French, German and Romanian", 512),
+        BaseModel("google/flan-t5-base", 248_000_000, _APACHE, "English, some French, German and Romanian", 512),
+        BaseModel("google/flan-t5-large", 783_000_000, _APACHE, "English, some French, German and Romanian", 512),
+    ),
+    False: _sizes(
+        BaseModel("google/mt5-small", 300_000_000, _APACHE, "101 languages", 1024),
+        BaseModel("google/mt5-base", 582_000_000, _APACHE, "101 languages", 1024),
+        BaseModel("google/mt5-large", 1_230_000_000, _APACHE, "101 languages", 1024),
+    ),
+}
+_BY_TASK = {
+    "token-classification": _CASED_ENCODERS,
+    "causal-lm": _DECODERS,
+    "seq2seq": _ENCODER_DECODERS,
+    **dict.fromkeys(("sft", "preference", "kto", "reward-modeling"), _CHAT_MODELS),
+}
+
+
+def base_models(task: str, *, english: bool) -> dict[Size, BaseModel]:
+    """The models offered for a task type; encoders for those that are not in the table."""
+    return _BY_TASK.get(task, _ENCODERS)[english]
