@@ -5,16 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from flows.cli.shared import COMPLETED
-from training.data.infer_reading import SAMPLE_ROWS, Choice, Sample, sample_rows
-from training.problems import UserError, nearest
-from training.recipe import load
-from training.recipe.infer_task import TaskGuess, guess_tasks
-from training.recipe.starting_recipe import SCRATCH, BaseModelChoice, as_yaml, starting_recipe
-from training.recipe.tables.base_models import SIZES
+from tasks.starting_recipe import MODELS, RowsFound, as_yaml, find_rows, values_of
+from training.problems import UserError
+from training.recipe import parse
 
 FOLDER = Path("deployments")
 SCHEMA = FOLDER / "schema" / "finetune-0.1.0.json"
@@ -27,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         default="small",
-        help=f"{', '.join(SIZES)}: a pretrained model of this size from the Hub; a folder with a model; a name of the "
-        f"Hub; or {SCRATCH}: random weights, without a network (default: small)",
+        help="small, medium or large: a pretrained model of the Hub; scratch: random weights, without a network; a "
+        "folder with a model; or a name of the Hub (default: small)",
     )
     parser.add_argument("--yes", action="store_true", help="take every guess; ask nothing on a terminal")
     parser.add_argument("--force", action="store_true", help="replace a recipe of this name")
@@ -41,24 +37,22 @@ def execute(arguments: argparse.Namespace) -> int:
     if file.exists() and not arguments.force:
         message = f"{file} exists: choose another name by --name, or replace it by --force."
         raise UserError.of("option", "--name", message)
-    sample = sample_rows(arguments.path)
-    guesses = guess_tasks(sample.columns)
+    found = find_rows(arguments.path)
     asks = not arguments.yes and sys.stdin.isatty() and sys.stdout.isatty()
-    guess = _choose_task(guesses, arguments.task, sample, asks=asks)
-    sample, guess = _named(sample, guess)
-    model = arguments.model
-    if asks and model == "small":
-        model = _ask("Base model: small, medium, large, scratch, a folder, or a name of the Hub", model)
-    choice = BaseModelChoice(model, is_folder=Path(model).expanduser().is_dir())
-    fields = starting_recipe(name, sample, guess, guesses, choice)
-    header = [f"Written by `finetune init {arguments.path}` from the first {sample.rows:,} rows."]
+    task, model = arguments.task, arguments.model
+    if asks and task is None:
+        task = _ask_for_task(found)
+    if asks and model == MODELS[0]:
+        model = _ask(f"Base model ({', '.join(MODELS)}, a folder, or a name of the Hub)", model)
+    fields = found.recipe(name, task, model)
+    header = [f"Written by `finetune init {arguments.path}` from the {found.described_rows}."]
     if SCHEMA.exists():
         header.insert(0, f"yaml-language-server: $schema={SCHEMA.relative_to(FOLDER)}")
+    parse(values_of(fields))
     FOLDER.mkdir(exist_ok=True)
-    written = as_yaml(fields, header)
-    file.write_text(written, encoding="utf-8")
-    _print(file, fields["task"], sample)
-    load(file, {})
+    file.write_text(as_yaml(fields, header), encoding="utf-8")
+    print(f"{file}: {fields['task'].value}, from the {found.described_rows}: {fields['task'].reason}.")
+    print(f"Read its comments, then:\n  finetune check {file}\n  finetune run   {file}")
     return COMPLETED
 
 
@@ -69,54 +63,13 @@ def _name_of(path: str) -> str:
     return name or "recipe"
 
 
-def _choose_task(guesses: list[TaskGuess], wanted: str | None, sample: Sample, *, asks: bool) -> TaskGuess:
-    columns = ", ".join(sample.columns)
-    tasks = [guess.task for guess in guesses]
-    if not guesses:
-        message = f"no task type fits rows with the columns {columns}: write the recipe as in README.md."
-        raise UserError.of("option", "PATH", message)
-    if wanted is None and asks and len(guesses) > 1:
-        for guess in guesses:
-            print(f"  {guess.task}: {guess.reason}")
-        wanted = _ask("Task type", tasks[0])
-    if wanted is None:
-        return guesses[0]
-    if wanted not in tasks:
-        message = f"{wanted!r} does not fit rows with the columns {columns}: choose from {', '.join(tasks)}."
-        raise UserError.of("option", "--task", f"{message}{nearest(wanted, tasks)}")
-    return guesses[tasks.index(wanted)]
-
-
-def _named(sample: Sample, guess: TaskGuess) -> tuple[Sample, TaskGuess]:
-    """Names the columns of a file without a header by their roles."""
-    if sample.has_names or "header" not in sample.fields:
-        return sample, guess
-    roles = dict(zip(guess.data.get("text", ()), ("text", "text_pair"), strict=False))
-    roles |= {guess.data["label"]: "label"} if "label" in guess.data else {}
-    roles |= {name: role for role, name in guess.data.get("columns", {}).items()}
-
-    def renamed(value: object) -> object:
-        if isinstance(value, list):
-            return [roles.get(one, one) for one in value]
-        if isinstance(value, dict):
-            return {key: roles.get(one, one) for key, one in value.items()}
-        return roles.get(value, value) if isinstance(value, str) else value
-
-    header = sample.fields["header"]
-    fields = {**sample.fields, "header": replace(header, value=renamed(header.value))}
-    columns = {roles.get(name, name): values for name, values in sample.columns.items()}
-    data = {key: renamed(value) for key, value in guess.data.items()}
-    texts = [roles.get(name, name) for name in guess.texts]
-    return replace(sample, fields=fields, columns=columns), replace(guess, data=data, texts=texts)
+def _ask_for_task(found: RowsFound) -> str | None:
+    if len(found.guesses) < 2:
+        return None
+    for guess in found.guesses:
+        print(f"  {guess.task}: {guess.reason}")
+    return _ask("Task type", found.guesses[0].task)
 
 
 def _ask(question: str, default: str) -> str:
     return input(f"{question} [{default}]: ").strip() or default
-
-
-def _print(file: Path, task: Choice, sample: Sample) -> None:
-    more = "first " if sample.rows >= SAMPLE_ROWS else ""
-    print(f"{file}: {task.value}, from the {more}{sample.rows:,} rows. {task.reason[:1].upper()}{task.reason[1:]}.")
-    print("Read it, then:")
-    print(f"  finetune check {file}")
-    print(f"  finetune run   {file}")

@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from training.data.blocks import load_reader
 from training.data.decoding import open_text
 from training.data.file_systems import is_url, name_of
 from training.data.prediction_rows import InputColumns
+from training.data.readers import load_reader
 from training.data.sources import find_split_files, load_object
 from training.problems import UserError
 from training.recipe.column_types import RowSpecification

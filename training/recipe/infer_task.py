@@ -140,21 +140,15 @@ def guess_tasks(columns: Mapping[str, Sequence[Any]]) -> list[TaskGuess]:
     }
     there = {name: profile for name, profile in profiles.items() if profile.values}
     found: dict[str, TaskGuess] = {}
-    for guess in _guesses(there):
+    for guess in _guesses(there, columns.keys()):
         found.setdefault(guess.task, guess)
     return list(found.values())
 
 
-def _guesses(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
-    for guesses in (
-        _preferences,
-        _conversations,
-        _questions_with_spans,
-        _tags,
-        _pairs_of_texts,
-        _labelled_texts,
-        _texts,
-    ):
+def _guesses(columns: Mapping[str, ColumnProfile], names: Collection[str]) -> Iterator[TaskGuess]:
+    yield from _preferences(columns)
+    yield from _conversations(columns, names)
+    for guesses in (_questions_with_spans, _tags, _pairs_of_texts, _labelled_texts, _texts):
         yield from guesses(columns)
 
 
@@ -171,7 +165,8 @@ def _preferences(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
         yield TaskGuess("kto", "each answer is rated as true or false", data, texts=("prompt", "completion"))
 
 
-def _conversations(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
+def _conversations(columns: Mapping[str, ColumnProfile], there: Collection[str]) -> Iterator[TaskGuess]:
+    """`there` are all columns, those without any value too."""
     for name, column in columns.items():
         if column.is_messages:
             data = {"columns": {"messages": name}}
@@ -179,7 +174,7 @@ def _conversations(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
     for names, roles in _ANSWERED.items():
         if columns.keys() >= {*names} and _are_texts(columns[name] for name in names):
             data = {"columns": dict(zip(roles, names, strict=True))}
-            if "input" in columns and "input" not in names and roles[0] == "instruction":
+            if "input" in there and "input" not in names and roles[0] == "instruction":
                 data["columns"]["input"] = "input"
             reason = f"columns {_and(names)} are a request and its answer"
             yield TaskGuess("sft", reason, data, texts=names)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from training.data.infer_reading import Choice, Sample
-from training.recipe.infer_task import TaskGuess
+from training.data.infer_reading import SAMPLE_ROWS, Choice, Sample, sample_rows
+from training.problems import UserError, nearest
+from training.recipe.infer_task import TaskGuess, guess_tasks
 from training.recipe.tables.base_models import SIZES, Size, base_models
 
 SCRATCH = "scratch"
-"""The value of --model that stands for random weights."""
+"""The name that stands for random weights."""
+MODELS: Sequence[str] = (*SIZES, SCRATCH)
+"""Names of models to start from; others are folders, or names of the Hub."""
 _CHARACTERS_OF_TOKEN = {True: 4.0, False: 2.5}
 """Characters of a token by whether a text is English, rather too few, where no tokenizer counts them."""
 _LENGTHS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
@@ -54,28 +58,80 @@ Fields = dict[str, Choice]
 
 
 @dataclass(frozen=True)
-class BaseModelChoice:
-    """The model to start from, as --model names it: a size of the table, `scratch`, a folder, or a name of the Hub."""
+class RowsFound:
+    """The rows of a source, and the task types that fit them."""
 
-    name: str = "small"
-    is_folder: bool = False
+    sample: Sample
+    guesses: Sequence[TaskGuess]
+    """The likeliest first."""
+
+    @property
+    def described_rows(self) -> str:
+        """The number of rows that were read, in words."""
+        return f"{'first ' if self.sample.rows >= SAMPLE_ROWS else ''}{self.sample.rows:,} rows"
+
+    def recipe(self, name: str, task: str | None = None, model: str = MODELS[0]) -> Fields:
+        """The fields of a recipe for the rows.
+
+        Args:
+            name: of the recipe.
+            task: one of the task types that fit (None: the likeliest).
+            model: to start from: a size of the table of base models, `scratch`, a folder, or a name of the Hub.
+
+        Raises UserError if the task type does not fit the rows.
+        """
+        guess = self._choose(task)
+        second = next((f"{other.task}: {other.reason}" for other in self.guesses if other is not guess), "")
+        sample, guess = _with_names(self.sample, guess)
+        fields: Fields = {"name": Choice(name), "task": Choice(guess.task, guess.reason, second)}
+        fields |= {f"data.{field}": choice for field, choice in sample.fields.items()}
+        fields |= {f"data.{field}": Choice(value) for field, value in guess.data.items()}
+        fields |= _held_out(sample)
+        english = is_english(_texts_of(sample, guess))
+        fields |= _model(guess.task, model, english=english)
+        fields |= _training(sample, guess, fields, english=english)
+        fields |= _evaluation(sample, guess)
+        fields["release.registry"] = Choice(name)
+        return fields
+
+    def _choose(self, task: str | None) -> TaskGuess:
+        columns, tasks = ", ".join(self.sample.columns), [guess.task for guess in self.guesses]
+        if not self.guesses:
+            message = f"no task type fits rows with the columns {columns}: write the recipe as in README.md."
+            raise UserError.of("option", "PATH", message)
+        if task is not None and task not in tasks:
+            message = f"{task!r} does not fit rows with the columns {columns}: choose from {', '.join(tasks)}."
+            raise UserError.of("option", "--task", f"{message}{nearest(task, tasks)}")
+        return self.guesses[0 if task is None else tasks.index(task)]
 
 
-def starting_recipe(
-    name: str, sample: Sample, guess: TaskGuess, others: Sequence[TaskGuess], model: BaseModelChoice
-) -> Fields:
-    """The fields of a recipe for the rows, by their dotted names, in the order of the file."""
-    second = next((f"{other.task}: {other.reason}" for other in others if other.task != guess.task), "")
-    fields: Fields = {"name": Choice(name), "task": Choice(guess.task, guess.reason, second)}
-    fields |= {f"data.{field}": choice for field, choice in sample.fields.items()}
-    fields |= {f"data.{field}": Choice(value) for field, value in guess.data.items()}
-    fields |= _held_out(sample)
-    english = is_english(_texts_of(sample, guess))
-    fields |= _model(guess.task, model, english=english)
-    fields |= _training(sample, guess, fields, is_scratch=model.name == SCRATCH, english=english)
-    fields |= _evaluation(sample, guess)
-    fields["release.registry"] = Choice(name)
-    return fields
+def find_rows(path: str) -> RowsFound:
+    """Reads the first rows of a file, folder, glob, URL or object. Raises UserError if there is nothing to read."""
+    sample = sample_rows(path)
+    return RowsFound(sample, guess_tasks(sample.columns))
+
+
+def _with_names(sample: Sample, guess: TaskGuess) -> tuple[Sample, TaskGuess]:
+    """Names the columns of a file without a header by their roles."""
+    if sample.has_names or "header" not in sample.fields:
+        return sample, guess
+    roles = dict(zip(guess.data.get("text", ()), ("text", "text_pair"), strict=False))
+    roles |= {guess.data["label"]: "label"} if "label" in guess.data else {}
+    roles |= {name: role for role, name in guess.data.get("columns", {}).items()}
+
+    def renamed(value: object) -> object:
+        if isinstance(value, list):
+            return [roles.get(one, one) for one in value]
+        if isinstance(value, dict):
+            return {key: roles.get(one, one) for key, one in value.items()}
+        return roles.get(value, value) if isinstance(value, str) else value
+
+    header = sample.fields["header"]
+    fields = {**sample.fields, "header": replace(header, value=renamed(header.value))}
+    columns = {roles.get(name, name): values for name, values in sample.columns.items()}
+    data = {key: renamed(value) for key, value in guess.data.items()}
+    texts = [roles.get(name, name) for name in guess.texts]
+    return replace(sample, fields=fields, columns=columns), replace(guess, data=data, texts=texts)
 
 
 def is_english(texts: Sequence[str]) -> bool:
@@ -86,6 +142,18 @@ def is_english(texts: Sequence[str]) -> bool:
     if not letters or not words or sum(not one.isascii() for one in letters) > len(letters) / 100:
         return not letters
     return sum(word in _ENGLISH_WORDS for word in words) >= len(words) / 25
+
+
+def values_of(fields: Fields) -> dict[str, Any]:
+    """The recipe with these fields, as nested mappings."""
+    recipe: dict[str, Any] = {}
+    for path, choice in fields.items():
+        *sections, field = path.split(".")
+        inner = recipe
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[field] = choice.value
+    return recipe
 
 
 def as_yaml(fields: Fields, header: Sequence[str] = ()) -> str:
@@ -150,18 +218,18 @@ def _held_out(sample: Sample) -> Fields:
     return fields
 
 
-def _model(task: str, model: BaseModelChoice, *, english: bool) -> Fields:
-    if model.name == SCRATCH:
+def _model(task: str, model: str, *, english: bool) -> Fields:
+    if model == SCRATCH:
         config = {**_OF_SCRATCH.get(task, {"model_type": "bert", **_SMALL}), "vocab_size": 8000}
         reason = "random weights, for trying without a network; --model small starts from a pretrained model"
         template = {"model.chat_template": Choice(_CHAT_TEMPLATE)} if task in _ANSWERING else {}
         return {"model.source": Choice("scratch", reason), "model.config": Choice(config), **template}
-    if model.is_folder:
-        return {"model.source": Choice("folder"), "model.path": Choice(model.name)}
-    if model.name not in SIZES:
-        return {"model.source": Choice("hub"), "model.path": Choice(model.name)}
+    if Path(model).expanduser().is_dir():
+        return {"model.source": Choice("folder"), "model.path": Choice(model)}
+    if model not in SIZES:
+        return {"model.source": Choice("hub"), "model.path": Choice(model)}
     offered = base_models(task, english=english)
-    size: Size = next(one for one in SIZES if one == model.name)
+    size: Size = next(one for one in SIZES if one == model)
     chosen = offered[size]
     language = "the texts are English" if english else "the texts are not English, or not only"
     about = f"{language}; {chosen.parameters / 1e6:,.0f} M parameters, {chosen.license}, "
@@ -172,7 +240,7 @@ def _model(task: str, model: BaseModelChoice, *, english: bool) -> Fields:
     return {"model.source": Choice("hub"), "model.path": Choice(chosen.path, about, second)}
 
 
-def _training(sample: Sample, guess: TaskGuess, fields: Fields, *, is_scratch: bool, english: bool) -> Fields:
+def _training(sample: Sample, guess: TaskGuess, fields: Fields, *, english: bool) -> Fields:
     longest = _longest(sample, guess, english=english)
     length = next((one for one in _LENGTHS if one >= longest), _LENGTHS[-1])
     path = fields.get("model.path")
@@ -188,6 +256,7 @@ def _training(sample: Sample, guess: TaskGuess, fields: Fields, *, is_scratch: b
         f"{sample.rows:,} rows are few; more rows need fewer passes" if epochs > 3 else "the usual number of passes"
     )
     found["training.num_train_epochs"] = Choice(epochs, reason, "1" if epochs == 3 else "3")
+    is_scratch = fields["model.source"].value == SCRATCH
     rate = 1e-3 if is_scratch else _LEARNING_RATES.get(guess.task, 5e-5)
     reason = "high, since nothing learnt before is at stake" if is_scratch else "the usual rate of full fine-tuning"
     found["training.learning_rate"] = Choice(rate, reason, _in_flow(rate / 2))

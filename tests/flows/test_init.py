@@ -1,0 +1,158 @@
+"""`finetune init`: the recipe that it writes for a file of rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+LABELS = {"pets": ("cat", "dog", "hamster"), "tools": ("saw", "hammer", "drill"), "food": ("bread", "cheese", "soup")}
+
+
+def sentence(draw: random.Random, label: str) -> str:
+    """Words about a label."""
+    return " ".join(
+        ["the", *draw.choices(LABELS[label], k=3), "of", draw.choice(("Ann", "Bob")), str(draw.randrange(9999))]
+    )
+
+
+def labelled(delimiter: str) -> Callable[[random.Random], str]:
+    """A row of CSV."""
+
+    def row(draw: random.Random) -> str:
+        label = draw.choice([*LABELS])
+        return f"{sentence(draw, label)}{delimiter}{label}"
+
+    return row
+
+
+def answered(draw: random.Random) -> str:
+    """A row of JSON in alpaca's form."""
+    return json.dumps({"instruction": sentence(draw, "pets"), "input": "", "output": sentence(draw, "tools")})
+
+
+def conversation(draw: random.Random) -> str:
+    """A row of JSON in OpenAI's form."""
+    messages = [{"role": "user", "content": sentence(draw, "pets")}]
+    return json.dumps({"messages": [*messages, {"role": "assistant", "content": sentence(draw, "tools")}]})
+
+
+def preferred(draw: random.Random) -> str:
+    """A row of JSON with two answers."""
+    chosen, rejected = f" {sentence(draw, 'tools')}", f" {sentence(draw, 'food')}"
+    return json.dumps({"prompt": sentence(draw, "pets"), "chosen": chosen, "rejected": rejected})
+
+
+def tagged(draw: random.Random) -> str:
+    """A sentence of CoNLL."""
+    words = sentence(draw, "pets").split()
+    return "\n".join(f"{word}\t{'B-PER' if word in ('Ann', 'Bob') else 'O'}" for word in words) + "\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, home: Path, model_unchecked: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with the example of a chat template."""
+    examples = tmp_path / "deployments" / "examples"
+    examples.mkdir(parents=True)
+    (examples / "chat.jinja").write_bytes((ROOT / "deployments" / "examples" / "chat.jinja").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(file: str, row: Callable[[random.Random], str], header: str = "", rows: int = 200) -> None:
+    """Writes rows that are drawn."""
+    draw = random.Random(1)
+    Path(file).write_text("\n".join([*([header] if header else []), *(row(draw) for _ in range(rows))]) + "\n")
+
+
+def recipe_of(name: str) -> dict[str, object]:
+    """The recipe in deployments/NAME.yaml."""
+    return dict(
+        yaml.safe_load(Path("deployments", f"{name}.yaml").read_text())["deployments"][0]["parameters"]["recipe"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "row", "header", "task"),
+    [
+        ("mails.csv", labelled(";"), "text;label", "sequence-classification"),
+        ("mails.tsv", labelled("\t"), "", "sequence-classification"),
+        ("names.conll", tagged, "", "token-classification"),
+        ("answers.jsonl", answered, "", "sft"),
+        ("chats.jsonl", conversation, "", "sft"),
+        ("pairs.jsonl", preferred, "", "preference"),
+    ],
+)
+def test_check_finds_no_error_in_what_init_wrote(
+    folder: Path,
+    file: str,
+    row: Callable[[random.Random], str],
+    header: str,
+    task: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write(file, row, header)
+    assert main(["init", file, "--yes", "--model", "scratch"]) == 0
+    name = file.partition(".")[0]
+    assert f"finetune run   deployments/{name}.yaml" in capsys.readouterr().out
+    assert recipe_of(name)["task"] == task
+    assert main(["check", f"deployments/{name}.yaml"]) == 0
+
+
+def test_each_guess_has_its_reason_and_the_second_best(folder: Path) -> None:
+    write("mails.csv", labelled(";"), "text;label")
+    assert main(["init", "mails.csv"]) == 0
+    lines = Path("deployments/mails.yaml").read_text().splitlines()
+    delimiter = next(number for number, line in enumerate(lines) if line.strip().startswith("delimiter"))
+    assert "same number of columns" in lines[delimiter - 1]
+    path = next(number for number, line in enumerate(lines) if "distilbert" in line)
+    assert "medium answerdotai/ModernBERT-base" in " ".join(lines[path - 2 : path])
+
+
+def test_texts_in_another_language_get_a_multilingual_model(folder: Path) -> None:
+    write("mails.csv", lambda draw: labelled(",")(draw).replace("the", "für"), "text,label")
+    assert main(["init", "mails.csv", "--model", "medium"]) == 0
+    assert recipe_of("mails")["model"] == {"source": "hub", "path": "FacebookAI/xlm-roberta-base"}
+
+
+def test_an_existing_recipe_is_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write("mails.csv", labelled(","), "text,label")
+    Path("deployments/mails.yaml").write_text("mine")
+    assert main(["init", "mails.csv"]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert Path("deployments/mails.yaml").read_text() == "mine"
+
+
+def test_a_task_type_that_does_not_fit_is_refused_and_nothing_is_written(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("mails.csv", labelled(","), "text,label")
+    assert main(["init", "mails.csv", "--task", "preference"]) == 2
+    assert "choose from sequence-classification, causal-lm" in capsys.readouterr().err
+    assert not Path("deployments/mails.yaml").exists()
+
+
+def test_a_terminal_is_asked_with_the_guess_as_default(folder: Path) -> None:
+    write("mails.csv", labelled(","), "text,label")
+    main_end, terminal = pty.openpty()
+    program = [sys.executable, "-c", "from flows.cli.main import start; start()", "init", "mails.csv"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    child = subprocess.Popen(program, stdin=terminal, stdout=terminal, stderr=terminal, env=environment)
+    os.write(main_end, b"causal-lm\nscratch\n")
+    assert child.wait(60) == 0
+    os.close(terminal)
+    os.close(main_end)
+    recipe = recipe_of("mails")
+    assert recipe["task"] == "causal-lm"
+    assert dict(recipe["model"])["source"] == "scratch"  # type: ignore[call-overload]

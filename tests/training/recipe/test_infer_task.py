@@ -1,0 +1,95 @@
+"""The task types that are inferred from rows, and the columns that they read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from training.recipe.infer_task import guess_tasks
+
+TEXTS = [f"The printer on floor {number} does not print" for number in range(20)]
+OTHERS = [f"Der Drucker in Stock {number} druckt nicht" for number in range(20)]
+TEAMS = ["hardware", "billing"] * 10
+MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+WORDS, TAGS = [["EU", "rejects", "calls"]] * 10 + [["Peter", "is", "here"]] * 10, [["B-ORG", "O", "O"]] * 20
+
+
+@pytest.mark.parametrize(
+    ("columns", "task", "data"),
+    [
+        ({"text": TEXTS, "label": TEAMS}, "sequence-classification", {"text": ["text"], "label": "label"}),
+        (
+            {"id": range(20), "created": ["2026-01-01"] * 20, "body": TEXTS, "team": TEAMS},
+            "sequence-classification",
+            {"text": ["body"], "label": "team"},
+        ),
+        (
+            {"sentence1": TEXTS, "sentence2": OTHERS, "label": TEAMS},
+            "sequence-classification",
+            {"text": ["sentence1", "sentence2"], "label": "label"},
+        ),
+        (
+            {"review": TEXTS, "stars": ["1", "5"] * 10},
+            "sequence-classification",
+            {"text": ["review"], "label": "stars"},
+        ),
+        (
+            {"sentence1": TEXTS, "sentence2": OTHERS, "score": [f"{number / 7:.2f}" for number in range(20)]},
+            "regression",
+            {"text": ["sentence1", "sentence2"], "label": "score"},
+        ),
+        (
+            {"comment": TEXTS, "tags": ["joy;love", "joy", "fear;joy", "love;fear", "fear"] * 4},
+            "multi-label-classification",
+            {"text": ["comment"], "label": "tags", "label_separator": ";"},
+        ),
+        (
+            {"text": TEXTS, "labels": [["joy"], ["joy", "fear"], []] * 6 + [["fear"], ["joy"]]},
+            "multi-label-classification",
+            {"text": ["text"], "label": "labels"},
+        ),
+        ({"tokens": WORDS, "ner_tags": TAGS}, "token-classification", {"text": ["tokens"], "label": "ner_tags"}),
+        ({"en": TEXTS, "de": OTHERS}, "seq2seq", {"columns": {"source": "en", "target": "de"}}),
+        ({"messages": [MESSAGES] * 20}, "sft", {"columns": {"messages": "messages"}}),
+        (
+            {"instruction": TEXTS, "input": ["", "x"] * 10, "output": OTHERS},
+            "sft",
+            {"columns": {"instruction": "instruction", "output": "output", "input": "input"}},
+        ),
+        ({"question": TEXTS, "answer": OTHERS}, "sft", {"columns": {"instruction": "question", "output": "answer"}}),
+        (
+            {"prompt": TEXTS, "chosen": OTHERS, "rejected": TEXTS},
+            "preference",
+            {"columns": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}},
+        ),
+        (
+            {"prompt": TEXTS, "completion": OTHERS, "label": [True, False] * 10},
+            "kto",
+            {"columns": {"prompt": "prompt", "completion": "completion"}, "label": "label"},
+        ),
+        ({"text": TEXTS}, "causal-lm", {"text": ["text"]}),
+    ],
+)
+def test_the_task_type_that_fits_best_is_first_with_its_columns(
+    columns: Mapping[str, Sequence[Any]], task: str, data: Mapping[str, Any]
+) -> None:
+    best = guess_tasks(columns)[0]
+    assert (best.task, dict(best.data)) == (task, data)
+
+
+def test_ratings_may_be_classes_or_numbers() -> None:
+    guesses = guess_tasks({"review": TEXTS, "stars": [1, 2, 3, 4, 5] * 4})
+    assert [guess.task for guess in guesses[:2]] == ["sequence-classification", "regression"]
+
+
+def test_a_label_of_its_own_for_each_row_is_no_label() -> None:
+    tasks = [
+        guess.task for guess in guess_tasks({"text": TEXTS, "label": [f"ticket-{number}" for number in range(20)]})
+    ]
+    assert "sequence-classification" not in tasks
+
+
+def test_columns_of_ids_alone_fit_no_task_type() -> None:
+    assert guess_tasks({"id": [*range(20)], "user_id": [*range(20)]}) == []
