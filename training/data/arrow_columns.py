@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from training.data.conversation_forms import as_messages
 from training.data.faults import shorten
 from training.recipe.column_types import EXAMPLES, Form
 
@@ -310,7 +311,7 @@ def _check_value(value: Any, name: str, form: Form) -> Any:
         return None
     try:
         if form in _ANY_JSON:
-            return _need_utf8(as_json(value))
+            return _need_utf8(as_json(as_messages(value)))
         if isinstance(value, list) and _ENTRIES[form].issuperset(map(type, value)):
             converted = value if _ONLY_TEXT.issuperset(map(type, value)) else list(map(_spell_label, value))
             _need_utf8("".join(converted))

@@ -115,8 +115,8 @@ class ColumnProfile:
 
     @cached_property
     def is_messages(self) -> bool:
-        """Whether all values are lists of messages with role and content."""
-        return self._all(lambda value: _are_messages(value, "role"))
+        """Whether all values are lists of messages, with role and content or with from and value."""
+        return self._all(lambda value: _are_messages(value, "role") or _are_messages(value, "from"))
 
     @property
     def repeats(self) -> bool:
@@ -152,6 +152,9 @@ def _guesses(columns: Mapping[str, ColumnProfile], names: Collection[str]) -> It
         yield from guesses(columns)
 
 
+_OPENAI_PREFERENCE = ("input", "preferred_output", "non_preferred_output")
+
+
 def _preferences(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
     if {"chosen", "rejected"} <= columns.keys():
         named = {name: name for name in ("prompt", "chosen", "rejected") if name in columns}
@@ -160,6 +163,11 @@ def _preferences(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
         yield TaskGuess(
             "reward-modeling", f"{reason}, which also train a reward", {"columns": named}, texts=("chosen",)
         )
+    if {*_OPENAI_PREFERENCE} <= columns.keys():
+        named = dict(zip(("prompt", "chosen", "rejected"), _OPENAI_PREFERENCE, strict=True))
+        reason = "each row has a preferred and a non-preferred output (OpenAI's form)"
+        yield TaskGuess("preference", reason, {"columns": named}, texts=(named["chosen"],))
+        yield TaskGuess("reward-modeling", reason, {"columns": named}, texts=(named["chosen"],))
     if {"prompt", "completion", "label"} <= columns.keys() and columns["label"].is_boolean:
         data = {"columns": {"prompt": "prompt", "completion": "completion"}, "label": "label"}
         yield TaskGuess("kto", "each answer is rated as true or false", data, texts=("prompt", "completion"))
@@ -170,7 +178,7 @@ def _conversations(columns: Mapping[str, ColumnProfile], there: Collection[str])
     for name, column in columns.items():
         if column.is_messages:
             data = {"columns": {"messages": name}}
-            yield TaskGuess("sft", f"column {name!r} has lists of messages with role and content", data, texts=(name,))
+            yield TaskGuess("sft", f"column {name!r} has lists of messages", data, texts=(name,))
     for names, roles in _ANSWERED.items():
         if columns.keys() >= {*names} and _are_texts(columns[name] for name in names):
             data = {"columns": dict(zip(roles, names, strict=True))}

@@ -13,6 +13,7 @@ TEXTS = [f"The printer on floor {number} does not print" for number in range(20)
 OTHERS = [f"Der Drucker in Stock {number} druckt nicht" for number in range(20)]
 TEAMS = ["hardware", "billing"] * 10
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+OUTPUTS = ("preferred_output", "non_preferred_output")
 WORDS, TAGS = [["EU", "rejects", "calls"]] * 10 + [["Peter", "is", "here"]] * 10, [["B-ORG", "O", "O"]] * 20
 
 
@@ -53,6 +54,16 @@ WORDS, TAGS = [["EU", "rejects", "calls"]] * 10 + [["Peter", "is", "here"]] * 10
         ({"tokens": WORDS, "ner_tags": TAGS}, "token-classification", {"text": ["tokens"], "label": "ner_tags"}),
         ({"en": TEXTS, "de": OTHERS}, "seq2seq", {"columns": {"source": "en", "target": "de"}}),
         ({"messages": [MESSAGES] * 20}, "sft", {"columns": {"messages": "messages"}}),
+        (
+            {"id": [*range(20)], "conversations": [[{"from": "human", "value": "Hi"}]] * 20},
+            "sft",
+            {"columns": {"messages": "conversations"}},
+        ),
+        (
+            {"input": [{"messages": MESSAGES[:1]}] * 20, **dict.fromkeys(OUTPUTS, [MESSAGES[1:]] * 20)},
+            "preference",
+            {"columns": {"prompt": "input", "chosen": OUTPUTS[0], "rejected": OUTPUTS[1]}},
+        ),
         (
             {"instruction": TEXTS, "input": ["", "x"] * 10, "output": OTHERS},
             "sft",
