@@ -128,12 +128,16 @@ MISTAKES = {
         "task: 'mine:Extractive' cannot be made: Can't instantiate abstract class Extractive with",
     ),
     "checks that fail": (
-        "    def faults(self, rows):\n        return [1 / 0]\n",
-        "`faults` failed in {file} line 5: Zero",
+        "    def row_problems(self, rows):\n        return [1 / 0]\n",
+        "`row_problems` failed in {file} line 5: Zero",
     ),
     "a check without a name": (
-        "    def faults(self, rows):\n        yield 'odd', 'is odd', [True] * rows.num_rows\n",
-        "task: `faults` of Extractive yields an unknown check 'odd': add it to its `checks`.",
+        "    def row_problems(self, rows):\n        yield 'odd', 'is odd', [True] * rows.num_rows\n",
+        "task: `row_problems` of Extractive yields an unknown check 'odd': add it to its `checks`.",
+    ),
+    "a method by its former name": (
+        "    def faults(self, rows):\n        return iter(())\n",
+        "task: `faults` of 'mine:Extractive' would not be called: it is `row_problems` now.",
     ),
     "features that fail": (
         "    def features(self, encoder, rows):\n        return {}['x']\n",

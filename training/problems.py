@@ -177,7 +177,7 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
-def server_fault(error: BaseException) -> Exception | None:
+def server_error(error: BaseException) -> Exception | None:
     """Returns the error with the response 5xx (server error) or 429 (too many requests) that caused an error.
 
     HTTP clients may raise errors of their own for it, with or without a cause.

@@ -82,7 +82,7 @@ class ExtractiveQA(TaskType):
 
     # Rows and their checks
 
-    def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, npt.NDArray[np.bool_], str]]:
+    def row_problems(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, npt.NDArray[np.bool_], str]]:
         """Rows without answers in the form of SQuAD; and answers that are not at their place in the context."""
         given = [json.loads(value) for value in rows.column("answers").to_pylist()]
         formless = np.array([not _is_squad(value) for value in given], bool)

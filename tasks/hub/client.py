@@ -15,7 +15,7 @@ from tasks.cache.results import PinnedCommit
 from tasks.environment import ACCESS_TOKENS, HUB, passed
 from tasks.home import without_credentials
 from training.jobs.protocol import Settings
-from training.problems import NETWORK, Problem, UserError, server_fault
+from training.problems import NETWORK, Problem, UserError, server_error
 from training.recipe import Recipe
 
 METADATA_TIMEOUT_S = 10.0
@@ -167,7 +167,7 @@ def _explain_no_answer(where: str, path: str, revision: str, error: Exception) -
         return UserError.of("hub", where, message)
     step = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
     step += ", then run the same command again."
-    if fault := server_fault(error):
+    if fault := server_error(error):
         error, step = fault, "the fault is the Hub's. Run the same command again later."
     return UserError.of(
         NETWORK, where, f"the Hub cannot be asked for {path!r} at {revision!r} ({find_cause(error)}): {step}"

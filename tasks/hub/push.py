@@ -32,7 +32,7 @@ from tasks.hub.client import PublishSettings, build_token_error, find_cause
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job, sha256
 from training.models.repository_files import part_of
-from training.problems import NETWORK, UserError, server_fault
+from training.problems import NETWORK, UserError, server_error
 
 TIMEOUT_S = 300.0
 """Read time-out, which the clients lack by default; the server may take minutes for a large commit."""
@@ -233,7 +233,7 @@ def _explain(error: Exception, repo: str, revision: str) -> UserError | None:
     if not isinstance(error, httpx2.HTTPError | OSError | JSONDecodeError) or of_this_machine:
         return None
     step = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
-    if server_fault(error):
+    if server_error(error):
         step = "the fault is the Hub's, so run the same command again later"
     message = f"writing to {repo!r} on the Hub failed ({reason}): {step}; files that arrived are not sent again."
     return UserError.of(NETWORK, "release.hub.repo", message)

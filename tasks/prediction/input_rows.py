@@ -210,12 +210,12 @@ class _File:
         """Adds the next rows."""
         self._rows += len(rows.numbers)
         for number, error in zip(rows.numbers, rows.errors, strict=True):
-            self._has_usable |= error is None or error.is_empty
+            self._has_usable |= error is None or error.check == "blank_text"
             if error is not None and not self._first_error:
                 self._first_error = f"row {number} {error}"
 
     def end(self, scan: Scan, reader: RowReader) -> None:
-        """Adds the findings to the scan, after all rows of the file."""
+        """Adds the file to the scan, after all of its rows."""
         if not self._rows:
             scan.without_rows.append(display_name(self._file))
         elif not self._has_usable:
@@ -235,8 +235,8 @@ def _add(scan: Scan, file: str, number: int, rows: Rows) -> None:
     scan.kept = scan.kept.seen(rows)
     for row, error in zip(rows.numbers, rows.errors, strict=True):
         if error is not None:
-            scan.errors[error.reason] += 1
-            scan.examples.setdefault(error.reason, f"{display_name(file)} row {row}{error.detail}")
+            scan.errors[error.description] += 1
+            scan.examples.setdefault(error.description, f"{display_name(file)} row {row}{error.value}")
 
 
 def require_few_errors(scan: Scan, max_error_rate: float) -> None:

@@ -14,8 +14,8 @@ from tasks.registry.versions import LOGGED_PARTS
 from tasks.tracking.connection import mlflow_errors
 from training.data.arrow_columns import as_json, from_json, texts_as_json
 from training.data.casting import Values, to_batch
-from training.data.faults import Faults
 from training.data.row_dicts import BOOLEANS
+from training.data.row_problems import RowProblems
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job
 from training.local_files import find_foreign
@@ -112,14 +112,14 @@ def _is_text(value: Any) -> bool:
 
 
 def _check_rows(task_type: TaskType, columns: Mapping[str, str], rows: Sequence[Values]) -> None:
-    """Raises UserError with all faults that the task type finds in the rows."""
-    faults = Faults()
-    for name, fault, mask, detail in task_type.faults_on_request(to_batch(task_type, columns, rows)):
-        faulty = [number for number, is_faulty in enumerate(mask, 1) if is_faulty]
-        faults.add("TEXT", "", f"{fault} in column {columns[name]!r}", faulty, detail)
+    """Raises UserError with all problems that the task type finds in the rows."""
+    found = RowProblems()
+    for name, description, mask, value in task_type.row_problems_on_request(to_batch(task_type, columns, rows)):
+        numbers = [number for number, has_problem in enumerate(mask, 1) if has_problem]
+        found.add("TEXT", "", f"{description} in column {columns[name]!r}", numbers, value)
     if problems := [
-        Problem(kind="option", where=row, message=f"{fault}: correct or remove {them}.")
-        for _, row, fault, them in faults.summaries()
+        Problem(kind="option", where=row, message=f"{description}: correct or remove {them}.")
+        for _, row, description, them in found.summaries()
     ]:
         raise UserError(problems)
 

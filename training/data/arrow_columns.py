@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from training.data.conversation_forms import as_messages
-from training.data.faults import shorten
+from training.data.row_problems import shorten
 from training.recipe.column_types import EXAMPLES, Form
 
 _BYTES = (
@@ -159,7 +159,7 @@ _LIST = r"^\s*\[\s*(?:'.*'|\".*\"|[-0-9][^\[\]]*)?\s*\]\s*$"
 """A cell that is a list of Python or JSON."""
 
 Wrong = dict[int, tuple[str, str, str]]
-"""Faults of values by their position in the block: check, description and value."""
+"""Problems of values by their position in the block: check, description and value."""
 
 
 class _Misfit(ValueError):
@@ -220,11 +220,11 @@ def split_cells(separator: str, column: pa.Array, name: str) -> tuple[pa.Array, 
     texts = column.cast(pa.string())
     in_brackets = pc.fill_null(pc.match_substring_regex(texts, _LIST), False)
     places = pc.indices_nonzero(in_brackets).to_pylist()
-    wrong = {place: _list_fault(separator, name, texts[place].as_py()) for place in places}
+    wrong = {place: _list_problem(separator, name, texts[place].as_py()) for place in places}
     return split_at(separator, pc.if_else(in_brackets, None, texts)), wrong
 
 
-def _list_fault(separator: str, name: str, text: str) -> tuple[str, str, str]:
+def _list_problem(separator: str, name: str, text: str) -> tuple[str, str, str]:
     description = (
         f"holds a list in brackets in column {name!r}, where data.label_separator {separator!r} splits texts without "
         f"them; with data.label_separator: null, such a cell is JSON: {EXAMPLES['labels']}"
@@ -260,7 +260,7 @@ def from_json(column: pa.Array, name: str, form: Form, separator: str | None = N
         try:
             split, wrong = split_cells(separator, pa.array([value]), name)
         except UnicodeEncodeError:  # half a character
-            raise _Misfit(*_encoding_fault(name)) from None
+            raise _Misfit(*_encoding_problem(name)) from None
         if wrong:
             raise _Misfit(*wrong[0])
         return split[0].as_py()
@@ -288,7 +288,7 @@ def from_arrow(column: pa.Array, name: str, form: Form, names: Sequence[str]) ->
         values = values.cast(pa.string())
     except pa.ArrowInvalid:
         is_invalid = pa.array([not _is_text(value) for value in values.to_pylist()], pa.bool_())
-        wrong = {place: _encoding_fault(name) for place in np.flatnonzero(rows_with_any(column, is_invalid)).tolist()}
+        wrong = {place: _encoding_problem(name) for place in np.flatnonzero(rows_with_any(column, is_invalid)).tolist()}
         values = pc.if_else(is_invalid, None, values).cast(pa.string())
     return lists_like(column, values.fill_null("")), wrong
 
@@ -317,9 +317,9 @@ def _check_value(value: Any, name: str, form: Form) -> Any:
             _need_utf8("".join(converted))
             return converted
     except UnicodeEncodeError as error:
-        raise _Misfit(*half_character_fault(name)) from error
+        raise _Misfit(*half_character_problem(name)) from error
     except UnicodeDecodeError as error:
-        raise _Misfit(*_encoding_fault(name)) from error
+        raise _Misfit(*_encoding_problem(name)) from error
     except (TypeError, ValueError, RecursionError) as error:
         raise _Misfit("type", f"holds a value that JSON cannot write in column {name!r}", f" ({error})") from error
     expected = "texts" if form == "texts" else "labels, which are texts or whole numbers,"
@@ -347,10 +347,10 @@ def _is_text(value: bytes | None) -> bool:
         return False
 
 
-def half_character_fault(name: str) -> tuple[str, str, str]:
-    """Returns the fault of a text with half a surrogate pair: JSON and Python can hold it, but no encoding can."""
+def half_character_problem(name: str) -> tuple[str, str, str]:
+    """Returns the problem of a text with half a surrogate pair: JSON and Python can hold it, but no encoding can."""
     return "malformed", f"holds half a character (such as \\ud83d without its other half) in column {name!r}", ""
 
 
-def _encoding_fault(name: str) -> tuple[str, str, str]:
+def _encoding_problem(name: str) -> tuple[str, str, str]:
     return "encoding", "is not UTF-8 text", f" (column {name!r})"

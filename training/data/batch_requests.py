@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from training.data.faults import Fault, shorten
+from training.data.row_problems import RowProblem, shorten
 
 ID = "custom_id"
 _PLAIN: Mapping[str, Sequence[Any]] = {
@@ -37,7 +37,7 @@ _OF_SAMPLING = (
 
 
 @dataclass(frozen=True)
-class RefusedRequest(Fault):
+class RefusedRequest(RowProblem):
     """A request that cannot be answered."""
 
     kept: Mapping[str, Any] = field(default_factory=dict)
@@ -50,7 +50,7 @@ def is_request(row: Mapping[str, Any]) -> bool:
 
 
 def as_row(number: int, request: Mapping[str, Any], column: str) -> dict[str, Any] | RefusedRequest:
-    """The request as a row with its `custom_id` and its messages in this column; or its fault, as row `number`.
+    """The request as a row with its `custom_id` and its messages in this column; or its problem, as row `number`.
 
     Contents of several parts become one text, a line a part, and messages by the developer are those by the system.
     """

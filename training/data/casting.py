@@ -15,17 +15,17 @@ from training.data.arrow_columns import (
     Wrong,
     from_arrow,
     from_json,
-    half_character_fault,
+    half_character_problem,
     is_list,
     plain,
     split_cells,
     texts_as_json,
     with_label_names,
 )
-from training.data.faults import Fault, shorten
 from training.data.mojibake import is_single_byte, misread_texts
 from training.data.readers import Block, MissingColumns
 from training.data.row_dicts import BOOLEANS, WHOLE_NUMBER
+from training.data.row_problems import RowProblem, shorten
 from training.problems import Problem, UserError
 from training.recipe.column_types import Form
 from training.recipe.filters import Filter, parse_filter
@@ -85,41 +85,41 @@ def cast_blocks(blocks: Iterable[Block], wanted: SourceColumns) -> Iterator[Cast
         raise MissingColumns([problem for where in files for problem in column_problems[where]], files)
 
 
-def convert_block(block: Block, wanted: SourceColumns) -> tuple[pa.RecordBatch, list[Fault]]:
+def convert_block(block: Block, wanted: SourceColumns) -> tuple[pa.RecordBatch, list[RowProblem]]:
     """Returns all rows of a block, converted as the recipe defines, with null for values that do not convert; and the
-    first fault of each row that has one.
+    first problem of each row that has one.
 
     Raises UserError for columns of a type that the task type does not take.
     """
     plain_columns = [plain(column) for column in block.rows.columns]
     rows = pa.RecordBatch.from_arrays(plain_columns, names=block.rows.schema.names)
-    faults: dict[int, Fault] = {}
-    for fault in block.faults:
-        faults.setdefault(fault.row, fault)
+    problems: dict[int, RowProblem] = {}
+    for problem in block.row_problems:
+        problems.setdefault(problem.row, problem)
     _need_casts(rows.schema, wanted, block.where)
     for name in rows.schema.names:
         for convert in (_decode, _cast, _parse_nested):
-            column, faults_by_place = convert(name, rows.column(name), wanted, block)
-            for place, description in faults_by_place.items():
+            column, problems_by_place = convert(name, rows.column(name), wanted, block)
+            for place, description in problems_by_place.items():
                 number = int(block.numbers[place])
-                faults.setdefault(number, Fault(number, *description))
+                problems.setdefault(number, RowProblem(number, *description))
             rows = rows.set_column(rows.schema.names.index(name), name, column)
     _need_types(rows.schema, wanted, block.where)
-    return rows, list(faults.values())
+    return rows, list(problems.values())
 
 
 def _cast_block(block: Block, wanted: SourceColumns, row_filter: Filter | None, remaining: int | None) -> CastBlock:
-    rows, faults = convert_block(block, wanted)
+    rows, problems = convert_block(block, wanted)
     numbers, remarks = block.numbers, (*block.remarks, *_thousands(block, wanted))
-    if faults:
-        is_valid = np.isin(numbers, [fault.row for fault in faults], invert=True)
+    if problems:
+        is_valid = np.isin(numbers, [problem.row for problem in problems], invert=True)
         rows, numbers = rows.filter(pa.array(is_valid)), numbers[is_valid]
     mask = np.ones(rows.num_rows, bool) if row_filter is None else mask_of(row_filter, rows, block.where)
     places = np.flatnonzero(mask)
     if remaining is not None and len(places) >= remaining:
-        # Rows behind the last kept row are not read, so their faults do not count.
+        # Rows behind the last kept row are not read, so their problems do not count.
         mask, places = mask[: places[remaining - 1] + 1], places[:remaining]
-        faults = [fault for fault in faults if fault.row <= numbers[places[-1]]]
+        problems = [problem for problem in problems if problem.row <= numbers[places[-1]]]
         remarks = tuple(remark for remark in remarks if remark.row <= numbers[places[-1]])
     if len(places) < rows.num_rows:
         rows, numbers = rows.take(pa.array(places)), numbers[places]
@@ -132,7 +132,13 @@ def _cast_block(block: Block, wanted: SourceColumns, row_filter: Filter | None, 
         slices = {name: values.filter(is_kept) for name, values in slices.items()}
     rows = pa.RecordBatch.from_pydict(arrays)
     block = replace(
-        block, rows=rows, numbers=numbers, faults=tuple(faults), remarks=remarks, slices=slices, label_names=names
+        block,
+        rows=rows,
+        numbers=numbers,
+        row_problems=tuple(problems),
+        remarks=remarks,
+        slices=slices,
+        label_names=names,
     )
     return CastBlock(block, len(mask) - len(places))
 
@@ -158,7 +164,7 @@ def _decode(name: str, column: pa.Array, wanted: SourceColumns, block: Block) ->
         for place, meant in garbled.items()
     }
     if block.spelt and wanted.data.source != "csv":  # Python texts, which were decoded before
-        return decoded, wrong | dict.fromkeys(invalid, half_character_fault(name))
+        return decoded, wrong | dict.fromkeys(invalid, half_character_problem(name))
     description = f"is not {'UTF-8' if encoding == 'utf-8' else encoding} text"
     return decoded, wrong | {place: ("encoding", description, f" (column {name!r})") for place in invalid}
 
@@ -194,7 +200,7 @@ def _cast(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> t
     return cast, beyond | {place: ("type", description, f": {_format_value(column[place])}") for place in invalid}
 
 
-def _thousands(block: Block, wanted: SourceColumns) -> Iterator[Fault]:
+def _thousands(block: Block, wanted: SourceColumns) -> Iterator[RowProblem]:
     """Numbers of a text column with a point that may separate thousands: three digits follow every point, and numbers
     without a point are below 1,000, as in `2.155` and `6`."""
     if block.spelt and wanted.data.source != "csv":  # the decimal points of JSON
@@ -210,7 +216,7 @@ def _thousands(block: Block, wanted: SourceColumns) -> Iterator[Fault]:
             for place in places:
                 text = column[place].as_py().decode()
                 value = f": {text!r} is read as {float(text):g}, next to numbers without a point"
-                yield Fault(int(block.numbers[place]), "thousands", description, value)
+                yield RowProblem(int(block.numbers[place]), "thousands", description, value)
 
 
 def _is_number(column: pa.Array) -> bool:
@@ -367,7 +373,7 @@ class TaskColumns(Protocol):
     @property
     def columns(self) -> Mapping[str, Column]: ...
 
-    def faults_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]: ...
+    def row_problems_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]: ...
 
 
 def to_batch(task_type: TaskColumns, names: Iterable[str], rows: Sequence[Values]) -> pa.RecordBatch:

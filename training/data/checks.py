@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 
 from training.data.arrow_columns import flat_values, is_list, row_sums, rows_with_any
 from training.data.duplicates import DuplicateTexts
-from training.data.faults import Faults
 from training.data.mojibake import garbled_texts
 from training.data.readers import Block
+from training.data.row_problems import RowProblems
 from training.data.row_statistics import MISSING_WORDS, SplitStatistics, whole_number
 from training.recipe.source_columns import SourceColumns, StoredColumn
 
@@ -126,7 +126,7 @@ def _is_blank(column: pa.Array) -> pa.Array:
 def no_rows(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
     """A split without rows."""
     if statistics.corrected and statistics.held_out is not None:
-        return  # rows left out as faulty may have belonged here
+        return  # rows left out for a problem may have belonged here
     of_label = " of a known label" if statistics.labels else ""
     if not statistics.rows and statistics.held_out is not None:
         message = (
@@ -425,7 +425,7 @@ ROW_CHECKS: dict[str, RowCheck] = {
     "long_text": long_text,
     "missing_label": missing_label,
 }
-"""Each takes the rows of one block and yields descriptions of faults, each with the mask of its rows."""
+"""Each takes the rows of one block and yields descriptions of problems, each with the mask of its rows."""
 
 RowRemark = Callable[[pa.RecordBatch, SourceColumns], Iterator[tuple[str, "Mask", str]]]
 
@@ -463,38 +463,36 @@ LEAVES_OUT = ("encoding", "ragged", "malformed", "type", *ROW_CHECKS, "unknown_l
 """The checks of unusable rows: unless the level is error, the rows are left out."""
 
 
-def without_faulty(block: Block, statistics: SplitStatistics, faults: Faults) -> Block:
-    """Returns the block without faulty rows; adds the faults of the reader and of the row checks to `faults`."""
-    for fault in block.faults:
-        faults.add(block.where, fault.check, fault.description, [fault.row], fault.value)
-    statistics.left_out += len(block.faults)
+def usable_rows(block: Block, statistics: SplitStatistics, row_problems: RowProblems) -> Block:
+    """Returns the block without unusable rows; adds the problems that the reader and the row checks found."""
+    for problem in block.row_problems:
+        row_problems.add(block.where, problem.check, problem.description, [problem.row], problem.value)
+    statistics.left_out += len(block.row_problems)
     for remark in block.remarks:
-        faults.add(block.where, remark.check, remark.description, [remark.row], remark.value)
-    row_findings = (
-        (check, *finding) for check, find in ROW_CHECKS.items() for finding in find(block.rows, statistics.wanted)
-    )
-    block = _leave_out(block, row_findings, statistics, faults)
-    block = _leave_out(block, statistics.wanted.task_type.faults(block.rows), statistics, faults)
+        row_problems.add(block.where, remark.check, remark.description, [remark.row], remark.value)
+    found = ((check, *one) for check, find in ROW_CHECKS.items() for one in find(block.rows, statistics.wanted))
+    block = _leave_out(block, found, statistics, row_problems)
+    block = _leave_out(block, statistics.wanted.task_type.row_problems(block.rows), statistics, row_problems)
     for check, remark_on in ROW_REMARKS.items():
         for description, mask, example in remark_on(block.rows, statistics.wanted):
-            faults.add(block.where, check, description, block.numbers[mask].tolist(), example)
+            row_problems.add(block.where, check, description, block.numbers[mask].tolist(), example)
     return block
 
 
 def _leave_out(
     block: Block,
-    findings: Iterable[tuple[str, str, Mask] | tuple[str, str, Mask, str]],
+    found: Iterable[tuple[str, str, Mask] | tuple[str, str, Mask, str]],
     statistics: SplitStatistics,
-    faults: Faults,
+    row_problems: RowProblems,
 ) -> Block:
-    is_faulty = np.zeros(block.rows.num_rows, bool)
-    for check, description, mask, *values in findings:
-        faults.add(block.where, check, description, block.numbers[mask].tolist(), *values)
-        is_faulty |= mask
-    if not is_faulty.any():
+    has_problem = np.zeros(block.rows.num_rows, bool)
+    for check, description, mask, *values in found:
+        row_problems.add(block.where, check, description, block.numbers[mask].tolist(), *values)
+        has_problem |= mask
+    if not has_problem.any():
         return block
-    statistics.left_out += int(is_faulty.sum())
+    statistics.left_out += int(has_problem.sum())
     if statistics.wanted.labels:
-        labels = block.rows.column(statistics.wanted.labels.name).filter(pa.array(is_faulty))
+        labels = block.rows.column(statistics.wanted.labels.name).filter(pa.array(has_problem))
         statistics.labels_left_out.update(flat_values(labels).drop_null().to_pylist())
-    return block.filter(~is_faulty)
+    return block.filter(~has_problem)

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from training.data.decoding import LONGEST_ROW_BYTES, open_text
-from training.data.faults import Fault
 from training.data.file_systems import display_name
 from training.data.readers import Block
 from training.data.row_dicts import from_mappings
+from training.data.row_problems import RowProblem
 from training.data.sources import is_conllu
 
 if TYPE_CHECKING:
@@ -39,31 +39,34 @@ def read_conll(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], sli
         where = display_name(file)
         labels = wanted.source_names[wanted.labels.source_name] if wanted.labels else None
         in_iob1 = labels is not None and _is_in_iob1(file, wanted.data, labels)
-        remarks: list[Fault] = []
+        remarks: list[RowProblem] = []
 
         def rows(file: str = file, labels: str | None = labels if in_iob1 else None) -> Iterator[tuple[int, Any]]:
             for number, row in read_sentences(file, wanted.data):
-                if labels is not None and not isinstance(row, Fault) and labels in row:
+                if labels is not None and not isinstance(row, RowProblem) and labels in row:
                     row[labels] = _to_iob2(row[labels])
                 yield number, row
 
         for block in from_mappings(rows(), wanted, where, slices):
             if in_iob1 and len(block.numbers):
-                remarks = [Fault(int(block.numbers[0]), "iob1", "is in a file with tags in IOB1, read as IOB2")]
+                remarks = [RowProblem(int(block.numbers[0]), "iob1", "is in a file with tags in IOB1, read as IOB2")]
                 in_iob1 = False
             yield replace(block, remarks=tuple(remarks))
             remarks = []
 
 
 def read_sentences(file: str, data: Data) -> Iterator[tuple[int, Any]]:
-    """Yields the columns of each sentence with the number of its first line, or a Fault."""
+    """Yields the columns of each sentence with the number of its first line, or a RowProblem."""
     names = data.header or (CONLLU if is_conllu(file) else None)
     width = None if names is None else len(names)
     for number, lines in _split_sentences(file, data):
         try:
             words = [line.decode() for line in lines]
         except UnicodeDecodeError as error:
-            yield number, Fault(number, "encoding", "is not UTF-8 text", f" (byte 0x{error.object[error.start]:02x})")
+            yield (
+                number,
+                RowProblem(number, "encoding", "is not UTF-8 text", f" (byte 0x{error.object[error.start]:02x})"),
+            )
             continue
         fields = [_split_fields(word, data) for word in words]
         # A comment at the start of a sentence, such as "# source", has not the columns of words.
@@ -77,7 +80,7 @@ def read_sentences(file: str, data: Data) -> Iterator[tuple[int, Any]]:
         if uneven is not None:
             expected = f"where {'data.header names' if data.header else 'other words have'} {width}"
             description = f"has a word with {len(fields[uneven])} columns {expected}"
-            yield number, Fault(number, "ragged", description, f": {words[uneven]!r}")
+            yield number, RowProblem(number, "ragged", description, f": {words[uneven]!r}")
             continue
         if width == len(CONLLU):  # in CoNLL-U, ranges of words such as 1-2 and empty nodes such as 1.1 are no words
             fields = [one for one in fields if not _NO_WORD.fullmatch(one[0])]
@@ -117,7 +120,7 @@ def _is_in_iob1(file: str, data: Data, column: str) -> bool:
     found = False
     for _, row in read_sentences(file, data):
         before = "O"
-        for tag in () if isinstance(row, Fault) else row.get(column, ()):
+        for tag in () if isinstance(row, RowProblem) else row.get(column, ()):
             begins = before == "O" or before[2:] != tag[2:]
             if tag.startswith("B-") and begins:
                 return False

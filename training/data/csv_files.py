@@ -20,10 +20,18 @@ import pyarrow.csv
 
 from training.data.csv_quotes import QuotedFields
 from training.data.decoding import LONGEST_ROW_BYTES, SEPARATOR, open_text
-from training.data.faults import HEADER_READ, OTHER_FILE, OTHER_ORDER, REPEATED_HEADER, Fault, level_of, shorten
 from training.data.file_systems import display_name
 from training.data.ipc_files import BLOCK_ROWS
 from training.data.readers import Block, Numbers, match_columns, source_error
+from training.data.row_problems import (
+    HEADER_READ,
+    OTHER_FILE,
+    OTHER_ORDER,
+    REPEATED_HEADER,
+    RowProblem,
+    level_of,
+    shorten,
+)
 from training.data.sources import delimiter_of
 from training.problems import Problem, UserError
 
@@ -58,7 +66,7 @@ class CsvParser:
 
     def read_parts(self, read: list[str], needed: list[str]) -> Iterator[CsvPart]:
         """Yields the rows with the columns `read`, at most BLOCK_ROWS at once, blank ones included. A row may end early
-        as `_Ragged` describes; faults of other rows are in `ragged` and `quotes`."""
+        as `_Ragged` describes; problems of other rows are in `ragged` and `quotes`."""
         head, data = self.head, self._data
         is_quoted = data.quoting == "standard"
         self.ragged = ragged = _Ragged(self.where, head, data, needed)
@@ -170,7 +178,9 @@ class _CsvFile:
                 yield self._empty_block(self._header_remarks(part.batch, part.rows, part.numbers))
             yield from self._split_part(part)
         quotes = self._parser.quotes
-        yield self._empty_block((*quotes.take_faults(), *quotes.check_line_count()), self._parser.ragged.faults())
+        yield self._empty_block(
+            (*quotes.take_row_problems(), *quotes.check_line_count()), self._parser.ragged.row_problems()
+        )
 
     def _split_part(self, read: CsvPart) -> Iterator[Block]:
         for start in range(0, read.rows.num_rows, BLOCK_ROWS):  # rows that end early may have been added
@@ -191,9 +201,9 @@ class _CsvFile:
                 block = block.filter(~is_empty)
             headers, remarks = self._find_headers(part, numbers, marked)
             remarks = sorted(
-                [*remarks, *self._parser.quotes.take_faults(int(numbers[-1]))], key=lambda fault: fault.row
+                [*remarks, *self._parser.quotes.take_row_problems(int(numbers[-1]))], key=lambda problem: problem.row
             )
-            yield replace(block, faults=(*headers, *self._parser.ragged.faults()), remarks=tuple(remarks))
+            yield replace(block, row_problems=(*headers, *self._parser.ragged.row_problems()), remarks=tuple(remarks))
 
     def _remove_marks(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Mask]:
         """Removes byte order marks from the beginning of rows, as the joined files have them that a program exported.
@@ -214,7 +224,9 @@ class _CsvFile:
             rows = rows.set_column(place, rows.schema.field(place), pa.array(values, column.type))
         return rows, marked
 
-    def _find_headers(self, rows: pa.RecordBatch, numbers: Numbers, marked: Mask) -> tuple[list[Fault], list[Fault]]:
+    def _find_headers(
+        self, rows: pa.RecordBatch, numbers: Numbers, marked: Mask
+    ) -> tuple[list[RowProblem], list[RowProblem]]:
         """Returns the headers of other files among the rows, as files have them that were joined; and remarks about
         other rows that begin with a byte order mark."""
         if level_of("header_row", self._wanted) == "ignore":
@@ -225,18 +237,28 @@ class _CsvFile:
         other_order = np.logical_and.reduce(is_name) & ~repeated & (len(self._read) > 1)
         for row in np.flatnonzero(other_order):
             other_order[row] = len({column[row].as_py() for column in rows.columns}) == rows.num_columns
-        faults = [Fault(row, "header_row", REPEATED_HEADER) for row in numbers[repeated].tolist()]
-        faults += [Fault(row, "malformed", OTHER_ORDER) for row in numbers[other_order].tolist()]
+        problems = [RowProblem(row, "header_row", REPEATED_HEADER) for row in numbers[repeated].tolist()]
+        problems += [RowProblem(row, "malformed", OTHER_ORDER) for row in numbers[other_order].tolist()]
         has_header = self._wanted.data.header is None
-        remarks = [Fault(row, "header_row", OTHER_FILE) for row in numbers[marked & ~repeated].tolist() if has_header]
-        return [fault for fault in faults if fault.row != self._header_read], remarks
+        remarks = [
+            RowProblem(row, "header_row", OTHER_FILE) for row in numbers[marked & ~repeated].tolist() if has_header
+        ]
+        return [problem for problem in problems if problem.row != self._header_read], remarks
 
-    def _empty_block(self, remarks: tuple[Fault, ...], faults: tuple[Fault, ...] = ()) -> Block:
+    def _empty_block(self, remarks: tuple[RowProblem, ...], row_problems: tuple[RowProblem, ...] = ()) -> Block:
         """Returns a block without rows."""
         no_rows = pa.RecordBatch.from_pydict({name: pa.array([], pa.string()) for name in self._columns})
-        return Block(self._where, no_rows, np.zeros(0, np.int64), faults=faults, share=1.0, spelt=True, remarks=remarks)
+        return Block(
+            self._where,
+            no_rows,
+            np.zeros(0, np.int64),
+            row_problems=row_problems,
+            share=1.0,
+            spelt=True,
+            remarks=remarks,
+        )
 
-    def _header_remarks(self, batch: pa.RecordBatch, rows: pa.RecordBatch, numbers: Numbers) -> tuple[Fault, ...]:
+    def _header_remarks(self, batch: pa.RecordBatch, rows: pa.RecordBatch, numbers: Numbers) -> tuple[RowProblem, ...]:
         """Returns a remark about a header that looks like data or, with `data.header`, a first row that looks like a
         header. `rows` are the first of the file, with their `numbers`; `batch` is the first that pyarrow read.
         """
@@ -245,11 +267,11 @@ class _CsvFile:
             if len(filled) == 0 or not self._is_header(batch, rows.take(pa.array(filled))):
                 return ()
             self._header_read = int(numbers[filled[0]])
-            return (Fault(self._header_read, "header_row", HEADER_READ),)
+            return (RowProblem(self._header_read, "header_row", HEADER_READ),)
         reason = self._find_label_in_header(batch) or _find_value_in_names(self._columns.values(), self._head.names)
         if reason is None:
             return ()
-        return (Fault(self._head.first - 1, "header_row", "looks like data, not like names", f" ({reason})"),)
+        return (RowProblem(self._head.first - 1, "header_row", "looks like data, not like names", f" ({reason})"),)
 
     def _is_header(self, batch: pa.RecordBatch, first: pa.RecordBatch) -> bool:
         """Whether the first row holds the columns' names, or only its label equals the column's name."""
@@ -390,7 +412,7 @@ class _Ragged:
         self._needed = 0 if data.header is None else 1 + max(map(head.names.index, read), default=-1)
         self._numbers: set[int] = set()
         self._left_out = 0
-        self._new_faults: list[Fault] = []
+        self._new_problems: list[RowProblem] = []
         self._short_rows: deque[tuple[int, list[str]]] = deque()
         self._next = head.first
 
@@ -407,11 +429,11 @@ class _Ragged:
             unclosed = " (is a quotation mark never closed? If it is text, set data.quoting: none)" if quoted else ""
             names = "the header has" if self._data.header is None else "data.header names"
             description = f"has {row.actual_columns} fields where {names} {row.expected_columns}{unclosed}"
-            self._new_faults.append(Fault(row.number, "ragged", description))
+            self._new_problems.append(RowProblem(row.number, "ragged", description))
         return "skip"
 
     def leave_out_long(self, row: int) -> None:
-        self._new_faults.append(Fault(row, "long_text", f"has more than {LONGEST_ROW_BYTES / 2**20:g} MiB"))
+        self._new_problems.append(RowProblem(row, "long_text", f"has more than {LONGEST_ROW_BYTES / 2**20:g} MiB"))
 
     def merge_short_rows(
         self, rows: pa.RecordBatch, numbers: Numbers, *, at_end: bool = False
@@ -436,8 +458,8 @@ class _Ragged:
         """The last number that was assigned."""
         return self._next - 1
 
-    def faults(self) -> tuple[Fault, ...]:
-        """Returns the faults found since the last call. Raises UserError if there are too many."""
+    def row_problems(self) -> tuple[RowProblem, ...]:
+        """Returns the problems found since the last call. Raises UserError if there are too many."""
         if self._left_out >= MAX_RAGGED:
             delimiter = self._data.delimiter or self._head.delimiter
             delimiter = DELIMITERS.get(delimiter, delimiter)
@@ -446,8 +468,8 @@ class _Ragged:
                 "columns (data.delimiter)?"
             )
             raise source_error(self._where, message)
-        faults, self._new_faults = tuple(self._new_faults), []
-        return faults
+        problems, self._new_problems = tuple(self._new_problems), []
+        return problems
 
     def numbers(self, count: int) -> Numbers:
         """Assigns numbers to the next valid rows."""

@@ -10,7 +10,7 @@ import re
 from collections import deque
 from typing import IO
 
-from training.data.faults import Fault, shorten
+from training.data.row_problems import RowProblem, shorten
 
 MIN_MERGED_LINES = 5
 """The lines within one field that suggest merged rows: at least this many, and nearly all with a row's delimiters."""
@@ -45,7 +45,7 @@ class QuotedFields:
         self._program_quotes = False  # as the header shows, or without one the first row
         self._quoted_in_first_row = 0
         self._last_reported: dict[str, int] = {}  # row by check: each row is reported once
-        self._faults: deque[Fault] = deque()  # pyarrow reads in another thread
+        self._problems: deque[RowProblem] = deque()  # pyarrow reads in another thread
         self.unclear_rows: set[int] = set()
         """Rows with text behind the closing quotation mark of a field: no program writes such a row."""
 
@@ -65,21 +65,21 @@ class QuotedFields:
         """Whether the file beneath is closed."""
         return self._file.closed
 
-    def take_faults(self, last: int | None = None) -> tuple[Fault, ...]:
-        """Returns the faults found since the last call, in rows up to `last` (None: all)."""
-        faults = []
-        while self._faults and (last is None or self._faults[0].row <= last):
-            faults.append(self._faults.popleft())
-        return tuple(faults)
+    def take_row_problems(self, last: int | None = None) -> tuple[RowProblem, ...]:
+        """Returns the problems found since the last call, in rows up to `last` (None: all)."""
+        problems = []
+        while self._problems and (last is None or self._problems[0].row <= last):
+            problems.append(self._problems.popleft())
+        return tuple(problems)
 
-    def check_line_count(self) -> tuple[Fault, ...]:
-        """Returns a fault if the file, read to its end, has far fewer rows than lines."""
+    def check_line_count(self) -> tuple[RowProblem, ...]:
+        """Returns a problem if the file, read to its end, has far fewer rows than lines."""
         rows = self._row - 1
         lines, row = self._longest_field
         if self._lines <= 2 * rows:
             return ()
         description = f"spans {lines:,} lines; the file has {self._lines:,} lines, and only {rows:,} rows"
-        return (Fault(row, "line_breaks", description),)
+        return (RowProblem(row, "line_breaks", description),)
 
     def _inspect(self, data: bytes, end: bool) -> None:
         """Inspects all complete fields; the first byte of `data` was inspected before."""
@@ -127,20 +127,20 @@ class QuotedFields:
             self._longest_field = max(self._longest_field, (breaks + 1, self._row))
             # Each line of a quoted letter may have a comma, so a second sign is needed before they count as rows.
             if (rest or self._quoting_is_unusual()) and self._holds_rows(body):
-                self._add_fault("merged_rows", "has a quoted field with lines that look like rows", field, breaks)
+                self._add_problem("merged_rows", "has a quoted field with lines that look like rows", field, breaks)
                 return
-            self._add_fault("line_breaks", "has line breaks within a quoted field", field, breaks)
+            self._add_problem("line_breaks", "has line breaks within a quoted field", field, breaks)
         needs_quotes = breaks or b'""' in body or self._delimiter in body
         if rest:
             self.unclear_rows.add(self._row)
         if rest or (not needs_quotes and self._quoting_is_unusual()):
-            self._add_fault("stray_quotes", "has a quoted field whose quotation marks may belong to the text", field)
+            self._add_problem("stray_quotes", "has a quoted field whose quotation marks may belong to the text", field)
         if self._row == self._first_row and not self._has_header and not rest:
             self._quoted_in_first_row += 1
             if self._quoted_in_first_row == self._columns:
                 self._program_quotes = True
-                # pyarrow has not seen the whole first row yet, so its faults were not taken.
-                self._faults = deque(fault for fault in self._faults if fault.check != "stray_quotes")
+                # pyarrow has not seen the whole first row yet, so its problems were not taken.
+                self._problems = deque(problem for problem in self._problems if problem.check != "stray_quotes")
 
     def _quoting_is_unusual(self) -> bool:
         return self._delimiter == b"\t" and not self._program_quotes
@@ -153,16 +153,16 @@ class QuotedFields:
 
     def _report_unclosed(self, field: bytes) -> None:
         """Counts the rest of the file as one row."""
-        self._add_fault(
+        self._add_problem(
             "merged_rows", "has a quotation mark that is never closed", field, len(_BREAK.findall(field.rstrip()))
         )
         self._row += 1
         self._pending = b"\n"
 
-    def _add_fault(self, check: str, description: str, field: bytes, breaks: int = 0) -> None:
+    def _add_problem(self, check: str, description: str, field: bytes, breaks: int = 0) -> None:
         if self._last_reported.get(check) == self._row:
             return
         self._last_reported[check] = self._row
         lines = f"{breaks + 1:,} lines, " if breaks else ""
         value = f": {lines}{shorten(field[:200].decode(errors='replace'))}"
-        self._faults.append(Fault(self._row, check, description, value))
+        self._problems.append(RowProblem(self._row, check, description, value))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.local_files import shown_path
-from training.problems import NETWORK, UserError, nearest, on_one_line, server_fault
+from training.problems import NETWORK, UserError, nearest, on_one_line, server_error
 from training.recipe.credentials import remove_secrets, variables_for
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _describe_remote_error(url: str, error: Exception) -> UserError | None:
         message = f"access is refused ({_describe_cause(error)}): set credentials that may read it in the environment: "
         return UserError.of("data", display_name(url), f"{message}{variables_for(url)}.")
     next_step = "check the network, then run the same command again."
-    if server_fault(error):
+    if server_error(error):
         next_step = "the fault is the server's. Run the same command again later."
     return UserError.of(NETWORK, display_name(url), f"cannot be read ({_describe_cause(error)}): {next_step}")
 

@@ -20,10 +20,10 @@ import numpy as np
 from training.data.arrow_columns import NESTED
 from training.data.batch_requests import is_request
 from training.data.decoding import TextFile, open_text
-from training.data.faults import Fault
 from training.data.file_systems import PIECE_BYTES, display_name
 from training.data.readers import Block, source_error
 from training.data.row_dicts import from_mappings
+from training.data.row_problems import RowProblem
 
 if TYPE_CHECKING:
     from training.data.readers import ExtraColumns
@@ -41,7 +41,7 @@ def read_json(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slic
 
 
 def json_values(file: TextFile, where: str, wanted: SourceColumns) -> Iterator[tuple[int, Any]]:
-    """Returns the numbered values of a file, with a Fault in place of a line that is not JSON.
+    """Returns the numbered values of a file, with a RowProblem in place of a line that is not JSON.
 
     Raises UserError for a table in another shape than rows.
     """
@@ -52,7 +52,7 @@ def json_values(file: TextFile, where: str, wanted: SourceColumns) -> Iterator[t
         return _read_elements(file, where, "item")
     try:
         first, end = json.JSONDecoder().raw_decode(start)
-    except (ValueError, RecursionError):  # a faulty line, or an object that is longer than the start
+    except (ValueError, RecursionError):  # a line that is not JSON, or an object that is longer than the start
         lines = start.split("\n", 2)
         is_long = len(lines) == 1 and len(start) > PIECE_BYTES // 2
         goes_on = len(lines) > 1 and lines[0].rstrip().endswith(("{", "[", ",")) and not lines[1].startswith("{")
@@ -115,7 +115,7 @@ def _read_lines(lines: TextFile, where: str) -> Iterator[tuple[int, Any]]:
         if len(line) > LONGEST_ELEMENT_BYTES:
             while line and not line.endswith(b"\n"):
                 line = lines.readline(PIECE_BYTES)
-            yield number, Fault(number, "long_text", f"has more than {LONGEST_ELEMENT_BYTES / 2**20:g} MiB")
+            yield number, RowProblem(number, "long_text", f"has more than {LONGEST_ELEMENT_BYTES / 2**20:g} MiB")
             continue
         line = line.removeprefix(codecs.BOM_UTF8)  # of joined files, each with its mark
         if line.strip():
@@ -123,22 +123,22 @@ def _read_lines(lines: TextFile, where: str) -> Iterator[tuple[int, Any]]:
 
 
 def _parse_line(number: int, line: bytes) -> Any:
-    """Returns the value of one line, or its fault."""
+    """Returns the value of one line, or its problem."""
     try:
         if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _depth(line) > MAX_DEPTH:
-            return Fault(number, "malformed", "has brackets in brackets", f", more than {MAX_DEPTH} deep")
+            return RowProblem(number, "malformed", "has brackets in brackets", f", more than {MAX_DEPTH} deep")
         text = line.decode()
         stripped = text.rstrip()
         return _DECODER.decode(stripped[:-1] if stripped.endswith("},") else text)
     except _RepeatedName as error:
         return _repeated(number, str(error))
     except UnicodeDecodeError as error:
-        return Fault(number, "encoding", "is not UTF-8 text", f" (byte 0x{line[error.start]:02x})")
+        return RowProblem(number, "encoding", "is not UTF-8 text", f" (byte 0x{line[error.start]:02x})")
     except json.JSONDecodeError as error:
         column = min(error.pos, len(error.doc.rstrip())) + 1  # not beyond the line's end, which starts another line
-        return Fault(number, "malformed", "is not JSON", f" ({error.msg}, column {column})")
+        return RowProblem(number, "malformed", "is not JSON", f" ({error.msg}, column {column})")
     except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets in brackets
-        return Fault(number, "malformed", "is not JSON that can be read", f" ({str(error).partition(';')[0]})")
+        return RowProblem(number, "malformed", "is not JSON that can be read", f" ({str(error).partition(';')[0]})")
 
 
 def _read_elements(file: TextFile, where: str, place: str) -> Iterator[tuple[int, Any]]:
@@ -232,8 +232,8 @@ def _depth(line: bytes) -> int:
     return int(np.cumsum(steps).max(initial=0))
 
 
-def _repeated(number: int, name: str) -> Fault:
-    return Fault(number, "malformed", "has an object with one name twice", f" ({name!r})")
+def _repeated(number: int, name: str) -> RowProblem:
+    return RowProblem(number, "malformed", "has an object with one name twice", f" ({name!r})")
 
 
 RECORDS = 'write it with a line a row (in pandas, orient="records", lines=True)'

@@ -22,15 +22,15 @@ import pyarrow.compute as pc
 
 from training.data.arrow_columns import flat_values, is_list, lists_like
 from training.data.casting import UNCODED_TYPES, CastBlock, cast_blocks
-from training.data.checks import ROW_CHECKS, SET_CHECKS, SPLIT_CHECKS, SplitProblem, without_faulty
+from training.data.checks import ROW_CHECKS, SET_CHECKS, SPLIT_CHECKS, SplitProblem, usable_rows
 from training.data.duplicates import DuplicateTexts, Hashes, hash_rows
-from training.data.faults import Faults, level_of
 from training.data.file_systems import display_name
 from training.data.holdout import held_out_shares, split_masks
 from training.data.hub_datasets import hub_splits
 from training.data.ipc_files import in_blocks, ipc_reader, ipc_writer
 from training.data.mixtures import SetSize, describe_sets, mixed_counts, mixed_rows, passes
 from training.data.readers import SPLITS, Block, MissingColumns, Numbers, load_reader
+from training.data.row_problems import RowProblems, level_of
 from training.data.row_statistics import SplitStatistics, has_unknown, joined, text_lengths, texts_of, whole_number
 from training.data.slice_columns import SliceColumns
 from training.data.sources import object_splits
@@ -162,7 +162,7 @@ class _Reading:
         first = self.sets[0]
         self.wanted = first if self.data.mix is None else replace(first, data=self._about_all_sets(first.data))
         self.names = self.data.set_names or [""]
-        self.faults = [Faults() for _ in self.sets]
+        self.row_problems = [RowProblems() for _ in self.sets]
         self.duplicate_texts = DuplicateTexts(self.wanted, self.folder)
         self.slices = SliceColumns(self.wanted, self.folder)
         self._parts: list[tuple[int, SplitStatistics]] = []
@@ -199,10 +199,10 @@ class _Reading:
             for name in statistics_of:
                 self._open(name)
             for cast in cast_blocks(self._named(blocks, index), wanted):
-                if cast.filtered or cast.block.faults or cast.block.rows.num_rows:
+                if cast.filtered or cast.block.row_problems or cast.block.rows.num_rows:
                     with_rows.add(cast.block.where)
                 statistics_of[split].filtered += cast.filtered
-                block = without_faulty(cast.block, statistics_of[split], self.faults[index])
+                block = usable_rows(cast.block, statistics_of[split], self.row_problems[index])
                 self._keep(index, block, statistics_of, held_out)
                 self._report_progress(cast, share)
             if wanted.data.source in FORMATS and wanted.data.limit is None:
@@ -212,7 +212,7 @@ class _Reading:
             self._parts += [(index, statistics) for statistics in statistics_of.values()]
         except UserError as error:
             if isinstance(error, MissingColumns):
-                self.faults[index].forget(error.files, ROW_CHECKS)
+                self.row_problems[index].forget(error.files, ROW_CHECKS)
             self.source_problems += self.data.locate(error.problems, index)
         self._share_read += share
 
@@ -246,7 +246,7 @@ class _Reading:
             self._batches[name].append(index)
 
     def _report_progress(self, cast: CastBlock, share: float) -> None:
-        self._rows_read += cast.block.rows.num_rows + len(cast.block.faults) + cast.filtered
+        self._rows_read += cast.block.rows.num_rows + len(cast.block.row_problems) + cast.filtered
         if done := self._share_read + share * cast.block.share:
             self.progress(self._rows_read, max(self._rows_read, round(self._rows_read / done)))
 
@@ -255,7 +255,7 @@ class _Reading:
         without problems of ignored checks."""
         problems = [*self.source_problems]
         for index, wanted in enumerate(self.sets):
-            problems += self.data.locate(self.faults[index].problems(wanted), index)
+            problems += self.data.locate(self.row_problems[index].problems(wanted), index)
         parts = [statistics for _, statistics in self._parts]
         if any(problem.level == "error" for problem in problems):
             for statistics in parts:
@@ -293,12 +293,12 @@ class _Reading:
             problems += self._found(name, compare(self._labels_by_set(), self.names))
         return names, places, _limit_problems(problems)
 
-    def _found(self, check: str, findings: Iterable[SplitProblem]) -> list[Problem]:
-        """Returns the findings of a check as problems; none if it is ignored."""
+    def _found(self, check: str, found: Iterable[SplitProblem]) -> list[Problem]:
+        """Returns what a check found as problems; none if it is ignored."""
         level = level_of(check, self.wanted)
         return [
-            Problem(kind="data", where=finding.where, message=finding.message, check=check, level=level)
-            for finding in findings
+            Problem(kind="data", where=one.where, message=one.message, check=check, level=level)
+            for one in found
             if level != "ignore"
         ]
 

@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 
 from training.data.arrow_columns import as_json, decoded
 from training.data.batch_requests import ID, BatchAnswer, response
-from training.data.prediction_rows import Column, RowError, Rows
+from training.data.prediction_rows import Column, Rows
+from training.data.row_problems import RowProblem
 from training.jobs.protocol import without_nan
 from training.recipe.tables.formats import FORMATS
 
@@ -92,7 +93,7 @@ class KeptColumns:
         return {name: str(kind) for name, kind in self.types.items()}
 
 
-_UNREAD = RowError("has tokens that the model does not have: its embedding has fewer rows than its tokenizer")
+_UNREAD = "has tokens that the model does not have: its embedding has fewer rows than its tokenizer"
 
 
 class Writer:
@@ -134,8 +135,8 @@ class Writer:
         rows = replace(
             rows,
             errors=[
-                error if place is None or not is_empty[place] else _UNREAD
-                for error, place in zip(rows.errors, places, strict=True)
+                error if place is None or not is_empty[place] else RowProblem(number, "", _UNREAD)
+                for number, error, place in zip(rows.numbers, rows.errors, places, strict=True)
             ],
         )
         predictions = predictions.take(pa.array(places, pa.int64()))

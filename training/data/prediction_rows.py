@@ -33,10 +33,10 @@ from training.data.casting import (
 )
 from training.data.checks import ROW_CHECKS, ROW_REMARKS
 from training.data.decoding import open_text
-from training.data.faults import Fault, Faults, level_of
 from training.data.file_systems import display_name, name_of
 from training.data.ipc_files import BLOCK_ROWS
 from training.data.readers import Block, ExtraColumns, load_reader, match_columns
+from training.data.row_problems import RowProblem, RowProblems, level_of
 from training.jobs.protocol import Settings
 from training.problems import Problem, UserError, nearest
 from training.recipe.column_types import RowSpecification
@@ -62,21 +62,6 @@ class WantedShard(Settings):
 
 
 @dataclass(frozen=True)
-class RowError:
-    """The reason why a row cannot be predicted."""
-
-    reason: str
-    """Words that follow "row 7", the same for all rows with this fault."""
-    detail: str = ""
-    """The row's value, which follows the reason."""
-    is_empty: bool = False
-    """Whether the row was read, and has nothing to predict."""
-
-    def __str__(self) -> str:
-        return self.reason + self.detail
-
-
-@dataclass(frozen=True)
 class Rows:
     """Some rows of a file."""
 
@@ -84,8 +69,8 @@ class Rows:
     """The number of each row, as messages name it: in CSV the header is row 1, in JSON lines it is the line."""
     inputs: list[Values | None]
     """The model's inputs of each row; None for a row that cannot be used."""
-    errors: list[RowError | None]
-    """The reason for each of these; None for the others."""
+    errors: list[RowProblem | None]
+    """The problem of each of these; None for the others."""
     kept: dict[str, Column] = field(default_factory=dict)
     """The values of the columns that travel along, None where a row lacks one."""
     filtered: frozenset[int] = frozenset()
@@ -298,11 +283,11 @@ class _FileReading:
     def __init__(self, file: str, wanted: InputColumns, task_type: TaskColumns, kept: Sequence[str]) -> None:
         self._where, self._wanted, self._task_type, self._kept = display_name(file), wanted, task_type, kept
         self._filter = parse_filter(wanted.data.filter) if wanted.data.filter else None
-        self._unread: dict[int, Fault] = {}
-        """Faults of rows that are in no block and that are not yielded yet: a reader may read ahead."""
+        self._unread: dict[int, RowProblem] = {}
+        """Problems of rows that are in no block and that are not yielded yet: a reader may read ahead."""
         self._done = 0
         """The number of the last row that was yielded."""
-        self._remarks = Faults()
+        self._remarks = RowProblems()
         self.lacking_filter = "" if self._filter else "the sets of rows that the model was trained on are filtered "
         """Why no row is filtered."""
         self.lacking_filter += "" if self._filter else "differently"
@@ -329,24 +314,24 @@ class _FileReading:
             raise UserError([*column_problems, *errors])
 
     def _convert(self, block: Block) -> Rows:
-        """The rows of a block. Collects the faults of other rows, and warnings."""
-        converted, faults = convert_block(block, self._wanted)
+        """The rows of a block. Collects the problems of other rows, and warnings."""
+        converted, problems = convert_block(block, self._wanted)
         numbers = block.numbers.tolist()
         places = {number: place for place, number in enumerate(numbers)}
-        errors: list[RowError | None] = [None] * len(numbers)
+        errors: list[RowProblem | None] = [None] * len(numbers)
 
-        def add(place: int, reason: str, detail: str = "", *, is_empty: bool = False) -> None:
-            errors[place] = errors[place] or RowError(reason, detail, is_empty)
+        def add(problem: RowProblem) -> None:
+            errors[places[problem.row]] = errors[places[problem.row]] or problem
 
-        for fault in faults:
-            if fault.row in places:
-                add(places[fault.row], fault.description, fault.value)
-            elif fault.row > self._done:
-                self._unread.setdefault(fault.row, fault)
+        for problem in problems:
+            if problem.row in places:
+                add(problem)
+            elif problem.row > self._done:
+                self._unread.setdefault(problem.row, problem)
         filtered = self._filtered(converted, block, errors)
         for remark in block.remarks:
             if level_of(remark.check, self._wanted) == "error" and remark.row in places:
-                add(places[remark.row], remark.description, remark.value)
+                add(remark)
             elif remark.row not in self._unread:
                 self._remarks.add(block.where, remark.check, remark.description, [remark.row], remark.value)
         kept = {name: self._kept_values(block.slices.get(name), block, add) for name in self._kept}
@@ -355,8 +340,8 @@ class _FileReading:
         )
         for check, find in ROW_CHECKS.items():
             for reason, mask in find(stored, self._wanted):
-                for place in np.flatnonzero(mask).tolist():
-                    add(place, reason, is_empty=check == "blank_text")
+                for number in block.numbers[mask].tolist():
+                    add(RowProblem(number, check, reason))
         for check, remark_on in ROW_REMARKS.items():
             for reason, mask, example in remark_on(stored, self._wanted):
                 self._remarks.add(block.where, check, reason, block.numbers[mask].tolist(), example)
@@ -364,13 +349,13 @@ class _FileReading:
         inputs: list[Values | None] = [None if errors[place] else values for place, values in enumerate(by_row)]
         usable = [place for place, values in enumerate(inputs) if values is not None]
         batch = to_batch(self._task_type, self._wanted.roles, [values for values in inputs if values is not None])
-        for role, reason, mask, detail in self._task_type.faults_on_request(batch):
-            for place in (place for place, is_faulty in zip(usable, mask, strict=True) if is_faulty):
-                add(place, f"{reason} in column {self._wanted.roles[role]!r}", detail)
+        for role, reason, mask, detail in self._task_type.row_problems_on_request(batch):
+            for place in (place for place, has_problem in zip(usable, mask, strict=True) if has_problem):
+                add(RowProblem(numbers[place], "", f"{reason} in column {self._wanted.roles[role]!r}", detail))
                 inputs[place] = None
         return Rows(numbers, inputs, errors, kept, filtered)
 
-    def _filtered(self, rows: pa.RecordBatch, block: Block, errors: Sequence[RowError | None]) -> frozenset[int]:
+    def _filtered(self, rows: pa.RecordBatch, block: Block, errors: Sequence[RowProblem | None]) -> frozenset[int]:
         if self._filter is None:
             return frozenset()
         # Rows of mappings have all columns, empty if no row has them.
@@ -387,7 +372,7 @@ class _FileReading:
         pairs = zip(block.numbers.tolist(), mask.tolist(), errors, strict=True)
         return frozenset(number for number, is_kept, error in pairs if not is_kept and error is None)
 
-    def _kept_values(self, values: Any, block: Block, add: Callable[..., None]) -> Column:
+    def _kept_values(self, values: Any, block: Block, add: Callable[[RowProblem], None]) -> Column:
         """The values of a column that travels along. A row with a damaged one has an error."""
         if values is None:
             return [None] * len(block.numbers)
@@ -399,7 +384,7 @@ class _FileReading:
         else:
             column, damaged = _without_damage(values)
         for place in damaged:
-            add(place, "is not UTF-8 text")
+            add(RowProblem(int(block.numbers[place]), "encoding", "is not UTF-8 text"))
         return column
 
     def _with_unread(self, rows: Rows, last: float) -> Rows:
@@ -414,7 +399,7 @@ class _FileReading:
             numbers,
             [None if place is None else rows.inputs[place] for place in taken],
             [
-                RowError(unread[number].description, unread[number].value) if place is None else rows.errors[place]
+                unread[number] if place is None else rows.errors[place]
                 for number, place in zip(numbers, taken, strict=True)
             ],
             {name: _take(column, taken) for name, column in rows.kept.items()},

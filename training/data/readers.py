@@ -2,8 +2,8 @@
 
 A reader is a function `(wanted, split, pinned, slices) -> Iterator[Block]`; training/recipe/tables/formats.py has all.
 It raises UserError if the source as a whole is unreadable (no such column, not a Parquet file). Each row that it cannot
-read has a Fault. Such a row stays in the block if a part of it was read, with null for the rest: load_data leaves it
-out, and a prediction keeps its place. A reader also reads the columns that `slices`, ExtraColumns, requests.
+read has a RowProblem. Such a row stays in the block if a part of it was read, with null for the rest: load_data leaves
+it out, and a prediction keeps its place. A reader also reads the columns that `slices`, ExtraColumns, requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from training.data.faults import Fault
+from training.data.row_problems import RowProblem
 from training.problems import Problem, UserError, nearest
 from training.recipe.source_columns import ROLE_FIELDS
 from training.recipe.tables.formats import SOURCES
@@ -43,7 +43,7 @@ class Block:
     """The number of each row in its source, from 1. In CSV the header is row 1; in JSON lines it is the line."""
     label_names: tuple[str, ...] = ()
     """All labels in order, if the source defines them (ClassLabel)."""
-    faults: tuple[Fault, ...] = ()
+    row_problems: tuple[RowProblem, ...] = ()
     """Rows that cannot be used, whether or not they are in `rows`."""
     share: float = 0.0
     """The share of the file that has been read with this block, 0 to 1."""
@@ -51,18 +51,18 @@ class Block:
     """The values of the columns that are read beside the others, as ExtraColumns returns them."""
     spelt: bool = False
     """Whether lists and objects are JSON texts rather than Arrow values."""
-    remarks: tuple[Fault, ...] = ()
+    remarks: tuple[RowProblem, ...] = ()
     """Suspicious rows that are kept."""
     column_problems: tuple[Problem, ...] = ()
     """Problems of the file's columns as far as it was read. A later row may have a column that is missing so far, so
     only those of the last block that is read count."""
 
     def filter(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Block:
-        """The rows where the mask is true, without faults and remarks."""
+        """The rows where the mask is true, without problems and remarks."""
         rows = pa.array(mask)
         slices = {name: values.filter(rows) for name, values in self.slices.items()}
         numbers = self.numbers[mask]
-        return replace(self, rows=self.rows.filter(rows), numbers=numbers, faults=(), remarks=(), slices=slices)
+        return replace(self, rows=self.rows.filter(rows), numbers=numbers, row_problems=(), remarks=(), slices=slices)
 
 
 class ExtraColumns(Protocol):

@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from training.data.arrow_columns import NESTED, as_json
 from training.data.batch_requests import RefusedRequest
-from training.data.faults import Fault, shorten
 from training.data.ipc_files import BLOCK_ROWS
 from training.data.readers import Block, find_column_problems, source_error
+from training.data.row_problems import RowProblem, shorten
 from training.problems import Problem
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def from_mappings(
     types_by_column: dict[str, str] = {}
     done = 0
     while True:
-        before, faults, numbers = done, list[Fault](), list[int]()
+        before, problems, numbers = done, list[RowProblem](), list[int]()
         columns: list[list[Any]] = [[] for _ in names]
         kept: dict[str, list[Any]] = {}
         while done < before + BLOCK_ROWS and (part := list(islice(rows, PART_ROWS))):
@@ -62,11 +62,11 @@ def from_mappings(
             for source in sources - kept.keys():
                 kept[source] = [None] * len(numbers)  # of rows before, which do not have it
             for number, row in part:
-                values, fault = _read_values(number, row, wanted, names, types_by_column)
-                if fault is not None:
-                    faults.append(fault)
-                    if isinstance(fault, RefusedRequest):
-                        row = fault.kept
+                values, problem = _read_values(number, row, wanted, names, types_by_column)
+                if problem is not None:
+                    problems.append(problem)
+                    if isinstance(problem, RefusedRequest):
+                        row = problem.kept
                 if _is_mapping(row):
                     numbers.append(number)
                     mappings.append(row)
@@ -89,7 +89,7 @@ def from_mappings(
             where,
             pa.RecordBatch.from_pydict(arrays),
             np.array(numbers, np.int64),
-            faults=tuple(faults),
+            row_problems=tuple(problems),
             share=share,
             slices=slice_values,
             spelt=True,
@@ -134,15 +134,15 @@ def from_columns(table: Mapping[str, Any], wanted: SourceColumns, where: str, sl
 
 def _read_values(
     number: int, row: Any, wanted: SourceColumns, sources: Mapping[str, str], types_by_column: dict[str, str]
-) -> tuple[list[Any], Fault | None]:
-    """Returns the values of one row in the order of `sources`, None for those that cannot be used, and its first fault.
-    Records the types of new columns."""
+) -> tuple[list[Any], RowProblem | None]:
+    """Returns the values of one row in the order of `sources`, None for those that cannot be used, and its first
+    problem. Records the types of new columns."""
     values: list[Any] = [None] * len(sources)
     if not _is_mapping(row):
-        if isinstance(row, Fault):
+        if isinstance(row, RowProblem):
             return values, row
         description = f"is no mapping of columns to values but of type {type(row).__name__}"
-        return values, Fault(number, "malformed", description, f": {shorten(row)}")
+        return values, RowProblem(number, "malformed", description, f": {shorten(row)}")
     first = None
     for place, (name, source) in enumerate(sources.items()):
         value = row.get(source)
@@ -157,7 +157,7 @@ def _read_values(
                 value = _cast(number, name, _to_python(value), wanted)
             else:
                 value = _check_type(number, name, _to_python(value), wanted, types_by_column)
-        if isinstance(value, Fault):
+        if isinstance(value, RowProblem):
             first = first or value
         else:
             values[place] = value
@@ -178,12 +178,12 @@ def _to_python(value: Any) -> Any:
         return value
 
 
-def _to_json(number: int, name: str, value: Any) -> str | Fault:
+def _to_json(number: int, name: str, value: Any) -> str | RowProblem:
     try:
         return as_json(value)
     except (TypeError, ValueError, RecursionError) as error:
         description = f"holds a value that JSON cannot write in column {name!r}"
-        return Fault(number, "type", description, f": {type(error).__name__}: {error}")
+        return RowProblem(number, "type", description, f": {type(error).__name__}: {error}")
 
 
 def _cast(number: int, name: str, value: Any, wanted: SourceColumns) -> Any:
@@ -208,11 +208,13 @@ def _cast(number: int, name: str, value: Any, wanted: SourceColumns) -> Any:
             return CASTS[to](value)
     except (ValueError, KeyError, OverflowError):
         pass
-    return Fault(number, "type", f"holds no {wanted.cast_in_words(name)} in column {name!r}", f": {shorten(value)}")
+    return RowProblem(
+        number, "type", f"holds no {wanted.cast_in_words(name)} in column {name!r}", f": {shorten(value)}"
+    )
 
 
 def _check_type(number: int, name: str, value: Any, wanted: SourceColumns, types_by_column: dict[str, str]) -> Any:
-    """Returns the value if it is of its column's type, else a fault. Text columns hold texts."""
+    """Returns the value if it is of its column's type, else a problem. Text columns hold texts."""
     value_type = next((name for name, types in VALUE_TYPES.items() if isinstance(value, types)), type(value).__name__)
     description = f"holds {type(value).__name__} in column {name!r}"
     form = wanted.form_of(name)
@@ -233,7 +235,7 @@ def _check_type(number: int, name: str, value: Any, wanted: SourceColumns, types
         column_type = types_by_column.setdefault(name, value_type) if value_type in VALUE_TYPES else "text or a number"
         is_valid = value_type == column_type and not (isinstance(value, int) and abs(value) >= MAX_INTEGER)
         expected = f"where a {column_type} belongs"
-    return value if is_valid else Fault(number, "type", f"{description} {expected}", f": {shorten(value)}")
+    return value if is_valid else RowProblem(number, "type", f"{description} {expected}", f": {shorten(value)}")
 
 
 def _array(values: Sequence[Any], name: str, wanted: SourceColumns) -> pa.Array:

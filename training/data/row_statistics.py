@@ -83,7 +83,7 @@ class SplitStatistics:
                 self.first[value["values"]] = _row_name(block, row)
 
     def as_if_corrected(self) -> None:
-        """Also counts the rows that were left out, so that no consequence of their faults is reported as a problem."""
+        """Also counts the rows that were left out, so that no consequence of their problems is reported too."""
         self.corrected = True
         self.rows += self.left_out
         self.labels.update({label: count for label, count in self.labels_left_out.items() if label.strip()})

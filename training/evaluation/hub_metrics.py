@@ -12,7 +12,7 @@ from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from training.problems import NETWORK, UserError, server_fault
+from training.problems import NETWORK, UserError, server_error
 
 if TYPE_CHECKING:
     import evaluate
@@ -94,7 +94,7 @@ def _import_file(name: str, module_name: str, file: str) -> ModuleType:
 
 
 def _connection_error(name: str, error: BaseException, offline: bool) -> UserError:
-    fault = server_fault(error)
+    fault = server_error(error)
     while error.__cause__ is not None:  # the clients wrap it in their advice
         error = error.__cause__
     cause = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

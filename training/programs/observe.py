@@ -72,7 +72,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     while part := list(islice(read, PART_ROWS)):
         reservoir.add(part)
     total, rows = reservoir.total, reservoir.draw()
-    complete = _without_faulty(task_type, settings.columns, rows)
+    complete = _usable_rows(task_type, settings.columns, rows)
     places = [place for place, (_, inputs, _) in enumerate(complete) if inputs is not None]
     texts = [text for text, _, _ in rows]
     loading.make_deterministic()
@@ -122,7 +122,7 @@ def _read_sample(file: Path) -> Iterator[Row]:
             yield join_texts(values or ()), None if values is None else tuple(values), None
 
 
-def _without_faulty(task_type: TaskType, columns: Mapping[str, str], rows: list[Row]) -> list[Row]:
+def _usable_rows(task_type: TaskType, columns: Mapping[str, str], rows: list[Row]) -> list[Row]:
     """The rows, without the inputs of those that the task type cannot predict."""
     from training.data.casting import to_batch
 
@@ -131,9 +131,9 @@ def _without_faulty(task_type: TaskType, columns: Mapping[str, str], rows: list[
         return rows
     batch = to_batch(task_type, columns, [values for _, values, _ in rows if values is not None])
     found = [*rows]
-    for _, _, mask, _ in task_type.faults_on_request(batch):
-        for place, is_faulty in zip(places, mask, strict=True):
-            if is_faulty:
+    for _, _, mask, _ in task_type.row_problems_on_request(batch):
+        for place, has_problem in zip(places, mask, strict=True):
+            if has_problem:
                 found[place] = (rows[place][0], None, rows[place][2])
     return found
 

@@ -65,7 +65,7 @@ class RowSpecification:
     # Rarer
 
     checks: ClassVar[Mapping[str, Level]] = {}
-    """The task type's own checks of single rows, which `faults` makes, with their default levels in `data.checks`."""
+    """The task type's own checks of single rows, made by `row_problems`, with their default levels in `data.checks`."""
     unread_columns: ClassVar[Mapping[str, str]] = {}
     """Columns that rows of this kind have in other tools and that the task type does not read, each with the way to
     write its content. A source with such a column is refused unless the recipe renames it."""
@@ -79,7 +79,7 @@ class RowSpecification:
         columns named by the recipe is used. The default is one set with all columns."""
         return (self.columns,)
 
-    def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask] | tuple[str, str, Mask, str]]:
+    def row_problems(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask] | tuple[str, str, Mask, str]]:
         """The problems of rows that passed all other checks.
 
         Each is one of `checks`; words that follow "row 7", such as "has fewer tags than words in column 'tags'"; a mask

@@ -14,6 +14,9 @@ from training.recipe.section import ClosedModel
 from training.recipe.tables.metrics import metric_modules as modules_of_metrics
 from training.recipe.tables.task_types import TASK_TYPES
 
+FORMER_NAMES = {"faults": "row_problems", "faults_on_request": "row_problems_on_request"}
+"""Methods of task types that had another name before: a user's class with one would pass unchecked rows."""
+
 
 class TaskSpecification(RowSpecification):
     """The declarations of a task type: its names, options and metrics."""
@@ -102,6 +105,9 @@ def specification_class(name: str) -> type[TaskSpecification]:
         field for field in ("columns", "auto_class", "hub_task", "card_sentence") if not hasattr(found, field)
     ]:
         raise _FIELD.error(f"{name!r} lacks {', '.join(f'`{field}`' for field in missing)}: declare them in the class.")
+    for old, new in FORMER_NAMES.items():
+        if hasattr(found, old):
+            raise _FIELD.error(f"`{old}` of {name!r} would not be called: it is `{new}` now.")
     return found
 
 

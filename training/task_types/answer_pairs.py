@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from training.data.faults import masks_by_reason
+from training.data.row_problems import masks_by_reason
 from training.evaluation.preferences import Preferences, baseline_by_length
 from training.recipe.column_types import BESIDE_CONVERSATIONS
 from training.recipe.tables.metrics import PAIRS, metrics_for
 from training.task_types.task_type import Column, TaskType
-from training.tokenization.preference_rows import answer_names, find_row_fault, parse_rows, same_answers
+from training.tokenization.preference_rows import answer_names, find_row_problem, parse_rows, same_answers
 
 if TYPE_CHECKING:
     from training.batching.batches import Batch, TokenRows
@@ -47,13 +47,13 @@ class AnswerPairs(TaskType):
     def column_sets(self) -> Sequence[Mapping[str, Column]]:
         return (self.columns,)
 
-    def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
+    def row_problems(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
         """Rows that are no prompt with two answers, and rows whose answers are equal."""
         names = answer_names(rows)
-        found = [(find_row_fault(values, names), values) for values in parse_rows(rows)]
-        for mask, reason in masks_by_reason([fault for fault, _ in found]):
+        found = [(find_row_problem(values, names), values) for values in parse_rows(rows)]
+        for mask, reason in masks_by_reason([problem for problem, _ in found]):
             yield "pairs", f"has no prompt with two answers ({reason})", mask
-        equal = [fault is None and same_answers(values) for fault, values in found]
+        equal = [problem is None and same_answers(values) for problem, values in found]
         yield "equal_answers", "has two equal answers", np.array(equal, bool)
 
     def target_count(self, batch: Batch) -> int:

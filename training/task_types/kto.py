@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from training.data.faults import masks_by_reason
+from training.data.row_problems import masks_by_reason
 from training.evaluation.preferences import UnpairedPreferences, baseline_by_rating, lengths_of
 from training.recipe.tables.metrics import ANSWER_METRICS, UNPAIRED, metrics_for
 from training.task_types.preference_tuning import PreferenceTuning
@@ -36,7 +36,13 @@ from training.tokenization.completion_rows import (
     add_mismatched,
     completion_features,
 )
-from training.tokenization.preference_rows import answer_names, count_repeated, encode_rows, find_row_fault, parse_rows
+from training.tokenization.preference_rows import (
+    answer_names,
+    count_repeated,
+    encode_rows,
+    find_row_problem,
+    parse_rows,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -94,10 +100,10 @@ class Kto(PreferenceTuning, StepSums):
 
     # Rows
 
-    def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
+    def row_problems(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
         """Rows that are no prompt with a completion."""
         names = answer_names(rows)
-        for mask, reason in masks_by_reason([find_row_fault(values, names) for values in parse_rows(rows)]):
+        for mask, reason in masks_by_reason([find_row_problem(values, names) for values in parse_rows(rows)]):
             yield "completions", f"has no prompt with a completion ({reason})", mask
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from training.data.faults import shorten
+from training.data.row_problems import shorten
 from training.evaluation.constant_predictions import MOST_CONSTANTS, Baseline, Constant, quote_names, read_column
 from training.evaluation.predictions import ManyLabels
 from training.recipe.tables.metrics import MANY_LABELS, metrics_for
@@ -72,7 +72,7 @@ class MultiLabelClassification(LabelProbabilities, Calibrated):
     prediction_type: ClassVar = MANY_LABELS
     metrics: ClassVar = metrics_for(MANY_LABELS)
 
-    def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
+    def row_problems(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """Rows with a 0 or 1 for each label, as in one-hot vectors, which would be read as the labels 0 and 1."""
         given = rows.column("label")
         lengths, values = pc.list_value_length(given).to_pylist(), pc.list_flatten(given).unique()

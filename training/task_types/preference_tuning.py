@@ -14,13 +14,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
-from training.data.faults import masks_by_reason
+from training.data.row_problems import masks_by_reason
 from training.recipe.tables.metrics import ANSWER_METRICS
 from training.task_types.causal_lm import CausalLM
 from training.task_types.generation import Generation, generate_answers
 from training.task_types.sft import SupervisedFineTuning
 from training.task_types.task_type import AnswersPrompts, BaseReference
-from training.tokenization.preference_rows import answer_names, encode_rows, find_row_fault, parse_rows
+from training.tokenization.preference_rows import answer_names, encode_rows, find_row_problem, parse_rows
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -63,10 +63,10 @@ class PreferenceTuning(SupervisedFineTuning, BaseReference, AnswersPrompts):
     def column_sets(self) -> Sequence[Mapping[str, Any]]:
         return (self.columns,)
 
-    def faults_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
+    def row_problems_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """Prompts that are neither a text nor messages to answer."""
         names = answer_names(rows)
-        for mask, reason in masks_by_reason([find_row_fault(values, names) for values in parse_rows(rows)]):
+        for mask, reason in masks_by_reason([find_row_problem(values, names) for values in parse_rows(rows)]):
             yield "prompt", f"has no prompt to answer ({reason})", mask, ""
 
     def is_rendered(self, rows: pa.RecordBatch) -> Mask:

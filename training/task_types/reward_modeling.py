@@ -19,12 +19,12 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from training.data.faults import masks_by_reason
+from training.data.row_problems import masks_by_reason
 from training.evaluation.preferences import Preferences
 from training.recipe.tables.metrics import ANSWER_METRICS
 from training.task_types.answer_pairs import AnswerPairs
 from training.task_types.task_type import Column, TaskType
-from training.tokenization.chat_templates import find_fault
+from training.tokenization.chat_templates import find_problem
 from training.tokenization.preference_rows import ANSWER_TOKENS, count_repeated, encode_rows, pair_features, parse_rows
 
 if TYPE_CHECKING:
@@ -73,13 +73,13 @@ class RewardModeling(AnswerPairs):
         "margin": Column("number", optional=True, target=True),
     }
 
-    def faults_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
+    def row_problems_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """Texts without content, and values that are no messages."""
-        faults = [
-            find_fault(prompt, answered=False) if not isinstance(prompt, str) else None
+        problems = [
+            find_problem(prompt, answered=False) if not isinstance(prompt, str) else None
             for prompt, *_ in parse_rows(rows)
         ]
-        for mask, reason in masks_by_reason(faults):
+        for mask, reason in masks_by_reason(problems):
             yield "prompt", f"has neither a text nor a conversation ({reason})", mask, ""
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:

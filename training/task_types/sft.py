@@ -37,7 +37,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from training.data.arrow_columns import as_json
-from training.data.faults import masks_by_reason
+from training.data.row_problems import masks_by_reason
 from training.models.repository_files import chat_of
 from training.problems import Problem, UserError
 from training.recipe.column_types import BESIDE_CONVERSATIONS
@@ -45,7 +45,7 @@ from training.task_types.causal_lm import CausalLM
 from training.task_types.generation import add_end_token
 from training.task_types.task_type import Column
 from training.tokenization.answer_tokens import encode_answers
-from training.tokenization.chat_templates import FIELD, ChatTemplate, find_fault
+from training.tokenization.chat_templates import FIELD, ChatTemplate, find_problem
 from training.tokenization.features import Features, count_lost, list_column
 from training.tokenization.packing import OF_ANSWER, pack_whole_documents
 from training.tokenization.preference_rows import repeats
@@ -95,14 +95,14 @@ class SupervisedFineTuning(CausalLM):
         sets = (("messages",), ("prompt", "completion"), ("instruction", "input", "output"))
         return [{name: self.columns[name] for name in names} for names in sets]
 
-    def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
+    def row_problems(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
         """Messages that are not a conversation that ends with an answer."""
-        for mask, reason in _find_faults(rows, answered=True):
+        for mask, reason in _find_problems(rows, answered=True):
             yield "messages", f"has no conversation in column 'messages' ({reason})", mask
 
-    def faults_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
+    def row_problems_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """Messages that are not a conversation."""
-        for mask, reason in _find_faults(rows, answered=False):
+        for mask, reason in _find_problems(rows, answered=False):
             yield "messages", f"has no conversation ({reason})", mask, ""
 
     def without_answers(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -233,7 +233,7 @@ def _count_repeated(rows: pa.RecordBatch) -> int:
 
 def _render_conversations(encoder: Encoder, rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:
     """Renders conversations by the chat template. Returns the texts and the spans of their answers. Raises UserError if
-    the template is missing or fails, and for faulty conversations."""
+    the template is missing or fails, and for conversations with problems."""
     if encoder.chat is None:
         message = "is missing: the tokenizer has no chat template, and messages and instructions need one. "
         message += "Name a file, such as deployments/examples/chat.jinja, or give rows with prompt and completion."
@@ -244,8 +244,8 @@ def _render_conversations(encoder: Encoder, rows: pa.RecordBatch) -> tuple[list[
         conversations = [_to_messages(**row) for row in rows.to_pylist()]
     template, texts, spans = ChatTemplate(*encoder.chat, encoder.special_texts), [], []
     for messages in conversations:
-        if fault := find_fault(messages, answered=False):
-            message = f"a row has no conversation: {fault}."
+        if problem := find_problem(messages, answered=False):
+            message = f"a row has no conversation: {problem}."
             raise UserError.of("data", "messages", message)
         is_answered = messages[-1]["role"] == "assistant"
         text, answers = template.render_answers(messages) if is_answered else (template.render_prompt(messages), [])
@@ -260,9 +260,9 @@ def _to_messages(instruction: str, input: str | None = None, output: str | None 
     return [{"role": "user", "content": question}, *answer]
 
 
-def _find_faults(rows: pa.RecordBatch, *, answered: bool) -> Iterator[tuple[Mask, str]]:
+def _find_problems(rows: pa.RecordBatch, *, answered: bool) -> Iterator[tuple[Mask, str]]:
     """Yields the mask of rows whose messages are not a conversation, by reason."""
     if "messages" not in rows.schema.names:
         return
     texts = rows.column("messages").to_pylist()
-    yield from masks_by_reason([find_fault(json.loads(text), answered=answered) for text in texts])
+    yield from masks_by_reason([find_problem(json.loads(text), answered=answered) for text in texts])

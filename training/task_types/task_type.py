@@ -217,7 +217,7 @@ class OptionalHooks:
 
     # Requests: `finetune predict` and MLflow's server
 
-    def faults_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
+    def row_problems_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """The problems of rows to predict, found before a model is loaded.
 
         Each is one of `columns`; words that follow "row 7", such as "has no conversation"; a mask of the rows; and

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from training.data.arrow_columns import flat_values, lists_like
-from training.data.faults import shorten
+from training.data.row_problems import shorten
 from training.evaluation.constant_predictions import (
     Baseline,
     Constant,
@@ -74,7 +74,7 @@ class TokenClassification(TaskType):
     metrics: ClassVar = metrics_for(TAGS)
     loss_fields: ClassVar = ("loss", "focal_gamma", "class_weights", "label_smoothing_factor")
 
-    def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
+    def row_problems(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """Rows with more or fewer tags than words; and, if all tags are of IOB2, rows with an I-X that continues no
         span."""
         words, tags = rows.column("text"), rows.column("label")

@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.data.faults import shorten
+from training.data.row_problems import shorten
 from training.local_files import open_local
 from training.problems import UserError
 from training.tokenization.special_tokens import mark_spelt
@@ -320,8 +320,8 @@ def require_template(file: Path) -> None:
         ) from error
 
 
-def find_fault(messages: Any, *, answered: bool) -> str | None:
-    """The first fault of a value as a conversation, in words that follow a colon; None if there is none. With
+def find_problem(messages: Any, *, answered: bool) -> str | None:
+    """The first problem of a value as a conversation, in words that follow a colon; None if there is none. With
     `answered`, the last message must be the assistant's."""
     if not isinstance(messages, list):
         return f"it is {_TYPE_NAMES[type(messages)]}, and must be a list of messages"

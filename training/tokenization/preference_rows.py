@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from training.problems import UserError
 from training.tokenization.answer_tokens import AnswerTokens, encode_answers
-from training.tokenization.chat_templates import FIELD, ChatTemplate, find_fault
+from training.tokenization.chat_templates import FIELD, ChatTemplate, find_problem
 from training.tokenization.features import Features, list_column
 from training.tokenization.packing import OF_ANSWER
 
@@ -86,15 +86,15 @@ def answer_names(rows: pa.RecordBatch) -> list[str]:
     return [name for name in ANSWERS if name in rows.schema.names]
 
 
-def find_row_fault(values: Sequence[Any], names: Sequence[str] = ()) -> str | None:
-    """The first fault of a row of `parse_rows`, in words that follow a colon; None if there is none. `names` are those
-    of its answers."""
+def find_row_problem(values: Sequence[Any], names: Sequence[str] = ()) -> str | None:
+    """The first problem of a row of `parse_rows`, in words that follow a colon; None if there is none. `names` are
+    those of its answers."""
     prompt, *answers = values
     if isinstance(prompt, str):
         if not prompt.strip():
             return "the prompt is empty"
-    elif fault := find_fault(prompt, answered=False):
-        return f"the prompt: {fault}"
+    elif problem := find_problem(prompt, answered=False):
+        return f"the prompt: {problem}"
     elif prompt[-1]["role"] == "assistant":
         return "the prompt: its last message is by 'assistant', and must be one that is answered"
     messages = as_messages(prompt)
@@ -103,15 +103,15 @@ def find_row_fault(values: Sequence[Any], names: Sequence[str] = ()) -> str | No
             if not answer.strip():
                 return f"{name} is empty"
             continue
-        if fault := find_fault(answer, answered=True):
-            return f"{name}: {fault}"
+        if problem := find_problem(answer, answered=True):
+            return f"{name}: {problem}"
         if len(_without(messages, answer)) != 1:
             return f"{name} has {len(answer)} messages, and {_NEITHER}"
     return None
 
 
 def same_answers(values: Sequence[Any]) -> bool:
-    """Whether both answers of a row without faults are equal."""
+    """Whether both answers of a row without problems are equal."""
     prompt, *answers = values
     messages = as_messages(prompt)
     contents = {answer if isinstance(answer, str) else _without(messages, answer)[0]["content"] for answer in answers}

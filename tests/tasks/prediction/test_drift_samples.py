@@ -9,7 +9,8 @@ import pytest
 
 from tasks.prediction.drift_samples import ComparedShard, NewRows, Sample
 from tasks.prediction.input_rows import Shard
-from training.data.prediction_rows import RowError, Rows, digest_inputs
+from training.data.prediction_rows import Rows, digest_inputs
+from training.data.row_problems import RowProblem
 from training.evaluation.drift.sampling import Reservoir
 
 
@@ -22,7 +23,7 @@ def scan(
     known = set()
     for file, shards in files.items():
         for number, texts in enumerate(shards):
-            errors = [RowError("has nothing") if text is None else None for text in texts]
+            errors = [RowProblem(1, "blank_text", "has nothing") if text is None else None for text in texts]
             rows = Rows([*range(len(texts))], [None if text is None else (text,) for text in texts], errors)
             shard = Shard(file, number, len(texts), 0, digest_inputs(rows), "")
             if texts[0] in stored:

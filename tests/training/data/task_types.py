@@ -22,7 +22,7 @@ class Tags(RowSpecification):
     columns: ClassVar = {"words": Column("texts"), "tags": Column("labels")}
     checks: ClassVar = {"uneven": "error"}
 
-    def faults(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
+    def row_problems(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
         import pyarrow.compute as pc
 
         words, tags = (pc.list_value_length(rows.column(name)) for name in ("words", "tags"))

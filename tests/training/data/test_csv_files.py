@@ -161,7 +161,7 @@ def test_findings_do_not_depend_on_where_a_piece_of_the_file_ends(delimiter: str
         fields = QuotedFields(Pieces(size), delimiter, 2, 2)
         while fields.read():
             pass
-        return [(fault.row, fault.check, fault.value) for fault in fields.take_faults()]
+        return [(problem.row, problem.check, problem.value) for problem in fields.take_row_problems()]
 
     whole = found(1000)
     assert [(row, check) for row, check, _ in whole] == [

@@ -18,10 +18,10 @@ import pytest
 from tests.training.data.task_types import CLASSIFICATION
 from training.data.casting import cast_blocks
 from training.data.decoding import open_text
-from training.data.faults import Fault
 from training.data.hub_datasets import from_dataset, hub_splits
 from training.data.json_files import json_values
 from training.data.load_rows import label_places, load
+from training.data.row_problems import RowProblem
 from training.data.slice_columns import SliceColumns
 from training.data.sources import find_split_files, load_object
 from training.problems import Problem, UserError
@@ -293,7 +293,7 @@ def test_json_lines_that_were_joined_with_their_byte_order_marks_are_read(tmp_pa
     assert run(recipe("json", tmp_path), tmp_path / "out")["train_rows"] == 4
 
 
-def test_all_faults_of_all_splits_are_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_problems_of_all_splits_are_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.csv").write_bytes(
         b'text,label\nfine,pos\n  ,neg\nbad\xe9,neg\ntoo,many,fields\nno label,\n"",pos\ngood,neg\n'
@@ -331,7 +331,7 @@ def test_rows_are_numbered_as_the_file_has_them_with_its_blank_lines(tmp_path: P
     ]
 
 
-def test_many_rows_with_one_fault_are_one_problem(tmp_path: Path) -> None:
+def test_many_rows_with_one_problem_are_one_problem(tmp_path: Path) -> None:
     write_json(tmp_path, {"train": [("", "a")] * 9 + [("x", "b")], "validation": [("x", "a")]})
     (problem,) = problems(recipe("json", tmp_path), tmp_path / "out")
     assert "(9 rows like this: 1, 2, 3, …)" in problem.message
@@ -397,8 +397,8 @@ def test_brackets_in_brackets_are_refused_at_a_depth_in_arrays_and_a_faulty_row_
         list(json_values(file, "rows.json", WANTED))
     (tmp_path / "rows.jsonl").write_bytes(row + b'\n{"text": "x"}\n')
     with open_text(str(tmp_path / "rows.jsonl"), Data(source="json", path="-")) as file:
-        (_, fault), (_, good) = json_values(file, "rows.jsonl", WANTED)
-    assert fault.description == "has brackets in brackets" and good == {"text": "x"}
+        (_, problem), (_, good) = json_values(file, "rows.jsonl", WANTED)
+    assert problem.description == "has brackets in brackets" and good == {"text": "x"}
 
 
 def test_a_name_twice_in_a_nested_object_is_reported_for_arrays_and_lines(tmp_path: Path) -> None:
@@ -406,8 +406,8 @@ def test_a_name_twice_in_a_nested_object_is_reported_for_arrays_and_lines(tmp_pa
     for name, content in (("a.json", f"[{row}]"), ("b.jsonl", row)):
         (tmp_path / name).write_text(content)
         with open_text(str(tmp_path / name), Data(source="json", path="-")) as file:
-            ((number, fault),) = json_values(file, name, WANTED)
-        assert number == 1 and isinstance(fault, Fault) and fault.value == " ('x')"
+            ((number, problem),) = json_values(file, name, WANTED)
+        assert number == 1 and isinstance(problem, RowProblem) and problem.value == " ('x')"
 
 
 def test_a_json_array_gives_the_rows_that_json_lines_give(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Mixtures: exactly the promised rows of each set, joined splits, and faults between sets."""
+"""Mixtures: exactly the promised rows of each set, joined splits, and problems between sets."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def test_rows_with_an_unknown_label_are_left_out_before_rows_are_counted(sets: S
     assert [(one["rows"], one["mixed"]) for one in report_of(out)["mixture"]] == [(6, 9), (4, 4)]
 
 
-def test_faults_between_sets_are_found_and_name_both(sets: Sets) -> None:
+def test_problems_between_sets_are_found_and_name_both(sets: Sets) -> None:
     ours, theirs = splits("ours", 6), splits("theirs", 6)
     theirs["train"][1] = ("ours 2", "pos")  # a text of the other set, with another label
     theirs["validation"][0] = ("ours 3", "pos")  # training rows of one set are test rows of the other
@@ -289,7 +289,7 @@ def test_a_set_that_lacks_labels_of_another_is_named_and_one_with_a_single_label
     assert found == [("different_labels", "data.mix[1]", "'theirs' has no row of 'neg', which another set has.")]
 
 
-def test_faults_of_all_sets_are_reported_together_by_their_fields_and_rows(sets: Sets) -> None:
+def test_problems_of_all_sets_are_reported_together_by_their_fields_and_rows(sets: Sets) -> None:
     sets.add("ours", {"train": [("", "pos"), ("b", "neg")]}).add("theirs", splits("theirs", 6), text=["body"])
     found = {problem.where: problem.message for problem in sets.problems()}
     assert "has no text in column 'text'" in found[f"ours: {sets.files[0]['train'][0]} row 1"]

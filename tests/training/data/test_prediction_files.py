@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from training.data.prediction_files import STAMPS, KeptColumns, Stamp, Writer
-from training.data.prediction_rows import RowError, Rows
+from training.data.prediction_rows import Rows
+from training.data.row_problems import RowProblem
 
 STAMP = Stamp("reviews", "3", "d1ge57", 1_700_000_000, "in.jsonl")
 ADDED = pa.schema({"label": pa.string(), "probabilities": pa.struct([("no", pa.float64()), ("yes", pa.float64())])})
@@ -23,7 +24,12 @@ def some_rows(count: int, **kept: Any) -> Rows:
     """Rows of which the second cannot be used."""
     usable = [place != 1 for place in range(count)]
     inputs = [(f"text {place}",) if fine else None for place, fine in enumerate(usable)]
-    return Rows([*range(2, 2 + count)], inputs, [None if fine else RowError("is bad", ": x") for fine in usable], kept)
+    return Rows(
+        [*range(2, 2 + count)],
+        inputs,
+        [None if fine else RowProblem(2, "malformed", "is bad", ": x") for fine in usable],
+        kept,
+    )
 
 
 def predictions(rows: Rows) -> pa.Table:
@@ -136,7 +142,7 @@ def test_numbers_of_two_files_keep_their_values_in_one_type_that_is_known_before
 
 
 def test_a_file_without_any_usable_row_has_all_columns(tmp_path: Path) -> None:
-    rows = Rows([2], [None], [RowError("is bad")], {"id": [None]})
+    rows = Rows([2], [None], [RowProblem(2, "malformed", "is bad")], {"id": [None]})
     write(tmp_path / "out", "parquet", [rows])
     assert pq.read_schema(tmp_path / "out").names == ["id", *ADDED.names, *STAMPS]
 

@@ -78,8 +78,12 @@ def column(made: list[CastBlock], name: str = "text") -> list[Any]:
     return [value for one in made for value in one.block.rows.column(name).to_pylist()]
 
 
-def faults(made: list[CastBlock]) -> list[tuple[int, str, str]]:
-    return [(fault.row, fault.check, fault.description + fault.value) for one in made for fault in one.block.faults]
+def problems(made: list[CastBlock]) -> list[tuple[int, str, str]]:
+    return [
+        (problem.row, problem.check, problem.description + problem.value)
+        for one in made
+        for problem in one.block.row_problems
+    ]
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -173,7 +177,7 @@ def test_texts_that_are_no_utf8_are_named_by_their_rows(name: str, kind: pa.Data
     table = pa.table({"text": not_utf8(kind), "label": ["a", "b", "a"]})
     made = read(tmp_path, name, FORMS[name](table))
     assert column(made) == ["one", "three"]
-    assert faults(made) == [(2, "encoding", "is not UTF-8 text (column 'text')")]
+    assert problems(made) == [(2, "encoding", "is not UTF-8 text (column 'text')")]
 
 
 ODD: dict[str, pa.Array] = {
@@ -198,12 +202,12 @@ ODD: dict[str, pa.Array] = {
 }
 
 
-def test_a_time_that_no_text_can_tell_is_a_fault_of_its_row(tmp_path: Path) -> None:
+def test_a_time_that_no_text_can_tell_is_a_problem_of_its_row(tmp_path: Path) -> None:
     """Arrow would write `<value out of range: …>` as the text."""
     times = pa.array([1, 2**62, 3], pa.timestamp("us"))
     made = read(tmp_path, "t.arrow", stream(pa.table({"text": times, "label": list("aba")})), cast={"text": "string"})
     assert column(made) == ["1970-01-01 00:00:00.000001", "1970-01-01 00:00:00.000003"]
-    assert faults(made) == [(2, "type", "holds no string in column 'text': a timestamp[us] out of range")]
+    assert problems(made) == [(2, "type", "holds no string in column 'text': a timestamp[us] out of range")]
 
 
 @pytest.mark.parametrize("kind", ODD)
@@ -212,7 +216,7 @@ def test_a_column_of_any_type_is_cast_or_reported(kind: str, to: str | None, tmp
     table = pa.table({"text": ["one"], "label": ODD[kind]})
     try:
         (made,) = read(tmp_path, "odd.arrow", stream(table), cast={"label": to} if to else {})
-        assert made.block.rows.num_rows + len(made.block.faults) == 1
+        assert made.block.rows.num_rows + len(made.block.row_problems) == 1
     except UserError as error:
         (problem,) = error.problems
         assert problem.where in ("data.label", "data.cast.label")
@@ -242,8 +246,8 @@ def test_texts_become_whole_numbers_as_those_of_json_do(tmp_path: Path) -> None:
     content = stream(pa.table({"text": ["t"] * 9, "label": spelt}))
     made = read(tmp_path, "numbers.arrow", content, cast={"label": "int64"})
     assert column(made, "label") == ["7", "5", "-5", None, "5"]
-    assert [row for row, _, _ in faults(made)] == [5, 6, 7, 9]
-    assert faults(made)[0][2] == "holds no int64 in column 'label': '0x1F'"
+    assert [row for row, _, _ in problems(made)] == [5, 6, 7, 9]
+    assert problems(made)[0][2] == "holds no int64 in column 'label': '0x1F'"
 
 
 def with_metadata(stored: str) -> bytes:
@@ -285,4 +289,4 @@ def test_nothing_counts_that_stands_behind_the_last_row_of_the_limit(tmp_path: P
     (made,) = read(tmp_path, "rows.parquet", parquet(pa.table(rows)), **wanted)
     assert made.block.rows.column("label").to_pylist() == ["2"]
     assert made.filtered == 1
-    assert [row for row, _, _ in faults([made])] == [2]
+    assert [row for row, _, _ in problems([made])] == [2]

@@ -34,7 +34,7 @@ from training.task_types.reward_modeling import RewardModeling
 from training.task_types.task_type import BaseReference
 from training.tokenization import token_files
 from training.tokenization.encoder import load_encoder
-from training.tokenization.preference_rows import find_row_fault, parse_rows
+from training.tokenization.preference_rows import find_row_problem, parse_rows
 
 FIGURES = json.loads(preference_model.FIGURES.read_text())
 LOSSES = list(preference_model.SETTINGS)
@@ -136,8 +136,8 @@ def test_a_prompt_that_both_answers_repeat_is_read_once_and_the_rows_are_counted
     assert dict(found.remarks) == {"repeated": 1, "repeated_once": 1, "joined": 0}
     assert dict(expected.remarks) == {"joined": 0}
     empty = {"prompt": "b c", "chosen": "b c", "rejected": "b c e"}
-    (fault,) = [find_row_fault(values, ["chosen", "rejected"]) for values in parse_rows(record([empty]))]
-    assert fault == "chosen is empty"
+    (problem,) = [find_row_problem(values, ["chosen", "rejected"]) for values in parse_rows(record([empty]))]
+    assert problem == "chosen is empty"
 
 
 def test_a_conversation_is_tuned_by_its_last_answer_alone_also_if_earlier_ones_are_rewritten(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from training.recipe import Training
 from training.task_types.sft import SupervisedFineTuning
 from training.tokenization import chat_templates, token_files, transformers_encoder
 from training.tokenization import encoder as encoder_module
-from training.tokenization.chat_templates import ChatTemplate, find_fault
+from training.tokenization.chat_templates import ChatTemplate, find_problem
 from training.tokenization.packing import pack_whole_documents
 
 ROOT = Path(__file__).parents[3]
@@ -108,14 +108,14 @@ def test_an_answer_with_the_weight_0_is_context_and_one_with_the_weight_1_is_lea
 
 def test_weights_of_messages_other_than_0_and_1_and_answers_that_all_have_0_are_named() -> None:
     wrong = [[USER, LAST | {"weight": weight}] for weight in (0.5, "1", 2, -1)]
-    assert [find_fault(row, answered=True) for row in wrong] == [
+    assert [find_problem(row, answered=True) for row in wrong] == [
         f"weight of message 2 is {weight}, and must be 0 or 1" for weight in ("0.5", "'1'", "2", "-1")
     ]
-    assert find_fault([USER, LAST | {"weight": None}], answered=True) is None
-    assert find_fault([USER | {"weight": 1}, LAST], answered=True) == (
+    assert find_problem([USER, LAST | {"weight": None}], answered=True) is None
+    assert find_problem([USER | {"weight": 1}, LAST], answered=True) == (
         "message 1, by 'user', has the weight 1, which only the assistant's may have"
     )
-    assert find_fault([USER, BOT | {"weight": 0}], answered=True) == (
+    assert find_problem([USER, BOT | {"weight": 0}], answered=True) == (
         "all messages by 'assistant' have the weight 0, so none is trained on"
     )
 
@@ -309,8 +309,8 @@ def test_rows_that_are_no_conversation_are_named(tmp_path: Path) -> None:
     turn = {"role": "assistant", "content": " "}
     wrong: list[Any] = ["b", [], [USER], [{"role": "bot", "content": "d"}], [USER, {"role": "assistant"}], [*good, 1]]
     wrong += [[USER, turn], [USER, turn], [USER, turn | {"content": [1]}], {"from": "human"}]
-    faults = [find_fault(row, answered=True) for row in wrong]
-    assert faults == [
+    problems = [find_problem(row, answered=True) for row in wrong]
+    assert problems == [
         "it is a text, and must be a list of messages",
         "it has no message",
         "its last message is by 'user', and must be by 'assistant'",
@@ -321,11 +321,11 @@ def test_rows_that_are_no_conversation_are_named(tmp_path: Path) -> None:
         "content of message 2 is a list, and must be a text",
         "it is an object, and must be a list of messages",
     ]
-    assert find_fault([{"role": "system", "content": ""}, *good], answered=True) is None  # many data sets have such
+    assert find_problem([{"role": "system", "content": ""}, *good], answered=True) is None  # many data sets have such
     rows = [{"messages": row} for row in (good, [USER, BOT, AGAIN, LAST], *wrong)]
-    found = [f"messages row 9: has no conversation in column 'messages' ({faults[6]}) (2 rows like this: 9, 10)"]
-    for row, fault in zip((3, 4, 5, 6, 7, 8, 11), [*faults[:6], faults[8]], strict=True):
-        found.append(f"messages row {row}: has no conversation in column 'messages' ({fault})")
+    found = [f"messages row 9: has no conversation in column 'messages' ({problems[6]}) (2 rows like this: 9, 10)"]
+    for row, problem in zip((3, 4, 5, 6, 7, 8, 11), [*problems[:6], problems[8]], strict=True):
+        found.append(f"messages row {row}: has no conversation in column 'messages' ({problem})")
     found.append("messages row 12: has no conversation in column 'messages' (for less frequent reasons)")
     assert problems_of(KIND, rows, tmp_path) == found
 

@@ -34,7 +34,7 @@ def code_for_rows(recipe: Recipe) -> tuple[list[str], dict[str, str], dict[str, 
     task_type = specification(**recipe.task_and_options)
     if all(
         getattr(type(task_type), name) is getattr(RowSpecification, name)
-        for name in ("faults", "label_order", "incompatible_label")
+        for name in ("row_problems", "label_order", "incompatible_label")
     ):
         return [], {}, {}
     return code_modules(recipe.task), user_code(recipe.task), task_type.options_of("load_data")

@@ -1,4 +1,4 @@
-"""Faults of single rows: how readers and checks report them, and the problems that users see."""
+"""Problems of single rows: as readers and checks report them, and as users see them, joined by file and check."""
 
 from __future__ import annotations
 
@@ -24,18 +24,22 @@ OTHER_ORDER = "is a header with the columns in another order, so the rows behind
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A fault of one row; its words follow "row 7"."""
+class RowProblem:
+    """The problem of one row."""
 
     row: int
     check: str
     """The check that it belongs to, as in `data.checks`."""
     description: str
+    """Words that follow "row 7", the same for all rows with this problem."""
     value: str = ""
-    """The row's value, shown for the first row with this fault; follows `description`."""
+    """The row's value, shown for the first row with this problem; follows `description`."""
+
+    def __str__(self) -> str:
+        return self.description + self.value
 
 
-ROWS_NAMED = 3  # row numbers in a message about several rows with the same fault
+ROWS_NAMED = 3  # row numbers in a message about several rows with the same problem
 FIXES = {"encoding": "set data.encoding to what the file is written in, "}
 """Settings that fix all rows of a file at once, by check."""
 ADVICE = {
@@ -84,15 +88,15 @@ MAX_REASONS = 8
 
 @dataclass(frozen=True)
 class _Sort:
-    """A kind of fault in one file."""
+    """A kind of problem in one file."""
 
     where: str
     check: str
     description: str
 
 
-class Faults:
-    """Faulty rows by file and fault: their count and the numbers of the first ones."""
+class RowProblems:
+    """The rows of each kind of problem in a file: their count and the numbers of the first ones."""
 
     def __init__(self) -> None:
         self._counts: Counter[_Sort] = Counter()
@@ -100,7 +104,7 @@ class Faults:
         self._value: dict[_Sort, str] = {}
 
     def add(self, where: str, check: str, description: str, rows: Sequence[int], value: str = "") -> None:
-        """Adds rows with the same fault."""
+        """Adds rows with the same problem."""
         if rows:
             sort = _Sort(where, check, description)
             named = self._first.setdefault(sort, [])
@@ -109,13 +113,13 @@ class Faults:
             self._value.setdefault(sort, value)
 
     def forget(self, files: Collection[str], checks: Collection[str]) -> None:
-        """Removes the faults that these checks found in these files."""
+        """Removes the problems that these checks found in these files."""
         self._counts = Counter(
             {sort: count for sort, count in self._counts.items() if not (sort.where in files and sort.check in checks)}
         )
 
     def summaries(self) -> Iterator[tuple[_Sort, str, str, str]]:
-        """Yields each kind of fault, its first row, the description with the count, and "it" or "them" for the rows."""
+        """Yields each kind, its first row, the description with the count, and "it" or "them" for the rows."""
         for sort, total in self._counts.items():
             rows = self._first[sort]
             more = ", …" if total > len(rows) else ""
@@ -124,7 +128,7 @@ class Faults:
             yield sort, f"{sort.where} row {rows[0]}", description, "them" if total > 1 else "it"
 
     def problems(self, wanted: SourceColumns) -> Iterator[Problem]:
-        """Yields one problem for each kind of fault in each file, but for ignored checks."""
+        """Yields one problem of the user for each kind in each file, but for ignored checks."""
         for sort, where, description, them in self.summaries():
             level = level_of(sort.check, wanted)
             if level == "ignore":
@@ -145,9 +149,8 @@ def level_of(check: str, wanted: SourceColumns) -> Level:
     """Returns the level of a check in this recipe."""
     known = {**LEVELS, **wanted.task_type.checks}
     if check not in known:
-        message = (
-            f"`faults` of {type(wanted.task_type).__name__} yields an unknown check {check!r}: add it to its `checks`."
-        )
+        owner = type(wanted.task_type).__name__
+        message = f"`row_problems` of {owner} yields an unknown check {check!r}: add it to its `checks`."
         raise UserError.of("recipe", "task", message)
     return wanted.data.checks.get(check) or known[check]
 
@@ -158,11 +161,11 @@ def shorten(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…{text[0] if text[0] in chr(34) + chr(39) else ''}"
 
 
-def masks_by_reason(faults: Sequence[str | None]) -> Iterator[tuple[Mask, str]]:
-    """Yields the mask of rows by the fault of each row, None for rows without one; rarer faults share one mask."""
-    frequent = [fault for fault, _ in Counter(filter(None, faults)).most_common(MAX_REASONS)]
+def masks_by_reason(problems: Sequence[str | None]) -> Iterator[tuple[Mask, str]]:
+    """Yields the mask of rows by the problem of each row, None for rows without one; rarer problems share one mask."""
+    frequent = [problem for problem, _ in Counter(filter(None, problems)).most_common(MAX_REASONS)]
     for reason in frequent:
-        yield np.array([fault == reason for fault in faults]), reason
-    rare = np.array([fault is not None and fault not in frequent for fault in faults], bool)
+        yield np.array([problem == reason for problem in problems]), reason
+    rare = np.array([problem is not None and problem not in frequent for problem in problems], bool)
     if rare.any():
         yield rare, "for less frequent reasons"
