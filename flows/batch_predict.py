@@ -19,11 +19,11 @@ from tasks.cache.remote import Remote
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Listener
 from tasks.home import home
-from tasks.jobs.engines.ray_engine import shared_cluster
+from tasks.jobs.engines import engine_of
 from tasks.jobs.launch import JobFailed
 from tasks.prediction.input_rows import Shard, require_few_errors
 from tasks.prediction.output import Output, open_output
-from tasks.prediction.shard_job import FIELDS, PREDICTIONS, ShardPredictor, ray_engine, remember_rate, require_cluster
+from tasks.prediction.shard_job import FIELDS, PREDICTIONS, ShardPredictor, remember_rate, require_engine
 from tasks.prefect import events
 from tasks.prefect.artifacts import PrefectProgress
 from tasks.shared_store.bucket_remote import open_remote
@@ -63,7 +63,7 @@ def batch_predict(prediction: BatchPrediction, reason: str | None = None) -> dic
         try:
             remote.deliver_earlier()
             checked = parse_batch_prediction(prediction.model_dump(exclude_unset=True))
-            require_cluster(checked)
+            require_engine(checked)
             prepared = prepare(checked, remote, shards)
             require_few_errors(prepared.scan, prepared.prediction.max_error_rate)
             remember_earlier_rows(prepared)
@@ -93,9 +93,10 @@ def _predict(prepared: PreparedBatch, run: str, remote: Remote, shards: Shards) 
     """Builds all shards that the output lacks: predictions from the store or the program, rows from the files."""
     prediction, model, scan = prepared.prediction, prepared.model, prepared.scan
     executor = Executor(history_name(prediction), run, (shards,), remote=remote)
+    engine = engine_of(prediction.cluster, prediction.cluster_address)
     with (
         renamed(FIELDS),
-        shared_cluster(prediction.cluster, prediction.cluster_address, needed=prediction.processes != 1),
+        engine.keep_open(several=prediction.processes != 1),
         open_output(prediction, model, scan, prepared.keys) as output,
         ShardPredictor(
             model,
@@ -104,7 +105,7 @@ def _predict(prepared: PreparedBatch, run: str, remote: Remote, shards: Shards) 
             prepared.new,
             shards,
             processes=prediction.processes,
-            engine=ray_engine(model, prediction) if prediction.cluster else None,
+            engine=engine,
         ) as predictor,
     ):
         for shard, rows in prepared.files.read(scan.shards, output.lacks):

@@ -27,7 +27,7 @@ from tasks.cache.planner import Planner
 from tasks.cache.results import Selection
 from tasks.cache.stage import Listener
 from tasks.home import home, tracking_is_local
-from tasks.jobs.early_launch import early_launches
+from tasks.jobs.engines.local import early_launches
 from tasks.jobs.launch import JobFailed
 from tasks.prefect import events, flow_runs
 from tasks.prefect.artifacts import PrefectProgress

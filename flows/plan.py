@@ -8,10 +8,9 @@ from flows.pipeline import Finished, pipeline
 from tasks.cache.history import History
 from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.results import Lock
-from tasks.jobs.engines.ray_engine import find_cluster_problems
 from tasks.jobs.hardware import visible_gpus
 from tasks.shared_store.bucket_remote import open_remote
-from tasks.stages.fit import launch_early
+from tasks.stages.fit import engine_for, launch_early
 from tasks.stages.preflight.model_check import CheckedModel, require_model
 from tasks.tracking.mlflow_run import deliver_earlier_runs
 from training.problems import NETWORK, Problem, UserError
@@ -36,7 +35,7 @@ def plan_stages(recipe: Recipe, planner: Planner, *, before_run: bool) -> tuple[
     plain = recipe.training.lora is None and not recipe.release.exports
     built_soon = before_run and recipe.model.source == "scratch" and plain
     if trains and before_run:
-        problems += find_cluster_problems(recipe.compute.cluster, recipe.compute.cluster_address)
+        problems += engine_for(recipe).find_address_problems()
     if trains and not built_soon:
         try:
             checked = require_model(recipe, finished.lock if finished else Lock(), download=before_run)
@@ -53,7 +52,7 @@ def plan_stages(recipe: Recipe, planner: Planner, *, before_run: bool) -> tuple[
 def divide_gpus(recipe: Recipe, sweep: Sweep) -> dict[str, Any]:
     """The override of compute.num_processes with which trials that run at once share this machine's GPUs. Raises
     UserError if there are too few GPUs for the trials at once."""
-    gpus = len(visible_gpus()) if recipe.compute.cluster is None else 0
+    gpus = len(visible_gpus()) if engine_for(recipe).runs_here else 0
     if sweep.parallel == 1 or not gpus:
         return {}
     wanted = recipe.compute.num_processes

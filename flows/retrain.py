@@ -17,7 +17,7 @@ from flows.reports.result import build_result, build_verdict_event
 from tasks.cache.history import History
 from tasks.cache.planner import Planner
 from tasks.cache.results import Lock
-from tasks.jobs.early_launch import early_launches
+from tasks.jobs.engines.local import early_launches
 from tasks.prefect import events
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.resolve import lock_file

@@ -20,6 +20,7 @@ from tasks.jobs.launch import JobFailed
 from tasks.jobs.slots import Slots
 from tasks.stages.champion import find_champion, predict_champion
 from tasks.stages.compare import compare
+from tasks.stages.fit import engine_for
 from tasks.sweeps.study import Study
 from tasks.sweeps.trial import UNFINISHED, Trial
 from tasks.tracking.connection import MlflowFailed
@@ -93,7 +94,7 @@ class Search:
         return similar
 
     def _run_at_once(self) -> None:
-        slots = Slots(self.sweep.parallel, self._run_trial, divides_gpus=self.recipe.compute.cluster is None)
+        slots = Slots(self.sweep.parallel, self._run_trial, divides_gpus=engine_for(self.recipe).runs_here)
         try:
             while True:
                 while slots.free and (trial := self._next()):

@@ -28,13 +28,13 @@ from tasks.cache.results import Selection
 from tasks.cache.stage import Listener
 from tasks.home import home
 from tasks.jobs import warm
-from tasks.jobs.early_launch import early_launches
-from tasks.jobs.engines.ray_engine import shared_cluster
+from tasks.jobs.engines.local import early_launches
 from tasks.jobs.launch import JobFailed
 from tasks.prefect import events
 from tasks.prefect.artifacts import ArtifactSender, PrefectProgress, Table
 from tasks.registry import untrusted_code
 from tasks.shared_store.bucket_remote import open_remote
+from tasks.stages.fit import engine_for
 from tasks.sweeps.pictures import draw_pictures
 from tasks.sweeps.study import Study, only_sweep, study_key
 from tasks.sweeps.trial import Trial
@@ -84,7 +84,7 @@ def _run_sweep(values: dict[str, Any], sweep: Sweep, overrides: dict[str, Any]) 
         result: dict[str, Any] = {"flow_run_id": run, "study": None, "trials": [], "best": None, "run": None}
         error: BaseException | None = None
         try:
-            with shared_cluster(recipe.compute.cluster, recipe.compute.cluster_address, needed=sweep.parallel > 1):
+            with engine_for(recipe).keep_open(several=sweep.parallel > 1):
                 _search(values, overrides, sweep, executor, run, table, tracker, result)
         except BaseException as ended:
             error = full_disk(home(), ended) or ended

@@ -8,7 +8,6 @@ Downloads nothing but artifacts of the shared store.
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -25,14 +24,12 @@ from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.results import Artifact, Lock
 from tasks.home import home
 from tasks.hub.client import find_publishing_problems
-from tasks.jobs.engines.ray_engine import free
 from tasks.jobs.job import job_of
 from tasks.reports.row_reports import read_report
 from tasks.shared_store.bucket_remote import open_remote
-from tasks.stages.fit import fit, launch
+from tasks.stages.fit import engine_for, fit, launch, resolved_compute
 from tasks.stages.preflight.training_estimate import estimate_lines
 from tasks.tracking.connection import find_registry_problems
-from training.problems import UserError
 from training.recipe import ENTRYPOINT, SWEEP_ENTRYPOINT, Recipe, load_sweep, parse_set, read_entries
 
 PENDING = ("will run", "may run")
@@ -62,8 +59,8 @@ def execute(arguments: argparse.Namespace) -> int:
         print(f"  fit: {text}")
     for note in checked.notes:
         print(f"  fit: {note}")
-    if recipe.compute.cluster and training.state in PENDING:
-        print(f"  fit: {_place(recipe, finished.lock)}")
+    if training.state in PENDING and (machines := engine_for(recipe).describe(resolved_compute(recipe, finished.lock))):
+        print(f"  fit: {machines}")
     for problem in checked.warnings:
         print(problem_line(problem.model_dump()))
     if any(row.state in PENDING for row in planner.rows):
@@ -119,19 +116,6 @@ def _mixture(recipe: Recipe, data: object) -> list[str]:
 def _share(weight: float | None, epochs: float | None) -> str:
     parts = [f", weight {weight:g}" if weight is not None else "", f", {epochs:g} epochs" if epochs is not None else ""]
     return "".join(parts)
-
-
-def _place(recipe: Recipe, lock: Lock) -> str:
-    """Where training would run on a cluster, and what is free there."""
-    here = lock.num_processes // lock.num_machines
-    needed = f"{lock.num_machines} machine{'s' * (lock.num_machines > 1)} with {here} process{'es' * (here > 1)} each"
-    address = recipe.compute.cluster_address or os.environ.get("RAY_ADDRESS")
-    if not address:
-        return f"{needed}, on a Ray cluster of this machine alone, which starts with the run (RAY_ADDRESS is not set)"
-    try:
-        return f"{needed}, on the Ray cluster at {address}: {free(address)}"
-    except UserError as error:
-        return f"{needed}; {error.problems[0].message}"
 
 
 def _format_launch(recipe: Recipe, lock: Lock, key: str) -> str:

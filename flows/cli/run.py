@@ -30,7 +30,7 @@ from flows.reports.terminal import Quiet, Terminal, stage_line
 from tasks.cache.planner import Planner
 from tasks.cache.results import Verdict
 from tasks.jobs import warm
-from tasks.jobs.early_launch import early_launches
+from tasks.jobs.engines.local import early_launches
 from tasks.reports.stage_summaries import STAGES
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.tracking.connection import MlflowFailed

@@ -25,7 +25,7 @@ from flows.reports.tables import verdict_lines
 from flows.reports.terminal import Quiet, Terminal
 from tasks.cache.results import Verdict
 from tasks.jobs import warm
-from tasks.jobs.early_launch import early_launches
+from tasks.jobs.engines.local import early_launches
 from tasks.sweeps.trial import Trial
 from training.problems import UserError
 from training.recipe import Recipe, Sweep, load_sweep, parse_set

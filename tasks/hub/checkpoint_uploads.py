@@ -14,7 +14,7 @@ from tasks.cache.stage import Work
 from tasks.cache.store import link_or_copy
 from tasks.hub.client import build_environment
 from tasks.jobs.commands import python_argv
-from tasks.jobs.engines.local import Handle, poll, start, stop
+from tasks.jobs.engines.local import LOCAL, Handle
 from training.engine import checkpoints
 from training.jobs.program import run_program
 from training.jobs.protocol import CHECKPOINTS, EVENTS, Events, Job, Settings, read_outcome
@@ -71,12 +71,12 @@ def upload_checkpoints(work: Work, recipe: Recipe, tokenizer: Path) -> Iterator[
     folder = work.job / FOLDER
     (folder / ENDED).unlink(missing_ok=True)
     Job(program=PROGRAM, key=work.key, settings=settings.model_dump(), inputs=inputs).write(folder)
-    child = start(folder, python_argv(PROGRAM), build_environment())
+    child = LOCAL.start(folder, python_argv(PROGRAM), build_environment())
     try:
         yield
         _wait_for_uploads(child, folder, work)
     finally:
-        stop(child, grace_s=0.0)
+        LOCAL.stop(child, grace_s=0.0)
 
 
 def _wait_for_uploads(child: Handle, folder: Path, work: Work) -> None:
@@ -84,12 +84,12 @@ def _wait_for_uploads(child: Handle, folder: Path, work: Work) -> None:
     (folder / ENDED).touch()
     saved = work.job / CHECKPOINTS
     unsent, deadline = checkpoints.list_unsent(saved), time.monotonic() + UPLOAD_TIMEOUT_S
-    while poll(child) and time.monotonic() < deadline:
+    while LOCAL.poll(child) and time.monotonic() < deadline:
         time.sleep(0.1)
         if (still_unsent := checkpoints.list_unsent(saved)) != unsent:
             unsent, deadline = still_unsent, time.monotonic() + UPLOAD_TIMEOUT_S
     message = None
-    if poll(child):
+    if LOCAL.poll(child):
         message = f"nothing arrived for {UPLOAD_TIMEOUT_S:g} s after the end of training"
     elif (outcome := read_outcome(folder)) is None or outcome.failure is not None:
         message = outcome.failure.message if outcome and outcome.failure else "the upload program was killed"

@@ -12,7 +12,8 @@ from tasks.cache.stage import Work
 from tasks.cache.store import link_or_copy
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.commands import LAUNCH
-from tasks.jobs.engines import Engine, local
+from tasks.jobs.engines.engine import Runner
+from tasks.jobs.engines.local import LOCAL
 from tasks.jobs.launch import EventReader, require_finished, run_job
 from training.jobs.protocol import (
     CHECKPOINTS,
@@ -43,13 +44,12 @@ def run_child(
     stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
     batches: BatchDivision | None = None,
     before_try: Callable[[], None] = lambda: None,
-    engine: Engine[Any] = local,
+    runner: Runner[Any] = LOCAL,
 ) -> dict[str, Any]:
     """Runs the program to its end, fills `work.out` with its output and its log, and returns its figures.
 
     A program that can divide its batches gets `batches`, and finds `micro_batch_divisor` in its settings: if memory
-    runs out, it resumes with smaller batches. `before_try` is called after job.json is written. `engine` is where it
-    runs.
+    runs out, it resumes with smaller batches. `before_try` is called after job.json is written. `runner` runs it.
     Raises UserError for the user's mistakes and launch.JobFailed for all other failures.
     """
     job = work.job
@@ -72,7 +72,7 @@ def run_child(
         Job(program=program, key=work.key, settings=values, inputs=places).write(job)
         if finished_output(job) is None:
             before_try()
-        outcome = run_job(job, argv, env=env or {}, events=events, stall_timeout_s=stall_timeout_s, engine=engine)
+        outcome = run_job(job, argv, env=env or {}, events=events, stall_timeout_s=stall_timeout_s, runner=runner)
         if (failure := outcome.failure) is None:
             break
         tries -= failure.kind in RETRIED

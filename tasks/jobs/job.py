@@ -25,7 +25,8 @@ from tasks.cache.stage import Inputs, Stage, Work
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import DEFAULT_STALL_TIMEOUT_S, run_child
 from tasks.jobs.commands import Launch, python_argv
-from tasks.jobs.engines import Engine, local
+from tasks.jobs.engines.engine import Runner
+from tasks.jobs.engines.local import LOCAL
 from training.jobs.protocol import INPUTS, Settings, values_in_key
 
 Function = Callable[[Work, Any, Mapping[str, Path]], dict[str, Any]]
@@ -103,9 +104,9 @@ class Job:
     """Returns variables of the program that no file may hold. Not in the key."""
     stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S
     """Seconds without progress after which the program is started again. Not in the key."""
-    engine: Callable[[Work, Mapping[str, Path]], Engine[Any]] | None = None
-    """Returns where the program runs, which gets the folders of the artifacts by name; without, on this machine. Not in
-    the key."""
+    runner: Callable[[Work, Mapping[str, Path]], Runner[Any]] | None = None
+    """Returns the runner of the program, from the folders of the artifacts by name; without, it runs on this machine.
+    Not in the key."""
     around: Callable[[Work], AbstractContextManager[None]] | None = None
     """Returns a context in which the program runs, such as the upload of its checkpoints. Not in the key."""
     show: Callable[[Work, Mapping[str, Any]], None] | None = None
@@ -163,7 +164,7 @@ class Job:
             batches=self.batches(inputs["model"]) if self.batches else None,
             stall_timeout_s=self.stall_timeout_s,
             before_try=lambda: launched.write(work.job),
-            engine=self.engine(work, places) if self.engine else local,
+            runner=self.runner(work, places) if self.runner else LOCAL,
         )
 
 

@@ -1,4 +1,4 @@
-"""Launching jobs: `run_job` follows a job to its end on an engine (tasks/jobs/engines)."""
+"""Launching jobs: `run_job` follows a job to its end, wherever an engine (tasks/jobs/engines) runs it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.jobs.engines import Engine, local
-from tasks.jobs.supervisors import STOP_GRACE_S
+from tasks.jobs.engines.engine import Runner
+from tasks.jobs.engines.local import LOCAL, STOP_GRACE_S
 from tasks.locks import raise_if_cancelled
 from training.jobs.protocol import (
     EVENTS,
@@ -22,7 +22,6 @@ from training.jobs.protocol import (
     read_events,
     read_outcome,
 )
-from training.jobs.resources import Kills, killed_for_memory
 from training.problems import UserError, full_disk
 
 STALLED_GRACE_S = 5.0
@@ -81,7 +80,7 @@ def run_job(
     events: EventReader | None = None,
     stall_timeout_s: float,
     poll_s: float = 0.2,
-    engine: Engine[Any] = local,
+    runner: Runner[Any] = LOCAL,
 ) -> Outcome:
     """Runs the job to its end and returns its outcome; a job that has finished before is not run again.
 
@@ -90,7 +89,7 @@ def run_job(
     error of `on_events`, stops the job before it is raised.
     """
     reader = events or EventReader(job / EVENTS, on_events)
-    looks = follow_job(job, argv, env=env, events=reader, stall_timeout_s=stall_timeout_s, poll_s=poll_s, engine=engine)
+    looks = follow_job(job, argv, env=env, events=reader, stall_timeout_s=stall_timeout_s, poll_s=poll_s, runner=runner)
     while True:
         try:
             next(looks)
@@ -107,7 +106,7 @@ def follow_job(
     events: EventReader,
     stall_timeout_s: float,
     poll_s: float = 0.2,
-    engine: Engine[Any] = local,
+    runner: Runner[Any] = LOCAL,
 ) -> Generator[None, None, Outcome]:
     """Runs the job as `run_job` does, and yields after each look at its events, at least every `poll_s` seconds.
     Closing the generator stops the job."""
@@ -115,43 +114,38 @@ def follow_job(
     if (earlier := finished_output(job)) is not None:
         return earlier
     raise_if_cancelled()
-    starts_before, kills, killed_at = events.starts, _count_kills(engine), -math.inf
-    handle, stalled, last_event = engine.start(job, argv, env or {}), False, time.monotonic()
+    starts_before, kills, killed_at = events.starts, runner.killed_for_memory(), -math.inf
+    handle, stalled, last_event = runner.start(job, argv, env or {}), False, time.monotonic()
     try:
-        while engine.poll(handle) and not stalled:
-            engine.wait(handle, poll_s)
+        while runner.poll(handle) and not stalled:
+            runner.wait(handle, poll_s)
             raise_if_cancelled()
             if events.read():
                 last_event = time.monotonic()
-            if (now := _count_kills(engine)) != kills:
+            if (now := runner.killed_for_memory()) != kills:
                 kills, killed_at = now, time.monotonic()
             yield
             stalled = time.monotonic() - last_event > stall_timeout_s
     except BaseException:
-        engine.stop(handle, STOP_GRACE_S)
+        runner.stop(handle, STOP_GRACE_S)
         raise
     if stalled:
-        engine.stop(handle, STALLED_GRACE_S)
+        runner.stop(handle, STALLED_GRACE_S)
     events.read()
     reported = read_outcome(job)
     kind = reported.failure.kind if reported and reported.failure else None
-    killed_by_system = _count_kills(engine) != kills or time.monotonic() - killed_at < KILLED_WITHIN_S
+    killed_by_system = runner.killed_for_memory() != kills or time.monotonic() - killed_at < KILLED_WITHIN_S
     # These failures are consequences: a process that lost another one, or that this function or the launcher stopped.
     consequences = {"lost_rank", *(["interrupted"] if stalled or killed_by_system else [])}
     if reported is not None and kind not in consequences:
         return reported
     if stalled:
         message = f"No sign of life for {stall_timeout_s:g} s (compute.stall_timeout_s), so the job was stopped."
-        return _build_failure("stalled", message, engine.logs(handle))
-    ended = _explain_end(job, engine.logs(handle), events.starts > starts_before, killed_by_system)
+        return _build_failure("stalled", message, runner.logs(handle))
+    ended = _explain_end(job, runner.logs(handle), events.starts > starts_before, killed_by_system)
     if ended.failure and ended.failure.kind == "out_of_memory" and not kills.own:
         return ended.model_copy(update={"failure": ended.failure.model_copy(update={"proven": False})})
     return ended
-
-
-def _count_kills(engine: Engine[Any]) -> Kills:
-    """The processes that this machine has killed for want of memory; none for a job on other machines."""
-    return killed_for_memory() if engine is local else Kills(0, own=True)
 
 
 def _explain_end(job: Path, log: Path, began: bool, killed_by_system: bool) -> Outcome:

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from tasks.jobs.engines.local import STOP_GRACE_S
 from tasks.jobs.hardware import assigned_gpus, visible_gpus
-from tasks.jobs.supervisors import STOP_GRACE_S
 from tasks.locks import cancelled
 
 STOP_WITHIN_S = STOP_GRACE_S + 10.0

@@ -21,9 +21,9 @@ from tasks.home import home
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.child import DEFAULT_STALL_TIMEOUT_S, TRIES, prepare_next_try
 from tasks.jobs.commands import python_argv
-from tasks.jobs.engines import Engine, local
-from tasks.jobs.engines.ray_engine import RayEngine, find_cluster_problems, find_package_problems
-from tasks.jobs.engines.ray_messages import Cluster, Program
+from tasks.jobs.engines import engine_of
+from tasks.jobs.engines.engine import Engine, Program
+from tasks.jobs.engines.local import LOCAL
 from tasks.jobs.hardware import assigned_gpus, device, visible_gpus
 from tasks.jobs.launch import EventReader, follow_job
 from tasks.prediction.input_rows import Shard
@@ -41,8 +41,6 @@ PREDICTIONS = "predictions.parquet"
 """The file of a shard's artifact."""
 POLL_S = 0.2
 """Between two looks at all programs."""
-MakeEngine = Callable[[Mapping[str, Path], Callable[[list[dict[str, Any]]], None]], Engine[Any]]
-"""Makes the engine of a program that reads these folders, by name, and passes on its notes and warnings."""
 
 
 class ShardPredictor:
@@ -56,7 +54,7 @@ class ShardPredictor:
         listener: follows the progress of `stage`, in rows.
         stage: the name of the progress.
         processes: the number of programs at once, among which the GPUs are divided; auto: as many as there are GPUs.
-        engine: makes the engine of a program; by default this machine's.
+        engine: where the programs run.
     """
 
     def __init__(
@@ -68,7 +66,7 @@ class ShardPredictor:
         listener: Listener,
         stage: str = "predict",
         processes: int | Literal["auto"] = "auto",
-        engine: MakeEngine | None = None,
+        engine: Engine = LOCAL,
     ) -> None:
         gpus = visible_gpus()
         count = max(1, min(len(gpus) or 1 if processes == "auto" else processes, len(shards)))
@@ -133,7 +131,7 @@ class _Options(NamedTuple):
     model: ModelSpec
     batch_size: int
     shard_rows: int
-    engine: MakeEngine | None
+    engine: Engine
     gpus: Sequence[str]
     poll_s: float
 
@@ -256,14 +254,18 @@ class _Program:
         )
         places = {name: str(path) for name, path in folders.items()}
         Job(program=PROGRAM, key=job.name, settings=values.model_dump(mode="json"), inputs=places).write(job)
+        argv, env = python_argv(PROGRAM), self._environment()
+        compute = ResolvedCompute(num_processes=1, mixed_precision=spec.mixed_precision)
+        imports = Imports(modules=["training.engine.serving", *task_types.code_modules(spec.task["task"])])
+        program = Program(PROGRAM, argv, env, compute, imports, logins=BUCKETS)
         return follow_job(
             job,
-            python_argv(PROGRAM),
-            env=self._environment(),
+            argv,
+            env=env,
             events=self._events,
             stall_timeout_s=DEFAULT_STALL_TIMEOUT_S,
             poll_s=self._options.poll_s,
-            engine=make(folders, self._work.on_events) if (make := self._options.engine) else local,
+            runner=self._options.engine.runner(program, folders, self._work.on_events),
         )
 
     def _read(self, events: list[dict[str, Any]]) -> None:
@@ -325,30 +327,9 @@ FIELDS = {
 """The parameters in place of a recipe's fields."""
 
 
-def require_cluster(prediction: BatchPrediction) -> None:
-    """Raises UserError if a cluster is wanted, and Ray is missing here or nothing listens at its address."""
-    problems = find_package_problems(prediction.cluster)
-    problems = problems or find_cluster_problems(prediction.cluster, prediction.cluster_address)
-    if problems:
+def require_engine(prediction: BatchPrediction) -> None:
+    """Raises UserError if a package for the prediction's engine is missing here, or nothing listens at its address."""
+    engine = engine_of(prediction.cluster, prediction.cluster_address)
+    if problems := engine.find_package_problems() or engine.find_address_problems():
         with renamed(FIELDS):
             raise UserError(problems)
-
-
-def ray_engine(model: ModelSpec, prediction: BatchPrediction) -> MakeEngine:
-    """Makes engines for programs on one machine of the prediction's cluster each. A machine fetches the model from the
-    shared store or from this home, and reads the files of rows itself."""
-    compute = ResolvedCompute(num_processes=1, mixed_precision=model.mixed_precision)
-    cluster = Cluster(prediction.cluster_address, 1, 1, bool(visible_gpus()), DEFAULT_STALL_TIMEOUT_S)
-    modules = ["training.engine.serving", *task_types.code_modules(model.task["task"])]
-    env = {"TOKENIZERS_PARALLELISM": "true"}
-    program = Program(PROGRAM, compute, env, Imports(modules=modules), BUCKETS)
-
-    def make(folders: Mapping[str, Path], on_events: Callable[[list[dict[str, Any]]], None]) -> Engine[Any]:
-        artifacts = home() / "artifacts"
-        if any(artifacts not in path.parents for path in folders.values()):
-            message = "'ray' is for models in the store, from which machines fetch them, and this one is in MLflow "
-            message += "alone: run its recipe again, or predict on this machine."
-            raise UserError.of("compute", "cluster", message)
-        return RayEngine(cluster, program).bind(folders, on_events)
-
-    return make

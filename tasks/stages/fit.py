@@ -13,12 +13,10 @@ from tasks.cache.results import Artifact, Lock, label_names
 from tasks.cache.stage import Work
 from tasks.home import signing_key
 from tasks.hub.checkpoint_uploads import upload_checkpoints
-from tasks.jobs import early_launch
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.commands import Launch, accelerate_argv, accelerate_environment
-from tasks.jobs.engines import Engine, local
-from tasks.jobs.engines.ray_engine import start_early, take_early
-from tasks.jobs.engines.ray_messages import Cluster, Program
+from tasks.jobs.engines import engine_of
+from tasks.jobs.engines.engine import Engine, Program, Runner
 from tasks.jobs.hardware import device, visible_gpus
 from tasks.jobs.job import Files, Job, files_of, folder_of, stage
 from tasks.shared_store.bucket_remote import open_remote
@@ -62,7 +60,7 @@ def fit(recipe: Recipe, lock: Lock, data: Artifact, model: Artifact, tokens: Art
             labels=label_names(data),
             max_length=recipe.tokens.max_length,
             training=recipe.training,
-            compute=_resolved_compute(recipe, lock),
+            compute=resolved_compute(recipe, lock),
             metrics=recipe.evaluation.metrics,
             deciding_metrics=deciding,
             attn_implementation=recipe.model.attn_implementation,
@@ -94,7 +92,7 @@ def fit(recipe: Recipe, lock: Lock, data: Artifact, model: Artifact, tokens: Art
         batches=partial(batch_division, recipe, lock),
         secrets=_secrets,
         stall_timeout_s=recipe.compute.stall_timeout_s,
-        engine=partial(_engine, recipe, lock),
+        runner=partial(_runner, recipe, lock),
         around=partial(_sharing_checkpoints, recipe, model),
     )
 
@@ -133,19 +131,16 @@ def _code_without_effect(recipe: Recipe) -> Sequence[str]:
     return figures_code(recipe.task)
 
 
-def _compute(recipe: Recipe, lock: Lock) -> dict[str, Any]:
+def resolved_compute(recipe: Recipe, lock: Lock) -> ResolvedCompute:
+    """The recipe's compute section with the lock's values in place of `auto`."""
     resolved: dict[str, Any] = {"num_processes": lock.num_processes, "mixed_precision": lock.mixed_precision}
     if lock.num_machines > 1:
         resolved["num_machines"] = lock.num_machines
-    return {**recipe.compute.weight_settings(), **resolved}
-
-
-def _resolved_compute(recipe: Recipe, lock: Lock) -> ResolvedCompute:
-    return ResolvedCompute.model_validate(_compute(recipe, lock))
+    return ResolvedCompute.model_validate({**recipe.compute.weight_settings(), **resolved})
 
 
 def launch(recipe: Recipe, lock: Lock) -> Launch:
-    """The command that starts the job on this machine; with a cluster, each machine makes its own."""
+    """The command that starts the job on this machine. Each machine of a cluster makes its own."""
     use_cpu, strategy = not visible_gpus(), recipe.compute.strategy
     argv = accelerate_argv(
         "training.programs.fit",
@@ -154,16 +149,27 @@ def launch(recipe: Recipe, lock: Lock) -> Launch:
         use_cpu=use_cpu,
     )
     env = accelerate_environment(num_processes=lock.num_processes, use_cpu=use_cpu, strategy=strategy)
-    return Launch(argv, env, distributed.load(strategy).build_configuration(_resolved_compute(recipe, lock)))
+    return Launch(argv, env, distributed.load(strategy).build_configuration(resolved_compute(recipe, lock)))
 
 
 def launch_early(recipe: Recipe, lock: Lock) -> None:
-    """Starts the launcher of a training before its data are ready: it imports, and waits for the job."""
-    if recipe.compute.cluster:
-        start_early(*_on_cluster(recipe, lock))
-        return
+    """Starts the program of a training before its data are ready: it imports, and waits for the job."""
+    engine_for(recipe).start_early(_program(recipe, lock))
+
+
+def engine_for(recipe: Recipe) -> Engine:
+    """The engine of a recipe's trainings."""
+    return engine_of(recipe.compute.cluster, recipe.compute.cluster_address, recipe.compute.stall_timeout_s)
+
+
+def _program(recipe: Recipe, lock: Lock) -> Program:
     launched = launch(recipe, lock)
-    early_launch.start(launched.argv, {**launched.env, **_secrets()}, _imports(recipe))
+    env = {**launched.env, **_secrets()}
+    return Program("training.programs.fit", launched.argv, env, resolved_compute(recipe, lock), _imports(recipe))
+
+
+def _runner(recipe: Recipe, lock: Lock, work: Work, folders: Mapping[str, Path]) -> Runner[Any]:
+    return engine_for(recipe).runner(_program(recipe, lock), folders, work.on_events)
 
 
 def _imports(recipe: Recipe) -> Imports:
@@ -238,28 +244,8 @@ def batch_division(recipe: Recipe, lock: Lock, model: Path) -> BatchDivision:
 def _sharing_checkpoints(recipe: Recipe, model: Artifact, work: Work) -> Iterator[None]:
     """Stores the checkpoints of a training where other machines find them, and uploads them to the Hub if asked for."""
     own_device = None if recipe.training.inexact_resume else device()
-    # On a cluster, the machines have the checkpoints.
-    sharing = (
-        nullcontext() if recipe.compute.cluster else open_remote().share_checkpoints(work, signing_key(), own_device)
-    )
+    # Other machines share their checkpoints themselves.
+    share = open_remote().share_checkpoints if engine_for(recipe).runs_here else None
+    sharing = share(work, signing_key(), own_device) if share else nullcontext()
     with sharing, upload_checkpoints(work, recipe, model.path / "tokenizer"):
         yield
-
-
-def _engine(recipe: Recipe, lock: Lock, work: Work, folders: Mapping[str, Path]) -> Engine[Any]:
-    if recipe.compute.cluster is None:
-        return local
-    return take_early(*_on_cluster(recipe, lock)).bind(folders, work.on_events)
-
-
-def _on_cluster(recipe: Recipe, lock: Lock) -> tuple[Cluster, Program]:
-    cluster = Cluster(
-        recipe.compute.cluster_address,
-        machines=lock.num_machines,
-        processes=lock.num_processes,
-        uses_gpus=bool(visible_gpus()),
-        wait_s=recipe.compute.stall_timeout_s,
-    )
-    threads = launch(recipe, lock).env.get("OMP_NUM_THREADS")  # as on one machine: it changes how sums round
-    env = {"OMP_NUM_THREADS": threads} if threads else {}
-    return cluster, Program("training.programs.fit", _resolved_compute(recipe, lock), env, _imports(recipe))

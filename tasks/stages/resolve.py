@@ -18,7 +18,7 @@ from tasks.cache.results import Lock, PinnedFile, PinnedRows
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import home
 from tasks.hub.client import Found, Kind, find_publishing_problems, look_up
-from tasks.jobs.engines.ray_engine import find_package_problems
+from tasks.jobs.engines import engine_of
 from tasks.jobs.hardware import gpu_compute_capabilities, mixed_precision, visible_gpus
 from tasks.registry.champions import digest_rows, find_base, find_start
 from tasks.tracking.connection import find_registry_problems
@@ -101,7 +101,7 @@ def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Se
         message = f"{processes} cannot be shared evenly by {machines} machines: give a multiple."
         problems.append(Problem(kind="compute", where="compute.num_processes", message=message))
     problems += [
-        *find_package_problems(compute.cluster),
+        *engine_of(compute.cluster).find_package_problems(),
         *_strategy_here(compute, processes, gpus),
         *_lora_here(recipe.training.lora, gpus),
     ]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tasks.jobs.engines import local
+from tasks.jobs.engines.local import LOCAL, Handle
 from tests.benchmarks.subject import Subject, training_argv, training_environment
 from tests.benchmarks.table import Row
 from training.jobs.processes import descendants, send
@@ -49,27 +49,27 @@ def _back_s(subject: Subject, processes: int, place: int) -> float:
         checkpoint_interval_s=2.0,
     )
     argv, env = training_argv(num_processes=processes), training_environment(processes)
-    handle = local.start(job, argv, env)
+    handle = LOCAL.start(job, argv, env)
     saved, _ = _wait(handle, 0, lambda event: event["kind"] == "checkpoint")
     for pid in [handle.pid, *descendants(handle.pid)]:
         send(pid, signal.SIGKILL)
-    while local.poll(handle):
+    while LOCAL.poll(handle):
         time.sleep(0.01)
     _, offset = read_events(Path(handle.job) / EVENTS, 0)
     began = time.time()
-    handle = local.start(job, argv, env)
+    handle = LOCAL.start(job, argv, env)
     back, _ = _wait(handle, offset, lambda event: event["kind"] == "progress" and event["done"] > saved["step"])
-    local.stop(handle, 0.0)
+    LOCAL.stop(handle, 0.0)
     return float(back["time"] - began)
 
 
-def _wait(handle: local.Handle, offset: int, wanted: Callable[[dict[str, Any]], bool]) -> tuple[dict[str, Any], int]:
+def _wait(handle: Handle, offset: int, wanted: Callable[[dict[str, Any]], bool]) -> tuple[dict[str, Any], int]:
     """The first event of this kind behind `offset`. Raises RuntimeError where the job ends without it."""
     until = time.monotonic() + GIVEN_UP_S
-    while local.poll(handle) and time.monotonic() < until:
+    while LOCAL.poll(handle) and time.monotonic() < until:
         events, offset = read_events(Path(handle.job) / EVENTS, offset)
         for event in filter(wanted, events):
             return event, offset
         time.sleep(0.02)
-    local.stop(handle, 0.0)
-    raise RuntimeError(local.logs(handle).read_text()[-4000:])
+    LOCAL.stop(handle, 0.0)
+    raise RuntimeError(LOCAL.logs(handle).read_text()[-4000:])

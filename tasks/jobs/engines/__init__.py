@@ -1,31 +1,24 @@
-"""Engines: where jobs run. An engine has the functions of `Engine`; `local` is this machine."""
+"""The engines by name. The rest of the project has an engine from `engine_of`, and does not look which it is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Protocol, TypeVar
+from functools import lru_cache
 
-from pydantic import BaseModel
+from tasks.jobs.engines.engine import Engine
+from tasks.jobs.engines.local import LOCAL
+from tasks.jobs.engines.ray_engine import RayEngine
 
-Handle = TypeVar("Handle", bound=BaseModel)
-"""A started job, as plain JSON: another process can poll or stop it, such as a flow that was restarted."""
+DEFAULT_WAIT_S = 600.0
 
 
-class Engine(Protocol[Handle]):
-    """The seam between `launch` and the place where a job runs. A module with these functions is an engine."""
+@lru_cache
+def engine_of(cluster: str | None, address: str | None = None, wait_s: float = DEFAULT_WAIT_S) -> Engine:
+    """The engine that `compute.cluster` of a recipe, or `cluster` of a batch prediction, names: `ray`, or None for this
+    machine. One object for each, because it keeps what has started early.
 
-    def start(self, job: Path, argv: Sequence[str], env: Mapping[str, str]) -> Handle:
-        """Starts a command with the job's folder as its last argument. `env`: variables besides those of all jobs."""
-
-    def poll(self, handle: Handle) -> bool:
-        """Whether the job still runs; False only after all of its processes have ended."""
-
-    def wait(self, handle: Handle, timeout_s: float) -> None:
-        """Returns as soon as the job ends, at the latest after `timeout_s`."""
-
-    def stop(self, handle: Handle, grace_s: float) -> None:
-        """Stops the job, kills what remains after `grace_s`, and returns when all its processes have ended."""
-
-    def logs(self, handle: Handle) -> Path:
-        """The output of the job's last try."""
+    Args:
+        cluster: the engine's name.
+        address: `host:port`, if it is a cluster that runs already.
+        wait_s: the longest wait for machines.
+    """
+    return LOCAL if cluster is None else RayEngine(address, wait_s)

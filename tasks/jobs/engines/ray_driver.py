@@ -28,6 +28,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tasks.cache import store
 from tasks.cache.stage import fetch_event
 from tasks.jobs.commands import Machines
+from tasks.jobs.engines.engine import Program
 from tasks.jobs.engines.ray_machine import CHUNK_BYTES, SILENCE_S, Machine, describe
 from tasks.jobs.engines.ray_messages import (
     Cluster,
@@ -35,7 +36,6 @@ from tasks.jobs.engines.ray_messages import (
     Input,
     MachineLost,
     MachineState,
-    Program,
     no_cluster,
     own_login,
     probe,
@@ -87,8 +87,8 @@ class ClusterJob:
         return str(ray.get_runtime_context().gcs_address)
 
     def prepare(self, cluster: Cluster, program: Program, connected_before: bool) -> None:
-        """Waits for machines, and starts the processes that wait for the job. Waits for the cluster too if it
-        `connected_before` before. Raises UserError and MachineLost."""
+        """Waits for machines, and starts the processes that wait for the job. Waits for the cluster too if
+        this run has `connected_before`. Raises UserError and MachineLost."""
         connect(cluster.address, cluster.wait_s if connected_before else 0.0, self._report_wait)
         here = cluster.processes // cluster.machines
         self._group = group = WorkerGroup(cluster.machines, here, here if cluster.uses_gpus else 0)

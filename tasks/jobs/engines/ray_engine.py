@@ -1,4 +1,4 @@
-"""The engine for jobs on a Ray cluster.
+"""The engine of jobs on a Ray cluster.
 
 If Ray ends on a machine, it ends the processes there that use it. So the flow leaves Ray to a process of its own, the
 driver (ray_driver.py), calls it by a pipe, and starts another one for the next try.
@@ -24,20 +24,23 @@ from pydantic import BaseModel, ConfigDict
 
 from tasks.environment import RAY_CLUSTER, base_environment
 from tasks.home import home
-from tasks.jobs import early_launch
-from tasks.jobs.engines import local
-from tasks.jobs.engines.ray_messages import Cluster, Input, MachineLost, Program, no_cluster, own_login, probe
-from tasks.jobs.supervisors import Handle
+from tasks.jobs.engines.engine import Engine, OnEvents, Program
+from tasks.jobs.engines.local import at_end, newest_log
+from tasks.jobs.engines.ray_messages import Cluster, Input, MachineLost, no_cluster, own_login, probe
+from tasks.jobs.hardware import visible_gpus
 from tasks.locks import raise_if_cancelled
 from training.jobs.protocol import LOGS, OUTCOMES, Failure, Outcome, crash_files, write_atomically
+from training.jobs.resources import Kills
 from training.jobs.search_path import start_variables
 from training.problems import Problem, UserError
+from training.recipe import ResolvedCompute
 
 ADDRESS = "RAY_ADDRESS"
 LOG = "ray.log"
-"""What Ray prints, in the job's logs."""
+"""The output of Ray, in the job's logs."""
 
-OnEvents = Callable[[list[dict[str, Any]]], None]
+EVERYWHERE = ("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM")
+"""Variables of a program that have the same values on all machines: the number of threads changes how sums round."""
 EARLY_S = 60.0
 """The longest that machines stay reserved for a job that does not start."""
 LOOK_S = 1.0
@@ -56,12 +59,103 @@ class RayHandle(BaseModel):
     """The job's folder on this machine, absolute."""
 
 
-class RayEngine:
-    """The engine for one job.
+class RayEngine(Engine):
+    """The engine of a Ray cluster.
 
     Args:
-        cluster: where it runs.
-        program: what it runs.
+        address: `host:port` of its head; None for RAY_ADDRESS, or else for a cluster of this machine alone.
+        wait_s: the longest wait for machines, in seconds.
+    """
+
+    runs_here = False
+
+    def __init__(self, address: str | None, wait_s: float) -> None:
+        self._address, self._wait_s = address, wait_s
+        self._early: RayRunner | None = None
+
+    @property
+    def _known_address(self) -> str | None:
+        return self._address or os.environ.get(ADDRESS)
+
+    def find_package_problems(self) -> list[Problem]:
+        """The problem if Ray is not installed here."""
+        if importlib.util.find_spec("ray") is not None:
+            return []
+        message = "'ray' needs the package ray, which is not installed here: `pip install 'finetune-flows[ray]'`."
+        return [Problem(kind="compute", where="compute.cluster", message=message)]
+
+    def find_address_problems(self) -> list[Problem]:
+        """The problem if nothing listens at the address."""
+        if not (address := self._known_address):
+            return []
+        try:
+            probe(address)
+        except (OSError, ValueError) as error:
+            return [no_cluster(address, error)]
+        return []
+
+    def describe(self, compute: ResolvedCompute) -> str | None:
+        """The machines that a training needs, the cluster that has them, and its free resources."""
+        machines, here = compute.num_machines, compute.num_processes // compute.num_machines
+        needed = f"{machines} machine{'s' * (machines > 1)} with {here} process{'es' * (here > 1)} each"
+        if not (address := self._known_address):
+            return f"{needed}, on a Ray cluster of this machine alone, which starts with the run ({ADDRESS} is not set)"
+        try:
+            return f"{needed}, on the Ray cluster at {address}: {free(address)}"
+        except UserError as error:
+            return f"{needed}; {error.problems[0].message}"
+
+    @contextlib.contextmanager
+    def keep_open(self, several: bool) -> Iterator[None]:
+        """In the block, several jobs share one cluster of this machine, unless an address is known."""
+        if not several or self._known_address:
+            yield
+            return
+        login = own_login()
+        os.environ |= login
+        driver = Driver()
+        try:
+            os.environ[ADDRESS] = str(driver.call("start_here", on_events=lambda events: None))
+            yield
+        finally:
+            for name in (ADDRESS, *login):
+                os.environ.pop(name, None)
+            driver.close(END_S)
+
+    def start_early(self, program: Program) -> None:
+        """Reserves machines, and starts processes there that wait for the job. Does not wait for them."""
+        if self._early is None:
+            self._early = RayRunner(self._cluster(program), program)
+            self._early.start_early()
+            at_end(self._end_early)
+
+    def runner(self, program: Program, inputs: Mapping[str, Path], on_events: OnEvents) -> RayRunner:
+        """The runner that was started early for this program, or else a new one. Raises UserError if a folder is of no
+        artifact, from which machines could fetch it."""
+        runner, self._early = self._early, None
+        cluster = self._cluster(program)
+        if runner is not None and not runner.is_for(cluster, program):
+            runner.close()
+            runner = None
+        return (runner or RayRunner(cluster, program)).bind(inputs, on_events)
+
+    def _cluster(self, program: Program) -> Cluster:
+        compute = program.compute
+        uses_gpus = bool(visible_gpus())
+        return Cluster(self._address, compute.num_machines, compute.num_processes, uses_gpus, self._wait_s)
+
+    def _end_early(self) -> None:
+        if self._early is not None:
+            self._early.close()
+            self._early = None
+
+
+class RayRunner:
+    """The runner of one job on a cluster, over all of its tries.
+
+    Args:
+        cluster: the machines that it needs.
+        program: what they start.
     """
 
     def __init__(self, cluster: Cluster, program: Program) -> None:
@@ -78,17 +172,17 @@ class RayEngine:
         self._too_early.daemon = True
 
     def is_for(self, cluster: Cluster, program: Program) -> bool:
-        """Whether it is for this."""
+        """Whether it is for this program on these machines."""
         return self._what == (cluster, program)
 
     def start_early(self) -> None:
-        """Has machines reserved, and processes started there that wait for the job. Does not wait for them. Gives them
-        back if the job does not start within `EARLY_S`."""
+        """Reserves machines, and starts processes there that wait for the job. Gives them back if the job does not
+        start within `EARLY_S`."""
         self._prepare()
         self._too_early.start()
 
-    def bind(self, inputs: Mapping[str, Path], on_events: OnEvents) -> RayEngine:
-        """This engine, for a job that reads these folders of artifacts, by name. `on_events` receives notes and
+    def bind(self, inputs: Mapping[str, Path], on_events: OnEvents) -> RayRunner:
+        """This runner, for a job that reads these folders of artifacts, by name. `on_events` receives notes and
         warnings."""
         self._inputs, self._on_events = {name: _input(path) for name, path in inputs.items()}, on_events
         return self
@@ -150,7 +244,11 @@ class RayEngine:
 
     def logs(self, handle: RayHandle) -> Path:
         """The output of the job's last try."""
-        return local.logs(Handle(job=handle.job, pid=0, started=0))
+        return newest_log(Path(handle.job))
+
+    def killed_for_memory(self) -> Kills:
+        """None: the counts of other machines are unknown here."""
+        return Kills(0, own=True)
 
     def close(self) -> None:
         """Gives the machines back, and ends what runs there."""
@@ -166,7 +264,12 @@ class RayEngine:
 
     def _prepare(self) -> Driver:
         self._driver = Driver()
-        self._prepared = self._driver.post("prepare", *self._what, self._connected_before)
+        cluster, program = self._what
+        # The command and the other variables are of this machine.
+        env = {name: program.env[name] for name in EVERYWHERE if name in program.env}
+        self._prepared = self._driver.post(
+            "prepare", cluster, program._replace(argv=(), env=env), self._connected_before
+        )
         return self._driver
 
     def _end(self, job: Path, lost: MachineLost) -> None:
@@ -245,27 +348,6 @@ class Driver:
         self._log.close()
 
 
-def find_cluster_problems(cluster: str | None, address: str | None) -> list[Problem]:
-    """The problem if there is to be a cluster at an address, this one or that of RAY_ADDRESS, and nothing listens
-    there."""
-    address = address or os.environ.get(ADDRESS)
-    if cluster is None or not address:
-        return []
-    try:
-        probe(address)
-    except (OSError, ValueError) as error:
-        return [no_cluster(address, error)]
-    return []
-
-
-def find_package_problems(cluster: str | None) -> list[Problem]:
-    """The problem if there is to be a cluster, and Ray is not installed here."""
-    if cluster is None or importlib.util.find_spec("ray") is not None:
-        return []
-    message = "'ray' needs the package ray, which is not installed here: `pip install 'finetune-flows[ray]'`."
-    return [Problem(kind="compute", where="compute.cluster", message=message)]
-
-
 def free(address: str) -> str:
     """What the cluster at `host:port` has free, in words. Raises UserError if it does not answer."""
     driver = Driver()
@@ -278,55 +360,14 @@ def free(address: str) -> str:
         driver.close()
 
 
-@contextlib.contextmanager
-def shared_cluster(cluster: str | None, address: str | None, needed: bool) -> Iterator[None]:
-    """In the block, jobs at once share one cluster of this machine if they want a cluster and no address is known."""
-    if not needed or cluster is None or address or os.environ.get(ADDRESS):
-        yield
-        return
-    login = own_login()
-    os.environ |= login
-    driver = Driver()
-    try:
-        os.environ[ADDRESS] = str(driver.call("start_here", on_events=lambda events: None))
-        yield
-    finally:
-        for name in (ADDRESS, *login):
-            os.environ.pop(name, None)
-        driver.close(END_S)
-
-
-_early: RayEngine | None = None
-
-
-def start_early(cluster: Cluster, program: Program) -> None:
-    """Starts an engine before its job is known, inside `early_launches`, unless one waits already."""
-    global _early
-    if _early is None:
-        _early = RayEngine(cluster, program)
-        _early.start_early()
-        early_launch.at_end(_close_early)
-
-
-def take_early(cluster: Cluster, program: Program) -> RayEngine:
-    """The engine that was started early for the same, or else a new one."""
-    global _early
-    early, _early = _early, None
-    if early is not None and early.is_for(cluster, program):
-        return early
-    if early is not None:
-        early.close()
-    return RayEngine(cluster, program)
-
-
-def _close_early() -> None:
-    global _early
-    if _early is not None:
-        _early.close()
-        _early = None
-
-
 def _input(folder: Path) -> Input:
-    """The artifact's part that a folder of this home is."""
-    stage, key, *inside = folder.resolve().relative_to((home() / "artifacts").resolve()).parts
+    """The artifact's part that a folder of this home is. Raises UserError for another folder."""
+    artifacts, found = (home() / "artifacts").resolve(), folder.resolve()
+    if artifacts not in found.parents:
+        message = (
+            "'ray' is for models in the store, from which machines fetch them, and this one is in MLflow alone: run "
+        )
+        message += "its recipe again, or predict on this machine."
+        raise UserError.of("compute", "compute.cluster", message)
+    stage, key, *inside = found.relative_to(artifacts).parts
     return Input(stage, key, "/".join(inside))

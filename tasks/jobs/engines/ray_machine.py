@@ -32,12 +32,11 @@ from tasks.cache.digests import digest_of
 from tasks.cache.stage import Listener, Work
 from tasks.environment import passed
 from tasks.home import home, signing_key
-from tasks.jobs import early_launch
 from tasks.jobs.commands import Machines, accelerate_argv, accelerate_environment
-from tasks.jobs.engines import local
-from tasks.jobs.engines.ray_messages import Facts, Input, MachineState, Program
+from tasks.jobs.engines.engine import Program
+from tasks.jobs.engines.local import LOCAL, Handle, early_launches
+from tasks.jobs.engines.ray_messages import Facts, Input, MachineState
 from tasks.jobs.hardware import device, visible_gpus
-from tasks.jobs.supervisors import Handle, poll, stop
 from tasks.shared_store.bucket_remote import open_remote
 from training.engine import checkpoints
 from training.jobs.protocol import EVENTS, LOGS, OUTCOMES, OUTPUT, Job, Outcome, read_events, write_atomically
@@ -83,7 +82,7 @@ class Machine:
         self._reports: list[dict[str, Any]] = []
         self._closing = contextlib.ExitStack()
         # The one program here is a launcher, whose ranks are no forks.
-        self._closing.enter_context(early_launch.early_launches(warm_process=False))
+        self._closing.enter_context(early_launches(warm_process=False))
         self._offset = 0
         self._receiving: dict[tuple[str, str], tuple[contextlib.ExitStack, Path]] = {}
         self._heard = time.monotonic()
@@ -121,7 +120,7 @@ class Machine:
             self._env[name] = os.environ.get(name, of_cluster)
         self._env |= passed(program.logins)
         self._env |= {checkpoints.SEAL_KEY: str(signing_key()), **program.env}
-        early_launch.start(self._argv, self._env, program.imports)
+        LOCAL.start_early(program._replace(argv=self._argv, env=self._env))
 
     def find_missing(self, inputs: Sequence[Input]) -> list[tuple[str, str]]:
         """Stage and key of the artifacts that are neither in this home nor in the shared store."""
@@ -176,12 +175,12 @@ class Machine:
             shutil.rmtree(self._job / folder, ignore_errors=True)
         places = {name: str(self._find(one)) for name, one in inputs.items()}
         job.model_copy(update={"inputs": places}).write(self._job)
-        self._handle = local.start(self._job, self._argv, self._env)
+        self._handle = LOCAL.start(self._job, self._argv, self._env)
 
     def read(self, offsets: Mapping[str, int]) -> MachineState:
         """The job's state, and what events, logs, outcomes and shards have beyond these offsets. Events wait for the
         whole shards that they tell of."""
-        is_running = self._handle is not None and poll(self._handle)
+        is_running = self._handle is not None and LOCAL.poll(self._handle)
         new_events, self._offset = read_events(self._job / EVENTS, self._offset)
         if new_events:
             self._work.on_events(new_events)
@@ -220,7 +219,7 @@ class Machine:
     def stop(self, grace_s: float) -> None:
         """Stops the job; its processes have so long to save."""
         if self._handle is not None:
-            stop(self._handle, grace_s)
+            LOCAL.stop(self._handle, grace_s)
         self._closing.close()
 
     def discard(self) -> None:

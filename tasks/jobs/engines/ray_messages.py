@@ -1,4 +1,4 @@
-"""What the flow, the driver and the machines of a job on a Ray cluster tell each other."""
+"""Messages between the flow, the driver and the machines of a job on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import socket
 from typing import Any, NamedTuple
 
 from tasks.home import ray_token
-from training.jobs.protocol import Imports
 from training.problems import Problem
-from training.recipe import ResolvedCompute
 
 CONNECT_S = 5.0
 AUTH_MODE, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"
@@ -31,19 +29,6 @@ class Cluster(NamedTuple):
     """Whether each process has a GPU."""
     wait_s: float
     """The longest wait for machines, in seconds."""
-
-
-class Program(NamedTuple):
-    """What the machines start before they know the job."""
-
-    module: str
-    compute: ResolvedCompute
-    env: dict[str, str]
-    """Variables of its processes that have precedence over a machine's own."""
-    imports: Imports
-    """What the processes import meanwhile."""
-    logins: tuple[str, ...] = ()
-    """Patterns of the variables with credentials that the processes get from their machine."""
 
 
 class Facts(NamedTuple):

@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 
-from tasks.jobs import early_launch, warm
+from tasks.jobs import warm
 from tasks.jobs.commands import accelerate_argv, accelerate_environment
-from tasks.jobs.engines.local import logs, poll, start, stop
+from tasks.jobs.engines.engine import Program
+from tasks.jobs.engines.local import LOCAL, early_launches
 from tasks.jobs.launch import run_job
 from tests.drill.ground import victims
 from tests.fork_server import NEW_PYTHON
 from tests.waiting import wait_until
 from training.jobs.processes import descendants, find_readers, start_ticks
 from training.jobs.protocol import Imports, Job, read_events
+from training.recipe import ResolvedCompute
 
 ROOT = Path(__file__).resolve().parents[3]
 PRELOADED = "preloaded_module"
@@ -60,7 +62,7 @@ def modules(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setattr(warm, "MODULES", ())
     monkeypatch.setattr(sys, "executable", NEW_PYTHON)
-    with early_launch.early_launches():
+    with early_launches():
         yield folder
 
 
@@ -68,12 +70,16 @@ def argv() -> list[str]:
     return [sys.executable, "-m", "own_program"]
 
 
+def program(command: list[str], env: dict[str, str], imports: Imports) -> Program:
+    return Program("own_program", command, env, ResolvedCompute(num_processes=1, mixed_precision="no"), imports)
+
+
 def launch_early(command: list[str] | None = None, **env: str) -> tuple[int, int]:
     """Starts the program early. Returns the pids of the supervisor and of the program, which has imported PRELOADED."""
     imported = Path(os.environ["PYTHONPATH"], f"{PRELOADED}.py.imported")
     imported.unlink(missing_ok=True)
-    early_launch.start(command or argv(), env, Imports(modules=[PRELOADED]))
-    early = early_launch._current
+    LOCAL.start_early(program(command or argv(), env, Imports(modules=[PRELOADED])))
+    early = LOCAL._early
     assert early is not None
     wait_until(imported.exists)
     assert early._handle is not None
@@ -95,11 +101,11 @@ def run(home: Path, code: str = "", command: list[str] | None = None, **env: str
 def kill_supervisor(home: Path) -> int:
     """Starts the job, kills its supervisor, and returns a process that is left of it."""
     job = write_job(home, "if not os.fork(): time.sleep(60)\ntime.sleep(60)")
-    handle = start(job, argv(), {})
+    handle = LOCAL.start(job, argv(), {})
     wait_until(lambda: at_work(job) and len(descendants(handle.pid)) == 2)
     orphan = descendants(handle.pid)[-1]
     os.kill(handle.pid, signal.SIGKILL)
-    wait_until(lambda: not poll(handle))
+    wait_until(lambda: not LOCAL.poll(handle))
     return orphan
 
 
@@ -159,19 +165,20 @@ def test_the_drill_finds_the_launcher_that_waits(home: Path) -> None:
 
 def test_a_run_that_ends_before_leaves_no_process_and_no_folder(home: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(early_launch, "_current", None)
-        with early_launch.early_launches():
+        patch.setattr(LOCAL, "_early", None)
+        with early_launches():
             pids = launch_early()
         assert not any(map(start_ticks, pids)) and list((home / "waiting").iterdir()) == []
 
 
 def test_when_the_run_is_killed_the_program_that_waits_ends_and_the_next_run_removes_its_folder(home: Path) -> None:
     code = (
-        "import sys, time; from tasks.jobs import early_launch; from training.jobs.protocol import Imports\n"
-        "with early_launch.early_launches():\n"
-        "    early_launch.start(sys.argv[1:], {}, Imports(modules=[]))\n"
-        "    early_launch._current._thread.join()\n"
-        "    print(early_launch._current._handle.pid, flush=True); time.sleep(60)"
+        "import sys, time; from tests.tasks.jobs.test_early_launch import program; "
+        "from tasks.jobs.engines.local import LOCAL, early_launches; from training.jobs.protocol import Imports\n"
+        "with early_launches():\n"
+        "    LOCAL.start_early(program(sys.argv[1:], {}, Imports(modules=[])))\n"
+        "    LOCAL._early._thread.join()\n"
+        "    print(LOCAL._early._handle.pid, flush=True); time.sleep(60)"
     )
     follower = subprocess.Popen([NEW_PYTHON, "-c", code, *argv()], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert follower.stdout is not None
@@ -203,17 +210,17 @@ def test_the_next_try_kills_what_a_killed_early_one_has_left(home: Path) -> None
 def test_a_supervisor_that_is_killed_before_it_takes_the_job_leaves_a_log_of_the_try(home: Path) -> None:
     supervisor, _ = launch_early()
     os.kill(supervisor, signal.SIGSTOP)
-    handle = start(write_job(home), argv(), {})
+    handle = LOCAL.start(write_job(home), argv(), {})
     assert handle.pid == supervisor
     os.kill(supervisor, signal.SIGKILL)
-    wait_until(lambda: not poll(handle))
-    assert logs(handle).name == "supervisor.log"
+    wait_until(lambda: not LOCAL.poll(handle))
+    assert LOCAL.logs(handle).name == "supervisor.log"
 
 
 def test_a_taken_job_can_be_stopped(home: Path) -> None:
     launch_early()
     job = write_job(home, "time.sleep(60)")
-    handle = start(job, argv(), {})
+    handle = LOCAL.start(job, argv(), {})
     wait_until(lambda: at_work(job))
-    stop(handle, 10)
-    assert not poll(handle) and find_readers(job / "lock") == []
+    LOCAL.stop(handle, 10)
+    assert not LOCAL.poll(handle) and find_readers(job / "lock") == []

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 import training
 from tasks.cache.results import Lock
 from tasks.jobs.commands import Machines, accelerate_argv, accelerate_environment, build_predict_launch
-from tasks.jobs.engines.local import Handle, logs, poll, start, stop
+from tasks.jobs.engines.local import LOCAL, Handle
 from tasks.jobs.launch import JobFailed, require_finished, run_job
 from tests.drill.full_disk import SmallDisk, why_not
 from tests.fork_server import NEW_PYTHON
@@ -241,31 +241,32 @@ def test_when_the_process_that_follows_a_job_is_killed_the_job_ends_soon_after(t
 
 def test_a_handle_is_plain_json_that_another_process_can_use(tmp_path: Path) -> None:
     job, argv = write_job(tmp_path, "print('here', flush=True)\ntime.sleep(60)")
-    handle = start(job, argv, {})
+    handle = LOCAL.start(job, argv, {})
     pid_at_work(job)
     code = (
-        "import sys; from tasks.jobs.engines.local import Handle, logs, poll, stop\n"
+        "import sys; from tasks.jobs.engines.local import LOCAL, Handle\n"
         "handle = Handle.model_validate_json(sys.argv[1])\n"
-        "before = poll(handle); stop(handle, 10); print(before, poll(handle), logs(handle).name)\n"
+        "before = LOCAL.poll(handle); LOCAL.stop(handle, 10)\n"
+        "print(before, LOCAL.poll(handle), LOCAL.logs(handle).name)\n"
     )
     other = [sys.executable, "-c", code, handle.model_dump_json()]
     # Until its starter has collected it, the stopped supervisor is a zombie: that counts as ended.
     done = subprocess.run(other, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "False", "1.log"]
-    assert not poll(handle)
-    assert logs(handle).read_text().startswith("here\n")
+    assert not LOCAL.poll(handle)
+    assert LOCAL.logs(handle).read_text().startswith("here\n")
 
 
 def test_a_pid_used_again_is_not_taken_for_the_job(tmp_path: Path) -> None:
-    assert not poll(Handle(job=str(tmp_path), pid=os.getpid(), started=1))
+    assert not LOCAL.poll(Handle(job=str(tmp_path), pid=os.getpid(), started=1))
 
 
 def test_stop_kills_what_does_not_listen(tmp_path: Path) -> None:
     job, argv = write_job(tmp_path, "os.kill(os.getpid(), 19)")
-    handle = start(job, argv, {})
+    handle = LOCAL.start(job, argv, {})
     pid = pid_at_work(job)
-    stop(handle, 0.2)
-    assert not poll(handle)
+    LOCAL.stop(handle, 0.2)
+    assert not LOCAL.poll(handle)
     assert start_ticks(pid) == 0
 
 
@@ -273,7 +274,7 @@ def test_a_process_that_is_stopped_because_another_was_killed_for_want_of_memory
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = chain([Kills(0, own=True)], repeat(Kills(1, own=True)))
-    monkeypatch.setattr("tasks.jobs.launch.killed_for_memory", lambda: next(killed))
+    monkeypatch.setattr("tasks.jobs.engines.local.killed_for_memory", lambda: next(killed))
     outcome, _ = run(tmp_path, "os.kill(os.getpid(), 15)\ntime.sleep(60)")
     assert (failure(outcome).kind, failure(outcome).proven) == ("out_of_memory", True)
 
@@ -282,7 +283,7 @@ def test_a_kill_for_want_of_memory_that_may_have_met_another_program_is_not_prov
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = chain([Kills(0, own=False)], repeat(Kills(1, own=False)))
-    monkeypatch.setattr("tasks.jobs.launch.killed_for_memory", lambda: next(killed))
+    monkeypatch.setattr("tasks.jobs.engines.local.killed_for_memory", lambda: next(killed))
     outcome, _ = run(tmp_path, "os.kill(os.getpid(), 9)")
     assert (failure(outcome).kind, failure(outcome).proven) == ("out_of_memory", False)
 
@@ -292,7 +293,7 @@ def test_a_kill_for_want_of_memory_long_before_the_end_of_a_job_is_not_its_cause
 ) -> None:
     monkeypatch.setattr("tasks.jobs.launch.KILLED_WITHIN_S", 0.1)
     killed = chain([Kills(0, own=True)], repeat(Kills(1, own=True)))
-    monkeypatch.setattr("tasks.jobs.launch.killed_for_memory", lambda: next(killed))
+    monkeypatch.setattr("tasks.jobs.engines.local.killed_for_memory", lambda: next(killed))
     outcome, _ = run(tmp_path, "time.sleep(1)\nos.kill(os.getpid(), 9)")
     assert failure(outcome).kind == "interrupted"
 
@@ -357,7 +358,7 @@ time.sleep(3600)
         argv = accelerate_argv("program", num_processes=processes, mixed_precision="no", use_cpu=True)
     # A single process of FSDP or ZeRO is a group too.
     env = accelerate_environment(num_processes=processes, use_cpu=True, strategy="fsdp")
-    handle = start(job, [NEW_PYTHON, *argv[1:]], env | {"PYTHONPATH": os.pathsep.join([ROOT, str(tmp_path)])})
+    handle = LOCAL.start(job, [NEW_PYTHON, *argv[1:]], env | {"PYTHONPATH": os.pathsep.join([ROOT, str(tmp_path)])})
 
     def addresses() -> dict[int, set[Any]]:
         return listening(descendants(handle.pid))
@@ -366,11 +367,11 @@ time.sleep(3600)
         wait_until(lambda: len(addresses()) == processes)  # each exchanges tensors; their store has no port
         assert {str(address) for found in addresses().values() for address in found} == {"127.0.0.1"}
     finally:
-        stop(handle, 0)
+        LOCAL.stop(handle, 0)
 
 
 class PlainProcess:
-    """An engine: one process, without a supervisor."""
+    """A runner: one process, without a supervisor."""
 
     class Handle(BaseModel):
         job: str
@@ -394,9 +395,12 @@ class PlainProcess:
     def logs(self, handle: Handle) -> Path:
         return Path(handle.job, "log.txt")
 
+    def killed_for_memory(self) -> Kills:
+        return Kills(0, own=True)
+
 
 @pytest.mark.parametrize("ends", ["finished", "killed", "stalled"])
-def test_a_job_is_followed_to_its_end_on_any_engine(tmp_path: Path, ends: str) -> None:
+def test_a_job_is_followed_to_its_end_by_any_runner(tmp_path: Path, ends: str) -> None:
     main = {
         "finished": "return {'from': os.environ['WORD']}",
         "killed": "print('last words', file=sys.stderr, flush=True)\nos.kill(os.getpid(), 9)",
@@ -404,7 +408,7 @@ def test_a_job_is_followed_to_its_end_on_any_engine(tmp_path: Path, ends: str) -
     }[ends]
     job, argv = write_job(tmp_path, main)
     limit_s = 2.0 if ends == "stalled" else 20.0
-    outcome = run_job(job, argv, env={"WORD": "here"}, stall_timeout_s=limit_s, poll_s=0.02, engine=PlainProcess())
+    outcome = run_job(job, argv, env={"WORD": "here"}, stall_timeout_s=limit_s, poll_s=0.02, runner=PlainProcess())
     if ends == "finished":
         assert outcome.figures == {"from": "here"}
     else:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tasks.jobs import warm
-from tasks.jobs.engines.local import poll, start, stop
+from tasks.jobs.engines.local import LOCAL
 from tasks.jobs.launch import run_job
 from tests.fork_server import NEW_PYTHON
 from tests.waiting import wait_until
@@ -136,13 +136,13 @@ def test_a_crash_in_native_code_ends_that_program_alone(tmp_path: Path) -> None:
 
 def test_a_job_outlives_the_warm_process_and_the_next_one_is_a_new_process(tmp_path: Path) -> None:
     job = write_job(tmp_path, "time.sleep(60)")
-    handle = start(job, argv(), {})
+    handle = LOCAL.start(job, argv(), {})
     pid = pid_at_work(job)
     os.kill(warm_pid(), signal.SIGKILL)
     wait_until(lambda: not start_ticks(warm_pid()))
     assert not is_warm(run(tmp_path))
-    assert poll(handle) and start_ticks(pid)
-    stop(handle, 5)
+    assert LOCAL.poll(handle) and start_ticks(pid)
+    LOCAL.stop(handle, 5)
     assert not start_ticks(pid)
 
 
@@ -176,7 +176,7 @@ def test_a_job_runs_once_even_if_the_warm_process_dies_before_it_answers(tmp_pat
 
 def test_a_program_dies_with_its_supervisor_and_the_next_try_starts_at_once(tmp_path: Path) -> None:
     job = write_job(tmp_path, "if not os.fork(): time.sleep(60)\ntime.sleep(60)")
-    handle = start(job, argv(), {})
+    handle = LOCAL.start(job, argv(), {})
     pid = pid_at_work(job)
     wait_until(lambda: descendants(pid))
     (orphan,) = descendants(pid)

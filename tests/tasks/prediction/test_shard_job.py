@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tasks.jobs.engines.ray_messages import AUTH_MODE, TOKEN_PATH, own_login
-from tasks.prediction.shard_job import FIELDS, require_cluster, share_of
+from tasks.prediction.shard_job import FIELDS, require_engine, share_of
 from training.problems import Problem, UserError, renamed
 from training.recipe import BatchPrediction, parse_batch_prediction
 
@@ -37,7 +37,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Installed:
 
 def problem_of(given: BatchPrediction) -> Problem:
     with pytest.raises(UserError) as raised:
-        require_cluster(given)
+        require_engine(given)
     (problem,) = raised.value.problems
     return problem
 
@@ -46,7 +46,7 @@ def test_a_cluster_without_its_package_is_reported_with_the_command_that_install
     ray(False)
     problem = problem_of(prediction(cluster_address="127.0.0.1:1"))
     assert problem.where == "cluster" and "pip install 'finetune-flows[ray]'" in problem.message
-    require_cluster(prediction(cluster=None, processes="auto"))
+    require_engine(prediction(cluster=None, processes="auto"))
 
 
 def test_an_address_at_which_nothing_listens_is_reported_by_the_name_of_its_parameter(
