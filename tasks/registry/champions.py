@@ -41,8 +41,8 @@ from training.models.repository_files import (
 )
 from training.problems import Problem, UserError
 from training.recipe import Data, Recipe
-from training.recipe.mixture import OF_MIXTURE
-from training.recipe.section import split_version_name
+from training.recipe.data_fields import OF_MIXTURE
+from training.recipe.field_types import split_version_name
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion

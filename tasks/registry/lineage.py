@@ -45,7 +45,7 @@ from training.data.file_systems import is_url
 from training.jobs.protocol import write_atomically
 from training.problems import UserError, nearest
 from training.recipe import Recipe
-from training.recipe.section import split_version_name
+from training.recipe.field_types import split_version_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

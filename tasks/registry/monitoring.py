@@ -23,9 +23,9 @@ from training.data.file_systems import display_name
 from training.data.prediction_rows import format_of
 from training.problems import Problem, UserError, nearest
 from training.recipe import Data, Recipe, parse
+from training.recipe.field_types import split_version_name
 from training.recipe.fields import Drift
 from training.recipe.reading_rules import TEXT_LINES, ReadingRules
-from training.recipe.section import split_version_name
 from training.recipe.tables.metrics import PAIRS, UNPAIRED
 from training.task_types.task_type import BaseReference
 

@@ -17,7 +17,7 @@ from tasks.home import home
 from training.jobs.protocol import write_atomically
 from training.problems import Problem, UserError
 from training.recipe import Recipe
-from training.recipe.code_fields import named_code
+from training.recipe.field_types import named_code
 from training.recipe.overrides import merge
 
 OPTION = "--run-code"

@@ -22,6 +22,7 @@ from training.data.arrow_columns import (
     texts_as_json,
     with_label_names,
 )
+from training.data.filtering import filter_mask
 from training.data.mojibake import is_single_byte, misread_texts
 from training.data.readers import Block, MissingColumns
 from training.data.row_dicts import BOOLEANS, WHOLE_NUMBER
@@ -146,7 +147,7 @@ def _cast_block(block: Block, wanted: SourceColumns, row_filter: Filter | None, 
 def mask_of(row_filter: Filter, rows: pa.RecordBatch, where: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Returns the rows that meet the filter. Raises UserError for a comparison that a column's type does not allow."""
     try:
-        mask: np.ndarray[Any, np.dtype[np.bool_]] = row_filter.mask(rows).to_numpy(zero_copy_only=False)
+        mask: np.ndarray[Any, np.dtype[np.bool_]] = filter_mask(row_filter, rows).to_numpy(zero_copy_only=False)
     except ValueError as error:
         raise UserError.of("data", "data.filter", f"{where}: {error}") from error
     return mask

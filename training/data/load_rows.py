@@ -35,7 +35,7 @@ from training.data.row_statistics import SplitStatistics, has_unknown, joined, t
 from training.data.slice_columns import SliceColumns
 from training.data.sources import object_splits
 from training.problems import Problem, UserError, user_code_errors
-from training.recipe.mixture import SHARED
+from training.recipe.data_fields import SHARED
 from training.recipe.source_columns import SourceColumns
 from training.recipe.tables.formats import FORMATS
 

@@ -23,7 +23,7 @@ from pyarrow import types
 from training.data.arrow_columns import plain, with_label_names
 from training.data.ipc_files import BLOCK_ROWS, in_blocks, ipc_writer
 from training.data.readers import Block, Numbers
-from training.recipe.mixture import DATASET
+from training.recipe.data_fields import DATASET
 
 if TYPE_CHECKING:
     from training.recipe.source_columns import SourceColumns

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from training.problems import Problem, UserError
 from training.recipe.error_messages import describe, find_templates
-from training.recipe.section import VERSION_NAME, AutoOrCount, CodeName, Section, Text, split_version_name
+from training.recipe.field_types import VERSION_NAME, AutoOrCount, CodeName, Section, Text, split_version_name
 from training.recipe.tables.formats import FORMATS
 
 SINGLE_FILES = tuple(suffix for source in FORMATS.values() for suffix in source.predicted)

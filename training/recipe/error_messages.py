@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, get_args, get_origin
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from training.problems import Problem, nearest
 from training.recipe.extra_arguments import arguments, out_of_scope, set_by_project
+from training.recipe.field_types import INDEX, WORD, field_name, section_fields, sections
 from training.recipe.tables.optimizers import REFUSED
-
-# Tags of the types that a field accepts, so that only the mistakes of one type are reported.
-WORD, NUMBER, LIST, MAPPING = "[word]", "[number]", "[list]", "[mapping]"
 
 _TYPES = {
     "int_type": "a whole number",
@@ -54,50 +51,6 @@ _ALTERNATIVES = {
     "training.class_weights": "weights by the labels' names",
     "training.lora.target_modules": "a list of names such as [q_proj, v_proj]",
 }
-
-
-_INDEX = re.compile(r"\[\d+\]")
-
-
-def field_name(loc: Sequence[int | str]) -> str:
-    """Returns the field at a location as the user writes it: `("data", "text", 0)` is `data.text[0]`."""
-    name = ""
-    for part in loc:
-        if isinstance(part, int):
-            name += f"[{part}]"
-        elif part not in ("[key]", WORD, NUMBER, LIST, MAPPING):  # "[key]": pydantic's mark of a mapping's key
-            name += f".{part}" if name else part
-    return name
-
-
-def section_fields(recipe: type[BaseModel], section: str) -> dict[str, FieldInfo] | None:
-    """Returns the fields of a section of the recipe, such as `release.gate`; None if the name is not a section."""
-    model: type[BaseModel] | None = recipe
-    for name in _INDEX.sub("", section).split("."):
-        field = model.model_fields.get(name) if model else None
-        model = section_of(field) if field else None
-    return model.model_fields if model else None
-
-
-def section_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Returns the model of a field that is a section or a list of sections, or may be one; None for a plain value."""
-    kinds = [field.annotation, *get_args(field.annotation)]
-    kinds += [inside for kind in kinds if get_origin(kind) is list for inside in get_args(kind)]
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-
-
-def is_list_of_sections(field: FieldInfo) -> bool:
-    """Whether a field takes a list of sections."""
-    kinds = [field.annotation, *get_args(field.annotation)]
-    return section_of(field) is not None and any(get_origin(kind) is list for kind in kinds)
-
-
-def sections(recipe: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yields the names of all sections, each before its subsections."""
-    for name, field in recipe.model_fields.items():
-        if model := section_of(field):
-            yield prefix + name
-            yield from sections(model, f"{prefix}{name}.")
 
 
 def find_templates(values: Any, where: str = "") -> list[Problem]:
@@ -154,7 +107,7 @@ def _unknown_field(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> 
 
 
 def _unknown_value(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
-    value, name = error["input"], _INDEX.sub("", where)
+    value, name = error["input"], INDEX.sub("", where)
     if where == "training.optim" and value in REFUSED:
         return f"{value!r} is refused: {REFUSED[value]}."
     if advice := out_of_scope(str(value)):
@@ -203,7 +156,7 @@ def _wrong_length(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> s
 
 
 def _wrong_name(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
-    allowed = _NAMES[_INDEX.sub("", where)]
+    allowed = _NAMES[INDEX.sub("", where)]
     return f"{_format_value(error['input'])} is not a name for it: use {allowed}."
 
 

@@ -8,8 +8,9 @@ from pydantic import Discriminator, Field, Tag
 
 from training.jobs.protocol import NotInKey
 from training.recipe.data_fields import Data
-from training.recipe.error_messages import LIST, WORD
-from training.recipe.section import (
+from training.recipe.field_types import (
+    LIST,
+    WORD,
     AutoOrCount,
     BalancedOrWeights,
     CodeName,

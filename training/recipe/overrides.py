@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from training.problems import Problem, UserError, nearest
-from training.recipe.error_messages import is_list_of_sections, section_of
+from training.recipe.field_types import is_list_of_sections, section_of
 
 _INDEXED = re.compile(r"(\w+)\[(\d+)\]")
 ENTRYPOINT, SWEEP_ENTRYPOINT = "flows.finetune:finetune", "flows.sweep:sweep"

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from training.problems import Problem, UserError
 from training.recipe.data_fields import Data
-from training.recipe.section import ClosedModel
+from training.recipe.field_types import ClosedModel
 from training.recipe.source_columns import columns_by_role
 from training.recipe.tables.formats import FORMATS, PACKED
 

@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError
 
 from training.problems import Problem, UserError, nearest
-from training.recipe.error_messages import MAPPING, WORD, describe
+from training.recipe.error_messages import describe
+from training.recipe.field_types import MAPPING, WORD, Section, Text
 from training.recipe.fields import Recipe
 from training.recipe.overrides import SWEEP_ENTRYPOINT, read_entry
 from training.recipe.rules.column_rules import task_type_of
 from training.recipe.rules.rule import WrittenRecipe
-from training.recipe.section import Section, Text
 from training.recipe.tables.metrics import METRICS, more_is_better
 from training.recipe.tables.searches import PRUNERS, SAMPLERS
 from training.recipe.validation import parse

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from training.jobs.user_code import CodeField
 from training.problems import Problem, UserError, nearest
 from training.recipe.column_types import RowSpecification
-from training.recipe.section import ClosedModel
+from training.recipe.field_types import ClosedModel
 from training.recipe.tables.metrics import metric_modules as modules_of_metrics
 from training.recipe.tables.task_types import TASK_TYPES
 

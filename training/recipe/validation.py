@@ -11,10 +11,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from training.problems import Problem, UserError, nearest
-from training.recipe.data_fields import Data
-from training.recipe.error_messages import describe, field_name, find_templates
+from training.recipe.data_fields import MIX, Data, entries_of, locate_all, section_of_set, set_names
+from training.recipe.error_messages import describe, find_templates
+from training.recipe.field_types import field_name
 from training.recipe.fields import Recipe
-from training.recipe.mixture import MIX, entries_of, locate_all, section_of_set, set_names
 from training.recipe.overrides import ENTRYPOINT, merge, read_entry
 from training.recipe.reading_rules import FIELDS as READING_FIELDS
 from training.recipe.reading_rules import ReadingRules

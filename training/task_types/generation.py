@@ -17,7 +17,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from training.models.repository_files import read_json
-from training.recipe.section import ClosedModel
+from training.recipe.field_types import ClosedModel
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase

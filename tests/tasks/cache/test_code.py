@@ -40,13 +40,13 @@ ALLOWED = {
     # How files are named; the files themselves are inputs of the stage.
     "training.recipe.tables.formats": {"FORMATS", "PACKED", "SOURCES"},
     # The form of options, and examples for messages.
-    "training.recipe.section": {"ClosedModel"},
+    "training.recipe.field_types": {"ClosedModel"},
     # Declarations alone: the values are inputs of the stage.
     "training.recipe.fields": {"Training", "ResolvedCompute", "Lora", "Drift"},
     # The entries of the formats and models that a stage exports are inputs of it.
     "training.recipe.tables.exports": {"EXPORTS", "OUTPUTS"},
     # Names of fields and of a slice; the fields' values are inputs of the stage.
-    "training.recipe.mixture": {"DATASET", "OF_MIXTURE", "SHARED"},
+    "training.recipe.data_fields": {"DATASET", "OF_MIXTURE", "SHARED"},
     # The digest of the rows that it reads is an input of the stage.
     "training.data.prediction_rows": {"RowReader", "WantedShard", "read_shards"},
     "training.recipe.reading_rules": {"ReadingRules"},
@@ -61,7 +61,7 @@ ALLOWED_WHOLE = (*(name for name in code.OUTSIDE if name.startswith("tasks.")), 
 ALLOWED_IN_TASKS = {
     "training.recipe": {"Compute", "Data", "Level", "Recipe", "ResolvedCompute", "parse"},
     "training.recipe.tables.exports": {"INSTALL", "missing_packages"},
-    "training.recipe.code_fields": {"named_code"},
+    "training.recipe.field_types": {"named_code"},
     "training.recipe.rules.column_rules": {"source_columns", "code_for_rows"},
     "training.recipe.rules.training_rules": {"unfitting_weights"},
     "training.recipe.fields": {"Lora", "packages_of", "answered_prompts"},

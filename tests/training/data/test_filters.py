@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from training.data.filtering import filter_mask
 from training.problems import UserError
 from training.recipe import parse
 from training.recipe.filters import parse_filter
@@ -33,7 +34,7 @@ ROWS = pa.table(
 
 def taken(text: str, rows: Any = ROWS) -> list[int]:
     """The numbers of the rows that the filter takes."""
-    mask = parse_filter(text).mask(rows)
+    mask = filter_mask(parse_filter(text), rows)
     assert isinstance(mask, pa.BooleanArray) and mask.null_count == 0
     return [row for row, true in enumerate(mask.to_pylist()) if true]
 

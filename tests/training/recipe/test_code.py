@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from training.recipe import Recipe
-from training.recipe.code_fields import code_fields, named_code
+from training.recipe.field_types import code_fields, named_code
 
 ROOT = Path(__file__).resolve().parents[3]
 # The only files that import modules by a name that the recipe or a table has: `CodeField`, which the next test checks;

@@ -9,8 +9,8 @@ import pytest
 
 from tests.training.recipe.test_recipe import problems
 from training.recipe import Recipe, parse
-from training.recipe.code_fields import named_code
-from training.recipe.mixture import default_name
+from training.recipe.data_fields import default_name
+from training.recipe.field_types import named_code
 
 MIXED: dict[str, Any] = {
     "name": "reviews",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from training.problems import nearest
 from training.recipe.credentials import find_secret, variables_for
+from training.recipe.data_fields import MIX, OF_MIXTURE, set_names
 from training.recipe.filters import parse_filter
-from training.recipe.mixture import MIX, OF_MIXTURE, set_names
 from training.recipe.rules.column_rules import (
     columns_of,
     labels_are_named,

@@ -8,10 +8,10 @@ from pydantic import ValidationError
 
 from training.problems import UserError, nearest
 from training.recipe.error_messages import describe
+from training.recipe.field_types import VERSION_NAME, split_version_name
 from training.recipe.rules.column_rules import columns_of, task_type_of
 from training.recipe.rules.data_rules import revision
 from training.recipe.rules.rule import MODULE_AND_NAME, Rule, WrittenRecipe
-from training.recipe.section import VERSION_NAME, split_version_name
 from training.recipe.tables.task_types import TASK_TYPES
 from training.recipe.task_specification import specification, specification_class
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from training.problems import Problem
-from training.recipe.error_messages import section_fields
+from training.recipe.field_types import section_fields
 
 MODULE_AND_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """The name of user code in a recipe: `module:name`."""

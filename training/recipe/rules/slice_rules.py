@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from training.problems import nearest
-from training.recipe.mixture import DATASET, entries_of
+from training.recipe.data_fields import DATASET, entries_of
 from training.recipe.rules.column_rules import columns_of
 from training.recipe.rules.rule import WrittenRecipe
 
