@@ -45,6 +45,8 @@ OUTSIDE = (
     "training.recipe",
     # Files of batch predictions: the digest of the rows that are read is an input, and no stage writes them.
     *("training.data.prediction_rows", "training.data.prediction_files"),
+    # `finetune init`, which writes a recipe and no artifact.
+    "training.data.infer_reading",
     # Plots, and measurements of speed and memory.
     *("training.evaluation.plots", "training.engine.throughput", "training.engine.estimation"),
 )
