@@ -3,16 +3,20 @@
     [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]     ShareGPT
     {"messages": [{"role": "user", "content": "Hi"}]}                         `input` of OpenAI's preference files
     [{"role": "developer", "content": "Be brief."}]                           OpenAI: a newer name of system
+    [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]     arguments as JSON texts
+    [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}]                  OpenAI: an older form
 
 Sources: https://github.com/lm-sys/FastChat, https://platform.openai.com/docs/guides/direct-preference-optimization.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+_NEWER_ROLES = {"developer": "system", "function": "tool"}
 
 
 def as_messages(value: Any) -> Any:
@@ -26,6 +30,20 @@ def as_messages(value: Any) -> Any:
     return [_as_message(message) for message in value]
 
 
+def as_tools(value: Any) -> Any:
+    """Returns the declarations of tools as templates read them, `{"type": "function", "function": {"name": …}}` each,
+    also from their JSON as a text; any other value as it is."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value or "null")
+        except (ValueError, RecursionError):
+            return value
+    if not isinstance(value, list):
+        return value
+    is_bare = [isinstance(tool, Mapping) and "name" in tool and "function" not in tool for tool in value]
+    return [{"type": "function", "function": tool} if bare else tool for tool, bare in zip(value, is_bare, strict=True)]
+
+
 def _as_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
     given = {name: one for name, one in message.items() if one is not None}
     if given.keys() >= {"from", "value"} and not given.keys() & {"role", "content"}:
@@ -33,9 +51,31 @@ def _as_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
         if role is not None:
             others = {name: one for name, one in given.items() if name not in ("from", "value")}
             return {"role": role, "content": given["value"], **others}
-    if _text(message.get("role")) == "developer":
-        return {**message, "role": "system"}
-    return message
+    changed = dict(message)
+    if (role := _NEWER_ROLES.get(_text(message.get("role")))) is not None:
+        changed["role"] = role
+    if isinstance(call := changed.get("function_call"), Mapping):
+        del changed["function_call"]
+        changed["tool_calls"] = [{"type": "function", "function": call}]
+    if calls := changed.get("tool_calls"):
+        changed["content"] = message.get("content") or ""
+        if isinstance(calls, list):
+            changed["tool_calls"] = [_as_call(call) for call in calls]
+    return changed
+
+
+def _as_call(call: Any) -> Any:
+    """A call with its arguments as an object if they are the JSON of one."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    arguments = _text(function.get("arguments"))
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _text(value: Any) -> Any:

@@ -177,7 +177,7 @@ def _conversations(columns: Mapping[str, ColumnProfile], there: Collection[str])
     """`there` are all columns, those without any value too."""
     for name, column in columns.items():
         if column.is_messages:
-            data = {"columns": {"messages": name}}
+            data = {"columns": {"messages": name, **({"tools": "tools"} if "tools" in columns else {})}}
             yield TaskGuess("sft", f"column {name!r} has lists of messages", data, texts=(name,))
     for names, roles in _ANSWERED.items():
         if columns.keys() >= {*names} and _are_texts(columns[name] for name in names):

@@ -11,7 +11,8 @@ a padded batch               {"input_ids": (B, T), "position_ids": (B, T),
 the model's output           logits (B, T, V), summed up to a loss for each row
 
 Rows have one of three forms:
-  messages                      a list of {"role": "system", "user" or "assistant", "content": a text}
+  messages                      a list of {"role": "system", "user", "assistant" or "tool", "content": a text}; the
+                                assistant's may have tool_calls, and a column `tools` may declare the tools of a row
   prompt, completion            two texts that are concatenated without a template, and the eos token
   instruction, input, output    as messages: the instruction, optionally followed by the input, and the answer
 
@@ -37,6 +38,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from training.data.arrow_columns import as_json
+from training.data.conversation_forms import as_tools
 from training.data.row_problems import masks_by_reason
 from training.models.repository_files import chat_of
 from training.problems import Problem, UserError
@@ -45,7 +47,7 @@ from training.task_types.causal_lm import CausalLM
 from training.task_types.generation import add_end_token
 from training.task_types.task_type import Column
 from training.tokenization.answer_tokens import encode_answers
-from training.tokenization.chat_templates import FIELD, ChatTemplate, find_problem
+from training.tokenization.chat_templates import FIELD, ChatTemplate, find_problem, find_tool_problem
 from training.tokenization.features import Features, count_lost, list_column
 from training.tokenization.packing import OF_ANSWER, pack_whole_documents
 from training.tokenization.preference_rows import repeats
@@ -82,6 +84,7 @@ class SupervisedFineTuning(CausalLM):
     card_sentence = "Answers questions in a conversation"
     columns: ClassVar[Mapping[str, Column]] = {
         "messages": Column("value"),
+        "tools": Column("value", optional=True, may_be_empty=True),
         "prompt": Column("text"),
         "completion": Column("text", target=True),
         "instruction": Column("text"),
@@ -89,21 +92,28 @@ class SupervisedFineTuning(CausalLM):
         "output": Column("text", target=True),
     }
     checks: ClassVar = {"messages": "error"}
-    unread_columns: ClassVar = BESIDE_CONVERSATIONS
+    unread_columns: ClassVar = {
+        **{name: instead for name, instead in BESIDE_CONVERSATIONS.items() if name != "tools"},
+        "functions": "set data.rename to {functions: tools} and data.columns.tools to tools",
+    }
 
     def column_sets(self) -> Sequence[Mapping[str, Column]]:
-        sets = (("messages",), ("prompt", "completion"), ("instruction", "input", "output"))
+        sets = (("messages", "tools"), ("prompt", "completion"), ("instruction", "input", "output"))
         return [{name: self.columns[name] for name in names} for names in sets]
 
     def row_problems(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
         """Messages that are not a conversation that ends with an answer."""
         for mask, reason in _find_problems(rows, answered=True):
             yield "messages", f"has no conversation in column 'messages' ({reason})", mask
+        for mask, reason in _find_tool_problems(rows):
+            yield "messages", f"has no tools in column 'tools' ({reason})", mask
 
     def row_problems_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """Messages that are not a conversation."""
         for mask, reason in _find_problems(rows, answered=False):
             yield "messages", f"has no conversation ({reason})", mask, ""
+        for mask, reason in _find_tool_problems(rows):
+            yield "messages", f"has no tools ({reason})", mask, ""
 
     def without_answers(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the rows without target columns, and without answers at the end of conversations."""
@@ -114,7 +124,8 @@ class SupervisedFineTuning(CausalLM):
         for messages in conversations:
             while len(messages) > 1 and messages[-1]["role"] == "assistant":
                 messages.pop()
-        return pa.RecordBatch.from_pydict({"messages": pa.array(map(as_json, conversations), pa.string())})
+        others = {name: rows.column(name) for name in rows.schema.names if name != "messages"}
+        return pa.RecordBatch.from_pydict({"messages": pa.array(map(as_json, conversations), pa.string()), **others})
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """input_ids; `of_answer`, 1 for each target (list<int8>); length; and `targets`, their number.
@@ -243,15 +254,31 @@ def _render_conversations(encoder: Encoder, rows: pa.RecordBatch) -> tuple[list[
     else:
         conversations = [_to_messages(**row) for row in rows.to_pylist()]
     template, texts, spans = ChatTemplate(*encoder.chat, encoder.special_texts), [], []
-    for messages in conversations:
+    for messages, tools in zip(conversations, _tools_of(rows), strict=True):
         if problem := find_problem(messages, answered=False):
             message = f"a row has no conversation: {problem}."
             raise UserError.of("data", "messages", message)
         is_answered = messages[-1]["role"] == "assistant"
-        text, answers = template.render_answers(messages) if is_answered else (template.render_prompt(messages), [])
+        if is_answered:
+            text, answers = template.render_answers(messages, tools or ())
+        else:
+            text, answers = template.render_prompt(messages, tools or ()), []
         texts.append(text)
         spans.append(answers)
     return texts, spans
+
+
+def _tools_of(rows: pa.RecordBatch) -> list[Any]:
+    """The declarations of each row's tools; None where it has none."""
+    if "tools" not in rows.schema.names:
+        return [None] * rows.num_rows
+    return [None if text is None else as_tools(json.loads(text)) for text in rows.column("tools").to_pylist()]
+
+
+def _find_tool_problems(rows: pa.RecordBatch) -> Iterator[tuple[Mask, str]]:
+    """Yields the mask of rows whose tools are not declarations, by reason."""
+    if "tools" in rows.schema.names:
+        yield from masks_by_reason([find_tool_problem(tools) for tools in _tools_of(rows)])
 
 
 def _to_messages(instruction: str, input: str | None = None, output: str | None = None) -> list[dict[str, str]]:

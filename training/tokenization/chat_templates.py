@@ -29,9 +29,9 @@ from training.tokenization.special_tokens import mark_spelt
 if TYPE_CHECKING:
     from jinja2 import Template
 
-ROLES = ("system", "user", "assistant")
-CALLS = ("tool_calls", "function_call")
-"""Names under which a message has calls of functions, beside its content or instead of it."""
+ROLES = ("system", "user", "assistant", "tool")
+CALLS = "tool_calls"
+"""The name under which a message of the assistant has calls of tools, beside its content or instead of it."""
 FIELD = "model.chat_template"
 LONGEST_TEXT = 20_000_000
 """Characters of a conversation."""
@@ -49,6 +49,8 @@ _TYPE_NAMES = {dict: "an object", list: "a list", str: "a text", int: "a number"
 _TYPE_NAMES[type(None)] = "null"
 
 Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+"""Declarations of tools: `{"type": "function", "function": {"name": …, "parameters": …}}` each."""
 Spans = list[tuple[int, int]]
 """Stretches of a text: the first character and the character after the last."""
 
@@ -63,26 +65,26 @@ class ChatTemplate:
     spellings: Sequence[str] = ()
     """All special tokens. Those in contents are written behind a MARK of `special_tokens`: they are text."""
 
-    def render_prompt(self, messages: Messages) -> str:
+    def render_prompt(self, messages: Messages, tools: Tools = ()) -> str:
         """The messages, followed by the start of an answer."""
-        messages = mark_spelt(messages, self.spellings)
-        text, _ = self._render(messages, add_generation_prompt=True)
-        self._require_all(messages, text, add_generation_prompt=True)
+        messages, tools = mark_spelt((messages, tools), self.spellings)
+        text, _ = self._render(messages, tools, add_generation_prompt=True)
+        self._require_all(messages, tools, text, add_generation_prompt=True)
         return text
 
-    def render_answers(self, messages: Messages) -> tuple[str, Spans]:
+    def render_answers(self, messages: Messages, tools: Tools = ()) -> tuple[str, Spans]:
         """The messages, and the spans of the assistant's answers: those that `{% generation %}` marks, or else the text
         that each answer adds to its prompt. Answers with the weight 0 are left out.
 
         Raises UserError if the text contains no answer, or if it changes a message when more messages follow, because
         then the spans cannot be found.
         """
-        messages = mark_spelt(messages, self.spellings)
+        messages, tools = mark_spelt((messages, tools), self.spellings)
         is_marked = _GENERATION.search(self.text) is not None
-        text, spans = self._render(messages, return_assistant_tokens_mask=is_marked)
+        text, spans = self._render(messages, tools, return_assistant_tokens_mask=is_marked)
         answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
         if not is_marked:
-            spans = [self._find_answer(messages, place, text) for place in answers]
+            spans = [self._find_answer(messages, tools, place, text) for place in answers]
         if ignored := [number for number, place in enumerate(answers) if messages[place].get("weight") == 0]:
             if len(spans) != len(answers):
                 raise UserError.of(
@@ -97,44 +99,51 @@ class ChatTemplate:
         if not "".join(text[start:stop] for start, stop in spans).strip():
             marks = " between {% generation %} and {% endgeneration %}" if is_marked else ""
             raise UserError.of("model", FIELD, f"writes no answer{marks} in {_first_words(messages)}: change it.")
-        self._require_all(messages, text)
+        self._require_all(messages, tools, text)
         return text, spans
 
-    def render_last_answer(self, messages: Messages) -> tuple[str, tuple[int, int]]:
+    def render_last_answer(self, messages: Messages, tools: Tools = ()) -> tuple[str, tuple[int, int]]:
         """The messages, and the span of the last one, which is the assistant's, as `render_answers` finds it."""
-        messages = mark_spelt(messages, self.spellings)
+        messages, tools = mark_spelt((messages, tools), self.spellings)
         if _GENERATION.search(self.text) is None:
-            text, _ = self._render(messages)
-            span = self._find_answer(messages, len(messages) - 1, text)
+            text, _ = self._render(messages, tools)
+            span = self._find_answer(messages, tools, len(messages) - 1, text)
         else:
-            text, spans = self._render(messages, return_assistant_tokens_mask=True)
+            text, spans = self._render(messages, tools, return_assistant_tokens_mask=True)
             span = spans[-1] if spans else (0, 0)
         if not text[slice(*span)].strip():
             raise UserError.of("model", FIELD, f"writes no answer in {_first_words(messages)}: change it.")
-        self._require_all(messages, text)
+        self._require_all(messages, tools, text)
         return text, span
 
-    def _require_all(self, messages: Messages, text: str, **options: bool) -> None:
-        """Raises UserError if the text of the messages is the same without one of their contents or calls: a template
-        may ignore a role, or know no calls. Contents that it writes in another way are no such case."""
+    def _require_all(self, messages: Messages, tools: Tools, text: str, **options: bool) -> None:
+        """Raises UserError if the text of the messages is the same without one of their contents or calls, or with
+        other tools: a template may ignore a role, or know no calls. Contents that it writes in another way are no such
+        case."""
+        where = _first_words(messages)
         for place, message in enumerate(messages):
             others = {}
             content = message["content"].strip()
             if content and content not in text:
                 others["content"] = {**message, "content": f"{message['content']} ."}
-            others |= {name: {**message, name: None} for name in CALLS if message.get(name)}
+            if message.get(CALLS):
+                others[CALLS] = {**message, CALLS: None}
             for name, other in others.items():
-                if self._render([*messages[:place], other, *messages[place + 1 :]], **options)[0] == text:
+                if self._render([*messages[:place], other, *messages[place + 1 :]], tools, **options)[0] == text:
                     raise UserError.of(
                         "model",
                         FIELD,
-                        f"does not write the {name} of message {place + 1}, by {message['role']!r}, of "
-                        f"{_first_words(messages)}: it would have no effect. Change the template, or the rows.",
+                        f"does not write the {name} of message {place + 1}, by {message['role']!r}, of {where}: it "
+                        "would have no effect. Change the template, or the rows.",
                     )
+        renamed = [{**tool, "function": {**tool["function"], "name": f"{tool['function']['name']}_"}} for tool in tools]
+        if tools and self._render(messages, renamed, **options)[0] == text:
+            reason = f"does not write the tools of {where}: they would have no effect"
+            raise UserError.of("model", FIELD, f"{reason}. Change the template, or the rows.")
 
-    def _find_answer(self, messages: Messages, place: int, text: str) -> tuple[int, int]:
-        before = self._render(messages[:place], add_generation_prompt=True)[0]
-        after = self._render(messages[: place + 1])[0]
+    def _find_answer(self, messages: Messages, tools: Tools, place: int, text: str) -> tuple[int, int]:
+        before = self._render(messages[:place], tools, add_generation_prompt=True)[0]
+        after = self._render(messages[: place + 1], tools)[0]
         if not (after.startswith(before) and text.startswith(after)):
             raise UserError.of(
                 "model",
@@ -155,7 +164,7 @@ class ChatTemplate:
         answers = "".join(text[start:stop] for start, stop in spans)
         return answers.partition(answer["content"])[2] or None
 
-    def _render(self, messages: Messages, **options: bool) -> tuple[str, Spans]:
+    def _render(self, messages: Messages, tools: Tools, **options: bool) -> tuple[str, Spans]:
         from transformers.utils import chat_template_utils
 
         try:
@@ -163,6 +172,7 @@ class ChatTemplate:
                 _compile_limited(self.text)  # for the next line, which finds it in the cache
                 texts, spans = chat_template_utils.render_jinja_template(
                     [[{name: value for name, value in message.items() if value is not None} for message in messages]],
+                    tools=[*tools] or None,
                     chat_template=self.text,
                     **options,
                     **self.tokens,
@@ -337,7 +347,9 @@ def find_problem(messages: Any, *, answered: bool) -> str | None:
                 return f"{name} of message {number} is {_TYPE_NAMES[type(message[name])]}, and must be a text"
         if message["role"] not in ROLES:
             return f"message {number} is by {message['role']!r}, and roles are {', '.join(ROLES)}"
-        if message["role"] != "system" and not message["content"].strip():
+        if problem := _find_call_problem(message, messages[: number - 1]):
+            return f"message {number}, by {message['role']!r}, {problem}"
+        if message["role"] not in ("system", "tool") and not (message["content"].strip() or message.get(CALLS)):
             return f"message {number}, by {message['role']!r}, is empty"
         if (weight := message.get("weight")) not in (None, 0, 1):
             return f"weight of message {number} is {weight!r:.30}, and must be 0 or 1"
@@ -347,6 +359,37 @@ def find_problem(messages: Any, *, answered: bool) -> str | None:
         return f"its last message is by {messages[-1]['role']!r}, and must be by 'assistant'"
     if answered and all(message["role"] != "assistant" or message.get("weight") == 0 for message in messages):
         return "all messages by 'assistant' have the weight 0, so none is trained on"
+    return None
+
+
+def _find_call_problem(message: Mapping[str, Any], before: Messages) -> str | None:
+    """The problem of a message's calls of tools, or of the result of a call."""
+    if message["role"] == "tool" and not (before and (before[-1].get(CALLS) or before[-1].get("role") == "tool")):
+        return "follows no call of a tool"
+    calls = message.get(CALLS)
+    if calls in (None, []):
+        return None
+    if message["role"] != "assistant":
+        return f"has {CALLS}, which only the assistant's may have"
+    for call in calls if isinstance(calls, list) else [calls]:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            return 'has a call without the name of a function: write {"function": {"name": …, "arguments": {…}}}'
+        if not isinstance(function.get("arguments", {}), Mapping):
+            return f"calls {function['name']!r} with arguments that are no JSON object"
+    return None
+
+
+def find_tool_problem(tools: Any) -> str | None:
+    """The problem of a value as a list of tools, in words that follow a colon; None if there is none."""
+    if tools is None:
+        return None
+    if not isinstance(tools, list):
+        return f"it is {_TYPE_NAMES[type(tools)]}, and must be a list of tools"
+    for number, tool in enumerate(tools, 1):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            return f'tool {number} has no name: write {{"type": "function", "function": {{"name": …}}}}'
     return None
 
 

@@ -8,7 +8,7 @@ marks them before a chat template writes them between its own, and `Encoder.enco
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,14 +22,42 @@ MOST_TOKENS = 1000
 """The special tokens that are searched for; some tokenizers reserve thousands that nothing uses."""
 
 
-def mark_spelt(messages: Sequence[Mapping[str, Any]], tokens: Sequence[str]) -> list[Mapping[str, Any]]:
-    """The messages, with MARK before each special token in their contents."""
-    contents = [message["content"].replace(MARK, "") for message in messages]
-    spelt = sorted({token for token in tokens for content in contents if token in content}, key=len, reverse=True)
-    if spelt:
-        pattern = re.compile("|".join(map(re.escape, spelt)))
-        contents = [pattern.sub(lambda match: MARK + match.group(), content) for content in contents]
-    return [{**message, "content": content} for message, content in zip(messages, contents, strict=True)]
+def mark_spelt(value: Any, tokens: Sequence[str]) -> Any:
+    """The messages or declarations of tools, with MARK before each special token in their texts."""
+    texts = [*_strings(value)]
+    spelt = sorted({token for token in tokens for text in texts if token in text}, key=len, reverse=True)
+    if not spelt and not any(MARK in text for text in texts):
+        return value
+    pattern = re.compile("|".join(map(re.escape, spelt))) if spelt else None
+
+    def mark(text: str) -> str:
+        text = text.replace(MARK, "")
+        return text if pattern is None else pattern.sub(lambda match: MARK + match.group(), text)
+
+    return _map_strings(mark, value)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All texts in lists and objects, the names in objects too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, one in value.items():
+            yield from _strings(name)
+            yield from _strings(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _strings(one)
+
+
+def _map_strings(convert: Callable[[str], str], value: Any) -> Any:
+    if isinstance(value, str):
+        return convert(value)
+    if isinstance(value, Mapping):
+        return {_map_strings(convert, name): _map_strings(convert, one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_map_strings(convert, one) for one in value]
+    return value
 
 
 def find_spelt(rows: pa.RecordBatch, tokens: Sequence[str]) -> tuple[npt.NDArray[np.bool_], str]:

@@ -55,6 +55,11 @@ WORDS, TAGS = [["EU", "rejects", "calls"]] * 10 + [["Peter", "is", "here"]] * 10
         ({"en": TEXTS, "de": OTHERS}, "seq2seq", {"columns": {"source": "en", "target": "de"}}),
         ({"messages": [MESSAGES] * 20}, "sft", {"columns": {"messages": "messages"}}),
         (
+            {"messages": [MESSAGES] * 20, "tools": [[{"function": {"name": "f"}}]] * 20},
+            "sft",
+            {"columns": {"messages": "messages", "tools": "tools"}},
+        ),
+        (
             {"id": [*range(20)], "conversations": [[{"from": "human", "value": "Hi"}]] * 20},
             "sft",
             {"columns": {"messages": "conversations"}},

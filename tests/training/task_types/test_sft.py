@@ -314,7 +314,7 @@ def test_rows_that_are_no_conversation_are_named(tmp_path: Path) -> None:
         "it is a text, and must be a list of messages",
         "it has no message",
         "its last message is by 'user', and must be by 'assistant'",
-        "message 1 is by 'bot', and roles are system, user, assistant",
+        "message 1 is by 'bot', and roles are system, user, assistant, tool",
         "message 2 has no content: it has role",
         "message 3 is a number, and must have role and content",
         *["message 2, by 'assistant', is empty"] * 2,
