@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ MODELS: Sequence[str] = (*SIZES, SCRATCH)
 """Names of models to start from; others are folders, or names of the Hub."""
 _CHARACTERS_OF_TOKEN = {True: 4.0, False: 2.5}
 """Characters of a token by whether a text is English, rather too few, where no tokenizer counts them."""
+_TOKENS_ABOUT_TOOLS = 200
+"""Tokens that chat templates write before the declarations of tools."""
 _LENGTHS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
 _TOKENS_OF_BATCH = 4096
 _STEPS = 600
@@ -272,8 +275,9 @@ def _longest(sample: Sample, guess: TaskGuess, *, english: bool) -> int:
     """About as many tokens as 99 of 100 rows have at most."""
     lengths = []
     for values in zip(*(sample.columns[name] for name in guess.texts), strict=True):
-        texts = [text for value in values for text in _texts_in(value)]
-        lengths.append(sum(len(text) / _CHARACTERS_OF_TOKEN[english] + 4 for text in texts))
+        characters = sum(len(value if isinstance(value, str) else json.dumps(value, default=str)) for value in values)
+        about_tools = _TOKENS_ABOUT_TOOLS if "tools" in guess.texts else 0
+        lengths.append(characters / _CHARACTERS_OF_TOKEN[english] + 4 * len(values) + about_tools)
     lengths.sort()
     return math.ceil(lengths[min(len(lengths) - 1, len(lengths) * 99 // 100)]) if lengths else 128
 

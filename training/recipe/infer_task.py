@@ -177,8 +177,9 @@ def _conversations(columns: Mapping[str, ColumnProfile], there: Collection[str])
     """`there` are all columns, those without any value too."""
     for name, column in columns.items():
         if column.is_messages:
-            data = {"columns": {"messages": name, **({"tools": "tools"} if "tools" in columns else {})}}
-            yield TaskGuess("sft", f"column {name!r} has lists of messages", data, texts=(name,))
+            more = ("tools",) if "tools" in columns else ()
+            data = {"columns": {"messages": name, **{one: one for one in more}}}
+            yield TaskGuess("sft", f"column {name!r} has lists of messages", data, texts=(name, *more))
     for names, roles in _ANSWERED.items():
         if columns.keys() >= {*names} and _are_texts(columns[name] for name in names):
             data = {"columns": dict(zip(roles, names, strict=True))}
