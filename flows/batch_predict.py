@@ -1,17 +1,18 @@
 """The flow `batch_predict`: predictions of a registered model for the rows of files."""
 
-import contextvars
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow.parquet as pq
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Completed, Failed
+from prefect.states import Completed
 
-from flows.batch_drift import compare_new_rows, remember_earlier_rows
 from flows.batch_plan import PreparedBatch, history_name, history_of, prepare
+from flows.drift import announce_drift, run_drift_stages
+from flows.frame import EXPECTED, WORKER, Caller, fail
 from flows.reports.predictions import Shards, build_result, count, describe
 from tasks.cache.executor import Executor
 from tasks.cache.garbage_collection import in_use
@@ -20,21 +21,19 @@ from tasks.cache.results import Artifact
 from tasks.cache.stage import Listener
 from tasks.home import home
 from tasks.jobs.engines import engine_of
-from tasks.jobs.launch import JobFailed
+from tasks.prediction.drift_samples import Monitoring
 from tasks.prediction.input_rows import Shard, require_few_errors
 from tasks.prediction.output import Output, open_output
 from tasks.prediction.shard_job import FIELDS, PREDICTIONS, ShardPredictor, remember_rate, require_engine
 from tasks.prefect import events
 from tasks.prefect.artifacts import PrefectProgress
+from tasks.registry.monitoring import find_rows
+from tasks.reports.formatting import format_count
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.predict_shard import predict_shard
-from tasks.tracking.connection import MlflowFailed
 from tasks.tracking.outbox import running
-from training.problems import UserError, full_disk, renamed
+from training.problems import full_disk, renamed
 from training.recipe import BatchPrediction, parse_batch_prediction
-
-# Further listeners of a flow that is called in this process: the terminal of `finetune predict`.
-listeners: contextvars.ContextVar[tuple[Listener, ...]] = contextvars.ContextVar("listeners", default=())
 
 
 def flow_run_name() -> str:
@@ -53,12 +52,19 @@ def batch_predict(prediction: BatchPrediction, reason: str | None = None) -> dic
         prediction: The model, the rows, and the place of the predictions.
         reason: Why this run was started; shown in Prefect.
     """
+    return run_batch_prediction(WORKER, prediction, reason)
+
+
+def run_batch_prediction(
+    caller: Caller, prediction: BatchPrediction, reason: str | None
+) -> dict[str, Any] | State[Any]:
+    """Runs the flow `batch-predict` for a caller."""
     run, began_s = str(flow_run.get_id()), time.time()
     with events.emit_heartbeats(run), in_use(), running(run):
         if reason:
             get_run_logger().info(f"Started because of {reason}")
         remote, progress = open_remote(), PrefectProgress()
-        shards = Shards((progress, *listeners.get()))
+        shards = Shards((progress, *caller.listeners))
         prepared, error, drift, warnings = None, None, None, list[str]()
         try:
             remote.deliver_earlier()
@@ -66,10 +72,10 @@ def batch_predict(prediction: BatchPrediction, reason: str | None = None) -> dic
             require_engine(checked)
             prepared = prepare(checked, remote, shards)
             require_few_errors(prepared.scan, prepared.prediction.max_error_rate)
-            remember_earlier_rows(prepared)
+            _remember_earlier_rows(prepared)
             _predict(prepared, run, remote, shards)
             shards.end()
-            drift, warnings = compare_new_rows(prepared, run, remote, (progress, *listeners.get()))
+            drift, warnings = _compare_new_rows(prepared, run, remote, (progress, *caller.listeners))
         except BaseException as raised:  # what ended the run is part of its result
             error = full_disk(home(), raised) or raised
         shards.end(failed=error is not None)
@@ -79,12 +85,9 @@ def batch_predict(prediction: BatchPrediction, reason: str | None = None) -> dic
         progress.end()
         for warning in result["warnings"]:
             get_run_logger().warning(warning)
-        for follower in listeners.get():
-            follower.run_ended(result)
-        if isinstance(error, UserError | JobFailed | MlflowFailed):
-            return Failed(message=str(error))
+        caller.send(result)
         if error is not None:
-            raise error
+            return fail(error)
         verdict = f" (drift: {drift['verdict']})" if drift else ""
         return Completed(message=describe(result)[0] + verdict, data=result)
 
@@ -120,3 +123,49 @@ def _predict(prepared: PreparedBatch, run: str, remote: Remote, shards: Shards) 
 
 def _write(output: Output, shard: Shard, rows: Any, ref: Artifact) -> None:
     output.write(shard, rows, pq.read_table(ref.path / PREDICTIONS), int(ref.figures["predicted_at_s"]))
+
+
+def _remember_earlier_rows(prepared: PreparedBatch) -> None:
+    """Remembers the rows that are not new. Call it before anything is predicted: the rows of a run that is killed, and
+    of one with too few of them, are new in the next run too."""
+    if isinstance(prepared.monitoring, Monitoring):
+        history_of(prepared.prediction).remember_compared(prepared.monitoring.new_rows.before)
+
+
+def _compare_new_rows(
+    prepared: PreparedBatch, run: str, remote: Remote, listeners: Sequence[Listener]
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """Runs the stages of the report, emits its event, and remembers the rows that it compared.
+
+    Returns the report and warnings. The report has a `reason` if nothing was compared, and is None if nothing was to
+    be. Its failure is a warning, since the predictions are complete; the rows are new in the next run too.
+    """
+    monitoring = prepared.monitoring
+    if not isinstance(monitoring, Monitoring):
+        return _undecided(monitoring, 0) if monitoring else None, []
+    version, section, new = monitoring.version, monitoring.section, monitoring.new_rows
+    if prepared.scan.unfiltered:
+        reason = f"the training rows were filtered, and these rows are not: {prepared.scan.unfiltered[0]}. Set "
+        return _undecided(f"{reason}data.filter to null, or to a condition on columns that they have", new.total), []
+    at_least = f"at least {section.min_rows:,} are needed (release.drift.min_rows)"
+    if not new.total:
+        return _undecided("no rows are new", 0), []
+    if new.total < section.min_rows:
+        rows = f"{format_count(new.total, 'row')} wait for more"
+        return _undecided(f"{rows}: {at_least}", new.total), []
+    try:
+        reference = find_rows(version).figures.get(f"{version.split}_rows", section.min_rows)
+        if reference < section.min_rows:
+            split = f"{version.champion} has {format_count(reference, f'{version.split} row')}"
+            return _undecided(f"{split}: {at_least}", new.total), []
+        executor = Executor(history_name(prepared.prediction), run, listeners, remote=remote)
+        report = run_drift_stages(executor, version, section, new.draw(), list(new.files))
+    except EXPECTED as error:
+        return _undecided(str(error), new.total), [f"The new rows were not compared (drift): {error}"]
+    announce_drift(version, report, prepared.prediction.input)
+    history_of(prepared.prediction).remember_compared(new.all)
+    return report, []
+
+
+def _undecided(reason: str, rows: int) -> dict[str, Any]:
+    return {"verdict": "undecided", "reason": reason, "rows": {"new": rows}}

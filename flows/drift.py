@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
-from prefect import flow
+from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 
-from flows.finetune import listeners
-from flows.monitoring import announce_drift, run_drift_stages, run_for_version
+from flows.frame import WORKER, Caller, run_for_version
 from tasks.cache.executor import Executor
-from tasks.prediction.drift_samples import draw_sample
+from tasks.cache.results import Artifact, NumberedComparison
+from tasks.prediction.drift_samples import Sample, draw_sample
 from tasks.prediction.input_rows import list_files
-from tasks.registry.monitoring import Monitored, read_drift_section, require_single_inputs
+from tasks.prefect import events
+from tasks.registry.monitoring import Monitored, find_rows, read_drift_section, require_single_inputs
+from tasks.reports.model_reports import describe_drift, summarize_drift
+from tasks.stages.drift import count_look, record_drift
+from tasks.stages.drift import drift as compare_rows
+from tasks.stages.profile import observe, profile
+from training.recipe import Drift
 
 
 def drift_run_name() -> str:
@@ -40,6 +48,18 @@ def drift(
         task: The class of the model's task type if it is your own; its code is run.
         data: Fields of the recipe's section data by which these rows are read, such as {"delimiter": ";"}.
     """
+    return run_drift(WORKER, model, inputs, thresholds, task, data)
+
+
+def run_drift(
+    caller: Caller,
+    model: str,
+    inputs: list[str],
+    thresholds: dict[str, int | float] | None,
+    task: str,
+    data: dict[str, Any] | None,
+) -> dict[str, Any] | State[Any]:
+    """Runs the flow `drift` for a caller."""
     warnings = list[str]()
 
     def compare(executor: Executor, version: Monitored) -> dict[str, Any]:
@@ -53,4 +73,43 @@ def drift(
     def announce(version: Monitored, report: dict[str, Any]) -> None:
         announce_drift(version, report, inputs)
 
-    return run_for_version("drift", model, task, data, listeners.get(), warnings, stages=compare, announce=announce)
+    return run_for_version(caller, "drift", model, task, data, warnings, stages=compare, announce=announce)
+
+
+def run_drift_stages(
+    executor: Executor, version: Monitored, section: Drift, sample: Sample, files: Sequence[str]
+) -> dict[str, Any]:
+    """Runs all stages of a drift report. Returns the report.
+
+    Args:
+        executor: Runs the stages.
+        version: The version with the profile.
+        section: The thresholds, `release.drift` of the recipe.
+        sample: Of the new rows.
+        files: Their paths or URLs, for the record.
+    """
+    reference: Artifact = executor(profile, version, section, find_rows(version))
+    observed: Artifact = executor(observe, version, section, sample)
+    look: NumberedComparison | None = executor(count_look, version, section, reference, observed)
+    report: Artifact = executor(compare_rows, version, section, look, reference, observed)
+    executor(record_drift, version, files, reference, report)
+    return report.figures
+
+
+def announce_drift(version: Monitored, report: dict[str, Any], inputs: Sequence[str]) -> None:
+    """Logs the verdict, and emits the event `finetune.drift`."""
+    get_run_logger().info(describe_drift(report))
+    payload = {
+        "verdict": report["verdict"],
+        "summary": summarize_drift(report),
+        "version": str(version.champion),
+        "recipe": version.recipe,
+        "look": report["look"],
+        "rows": report["rows"],
+        "differences": [line["name"] for line in report["comparisons"] if line["verdict"] != "steady"],
+        "estimated_accuracy": json.loads(json.dumps(report["estimated_accuracy"])),
+        "inputs": list(inputs),
+        "mlflow_run_id": version.mlflow_run,
+        "flow_run_id": str(flow_run.get_id()),
+    }
+    events.emit_drift(version.champion.name, payload)

@@ -9,8 +9,7 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 
-from flows.finetune import listeners
-from flows.monitoring import run_for_version
+from flows.frame import WORKER, Caller, run_for_version
 from tasks.cache.executor import Executor
 from tasks.cache.input_files import pin_files
 from tasks.cache.results import Artifact
@@ -42,7 +41,13 @@ def evaluate(
         run_code: Whether to run other code that the recipe names, such as metrics, if another home registered it.
         data: Fields of the recipe's section data by which these rows are read, such as {"delimiter": ";"}.
     """
+    return run_evaluation(WORKER, model, inputs, task, run_code, data)
 
+
+def run_evaluation(
+    caller: Caller, model: str, inputs: list[str], task: str, run_code: bool, data: dict[str, Any] | None
+) -> dict[str, Any] | State[Any]:
+    """Runs the flow `evaluate` for a caller."""
     warnings = list[str]()
 
     def score(executor: Executor, version: Monitored) -> dict[str, Any]:
@@ -64,7 +69,7 @@ def evaluate(
             payload |= {"summary": summary, "flow_run_id": str(flow_run.get_id()), "inputs": inputs}
             events.emit_evaluated(version.champion.name, payload)
 
-    return run_for_version("evaluation", model, task, data, listeners.get(), warnings, stages=score, announce=announce)
+    return run_for_version(caller, "evaluation", model, task, data, warnings, stages=score, announce=announce)
 
 
 def build_evaluation(version: Monitored, scored: Artifact, entry: LaterEvaluation) -> dict[str, Any]:

@@ -1,9 +1,7 @@
 """The flow `finetune`: from a recipe to a model that is trained, judged and registered."""
 
 import contextlib
-import contextvars
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from types import MappingProxyType
@@ -13,8 +11,8 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import Abort
 from prefect.runtime import flow_run
-from prefect.states import Failed
 
+from flows.frame import WORKER, Caller, fail, state_of
 from flows.naming import flow_run_name
 from flows.pipeline import Finished, pipeline
 from flows.plan import launch_training_early
@@ -24,11 +22,9 @@ from tasks.cache.executor import Executor
 from tasks.cache.garbage_collection import in_use
 from tasks.cache.history import History
 from tasks.cache.planner import Planner
-from tasks.cache.results import Selection
-from tasks.cache.stage import Listener
+from tasks.cache.results import Lock, Selection
 from tasks.home import home, tracking_is_local
 from tasks.jobs.engines.local import early_launches
-from tasks.jobs.launch import JobFailed
 from tasks.prefect import events, flow_runs
 from tasks.prefect.artifacts import PrefectProgress
 from tasks.registry import untrusted_code
@@ -39,13 +35,6 @@ from tasks.tracking.connection import MlflowFailed
 from training.problems import UserError, full_disk
 from training.recipe import Recipe, parse
 
-# Further listeners of a flow that is called in this process: the terminal of `finetune run`.
-listeners: contextvars.ContextVar[tuple[Listener, ...]] = contextvars.ContextVar("listeners", default=())
-
-
-in_command: contextvars.ContextVar[bool] = contextvars.ContextVar("in_command", default=False)
-"""Whether a command calls the flow in its own process, for a person who waits; a worker's flows have none."""
-
 
 class FromSweep(NamedTuple):
     """The sweep that a run releases a model for."""
@@ -54,9 +43,6 @@ class FromSweep(NamedTuple):
     run: str
     """The sweep's flow run."""
 
-
-from_sweep: contextvars.ContextVar[FromSweep | None] = contextvars.ContextVar("from_sweep", default=None)
-"""Set while a sweep runs the flow with the settings that it has chosen."""
 
 PREFECT_STATE = {"completed": StateType.COMPLETED, "failed": StateType.FAILED, "interrupted": StateType.CRASHED}
 
@@ -72,56 +58,79 @@ def finetune(
         overrides: Fields of the recipe by dotted name, such as {"training.learning_rate": 3e-5}.
         force: Stages to run although their output is stored.
     """
-    with events.emit_heartbeats(str(flow_run.get_id())), early_launches():
+    return run_finetune(WORKER, recipe, overrides, force, launches_early=True)
+
+
+def run_finetune(
+    caller: Caller,
+    recipe: Recipe,
+    overrides: dict[str, Any] | None,
+    force: list[str] | None,
+    *,
+    launches_early: bool = False,
+    sweep: FromSweep | None = None,
+    recorded: Lock | None = None,
+) -> dict[str, Any] | State[Any]:
+    """Runs the flow `finetune` for a caller.
+
+    Args:
+        caller: The code that calls the flow in this process.
+        recipe: As for the flow.
+        overrides: As for the flow.
+        force: As for the flow.
+        launches_early: Whether to plan the run first, and to start the program of a training that will certainly run.
+        sweep: The sweep that has chosen the settings.
+        recorded: The lock of the run that is reproduced.
+    """
+    run = str(flow_run.get_id())
+    with events.emit_heartbeats(run), early_launches():
         complete, forced = parse(recipe.model_dump(exclude_unset=True), overrides), frozenset(force or ())
-        # `finetune run` has done it, and a sweep has trained. A retry would ask the Hub again for what the run has
-        # pinned.
-        launched = in_command.get() or from_sweep.get() is not None
-        if not launched and not lock_file(str(flow_run.get_id())).is_file():
-            _launch_training_early(complete, forced)
-        return fine_tune(complete, forced)
-
-
-def _launch_training_early(recipe: Recipe, force: frozenset[str]) -> None:
-    with contextlib.suppress(UserError, MlflowFailed):  # the stages meet the same error, and report it
-        planner = Planner(recipe.name, force, open_remote())
-        launch_training_early(recipe, planner, pipeline(planner, recipe).lock)
+        if launches_early and not lock_file(run).is_file():  # a retry uses the content that the first try has found
+            with contextlib.suppress(UserError, MlflowFailed):  # the stages meet the same error, and report it
+                planner = Planner(complete.name, forced, open_remote())
+                launch_training_early(complete, planner, pipeline(planner, complete).lock)
+        return fine_tune(caller, complete, forced, sweep=sweep, recorded=recorded)
 
 
 def fine_tune(
+    caller: Caller,
     recipe: Recipe,
     force: frozenset[str] = frozenset(),
     changes: Sequence[str] = (),
     extra: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    sweep: FromSweep | None = None,
+    recorded: Lock | None = None,
 ) -> dict[str, Any] | State[Any]:
     """Runs all stages in the current flow run. Returns the run's result, or the state of a failed run.
 
     Args:
+        caller: The code that calls the flow in this process.
         recipe: All that makes the model.
         force: Stages to run although their output is stored.
         changes: The changes since the last completed run, if known.
         extra: Further fields of the result, plain JSON.
+        sweep: The sweep that has chosen the settings.
+        recorded: The lock of the run that is reproduced, whose names are not resolved again.
     """
-    run, remote, sweep = str(flow_run.get_id()), open_remote(), from_sweep.get()
+    run, remote = str(flow_run.get_id()), open_remote()
     tracking = start_tracking(recipe, run, changes, parent=sweep.run if sweep else None)
-    with early_launches(), in_use(report_removal), closing(tracking) as tracker:
-        followers = listeners.get()
+    with early_launches(), in_use(caller.report_removal), closing(tracking) as tracker:
         untrusted_code.record_code(run, recipe)
         progress = PrefectProgress(lambda: tracker.pages)
         remote.deliver_earlier()
-        executor = Executor(recipe.name, run, (tracker, progress, *followers), force, remote)
-        finished, error = _run_stages(executor, recipe, sweep.selection if sweep else None)
+        executor = Executor(recipe.name, run, (tracker, progress, *caller.listeners), force, remote)
+        finished, error = _run_stages(executor, recipe, sweep.selection if sweep else None, recorded)
         if isinstance(error, UserError):
             tracker.log_text(
                 "problems.json", json.dumps([problem.model_dump() for problem in error.problems], indent=1)
             )
             if executor.rows and executor.rows[-1].name in STAGES_WITH_REPORT:
                 progress.refused(error.problems)
-        state = "completed" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
+        state = state_of(error)
         record_lineage(tracker, recipe, run, state, executor.rows, finished)
         warnings = executor.end_uploads(wait=state != "interrupted")
-        # A command ends without a server that is down. On a worker, Prefect tries for minutes to reach it.
-        server_down = in_command.get() and not flow_runs.server_answers()
+        server_down = caller.is_command and not flow_runs.server_answers()
         if not server_down:
             progress.end()
         result = build_result(state, executor.rows, flow_run_id=run, finished=finished, error=error) | dict(extra)
@@ -135,23 +144,22 @@ def fine_tune(
                 "The next run that executes a stage sends it the final state."
             )
         result["warnings"] = [*result["warnings"], *warnings]
-        for follower in followers:
-            follower.run_ended(result)
+        caller.send(result)
         if server_down:
             flow_runs.save_final_state(run, PREFECT_STATE[state])
             raise Abort("the Prefect server is down")  # the only end of a flow that sends the server nothing
         if state != "interrupted":
             champion = str(finished.champion) if finished and finished.champion else None
             events.emit_verdict(recipe.name, build_verdict_event(recipe, result, champion))
-        return _end_flow(result, error)
+        return fail(error) if error else result
 
 
 def _run_stages(
-    executor: Executor, recipe: Recipe, selection: Selection | None
+    executor: Executor, recipe: Recipe, selection: Selection | None, recorded: Lock | None
 ) -> tuple[Finished | None, BaseException | None]:
     """Returns the results of the stages, or the error that ended them."""
     try:
-        return pipeline(executor, recipe, selection), None
+        return pipeline(executor, recipe, selection, recorded), None
     except BaseException as error:  # the trackers receive the state of every run, also of an interrupted one
         if isinstance(error, MlflowFailed) and not tracking_is_local():
             return None, error  # the full disk may be that of the MLflow server
@@ -168,22 +176,3 @@ def _remember(recipe: Recipe, result: dict[str, Any]) -> list[str]:
             "the same command may execute its stages again."
         ]
     return []
-
-
-def _end_flow(result: dict[str, Any], error: BaseException | None) -> dict[str, Any] | State[Any]:
-    """Returns the flow's state. Mistakes and failed jobs have no traceback of this process."""
-    if error is None:
-        return result
-    if isinstance(error, JobFailed) and error.failure.traceback:
-        get_run_logger().error(error.failure.traceback)
-    if isinstance(error, UserError | JobFailed | MlflowFailed):
-        return Failed(message=str(error))
-    raise error
-
-
-def report_removal() -> None:
-    """Says why a run does not begin."""
-    text = "This run waits until `finetune store --remove` has set folders of this home aside."
-    get_run_logger().info(text)
-    if in_command.get():  # a terminal does not show Prefect's log
-        print(text, file=sys.stderr)

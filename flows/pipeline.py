@@ -85,13 +85,20 @@ def train_and_score(build: Builder, recipe: Recipe, lock: Lock | None = None) ->
     return Scored(ready.lock, ready.data, ready.model, ready.tokens, trained, predictions, scores)
 
 
-def pipeline(build: Builder, recipe: Recipe, selection: Selection | None = None) -> Finished:
+def pipeline(
+    build: Builder, recipe: Recipe, selection: Selection | None = None, recorded: Lock | None = None
+) -> Finished:
     """Builds all stages, from a recipe to a model that is registered, published and promoted if the gate allows it.
 
-    `selection`: how a sweep chose the settings.
+    Args:
+        build: Runs the stages, or plans them.
+        recipe: All that makes the model.
+        selection: How a sweep chose the settings.
+        recorded: The lock of the run that is reproduced, whose names are not resolved again.
     """
-    scored = train_and_score(build, recipe)
-    lock, data, model, tokens = scored.lock, scored.data, scored.model, scored.tokens
+    lock = build(resolve, recipe, recorded)
+    scored = train_and_score(build, recipe, lock)
+    data, model, tokens = scored.data, scored.model, scored.tokens
     trained, predictions, scores = scored.trained, scored.predictions, scored.scores
     champion = build(find_champion, recipe, trained, scores)
     opponent = build(predict_champion, recipe, lock, data, champion) if champion else None

@@ -9,7 +9,8 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
-from flows.finetune import fine_tune, listeners
+from flows.finetune import fine_tune
+from flows.frame import WORKER, Caller
 from flows.naming import flow_run_name
 from flows.pipeline import pipeline
 from flows.plan import build_cached_result, find_unchanged_run, launch_training_early, list_changes
@@ -37,25 +38,32 @@ def retrain(
         overrides: Fields of the recipe by dotted name, such as {"training.learning_rate": 3e-5}.
         reason: Why this run was started; shown in Prefect.
     """
+    return run_retrain(WORKER, recipe, overrides, reason)
+
+
+def run_retrain(
+    caller: Caller, recipe: Recipe, overrides: dict[str, Any] | None, reason: str | None
+) -> dict[str, Any] | State[Any]:
+    """Runs the flow `retrain` for a caller."""
     with events.emit_heartbeats(str(flow_run.get_id())):
-        return _retrain(parse(recipe.model_dump(exclude_unset=True), overrides), reason)
+        return _retrain(caller, parse(recipe.model_dump(exclude_unset=True), overrides), reason)
 
 
-def _retrain(recipe: Recipe, reason: str | None) -> dict[str, Any] | State[Any]:
+def _retrain(caller: Caller, recipe: Recipe, reason: str | None) -> dict[str, Any] | State[Any]:
     logger = get_run_logger()
     if reason:
         logger.info(f"Started because of {reason}")
     if lock_file(str(flow_run.get_id())).is_file():
         logger.info("This run is a retry and continues with the versions that it pinned at first.")
-        return fine_tune(recipe)
+        return fine_tune(caller, recipe)
     planner = Planner(recipe.name, remote=open_remote())
     try:
         lock = pipeline(planner, recipe).lock
     except (UserError, MlflowFailed):  # the stages meet the same error, and report it like every error
-        return fine_tune(recipe)
+        return fine_tune(caller, recipe)
     unreachable = _count_unreachable(recipe, lock)
     if unreachable and unreachable["runs"] > unreachable["max_unreachable"]:
-        return _fail(recipe, unreachable)
+        return _fail(caller, recipe, unreachable)
     warnings = [_format_unreachable(unreachable)] if unreachable else []
     for warning in warnings:
         logger.warning(warning)
@@ -66,11 +74,10 @@ def _retrain(recipe: Recipe, reason: str | None) -> dict[str, Any] | State[Any]:
         logger.info("\n  ".join(["What changed:", *changes]))
         with early_launches():
             launch_training_early(recipe, planner, lock)
-            return fine_tune(recipe, changes=changes, extra=extra)
+            return fine_tune(caller, recipe, changes=changes, extra=extra)
     result = build_cached_result(last)
     result |= extra | {"warnings": [*warnings, *result["warnings"]]}
-    for listener in listeners.get():
-        listener.run_ended(result)
+    caller.send(result)
     registered = result["model"]["registered"]
     version = f", which made {registered.replace('/', ' version ')}" if registered else ""
     message = f"Nothing changed since flow run {result['flow_run_id']}{version}."
@@ -95,7 +102,7 @@ def _format_unreachable(unreachable: dict[str, Any]) -> str:
     return f"The Hub did not answer whether {', '.join(unreachable['repositories'])} changed ({count})."
 
 
-def _fail(recipe: Recipe, unreachable: dict[str, Any]) -> State[Any]:
+def _fail(caller: Caller, recipe: Recipe, unreachable: dict[str, Any]) -> State[Any]:
     """Ends the run before its stages, with the result and the event of a failed run."""
     message = (
         f"{_format_unreachable(unreachable)} Check the network and HF_HUB_OFFLINE, then run it again; or pin the "
@@ -104,7 +111,6 @@ def _fail(recipe: Recipe, unreachable: dict[str, Any]) -> State[Any]:
     error = UserError.of(NETWORK, "release.retrain.max_unreachable", message)
     result = build_result("failed", [], flow_run_id=str(flow_run.get_id()), error=error)
     result["hub_unreachable"] = unreachable
-    for listener in listeners.get():
-        listener.run_ended(result)
+    caller.send(result)
     events.emit_verdict(recipe.name, build_verdict_event(recipe, result, None))
     return Failed(message=str(error))

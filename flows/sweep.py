@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import json
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -15,29 +17,35 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Failed
 
-from flows import finetune
-from flows.naming import sweep_run_name
-from flows.pipeline import prepare
+from flows.finetune import FromSweep, finetune, run_finetune
+from flows.frame import WORKER, Caller, fail, state_of
+from flows.naming import format_settings, sweep_run_name
+from flows.pipeline import Scored, TrainingInputs, prepare, train_and_score
 from flows.plan import divide_gpus
 from flows.reports.result import list_problems
-from flows.reports.sweep_table import SweepTerminal
-from flows.search import Search, summarize_trial
+from flows.reports.sweep_table import SweepTerminal, TrialProgress, tabulate_trials
+from flows.trial import TrialRun, trial_recipe
 from tasks.cache.executor import Executor
 from tasks.cache.garbage_collection import in_use
-from tasks.cache.results import Selection
+from tasks.cache.planner import Planner
+from tasks.cache.results import Artifact, Champion, Comparison, Lock, Selection
 from tasks.cache.stage import Listener
 from tasks.home import home
 from tasks.jobs import warm
 from tasks.jobs.engines.local import early_launches
+from tasks.jobs.hardware import visible_gpus
 from tasks.jobs.launch import JobFailed
+from tasks.jobs.slots import Slots
 from tasks.prefect import events
 from tasks.prefect.artifacts import ArtifactSender, PrefectProgress, Table
 from tasks.registry import untrusted_code
 from tasks.shared_store.bucket_remote import open_remote
+from tasks.stages.champion import find_champion, predict_champion
+from tasks.stages.compare import compare
 from tasks.stages.fit import engine_for
 from tasks.sweeps.pictures import draw_pictures
 from tasks.sweeps.study import Study, only_sweep, study_key
-from tasks.sweeps.trial import Trial
+from tasks.sweeps.trial import UNFINISHED, Trial
 from tasks.tracking.connection import MlflowFailed
 from tasks.tracking.run_tracker import RunTracker
 from tasks.tracking.tracker import STUDY_TAG
@@ -45,9 +53,6 @@ from training.problems import UserError, full_disk
 from training.recipe import Recipe, Sweep, parse, parse_sweep
 
 MLFLOW_STATUS = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
-
-terminal: contextvars.ContextVar[SweepTerminal | None] = contextvars.ContextVar("terminal", default=None)
-"""The table of `finetune sweep`; elsewhere Prefect and MLflow show the trials."""
 
 
 @flow(name="sweep", flow_run_name=sweep_run_name)
@@ -62,17 +67,32 @@ def sweep(
         overrides: Fields of the recipe by dotted name, such as {"training.learning_rate": 3e-5}.
         trials: The number of trials, instead of the sweep's own.
     """
+    # Prefect and MLflow show the trials.
+    return run_sweep(WORKER, recipe, sweep, overrides, trials, table=SweepTerminal(sweep, quiet=True))
+
+
+def run_sweep(
+    caller: Caller,
+    recipe: Recipe,
+    sweep: Sweep,
+    overrides: dict[str, Any] | None,
+    trials: int | None,
+    *,
+    table: SweepTerminal,
+) -> dict[str, Any] | State[Any]:
+    """Runs the flow `sweep` for a caller, who sees the table of trials."""
     values = recipe.model_dump(exclude_unset=True)
     with events.emit_heartbeats(str(flow_run.get_id())), events.without_prefect_heartbeats(), early_launches():
         _, search = parse_sweep(values, sweep.model_dump(exclude_unset=True), overrides, trials)
-        return _run_sweep(values, search, dict(overrides or {}))
+        return _run_sweep(caller, table, values, search, dict(overrides or {}))
 
 
-def _run_sweep(values: dict[str, Any], sweep: Sweep, overrides: dict[str, Any]) -> dict[str, Any] | State[Any]:
+def _run_sweep(
+    caller: Caller, table: SweepTerminal, values: dict[str, Any], sweep: Sweep, overrides: dict[str, Any]
+) -> dict[str, Any] | State[Any]:
     overrides |= divide_gpus(parse(values, overrides), sweep)
     recipe, run = parse(values, overrides), str(flow_run.get_id())
-    table, followers = terminal.get() or SweepTerminal(sweep, quiet=True), finetune.listeners.get()
-    with in_use(finetune.report_removal), closing(RunTracker(recipe.name, run, str(flow_run.get_name()))) as tracker:
+    with in_use(caller.report_removal), closing(RunTracker(recipe.name, run, str(flow_run.get_name()))) as tracker:
         tracker.log_params({f"sweep.{name}": _text(value) for name, value in sweep.model_dump(mode="json").items()})
         documents = {"recipe": recipe.model_dump(mode="json"), "sweep": sweep.model_dump(mode="json")}
         tracker.log_text("sweep.yaml", yaml.safe_dump(documents, sort_keys=False))
@@ -80,15 +100,15 @@ def _run_sweep(values: dict[str, Any], sweep: Sweep, overrides: dict[str, Any]) 
         progress = PrefectProgress(lambda: tracker.pages)
         remote = open_remote()
         remote.deliver_earlier()
-        executor = Executor(recipe.name, run, (tracker, progress, *followers), remote=remote)
+        executor = Executor(recipe.name, run, (tracker, progress, *caller.listeners), remote=remote)
         result: dict[str, Any] = {"flow_run_id": run, "study": None, "trials": [], "best": None, "run": None}
         error: BaseException | None = None
         try:
             with engine_for(recipe).keep_open(several=sweep.parallel > 1):
-                _search(values, overrides, sweep, executor, run, table, tracker, result)
+                _search(caller, table, values, overrides, sweep, executor, run, tracker, result)
         except BaseException as ended:
             error = full_disk(home(), ended) or ended
-        state = "completed" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
+        state = state_of(error)
         table.close()
         warnings = executor.end_uploads(wait=state != "interrupted")
         progress.end()
@@ -99,22 +119,21 @@ def _run_sweep(values: dict[str, Any], sweep: Sweep, overrides: dict[str, Any]) 
         result["metrics"] = (result["run"] or {}).get("metrics", {})
         tracker.end(MLFLOW_STATUS[result["state"]])
         result |= {"mlflow_run_id": tracker.mlflow_run_id, "warnings": [*warnings, *tracker.warnings]}
-        for follower in followers:
-            follower.run_ended(result)
+        caller.send(result)
         if result["state"] == "completed":
             return result
-        if isinstance(error, UserError | JobFailed | MlflowFailed) or error is None:
-            return Failed(message="\n".join(f"{problem['where']}: {problem['message']}" for problem in problems))
-        raise error
+        message = "\n".join(f"{problem['where']}: {problem['message']}" for problem in problems)
+        return fail(error, message) if error else Failed(message=message)
 
 
 def _search(
+    caller: Caller,
+    table: SweepTerminal,
     values: dict[str, Any],
     overrides: dict[str, Any],
     sweep: Sweep,
     executor: Executor,
     run: str,
-    table: SweepTerminal,
     tracker: RunTracker,
     result: dict[str, Any],
 ) -> None:
@@ -149,7 +168,7 @@ def _search(
             text = f"Trial {best.number} cannot be told apart from {numbers} on the rows of validation (paired test)."
             result["best"]["warning"] = text
             get_run_logger().warning(text)
-    result["run"] = _release(values, {**overrides, **best.settings}, selection, run)
+    result["run"] = _release(caller, values, {**overrides, **best.settings}, FromSweep(selection, run))
 
 
 def _select(study: Study, sweep: Sweep, best: Trial, similar: list[int]) -> Selection:
@@ -169,16 +188,12 @@ def _select(study: Study, sweep: Sweep, best: Trial, similar: list[int]) -> Sele
     )
 
 
-def _release(values: dict[str, Any], overrides: dict[str, Any], selection: Selection, run: str) -> dict[str, Any]:
+def _release(caller: Caller, values: dict[str, Any], overrides: dict[str, Any], sweep: FromSweep) -> dict[str, Any]:
     """Runs the ordinary flow with the chosen settings, whose training is stored. Returns its result."""
     keeper = _Keeper()
-    listeners = finetune.listeners.set((*finetune.listeners.get(), keeper))
-    sweep = finetune.from_sweep.set(finetune.FromSweep(selection, run))
-    try:
-        state = finetune.finetune(recipe=parse(values), overrides=overrides, return_state=True)
-    finally:
-        finetune.from_sweep.reset(sweep)
-        finetune.listeners.reset(listeners)
+    caller = replace(caller, listeners=(*caller.listeners, keeper))
+    release: Callable[..., State[Any]] = caller.bind(finetune, run_finetune, sweep=sweep)
+    state = release(recipe=parse(values), overrides=overrides, return_state=True)
     if keeper.result is None:
         state.result()  # raises the error of a flow that failed outside its stages
     assert keeper.result is not None
@@ -226,3 +241,222 @@ def _log_trials(tracker: RunTracker, study: Study, sweep: Sweep) -> None:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
+
+
+LOOK_S = 1.0
+"""Between two looks at trials that run at once."""
+RESOLVED = ("model", "compute")
+"""Sections of the recipe that `resolve` reads: a trial that changes them resolves them again."""
+MOST_COMPARED = 5
+"""The trials after the best that are compared with it."""
+
+Show = Callable[[list[dict[str, str]], str], None]
+
+
+@dataclass
+class Search:
+    """The trials of a sweep in a flow run.
+
+    Args:
+        recipe: with the overrides of the sweep's run.
+        sweep: with all defaults resolved.
+        ready: what all trials share.
+        run: the sweep's flow run.
+        show: called with the table of trials and a line on the best one whenever a trial ends.
+    """
+
+    recipe: Recipe
+    sweep: Sweep
+    study: Study
+    ready: TrainingInputs
+    run: str
+    terminal: SweepTerminal
+    show: Show
+    failures: list[Trial] = field(default_factory=list)
+    """The trials that failed in this run."""
+    against_champion: Comparison | None = None
+    """The best trial so far against the champion on the validation split."""
+    _scored: dict[int, Scored] = field(default_factory=dict)
+    _compared: int = 0
+    _began: float = field(default_factory=time.monotonic)
+
+    def run_trials(self) -> None:
+        """Runs trials until all are done, the time is over, or too many failed. Raises UserError if too many failed,
+        and what interrupts a trial."""
+        self._refresh()
+        if self.sweep.parallel == 1:
+            while trial := self._next():
+                self._end(self._run_trial(trial))
+        else:
+            self._run_at_once()
+        self.terminal.close()
+
+    def find_similar(self, best: Trial) -> list[int]:
+        """The numbers of completed trials that are not significantly worse than the best on the same rows, among the
+        next best."""
+        others = [trial for trial in self.study.trials if trial.state == "completed" and trial.number != best.number]
+        others.sort(key=lambda trial: (self.study.rank(trial.value or 0.0), trial.number))
+        similar = []
+        for other in others[:MOST_COMPARED]:
+            found, rival = self._find_scored(best), self._find_scored(other)
+            if found is None or rival is None:
+                continue
+            champion = Champion(
+                name="trial", version=str(other.number), model=rival.trained.parts["model"], max_length=0
+            )
+            comparison = self._compare(best, found, champion, rival.predictions)
+            if not comparison.better:
+                similar.append(other.number)
+        return similar
+
+    def _run_at_once(self) -> None:
+        slots = Slots(self.sweep.parallel, self._run_trial, divides_gpus=engine_for(self.recipe).runs_here)
+        try:
+            while True:
+                while slots.free and (trial := self._next()):
+                    slots.start(trial)
+                if not slots.busy:
+                    return
+                for _, ended in slots.wait(LOOK_S):
+                    self._end(ended)
+                self._refresh()
+        except BaseException:
+            slots.stop()
+            raise
+
+    def _next(self) -> Trial | None:
+        """The trial to run now; None if there is none, or if the time is over."""
+        return None if self._is_over else self.study.next()
+
+    def _run_trial(self, trial: Trial) -> TrialRun:
+        self._refresh()
+        run = TrialRun(
+            trial,
+            self.study,
+            self.recipe,
+            str(self.sweep.metric),
+            self.run,
+            self._lock,
+            (TrialProgress(trial.number, self.terminal),),
+            self._deadline,
+        )
+        run.run()
+        return run
+
+    def _end(self, run: TrialRun) -> None:
+        """Takes note of a trial that has ended."""
+        self.terminal.progress.pop(run.trial.number, None)
+        trial = self.study.trials[run.trial.number - 1]
+        if trial.state in UNFINISHED and not self._is_over:
+            raise RuntimeError(f"trial {trial.number} did not begin: see its flow run in Prefect")
+        if run.scored is not None:
+            self._scored[trial.number] = run.scored
+        if trial.state == "failed":
+            self.failures.append(trial)
+        self._refresh()
+        best = self.study.best
+        if best is not None and best.number != self._compared and not self._shares_gpus:
+            self._compared = best.number
+            self.against_champion = self._compare_with_champion(best)
+            self._refresh()
+        if len(self.failures) > self.sweep.max_failures:
+            reasons = "; ".join(f"trial {failed.number}: {failed.reason}" for failed in self.failures)
+            message = f"{len(self.failures)} trials failed, and {self.sweep.max_failures} may. {reasons}"
+            raise UserError.of("sweep", "sweep.max_failures", message)
+
+    def _compare_with_champion(self, best: Trial) -> Comparison | None:
+        """None if there is no champion, or if it is this model."""
+        scored = self._find_scored(best)
+        if scored is None or self.recipe.release.registry is None:
+            return None
+        recipe, build = self._recipe_of(best), self._quiet_executor()
+        try:
+            champion = build(find_champion, recipe, scored.trained, scored.scores)
+            if champion is None:
+                return None
+            opponent = build(predict_champion, recipe, scored.lock, scored.data, champion)
+            return self._compare(best, scored, champion, opponent)
+        except (MlflowFailed, UserError, JobFailed):  # the release of the best model meets it again, and reports it
+            return None
+
+    def _compare(self, best: Trial, scored: Scored, champion: Champion, opponent: Artifact) -> Comparison:
+        arguments = (scored.data, scored.tokens, scored.trained, scored.predictions, opponent)
+        found = self._quiet_executor()(compare, self._recipe_of(best), champion, None, *arguments)
+        return Comparison.model_validate(found.figures)
+
+    def _find_scored(self, trial: Trial) -> Scored | None:
+        """The trial's artifacts; None if they were removed since."""
+        if trial.number not in self._scored:
+            found = train_and_score(Planner(self.recipe.name), self._recipe_of(trial), self._lock)
+            if not isinstance(found.scores, Artifact):
+                return None
+            self._scored[trial.number] = found
+        return self._scored[trial.number]
+
+    def _recipe_of(self, trial: Trial) -> Recipe:
+        return trial_recipe(self.recipe, trial.settings, str(self.sweep.metric))
+
+    def _quiet_executor(self) -> Executor:
+        return Executor(self.recipe.name, self.run)
+
+    @property
+    def _shares_gpus(self) -> bool:
+        """Whether trials use all GPUs of this machine at once: the champion's predictions would take their memory."""
+        return self.sweep.parallel > 1 and bool(visible_gpus())
+
+    @property
+    def _lock(self) -> Lock | None:
+        """What all trials have resolved; None if their settings change it."""
+        changes = any(name.partition(".")[0] in RESOLVED for name in self.sweep.space)
+        return None if changes else self.ready.lock
+
+    @property
+    def _deadline(self) -> float | None:
+        return None if self.sweep.timeout_s is None else self._began + self.sweep.timeout_s
+
+    @property
+    def _is_over(self) -> bool:
+        return self._deadline is not None and time.monotonic() > self._deadline
+
+    def _refresh(self) -> None:
+        trials = self.study.trials
+        headline = "  ".join(filter(None, [self.describe_best(), self._describe_rest(trials)]))
+        self.terminal.show(trials, headline)
+        self.show(tabulate_trials(trials, self.sweep, self.terminal.progress), headline)
+
+    def describe_best(self) -> str:
+        """`best: trial 3, accuracy 0.912 (learning_rate 3.1e-05); champion sst2/7 0.901, that is +0.011`"""
+        best = self.study.best
+        if best is None or best.value is None:
+            return "no trial has completed yet" if self.study.trials else ""
+        text = f"best: trial {best.number}, {self.sweep.metric} {best.value:.4g} ({format_settings(best.settings)})"
+        if (versus := self.against_champion) and self._compared == best.number:
+            text += f"; champion {versus.champion} {versus.champion_value:.4g}, a gain of {versus.gain:+.4g}"
+            text += f", at least {versus.at_least:+.4g} at {versus.confidence:.0%}"
+        return text
+
+    def _describe_rest(self, trials: Sequence[Trial]) -> str:
+        """`4 of 12 trials; about 3 minutes left`"""
+        limit, ended = self.sweep.trials or 0, [trial for trial in trials if trial.state not in UNFINISHED]
+        text = f"{len(ended)} of {limit} trials"
+        spent = [trial.seconds for trial in ended if trial.seconds]
+        if spent and len(ended) < limit:
+            left_s = math.ceil((limit - len(ended)) / self.sweep.parallel) * sum(spent) / len(spent)
+            text += f"; about {left_s / 60:,.0f} minutes left" if left_s >= 90 else f"; about {left_s:,.0f} s left"
+        return text
+
+
+def summarize_trial(trial: Trial) -> dict[str, Any]:
+    """A trial as JSON values."""
+    return {
+        "number": trial.number,
+        "settings": dict(trial.settings),
+        "state": trial.state,
+        "value": trial.value,
+        "low": trial.low,
+        "high": trial.high,
+        "evaluations": {str(number): value for number, value in sorted(trial.evaluations.items())},
+        "seconds": round(trial.seconds, 3),
+        "flow_run_id": trial.flow_run_id,
+        "reason": trial.reason,
+    }

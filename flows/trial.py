@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -37,27 +36,11 @@ VALIDATION = "validation"
 OF_THE_MACHINE = {DISK, NETWORK}
 """Kinds of problems that no other settings avoid: they end the sweep, and the trial is resumed by the next."""
 
-current: ContextVar[TrialRun] = ContextVar("current")
-"""The trial that the flow runs, which is more than a parameter of a flow can be."""
-
 
 def trial_name() -> str:
     """Prefect calls this at the start of a trial: `trial 3 · learning_rate 3.1e-05`."""
     parameters = flow_run.get_parameters()
     return f"trial {parameters['number']} · {format_settings(parameters['settings'])}"[:120]
-
-
-@flow(name="trial", flow_run_name=trial_name)
-def trial(number: int, settings: dict[str, Any]) -> State[Any]:
-    """Trains and scores a model with some settings of a sweep.
-
-    Args:
-        number: The trial's number in its sweep.
-        settings: Values by dotted field of the recipe.
-    """
-    run = str(flow_run.get_id())
-    with events.emit_heartbeats(run):
-        return current.get().execute(run)
 
 
 @dataclass
@@ -86,18 +69,28 @@ class TrialRun:
 
     def run(self) -> None:
         """Runs the flow. Raises what ends the sweep: an interruption, or a problem of the machine or of Prefect."""
-        token, parent = current.set(self), FlowRunContext.get()
-        try:
-            # Trials in threads share the counter behind the keys of subflows, and a repeated sweep would find the
-            # flow runs of other trials by them: a detached context has keys of its own.
-            with parent.model_copy(update={"detached": True}) if parent else nullcontext():
-                trial(self.trial.number, dict(self.trial.settings), return_state=True)
-        finally:
-            current.reset(token)
+
+        @flow(name="trial", flow_run_name=trial_name)
+        def trial(number: int, settings: dict[str, Any]) -> State[Any]:
+            """Trains and scores a model with some settings of a sweep.
+
+            Args:
+                number: The trial's number in its sweep.
+                settings: Values by dotted field of the recipe.
+            """
+            run = str(flow_run.get_id())
+            with events.emit_heartbeats(run):
+                return self._execute(run)
+
+        # Trials in threads share the counter behind the keys of subflows, and a repeated sweep would find the flow
+        # runs of other trials by them: a detached context has keys of its own.
+        parent = FlowRunContext.get()
+        with parent.model_copy(update={"detached": True}) if parent else nullcontext():
+            trial(self.trial.number, dict(self.trial.settings), return_state=True)
         if self.error is not None:
             raise self.error
 
-    def execute(self, run: str) -> State[Any]:
+    def _execute(self, run: str) -> State[Any]:
         """Builds the stages in the flow run `run`, stores the end in the study, and returns the flow's state."""
         began, study = time.monotonic(), self.study
         if self.trial.flow_run_id is None:

@@ -1,8 +1,4 @@
-"""Talk with a registered assistant.
-
-A line is a question, and the answer appears as it is generated; `/reset` begins a new conversation, `/quit` or Ctrl-D
-ends it, Ctrl-C ends the answer. Without a terminal, the lines of the standard input are one conversation.
-"""
+"""The command `chat`: a conversation with a registered assistant."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ PROMPT = "> "
 HELP = "/reset begins a new conversation, /quit or Ctrl-D ends it, Ctrl-C ends an answer"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     add_version_arguments(parser)
     parser.add_argument("--system", metavar="TEXT", default="", help="the system's message before each conversation")
     parser.add_argument(
@@ -34,8 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def execute(arguments: argparse.Namespace) -> int:
-    """Answers line by line. Raises UserError for an unknown model, and for one that holds no conversation."""
+def chat(arguments: argparse.Namespace) -> int:
+    """Talk with a registered assistant.
+
+    A line is a question, and the answer appears as it is generated; `/reset` begins a new conversation, `/quit` or
+    Ctrl-D ends it, Ctrl-C ends the answer. Without a terminal, the lines of the standard input are one conversation.
+    """
     from tasks.prediction.chat_job import open_chat, require_assistant
     from tasks.registry.prediction_job import find_model
 

@@ -1,4 +1,4 @@
-"""Check the model's configuration and every row, and count tokens. Trains nothing."""
+"""The command `check`: the model's configuration, rows and tokens before a run."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ class Findings:
         return {**(self.rows or {}), **(self.tokens or {}), "problems": self.problems, "notes": self.notes}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe_arguments(parser)
     add_json_argument(parser, "the findings")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if there are warnings")
 
 
-def execute(arguments: argparse.Namespace) -> int:
-    """Prints the findings. Raises UserError for mistakes in the file and the options."""
+def check(arguments: argparse.Namespace) -> int:
+    """Check the model's configuration and every row, and count tokens. Trains nothing."""
     findings = Findings()
     try:
         recipe = load_recipe(arguments)

@@ -1,4 +1,4 @@
-"""Write a recipe for a file of rows: what can be inferred is filled in, and each guess says why."""
+"""The command `init`: a recipe for a file of rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDER = Path("deployments")
 SCHEMA = FOLDER / "schema" / "finetune-0.1.0.json"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_init_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="a file, folder, glob or URL of rows, or module:name of an object")
     parser.add_argument("--name", help="the recipe's name (default: from PATH)")
     parser.add_argument("--task", help="the task type, if several fit the rows")
@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace a recipe of this name")
 
 
-def execute(arguments: argparse.Namespace) -> int:
-    """Writes deployments/NAME.yaml. Raises UserError if no rows are found, or if no task type fits them."""
+def init(arguments: argparse.Namespace) -> int:
+    """Write a recipe for a file of rows: what can be inferred is filled in, and each guess says why."""
     name = arguments.name or _name_of(arguments.path)
     file = FOLDER / f"{name}.yaml"
     if file.exists() and not arguments.force:

@@ -9,18 +9,20 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.shared import INTERRUPTED, exit_code, name_options
+from flows.cli.shared import INTERRUPTED, exit_code
 from flows.reports.result import build_result
 from flows.reports.tables import problem_line
-from flows.reports.terminal import Quiet, Terminal, can_redraw
+from flows.reports.terminal import Quiet, Terminal, open_terminal
+from tasks.cache.results import Lock
 from tasks.cache.stage import Listener
 from tasks.home import home
 from training.problems import full_disk
 from training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from prefect import Flow
     from prefect.client.schemas.objects import FlowRun
+
+    from flows.frame import Caller
 
 SILENT_S = 60.0
 """Without a trace for so long, a run that no process runs was killed."""
@@ -32,6 +34,7 @@ def call_flow(
     *listeners: Listener,
     overrides: dict[str, Any] | None = None,
     flow_run: FlowRun | None = None,
+    recorded: Lock | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Runs the flow and returns its result as JSON values, for failed runs as well.
@@ -42,49 +45,40 @@ def call_flow(
         listeners: Listeners besides the terminal.
         overrides: The overrides, for the parameters and the name of the flow run.
         flow_run: A flow run to retry with its own parameters, instead of a new one.
+        recorded: The lock of the run that is reproduced, whose names are not resolved again.
         quiet: Whether to print only the result.
     """
 
-    def call() -> Any:
-        from flows import finetune
-
+    def call(caller: Caller) -> Any:
         if flow_run is not None:
-            return _retry(flow_run)
-        return finetune.finetune(recipe=recipe, overrides=overrides or None, force=sorted(force), return_state=True)
+            return _retry(caller, flow_run)
+        from flows.finetune import finetune, run_finetune
 
-    return call_in_this_process(call, _open_terminal(recipe, quiet), *listeners)
+        bound = caller.bind(finetune, run_finetune, recorded=recorded)
+        return bound(recipe=recipe, overrides=overrides or None, force=sorted(force), return_state=True)
+
+    return call_in_this_process(call, open_terminal(recipe, quiet), *listeners)
 
 
-def call_model_flow(name: str, **parameters: Any) -> dict[str, Any]:
-    """Runs the flow of this name, which looks at a registered model, as `call_flow` does. Returns its result, whose
-    problems have the names of the command's options."""
-
-    def call() -> Any:
-        from flows import drift, evaluate
-
-        flows: dict[str, Flow[Any, Any]] = {"drift": drift.drift, "evaluate": evaluate.evaluate}
-        return flows[name](**parameters, return_state=True)
-
-    result = call_in_this_process(call, Terminal())
-    return result | {"problems": name_options(result["problems"], {"inputs": "--input", "thresholds.": "--set "})}
+def _build_failure(state: str, error: BaseException, where: str) -> dict[str, Any]:
+    return build_result(state, [], error=error, where=where)
 
 
 def call_in_this_process(
-    call: Callable[[], Any],
+    call: Callable[[Caller], Any],
     terminal: Terminal | Quiet,
     *listeners: Listener,
-    build_failure: Callable[[str, BaseException, str], dict[str, Any]] | None = None,
+    build_failure: Callable[[str, BaseException, str], dict[str, Any]] = _build_failure,
 ) -> dict[str, Any]:
     """Calls a flow with a Prefect server, and returns the result that the terminal receives.
 
     Args:
-        call: Returns the state of the flow run.
+        call: Calls the flow for a caller. Returns the state of the flow run.
         terminal: Shows the run.
         listeners: Listeners of the stages besides the terminal.
         build_failure: Builds the result of a flow that ended before it had one, from its state, its error and the place
             of the error; by default the result of a fine-tune.
     """
-    build_failure = build_failure or _build_failure
     # Prefect's lines go to its server and UI; here, the table of stages shows the same.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")  # such as each failed call to a server
@@ -94,16 +88,14 @@ def call_in_this_process(
         from tasks.prefect.prefect_server import ensure_prefect_server
 
         ensure_prefect_server(meanwhile=_import_flow)
-        from flows import finetune
+        from flows.frame import Caller
         from tasks.prefect import events, flow_runs
 
         flow_runs.deliver_final_states()
         with contextlib.suppress(Exception):  # those of this home that were killed; the next command reports them
             flow_runs.report_killed(SILENT_S)
-        finetune.listeners.set((terminal, *listeners))
-        finetune.in_command.set(True)
         with events.without_prefect_heartbeats():
-            state = call()
+            state = call(Caller((terminal, *listeners), is_command=True))
         if terminal.result is None:
             where = "run"
             state.result()  # raises the error of a flow that failed outside its stages
@@ -117,10 +109,6 @@ def call_in_this_process(
     return terminal.result
 
 
-def _build_failure(state: str, error: BaseException, where: str) -> dict[str, Any]:
-    return build_result(state, [], error=error, where=where)
-
-
 def _import_flow() -> None:
     """Imports the libraries of a flow, of its first stages and of its tracking."""
     import matplotlib.figure  # noqa: F401
@@ -131,26 +119,18 @@ def _import_flow() -> None:
     connection.import_store()
 
 
-def _open_terminal(recipe: Recipe, quiet: bool) -> Terminal | Quiet:
-    if quiet:
-        return Quiet()
-    if not (can_redraw(sys.stdout) and can_redraw(sys.stderr)):
-        return Terminal(recipe=recipe)
-    from flows.reports.live_table import LiveTable
-
-    return LiveTable(recipe)
-
-
-def _retry(flow_run: FlowRun) -> Any:
+def _retry(caller: Caller, flow_run: FlowRun) -> Any:
     from prefect.flow_engine import run_flow_sync
     from prefect.utilities.callables import get_call_parameters
 
-    from flows.finetune import finetune
-    from flows.retrain import retrain
+    from flows.finetune import finetune, run_finetune
+    from flows.retrain import retrain, run_retrain
     from tasks.prefect.flow_runs import flow_name
 
-    flows: dict[str, Flow[Any, Any]] = {flow.name: flow for flow in (finetune, retrain)}
-    flow = flows[flow_name(flow_run)]
+    if flow_name(flow_run) == retrain.name:
+        flow = caller.bind(retrain, run_retrain)
+    else:
+        flow = caller.bind(finetune, run_finetune)
     parameters = get_call_parameters(flow.fn, (), flow_run.parameters)
     return run_flow_sync(flow, flow_run=flow_run, parameters=parameters, return_type="state")
 

@@ -1,7 +1,4 @@
-"""The `finetune` command. Exit codes: 0 completed, 1 failed, 2 the user's mistake, 130 interrupted.
-
-A command's module is imported when the command is chosen: `finetune --help` imports none.
-"""
+"""The `finetune` command. Exit codes: 0 completed, 1 failed, 2 the user's mistake, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -20,12 +17,36 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-COMMANDS = (
-    *("init", "run", "resume", "sweep", "plan", "check", "schema"),
-    *("runs", "models", "show", "reproduce", "promote", "rollback"),
-    *("predict", "chat", "export", "drift", "evaluate"),
-    *("up", "deploy", "data-updated", "notify", "status", "down", "doctor", "store"),
-)
+COMMANDS = {
+    "init": "init",
+    "run": "run",
+    "resume": "run",
+    "sweep": "sweep",
+    "plan": "plan",
+    "check": "check",
+    "schema": "deployments",
+    "runs": "runs",
+    "models": "models",
+    "show": "runs",
+    "reproduce": "reproduce",
+    "promote": "models",
+    "rollback": "models",
+    "predict": "predict",
+    "chat": "chat",
+    "export": "models",
+    "drift": "monitoring",
+    "evaluate": "monitoring",
+    "up": "services",
+    "deploy": "deployments",
+    "data-updated": "deployments",
+    "notify": "deployments",
+    "status": "services",
+    "down": "services",
+    "doctor": "services",
+    "store": "store",
+}
+"""The module of each command in this folder. A function that is named as the command executes it, and its docstring is
+the help. The module is imported when the command is chosen: `finetune --help` imports none."""
 
 
 def start() -> None:
@@ -65,17 +86,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "texts" not in arguments or any(word.startswith("-") for word in rest):
             finetune.error(f"unrecognized arguments: {' '.join(rest)}")
         arguments.texts += rest
-    from flows.cli.execution import execute
+    from flows.cli.shared import execute
 
     return execute(arguments)
 
 
 def parser() -> argparse.ArgumentParser:
-    """Builds the parser of all subcommands. The help of each is its module's docstring."""
+    """Builds the parser of all subcommands."""
     finetune = argparse.ArgumentParser(prog="finetune", description="Fine-tune, evaluate and ship models.")
     commands = finetune.add_subparsers(required=True, metavar="COMMAND", parser_class=_CommandParser)
-    for name in COMMANDS:
-        text = _docstring(name)
+    texts = {module: _docstrings(module) for module in COMMANDS.values()}
+    for name, module in COMMANDS.items():
+        text = texts[module][_function(name)]
         commands.add_parser(name, command=name, help=text.partition("\n")[0], description=text)
     return finetune
 
@@ -96,23 +118,24 @@ class _CommandParser(argparse.ArgumentParser):
     def complete(self) -> argparse.ArgumentParser:
         """Adds the arguments if they are missing. Returns the parser."""
         if not self.is_complete:
-            module = import_module(f"flows.cli.{_module(self.command)}")
-            if hasattr(module, "add_arguments"):
-                module.add_arguments(self)
+            module = import_module(f"flows.cli.{COMMANDS[self.command]}")
+            name = _function(self.command)
+            if add_arguments := getattr(module, f"add_{name}_arguments", None):
+                add_arguments(self)
             self.add_argument("--home", metavar="DIR", help="the folder of all stored data (default: .finetune)")
-            self.set_defaults(execute=module.execute)
+            self.set_defaults(execute=getattr(module, name))
             self.is_complete = True
         return self
 
 
-def _module(command: str) -> str:
+def _function(command: str) -> str:
     return command.replace("-", "_")
 
 
-def _docstring(command: str) -> str:
-    """Reads the docstring of the command's module without running its imports."""
-    source = Path(__file__).with_name(f"{_module(command)}.py").read_bytes()
-    return ast.get_docstring(ast.parse(source)) or ""
+def _docstrings(module: str) -> dict[str, str]:
+    """Reads the docstrings of the module's functions without running its imports."""
+    source = ast.parse(Path(__file__).with_name(f"{module}.py").read_bytes())
+    return {node.name: ast.get_docstring(node) or "" for node in source.body if isinstance(node, ast.FunctionDef)}
 
 
 class _Output(io.TextIOWrapper):

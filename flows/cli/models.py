@@ -1,29 +1,35 @@
-"""List registered models, newest version first.
-
-With NAME, also lists each change of its champion: when, by whom and why.
-"""
+"""The commands for registered models: `models`, `promote`, `rollback`, `export`."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from flows.cli.shared import COMPLETED, add_json_argument, add_limit_argument, write_json
-from flows.reports.tables import align, fit_to_terminal, terminal_width, wrap
+from flows.cli.shared import COMPLETED, add_json_argument, add_limit_argument, add_version_arguments, write_json
+from flows.reports.tables import align, export_lines, fit_to_terminal, terminal_width, wrap
+from tasks.registry import promotions
 from tasks.registry.catalog import list_models
-from tasks.reports.formatting import format_value
+from tasks.reports.formatting import format_size, format_value
+from training.problems import UserError
+from training.recipe import EXPORTS, split_version_name
+
+FORMATS = (*EXPORTS, "safetensors")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_models_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="only this registered model")
     add_limit_argument(parser, "how many versions of a model")
     add_json_argument(parser, "the list, with intervals and digests,")
 
 
-def execute(arguments: argparse.Namespace) -> int:
-    """Prints a table for each model. Raises UserError for an unknown model."""
+def models(arguments: argparse.Namespace) -> int:
+    """List registered models, newest version first.
+
+    With NAME, also lists each change of its champion: when, by whom and why.
+    """
     models = list_models(arguments.name, arguments.limit)
     write_json(arguments.json, models)
     blocks = []
@@ -57,3 +63,71 @@ def _move_lines(move: Mapping[str, Any]) -> list[str]:
     start = f"  {move['time'][:16].replace('T', ' ')} UTC  "
     text = f"{change} by {by} of {move['user']} on {move['host']}{why}"
     return wrap(text, terminal_width(), start, " " * len(start))
+
+
+def add_promote_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a registered model")
+    parser.add_argument("version", metavar="VERSION", help="the number of the version")
+    add_why(parser)
+    parser.add_argument("--alias", metavar="ALIAS", help="set this alias instead of the champion's")
+
+
+def add_why(parser: argparse.ArgumentParser) -> None:
+    """Adds --why."""
+    parser.add_argument("--why", metavar="TEXT", default="", help="the reason, shown by `finetune models NAME`")
+
+
+def promote(arguments: argparse.Namespace) -> int:
+    """Make a registered version the champion, regardless of the gate."""
+    print(promotions.promote(arguments.name, arguments.version, arguments.why, arguments.alias))
+    return COMPLETED
+
+
+def add_rollback_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a registered model")
+    add_why(parser)
+
+
+def rollback(arguments: argparse.Namespace) -> int:
+    """Make the previous champion the champion again.
+
+    A second rollback goes back one more.
+    """
+    print(promotions.roll_back(arguments.name, arguments.why))
+    return COMPLETED
+
+
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    add_version_arguments(parser)
+    parser.add_argument(
+        "format",
+        metavar="FORMAT",
+        choices=FORMATS,
+        help="onnx: 32-bit floats; onnx-int8: weights in 8 bits; safetensors: one file of weights, for servers and "
+        "converters",
+    )
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="the folder to write, new or empty")
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Write a registered version as a folder for other tools: ONNX for encoders, safetensors for every model.
+
+    An export that was released with the version is downloaded; another one is made, and was not compared with the
+    model.
+    """
+    from tasks.registry.exports import export_version
+    from tasks.registry.prediction_job import find_model
+
+    out: Path = arguments.out
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError.of("option", "--out", f"{out} is not an empty folder: name another one.")
+    model = find_model(*split_version_name(arguments.model), arguments.task)
+    released = export_version(model, arguments.format, out)
+    print(f"{model.name} version {model.version}:")
+    for file in sorted(path for path in out.rglob("*") if path.is_file()):
+        print(f"  {file}  {format_size(file.stat().st_size)}")
+    if released is not None:
+        print(*export_lines({arguments.format: released}), sep="\n")
+    elif arguments.format != "safetensors":
+        print("Not compared with the model: name the format in release.exports for that.")
+    return COMPLETED

@@ -1,25 +1,22 @@
-"""Show which stages a run would execute, why, and the memory and disk that training needs.
-
-With --sweep, or for a file that has only a sweep, shows what its trials share and cost.
-
-Downloads nothing but artifacts of the shared store.
-"""
+"""The command `plan`: the stages of a run or of a sweep, and their costs."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 
 from flows.cli.shared import COMPLETED, add_recipe_arguments, load_recipe
-from flows.cli.sweep_plan import share_gpus, summary_lines
-from flows.pipeline import train_and_score
-from flows.plan import find_unchanged_run, list_changes, plan_stages
+from flows.pipeline import Scored, train_and_score
+from flows.plan import divide_gpus, find_unchanged_run, list_changes, plan_stages
 from flows.reports.tables import mixture_lines, problem_line
 from flows.reports.terminal import Terminal, stage_line
+from tasks.cache import store
+from tasks.cache.history import History
 from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.results import Artifact, Lock
 from tasks.home import home
@@ -28,21 +25,32 @@ from tasks.jobs.job import job_of
 from tasks.reports.row_reports import read_report
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.fit import engine_for, fit, launch, resolved_compute
+from tasks.stages.load_data import counts_tokens
 from tasks.stages.preflight.training_estimate import estimate_lines
+from tasks.sweeps.study import Study, only_sweep, study_key
+from tasks.sweeps.trial import UNFINISHED, Trial
 from tasks.tracking.connection import find_registry_problems
-from training.recipe import ENTRYPOINT, SWEEP_ENTRYPOINT, Recipe, load_sweep, parse_set, read_entries
+from training.problems import UserError
+from training.recipe import ENTRYPOINT, SWEEP_ENTRYPOINT, Recipe, Sweep, load_sweep, parse, parse_set, read_entries
 
 PENDING = ("will run", "may run")
+FIRST_STAGE = {"model": "load_model", "tokens": "tokenize", "options": "tokenize"}
+"""The first stage that reads a section of the recipe; fields of other sections first matter to fit."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe_arguments(parser)
     parser.add_argument("--sweep", action="store_true", help="plan the file's sweep instead of a run of its recipe")
     parser.add_argument("--show-launch", action="store_true", help="also show the command that launches training here")
 
 
-def execute(arguments: argparse.Namespace) -> int:
-    """Prints a line for each stage. Raises UserError for mistakes in the file and the names in the recipe."""
+def plan(arguments: argparse.Namespace) -> int:
+    """Show which stages a run would execute, why, and the memory and disk that training needs.
+
+    With --sweep, or for a file that has only a sweep, shows what its trials share and cost.
+
+    Downloads nothing but artifacts of the shared store.
+    """
     if arguments.sweep or _has_only_sweeps(arguments.file):
         return _show_sweep(arguments)
     recipe = load_recipe(arguments)
@@ -85,7 +93,7 @@ def _show_sweep(arguments: argparse.Namespace) -> int:
     recipe, sweep = load_sweep(arguments.file, parse_set(arguments.set), arguments.entry)
     terminal = Terminal()
     planner = Planner(recipe.name, remote=open_remote(), fetch_progress=terminal.fetch_progress_of)
-    recipe = share_gpus(recipe, sweep)
+    recipe = parse(recipe.model_dump(exclude_unset=True), divide_gpus(recipe, sweep))
     planned = train_and_score(planner, recipe)
     terminal.close()
     for row in planner.rows:
@@ -93,7 +101,7 @@ def _show_sweep(arguments: argparse.Namespace) -> int:
     training = next(row for row in planner.rows if row.name == "fit")
     for text in _estimate(planner, training) if training.state in PENDING else ():
         print(f"  fit: {text}")
-    print(*summary_lines(recipe, sweep, planned), sep="\n")
+    print(*_summarize_sweep(recipe, sweep, planned), sep="\n")
     return COMPLETED
 
 
@@ -135,3 +143,50 @@ def _summarize(recipe: Recipe, rows: list[PlannedStage]) -> str:
     if find_unchanged_run(recipe.name, rows) is None:
         return f"Every output is stored, and no run has completed with them: {list_changes(recipe.name, rows)[0]}."
     return "Nothing changed."
+
+
+def _summarize_sweep(recipe: Recipe, sweep: Sweep, planned: Scored) -> Iterator[str]:
+    """What trials share, how many trainings there are at most, and what one costs."""
+    sections = {name.partition(".")[0] for name in sweep.space}
+    loading = ("load_model", "load_data") if counts_tokens(recipe) else ("load_data", "load_model")
+    before_fit = ("resolve", *loading, "tokenize")
+    varied = [before_fit.index(FIRST_STAGE.get(section, "tokenize")) for section in sections & FIRST_STAGE.keys()]
+    shared = before_fit[: min(varied, default=len(before_fit))]
+    yield f"All trials share {', '.join(shared)}; they differ in {', '.join(sweep.space)}."
+    stored = _stored_trials(recipe, sweep, planned)
+    left = (sweep.trials or 0) - len([trial for trial in stored if trial.state not in UNFINISHED])
+    if left <= 0:
+        yield f"All {sweep.trials} trials are stored."
+        return
+    text = f"At most {left} trainings, {sweep.parallel} at once"
+    text += f" ({len(stored)} of {sweep.trials} trials are stored)" if stored else ""
+    stops = "" if sweep.pruner_name == "none" else f", and {sweep.pruner_name} stops most of them early"
+    yield f"{text}{stops}."
+    if seconds := _seconds_of_training(recipe, stored, planned):
+        yield f"One takes about {seconds:,.0f} s, by {'the stored trials' if stored else 'the last training here'}."
+
+
+def _stored_trials(recipe: Recipe, sweep: Sweep, planned: Scored) -> list[Trial]:
+    if not (isinstance(planned.data, Artifact) and isinstance(planned.model, Artifact)):
+        return []
+    key = study_key(recipe, sweep, planned.lock, planned.data, planned.model)
+    if not (home() / "sweeps" / key).is_dir():
+        return []
+    try:
+        with only_sweep(key):
+            return Study(key, recipe, sweep).trials
+    except UserError:  # it is running: its study is not touched
+        return []
+
+
+def _seconds_of_training(recipe: Recipe, stored: list[Trial], planned: Scored) -> float | None:
+    """The mean time of the completed trials; without any, that of a training at the speed of the recipe's last one."""
+    spent = [trial.seconds for trial in stored if trial.state == "completed"]
+    if spent:
+        return sum(spent) / len(spent)
+    key = History(recipe.name).last_key("fit")
+    last = store.manifest_of("fit", key) if key else None
+    if last is None or not isinstance(planned.data, Artifact):
+        return None
+    rows = planned.data.figures["train_rows"] * recipe.training.num_train_epochs
+    return float(rows / max(last[0].figures["train_samples_per_second"], 1e-9))

@@ -1,7 +1,4 @@
-"""Predict with a registered model: for texts, or for the rows of files.
-
-Rows that were predicted before, by the same model, are not predicted again.
-"""
+"""The command `predict`: for texts, or for the rows of files."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from training.problems import Problem, UserError, renamed
 from training.recipe import BatchPrediction, parse_batch_prediction, split_version_name
 
 if TYPE_CHECKING:
-    from prefect.client.schemas.objects import State
+    from flows.frame import Caller
 
 OF_FILES = {
     "data": "--set",
@@ -48,7 +45,7 @@ OF_FILES = {
 OPTIONS = {"model": "NAME", "input": "--input", "output": "--output", "task": "--task", **OF_FILES}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
     add_version_arguments(parser)
     parser.add_argument(
         "texts", metavar="TEXT", nargs="*", help="the input; one argument for each column that the model reads"
@@ -114,10 +111,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json_argument(parser, "the result")
 
 
-def execute(arguments: argparse.Namespace) -> int:
-    """Prints the predictions of texts, the likeliest label first, or predicts the rows of files.
+def predict(arguments: argparse.Namespace) -> int:
+    """Predict with a registered model: for texts, or for the rows of files.
 
-    Raises UserError for an unknown model and for options and rows that cannot be used.
+    Rows that were predicted before, by the same model, are not predicted again.
     """
     if problems := [*_find_problems(arguments)]:
         raise UserError(problems)
@@ -185,12 +182,10 @@ def _predict_files(prediction: BatchPrediction, arguments: argparse.Namespace) -
 
     terminal, began_s = Terminal(), time.time()
 
-    def run() -> State[Any]:
-        from flows import batch_predict
+    def run(caller: Caller) -> Any:
+        from flows.batch_predict import batch_predict, run_batch_prediction
 
-        batch_predict.listeners.set((terminal,))
-        state: State[Any] = batch_predict.batch_predict(prediction=prediction, return_state=True)
-        return state
+        return caller.bind(batch_predict, run_batch_prediction)(prediction=prediction, return_state=True)
 
     def fail(state: str, error: BaseException, where: str) -> dict[str, Any]:
         return build_result(None, None, began_s, error)

@@ -1,7 +1,4 @@
-"""Train a registered model again from its record and compare the bytes.
-
-Exit code 0 if the bytes are the same, or if the metrics agree and a known input differs; else 1.
-"""
+"""The command `reproduce`: a training is repeated from its record."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 RULE = "each value lies within the other's 95% interval"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_reproduce_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME/VERSION|NAME@ALIAS", help="a registered version")
     parser.add_argument(
         "--into",
@@ -43,12 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(untrusted_code.OPTION, action="store_true", help=untrusted_code.OPTION_HELP)
 
 
-def execute(arguments: argparse.Namespace) -> int:
-    """Raises UserError for an unknown version, for code that the record names unless --run-code is given, and for files
-    that are missing or changed."""
+def reproduce(arguments: argparse.Namespace) -> int:
+    """Train a registered model again from its record and compare the bytes.
+
+    Exit code 0 if the bytes are the same, or if the metrics agree and a known input differs; else 1.
+    """
     from tasks.registry import lineage, reproduction
     from tasks.stages.fit import batch_division
-    from tasks.stages.resolve import pin, pin_model_folder, recorded_lock
+    from tasks.stages.resolve import pin, pin_model_folder
 
     name, into = arguments.name, arguments.into
     if not {"/", "@"} & set(name):
@@ -65,14 +64,14 @@ def execute(arguments: argparse.Namespace) -> int:
             print(f"Files are missing here: {' and '.join(inputs)} as stored.")
             files = None if start is None else pin_model_folder(start)
             lock = reproduction.use_stored_inputs(record, inputs, folders, files)
-            recorded_lock.set(lock)
         else:
             lock = pin(recipe)
             reproduction.require_recorded_files(record, lock)
         reproduction.set_recorded_threads(record)
         differences = reproduction.differences(record, lock, reproduction.describe_machine())
         print("\n".join(_describe_inputs(record, differences)), flush=True)
-        result = call_flow(recipe, frozenset(), reproduction.RecordedBatches(recipe, record, batch_division))
+        batches = reproduction.RecordedBatches(recipe, record, batch_division)
+        result = call_flow(recipe, frozenset(), batches, recorded=lock if inputs else None)
         if result["state"] == "completed":
             lines, code, same = _compare(record, result, differences)
             print("\n".join(lines))

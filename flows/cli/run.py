@@ -1,7 +1,4 @@
-"""Run a recipe on this machine.
-
-Stages whose output is stored are not run again. If nothing changed since the last completed run, prints its result.
-"""
+"""The commands that run a recipe: `run`, and `resume` for a run that did not complete."""
 
 from __future__ import annotations
 
@@ -31,17 +28,18 @@ from tasks.cache.planner import Planner
 from tasks.cache.results import Verdict
 from tasks.jobs import warm
 from tasks.jobs.engines.local import early_launches
+from tasks.registry import untrusted_code
 from tasks.reports.stage_summaries import STAGES
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.tracking.connection import MlflowFailed
 from training.problems import UserError
-from training.recipe import Recipe, parse_set
+from training.recipe import SWEEP_ENTRYPOINT, Recipe, parse, parse_set
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe_arguments(parser)
     add_json_argument(parser, "the run's result")
     add_quiet_argument(parser)
@@ -58,9 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def execute(arguments: argparse.Namespace) -> int:
-    """Runs the recipe. Raises UserError for mistakes in the file, the options and the names in the recipe, MlflowFailed
-    if training starts from the champion and MLflow does not answer."""
+def run(arguments: argparse.Namespace) -> int:
+    """Run a recipe on this machine.
+
+    Stages whose output is stored are not run again. If nothing changed since the last completed run, prints its result.
+    """
     out: Path | None = arguments.json
     force = frozenset(STAGES if arguments.force == "all" else [arguments.force] if arguments.force else [])
     try:
@@ -153,3 +153,48 @@ def _print_outcome(recipe: Recipe, result: dict[str, Any], require_promotion: bo
 def _print_warnings(result: dict[str, Any]) -> None:
     for warning in result["warnings"]:
         print(warning, file=sys.stderr)
+
+
+def add_resume_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        nargs="?",
+        help="a flow run's id, its first digits, or its name (default: the last)",
+    )
+    add_json_argument(parser, "the run's result")
+    add_quiet_argument(parser)
+    parser.add_argument(untrusted_code.OPTION, action="store_true", help=untrusted_code.OPTION_HELP)
+
+
+def resume(arguments: argparse.Namespace) -> int:
+    """Continue a run that did not complete.
+
+    Completed stages stay cached, training continues from its newest checkpoint in the same MLflow run, and names of
+    data and models stay pinned to their versions at the start of the run.
+    """
+    from tasks.prefect.deployments import FLOWS
+    from tasks.prefect.flow_runs import find, flow_name, schedule
+    from tasks.prefect.prefect_server import ensure_prefect_server
+
+    url = ensure_prefect_server()
+    run = find(arguments.run)
+    if run.deployment_id is not None:
+        schedule(run)
+        page = f"{url.removesuffix('/api')}/runs/flow-run/{run.id}"
+        print(f"{run.name} ({run.id}): a worker continues it. {page}")
+        return COMPLETED
+    if run.parent_task_run_id is not None or flow_name(run) == FLOWS[SWEEP_ENTRYPOINT]:
+        raise UserError.of(
+            "option", "RUN", f"{run.id} is a sweep, or a part of one: the same `finetune sweep` continues it."
+        )
+    parameters = run.parameters
+    values, overrides = parameters["recipe"], parameters.get("overrides")
+    if not arguments.run_code:
+        untrusted_code.require_consent("the Prefect server", values, overrides=overrides, run=str(run.id))
+    recipe = parse(values, overrides)
+    # Run exactly the parameters that were checked, even if the server returns others by now.
+    run = schedule(run).model_copy(update={"parameters": parameters})
+    if not arguments.quiet:
+        print(f"{recipe.name}: continuing {run.id}", file=sys.stderr)
+    return retry(recipe, run, arguments.json, arguments.quiet)

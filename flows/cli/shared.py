@@ -1,22 +1,72 @@
-"""Arguments, exit codes and output files that several commands share."""
+"""Execution of a command, with errors as messages and exit codes; arguments and output files of several commands."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+from flows.reports.tables import problem_line
+from tasks.environment import find_environment_problems, prepare_environment
+from tasks.home import home
+from tasks.jobs.launch import JobFailed
+from tasks.prefect import servers
+from tasks.prefect.servers import ServicesFailed
+from tasks.tracking.connection import MlflowFailed
 from training.jobs.protocol import without_nan, write_atomically
-from training.problems import DISK, NETWORK, UserError, rename
+from training.problems import DISK, NETWORK, UserError, full_disk, rename
 from training.recipe import Recipe, load, parse_set
 
 COMPLETED, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 
 # Kinds of problems that are not the user's mistake.
 FAILURES = {"internal", "out_of_memory", "interrupted", "lost_rank", "stalled", "not_started", DISK, NETWORK}
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Executes the subcommand and returns its exit code. SIGTERM does what Ctrl-C does."""
+    if arguments.home:
+        os.environ["FINETUNE_HOME"] = arguments.home
+    prepare_environment()
+    sigterm = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        if problems := find_environment_problems():
+            raise UserError(problems)
+        servers.use_home_servers()
+        return int(arguments.execute(arguments))
+    except UserError as error:
+        _print_problems(error, arguments.home)
+        return exit_code(problem.kind for problem in error.problems if problem.level == "error")
+    except (JobFailed, MlflowFailed, ServicesFailed) as error:
+        print(error, file=sys.stderr)
+        return FAILED
+    except OSError as error:
+        if full := full_disk(home(), error):
+            _print_problems(full, arguments.home)
+            return FAILED
+        raise
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, sigterm)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _print_problems(error: UserError, home_option: str | None) -> None:
+    for problem in error.problems:
+        if problem.where == "FINETUNE_HOME" and home_option:
+            problem = problem.model_copy(update={"where": "--home"})
+        print(problem_line(problem.model_dump()), file=sys.stderr)
 
 
 def exit_code(kinds: Iterable[str]) -> int:

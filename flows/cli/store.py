@@ -1,4 +1,4 @@
-"""Show what fills the home and the shared store, what needs it, and what can be removed."""
+"""The command `store`: the size of stored data, and its removal."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from flows.cli.shared import COMPLETED
 from flows.reports.tables import align
@@ -16,14 +17,17 @@ from tasks.registry.retention import find_needs, find_shared_needs
 from tasks.reports.formatting import format_size
 from training.problems import UserError
 
+if TYPE_CHECKING:
+    from tasks.shared_store.bucket import Entry
+    from tasks.shared_store.maintenance import Content, Plan
+
+
 DAYS = 30
-# Listed after the artifacts of the stages.
-LEFTOVERS = (JOBS, QUARANTINE, INCOMPLETE, REMOVED, RECORDS, REPRODUCED)
-# Other parts of the home that grow.
-OTHER_PARTS = ("runs", "services", "mlartifacts", "mlflow.db", "prefect")
+LEFTOVERS = (JOBS, QUARANTINE, INCOMPLETE, REMOVED, RECORDS, REPRODUCED)  # listed after the artifacts of the stages
+OTHER_PARTS = ("runs", "services", "mlartifacts", "mlflow.db", "prefect")  # of the home, that grow
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_store_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--remove", action="store_true", help="remove what nothing needs, after a question")
     parser.add_argument("--yes", action="store_true", help="with --remove: do not ask")
     parser.add_argument(
@@ -45,12 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def execute(arguments: argparse.Namespace) -> int:
-    """Prints the tables; removes folders or objects with --remove.
-
-    Raises UserError while a run uses the home, and with --shared if the shared store cannot be read, or if only this
-    home's own runs are known.
-    """
+def store(arguments: argparse.Namespace) -> int:
+    """Show what fills the home and the shared store, what needs it, and what can be removed."""
     if arguments.yes and not arguments.remove:
         raise UserError.of("option", "--yes", "needs --remove: add it, or leave this option out.")
     if arguments.remove and not arguments.yes and not sys.stdin.isatty():
@@ -96,16 +96,14 @@ def _execute_here(arguments: argparse.Namespace) -> None:
 
 def _show_shared() -> None:
     """Shows what one listing of the bucket says."""
-    from flows.reports.shared_store import format_content
     from tasks.shared_store.maintenance import Maintenance
 
     store = Maintenance.of_environment(lambda: ())
-    print("", *format_content(store.url, store.list_content()), "What can go: finetune store --shared", sep="\n")
+    print("", *_format_content(store.url, store.list_content()), "What can go: finetune store --shared", sep="\n")
 
 
 def _execute_shared(arguments: argparse.Namespace) -> int:
     # Imports the client of the bucket: a home that shares nothing does not need it.
-    from flows.reports.shared_store import format_content
     from tasks.shared_store.maintenance import Maintenance
 
     days = arguments.days or DAYS
@@ -114,7 +112,7 @@ def _execute_shared(arguments: argparse.Namespace) -> int:
         message = "is not set: name the MLflow server of all machines, which knows what they need."
         raise UserError.of("option", "MLFLOW_TRACKING_URI", message)
     content, plan = store.inspect()
-    print(*format_content(store.url, content, plan), sep="\n")
+    print(*_format_content(store.url, content, plan), sep="\n")
     if not plan.entries:
         print("Nothing can go.")
         return COMPLETED
@@ -128,6 +126,34 @@ def _execute_shared(arguments: argparse.Namespace) -> int:
         freed = format_size(sum(entry.bytes for entry in removed))
         print(f"Removed {len(removed):,} of {len(plan.entries):,} objects: {freed} freed.")
     return COMPLETED
+
+
+def _format_content(url: str, content: Content, plan: Plan | None = None) -> Iterator[str]:
+    """Formats a table of the bucket's parts, with what of them can go if there is a plan."""
+    yield f"{url}: {format_size(content.bytes)}"
+    yield ""
+    groups: dict[str, list[Entry]] = {}
+    for entry, (stage, _) in content.artifacts.items():
+        groups.setdefault(stage, []).append(entry)
+    groups = dict(sorted(groups.items())) | {
+        # Each content once: the lines of the stages have the manifests alone.
+        "files": list(content.objects.values()),
+        "checkpoints": [entry for group in content.checkpoints.values() for entry in group],
+        "leases, uploads": [*content.leases, *content.announced, *content.probes],
+    }
+    going = {*plan.entries} if plan else set()
+    table = [["what", "number", "size", "needed", "can go", "frees"][: None if plan else 3]]
+    for name, entries in groups.items():
+        if entries:
+            gone = [entry for entry in entries if entry in going]
+            counts = [f"{len(entries) - len(gone):,}", f"{len(gone):,}", _format_entries(gone)] if plan else []
+            table.append([name, f"{len(entries):,}", _format_entries(entries), *counts])
+    yield from align(table)
+    yield ""
+
+
+def _format_entries(entries: list[Entry]) -> str:
+    return format_size(sum(entry.bytes for entry in entries))
 
 
 def _confirm(question: str) -> bool:

@@ -1,14 +1,10 @@
-"""Search the settings of a recipe, and release the best model.
-
-The entry of the deployment file has `sweep:` beside `recipe:`. Trials share the data, the tokens and the base model. A
-sweep that was stopped continues with the same command.
-"""
+"""The command `sweep`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flows.cli.local_flow import call_in_this_process, exit_without_server, print_failure
 from flows.cli.shared import (
@@ -30,16 +26,23 @@ from tasks.sweeps.trial import Trial
 from training.problems import UserError
 from training.recipe import Recipe, Sweep, load_sweep, parse_set
 
+if TYPE_CHECKING:
+    from flows.frame import Caller
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+
+def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe_arguments(parser)
     parser.add_argument("--trials", metavar="N", type=positive, help="the number of trials, instead of sweep.trials")
     add_json_argument(parser, "the sweep's result")
     add_quiet_argument(parser)
 
 
-def execute(arguments: argparse.Namespace) -> int:
-    """Runs the sweep. Raises UserError with all mistakes in the file before anything runs."""
+def sweep(arguments: argparse.Namespace) -> int:
+    """Search the settings of a recipe, and release the best model.
+
+    The entry of the deployment file has `sweep:` next to `recipe:`. Trials share the data, the tokens and the base
+    model. A sweep that was stopped continues with the same command.
+    """
     try:
         recipe, sweep = load_sweep(arguments.file, parse_set(arguments.set), arguments.entry, arguments.trials)
     except UserError as error:
@@ -47,11 +50,11 @@ def execute(arguments: argparse.Namespace) -> int:
         raise
     table = SweepTerminal(sweep, quiet=arguments.quiet)
 
-    def call() -> Any:
-        from flows import sweep as flow
+    def call(caller: Caller) -> Any:
+        from flows.sweep import run_sweep
+        from flows.sweep import sweep as flow
 
-        flow.terminal.set(table)
-        return flow.sweep(recipe=recipe, sweep=sweep, return_state=True)
+        return caller.bind(flow, run_sweep, table=table)(recipe=recipe, sweep=sweep, return_state=True)
 
     if not arguments.quiet:
         print(f"{recipe.name}: starting a sweep of {sweep.trials} trials", file=sys.stderr)

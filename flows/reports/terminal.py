@@ -1,4 +1,4 @@
-"""The output of a run on the terminal: one line for each stage, and the progress of the running one."""
+"""The output of a run: one line for each stage and the progress of the running one, or a live table of all stages."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
 from flows.reports.tables import metric_lines
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Listener, Row, fetch_event
 from tasks.reports.model_reports import find_worst_groups
-from tasks.reports.stage_summaries import Pace, format_evaluation, summarize_row
+from tasks.reports.stage_summaries import STAGES, Pace, format_evaluation, summarize_row
 from training.problems import visible
 from training.recipe import Recipe
 
 # Intervals of progress lines: a terminal redraws one line, a file gets a new line each time.
 TERMINAL_INTERVAL_S, FILE_INTERVAL_S = 0.2, 15.0
+REFRESHES_PER_SECOND = 4  # of the live table
 BAR_WIDTH = 20  # columns
+INDENT = 4  # columns before the progress of the running stage
 
 
 class Terminal(Listener):
@@ -120,6 +126,63 @@ class Terminal(Listener):
         self._err.flush()
 
 
+class LiveTable(Terminal):
+    """Prints the line of each stage that ended, as elsewhere; below, draws the running stage, its progress, and the
+    other stages."""
+
+    def __init__(self, recipe: Recipe | None = None) -> None:
+        super().__init__(sys.stdout, sys.stderr, recipe)
+        self._begun: set[str] = set()
+        self._running: str | None = None
+        self._since, self._bar_text = 0.0, ""
+        self._console = Console(stderr=True, highlight=False)
+        # Output of libraries appears above the table.
+        self._table = Live(
+            get_renderable=self._frame,
+            console=self._console,
+            refresh_per_second=REFRESHES_PER_SECOND,
+            transient=True,
+        )
+
+    def stage_started(self, stage: str, key: str) -> None:
+        """Shows that the stage is running."""
+        self._begun.add(stage)
+        self._running, self._since, self._bar_text, self._pace = stage, time.monotonic(), "", Pace()
+        self._table.start()
+        self._table.refresh()
+
+    def stage_ended(self, row: Row, result: Any) -> None:
+        """Prints the stage's line above the table."""
+        self._running = None
+        for text in self._stage_lines(row, result):
+            self._console.print(Text(visible(text), "red" if row.state == "failed" else ""), soft_wrap=True)
+
+    def close(self) -> None:
+        """Removes the table."""
+        self._running, self._begun = None, {*STAGES}  # rich draws a last frame, even one higher than the terminal
+        self._table.stop()
+
+    def clear(self) -> None:
+        """Does nothing: `close` removes the table."""
+
+    def _progress(self, stage: str, event: Mapping[str, Any]) -> None:
+        self._bar_text = self._format_bar(event, self._console.width - INDENT)
+
+    def _note(self, text: str) -> None:
+        self._console.print(Text(visible(text)), soft_wrap=True)
+
+    def _frame(self) -> Text:
+        lines = []
+        if self._running:
+            seconds = f"{time.monotonic() - self._since:7.1f} s"
+            lines.append(Text(stage_line(self._running, "running", seconds, ""), "bold"))
+            lines += [Text(" " * INDENT + self._bar_text, "bold")] if self._bar_text else []
+        expected = [stage for stage, entry in STAGES.items() if not entry.is_optional]
+        waiting = [stage for stage in expected if stage not in self._begun]
+        lines += [Text(stage_line(stage, "waiting", "", ""), "dim") for stage in waiting]
+        return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
+
+
 class Quiet(Listener):
     """Prints only the metrics at the end."""
 
@@ -138,6 +201,15 @@ class Quiet(Listener):
 
     def close(self) -> None:
         """Does nothing."""
+
+
+def open_terminal(recipe: Recipe, quiet: bool) -> Terminal | Quiet:
+    """Returns the output of a run: a live table on a terminal, a line for each stage elsewhere."""
+    if quiet:
+        return Quiet()
+    if can_redraw(sys.stdout) and can_redraw(sys.stderr):
+        return LiveTable(recipe)
+    return Terminal(recipe=recipe)
 
 
 def can_redraw(stream: TextIO) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -37,30 +36,30 @@ from training.recipe.tables.exports import INSTALL, missing_packages
 from training.recipe.tables.kernels import kernels_of
 from training.tokenization.chat_templates import require_template
 
-recorded_lock: ContextVar[Lock | None] = ContextVar("recorded_lock", default=None)
-"""The lock of a run that is reproduced without the files that it read."""
-
 
 def lock_file(run: str) -> Path:
     """The file with the lock of a flow run."""
     return home() / "runs" / run / "lock.json"
 
 
-def inputs(recipe: Recipe) -> Inputs:
+def inputs(recipe: Recipe, recorded: Lock | None = None) -> Inputs:
     """The whole recipe."""
     return Inputs({"recipe": recipe.model_dump(mode="json")})
 
 
 @action(inputs, read_only=True)
-def resolve(work: Work, recipe: Recipe) -> Lock:
-    """Locks the data, the model and the values of `auto`. Raises UserError with everything that cannot be found."""
+def resolve(work: Work, recipe: Recipe, recorded: Lock | None = None) -> Lock:
+    """Locks the data, the model and the values of `auto`. Raises UserError with everything that cannot be found.
+
+    `recorded`: the lock of the run that is reproduced, in place of a look at names.
+    """
     if not work.run:  # a plan
         return pin(recipe, work.progress)
     file = lock_file(work.run)
     if file.is_file():
         return Lock.model_validate_json(file.read_bytes())
     problems = [*find_publishing_problems(recipe), *find_registry_problems(recipe)]
-    lock = recorded_lock.get() or pin(recipe, work.progress, [one for one in problems if one.level == "error"])
+    lock = recorded or pin(recipe, work.progress, [one for one in problems if one.level == "error"])
     work.on_events([{"kind": "warning", "message": f"{problem.where}: {problem.message}"} for problem in problems])
     _download_metrics(recipe)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import json
 import os
 import subprocess
@@ -13,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.cli.main import main
+from flows.cli.main import main, parser
 from flows.cli.shared import write_json
 from flows.reports.terminal import Quiet
 from tests.flows.small import command, environment, write_project
@@ -133,12 +131,11 @@ main.start()
 @pytest.mark.parametrize("name", ["predict", "drift", "evaluate"])
 def test_inputs_that_are_given_one_by_one_add_up(name: str) -> None:
     """`--input a --input b` predicted b alone."""
-    parser = argparse.ArgumentParser()
-    importlib.import_module(f"flows.cli.{name}").add_arguments(parser)
-    given = parser.parse_args(["small", "--input", "a", "b", "--input", "c"])
+    given = parser().parse_args([name, "small", "--input", "a", "b", "--input", "c"])
     assert given.input == ["a", "b", "c"]
     if name == "predict":
-        assert parser.parse_args(["small", "--keep", "id,text", "--keep", "day"]).keep == ["id", "text", "day"]
+        kept = parser().parse_args([name, "small", "--keep", "id,text", "--keep", "day"])
+        assert kept.keep == ["id", "text", "day"]
 
 
 def test_the_json_of_a_result_has_null_for_an_undefined_number(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from flows.cli.main import main
 from flows.cli.reproduce import _describe_difference, _fresh_home
-from flows.cli.show import _lines
+from flows.cli.runs import _lines
 from tasks.cache.results import Artifact, Lock
 from tasks.cache.stage import Row
 from tasks.home import home as create_home

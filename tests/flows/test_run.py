@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import errno
 import importlib.metadata
 import json
@@ -24,6 +23,7 @@ import yaml
 from flows import finetune as flow
 from flows.cli.local_flow import call_flow
 from flows.cli.main import main
+from flows.frame import Caller
 from tasks.cache.stage import Listener
 from tasks.home import home as create_home
 from tasks.prefect import flow_runs
@@ -369,7 +369,7 @@ def run_flow(
     file = yaml.safe_load(write_project(tmp_path / "project").read_text())
     recipe = parse(file["deployments"][0]["parameters"]["recipe"])
     # Followers stay in the context in which they are set.
-    return lambda: contextvars.copy_context().run(call_flow, recipe)
+    return lambda: call_flow(recipe)
 
 
 def test_a_flow_that_fails_before_its_stages_has_the_reason_in_its_result(
@@ -446,16 +446,12 @@ def test_the_release_run_of_a_sweep_on_a_worker_waits_for_a_server_that_is_away(
         def run_ended(self, result: dict[str, Any]) -> None:
             ended.append(result)
 
-    def release() -> None:
-        flow.listeners.set((Keeper(),))
-        state = flow.finetune(recipe=parse(file["deployments"][0]["parameters"]["recipe"]), return_state=True)
-        assert not state.is_crashed()
-
     file = yaml.safe_load(write_project(tmp_path / "project").read_text())
     monkeypatch.setattr(flow, "pipeline", fail_with(UserError([])))
-    monkeypatch.setattr(flow, "_launch_training_early", lambda *_: None)
     monkeypatch.setattr(flow_runs, "server_answers", lambda: False)
-    contextvars.copy_context().run(release)
+    release = Caller(listeners=(Keeper(),)).bind(flow.finetune, flow.run_finetune)
+    state = release(recipe=parse(file["deployments"][0]["parameters"]["recipe"]), return_state=True)
+    assert not state.is_crashed()
     assert ended and not flow_runs.has_pending_state(ended[0]["flow_run_id"])
 
 

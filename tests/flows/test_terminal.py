@@ -29,10 +29,10 @@ def test_progress_shows_rows_a_second_and_until_when_it_goes_on(monkeypatch: pyt
 
 AT_WORK = """
 import sys, time
-from flows.cli.local_flow import _open_terminal
+from flows.reports.terminal import open_terminal
 from tasks.cache.stage import Row
 
-shown = _open_terminal(None, quiet=False)
+shown = open_terminal(None, quiet=False)
 try:
     shown.stage_started("resolve", "k")
     shown.stage_ended(Row("resolve", "k", "cached", 0.25), None)

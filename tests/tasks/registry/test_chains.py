@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.cli.show import _lines
+from flows.cli.runs import _lines
 from tasks.cache.results import Artifact, Champion, Lock, Verdict
 from tasks.cache.stage import Work
 from tasks.registry import lineage
