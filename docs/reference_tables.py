@@ -301,9 +301,9 @@ def stages() -> str:
     rows = (
         (
             f"`{name}`",
-            first_paragraph(one.make),
+            one_line(one.description),
             "artifact" if one.cached else "action",
-            first_paragraph(one.inputs),
+            one_line(one.key_description),
         )
         for name, one in ((name, by_name[name]) for name in STAGES)
     )

@@ -110,7 +110,8 @@ def _estimate(planner: Planner, training: PlannedStage) -> list[str]:
     if training.key is None:
         return ["steps, tokens, memory and disk: ?, until the stages before it have run"]
     arguments = planner.arguments["fit"]
-    return estimate_lines(training.key, fit.flat_inputs(*arguments)[0], job_of(fit, *arguments))
+    job = job_of(fit, *arguments)
+    return estimate_lines(training.key, fit.flatten_inputs(job)[0], job)
 
 
 def _mixture(recipe: Recipe, data: object) -> list[str]:

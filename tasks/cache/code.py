@@ -1,9 +1,18 @@
 """Digests of a stage's code: they change with an edit that can change the output, and not with a reformat.
 
 Imports are followed from the stage's roots through this project's packages and the user's modules, which are found as
-in the programs of jobs. The digest of a file covers its syntax without comments, docstrings and messages
-(tasks.cache.syntax). Installed libraries are not followed: the versions of their distributions are inputs. All other
+in the programs of jobs. Installed libraries are not followed: the versions of their distributions are inputs. All other
 modules are the user's, including those found through PYTHONPATH or an editable install.
+
+The digest of a file covers its syntax. It leaves out:
+
+- comments, blank lines and layout;
+- every statement that is only a string: the docstrings of modules, classes and functions, and those of attributes;
+- messages, in this project's own modules alone: texts in a `raise` statement; texts given to a variable or a parameter
+  `message`, under the key "message", to `UserError.of`, or to a method `warning` or `note`.
+
+All other texts count, such as the name of a loss. In user code only the first two are left out: a variable `message`
+may be a row of a chat there.
 """
 
 from __future__ import annotations
@@ -18,14 +27,13 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.machinery import FileFinder, ModuleSpec
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipimport import zipimporter
 
-from tasks.cache import syntax
 from tasks.cache.digests import Digests
 from tasks.home import home_path
 from training.jobs.search_path import LIBRARIES, OWN_PACKAGES, PROJECT, find_module, search_path
@@ -60,9 +68,9 @@ INSIDE = (
     "training.evaluation.tags",
 )
 """Modules in outside rooms that programs run nevertheless."""
+_TEXT_METHODS = ("warning", "note")
 _NAME = re.compile(r"^Name: *(\S+)", re.MULTILINE)
 """The name of a distribution in its METADATA, which takes a millisecond to parse."""
-_EMPTY = syntax.digest_of_syntax(ast.parse(""), has_messages=False)
 
 
 def figures_code(task: str) -> list[str]:
@@ -308,7 +316,7 @@ def _read(module: _Module, state: tuple[int, ...]) -> tuple[str, tuple[str, ...]
     """
     package = module.dotted if Path(module.name).stem == "__init__" else module.dotted.rpartition(".")[0]
     inside = f" {module.name}" if module.loader else ""
-    parser = f" code of {package}{inside} {platform.python_version()} {_state(Path(syntax.__file__))}"
+    parser = f" code of {package}{inside} {platform.python_version()} {_state(Path(__file__))}"
     memory = Digests(home_path())
     digest, *imports = memory.derived(module.file, parser, lambda _: _parse(package, module)).split()
     return digest, tuple(imports)
@@ -328,5 +336,102 @@ def _parse(package: str, module: _Module) -> str:
     if content is None or not module.name.endswith(".py"):
         return hashlib.sha256(module.file.read_bytes()).hexdigest()
     tree = ast.parse(content, filename=str(module.file))
-    imported = dict.fromkeys(syntax.imports(tree, package))
-    return " ".join([syntax.digest_of_syntax(tree, has_messages=_is_own(module.dotted)), *imported])
+    imported = dict.fromkeys(imported_modules(tree, package))
+    return " ".join([digest_of_syntax(tree, has_messages=_is_own(module.dotted)), *imported])
+
+
+def digest_of_syntax(tree: ast.Module, *, has_messages: bool) -> str:
+    """sha256 of the syntax, hex; `has_messages` leaves out messages, too. Changes the tree."""
+    if has_messages:
+        _WithoutMessages(tree).visit(tree)
+    for node in ast.walk(tree):
+        _drop_strings(node, has_messages)
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+
+
+def imported_modules(tree: ast.AST, package: str) -> Iterator[str]:
+    """The dotted names that are imported, except for types alone."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            waiting.extend(node.orelse)
+            continue
+        waiting.extend(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            yield base
+            # `from package import name` may mean a module of that package.
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _drop_strings(node: ast.AST, has_messages: bool) -> None:
+    """Removes the statements below the node that are only strings, or only assign a text to a message."""
+    for block in ("body", "orelse", "finalbody"):
+        statements = getattr(node, block, None)
+        if isinstance(statements, list):
+            kept = [one for one in statements if not (isinstance(one, ast.Expr) and _is_text(one.value))]
+            kept = [one for one in kept if not (has_messages and _is_message_variable(one))]
+            # `pass` and a docstring mean the same where nothing else stands.
+            code = [one for one in kept if not isinstance(one, ast.Pass)]
+            setattr(node, block, code or ([ast.Pass()] if block == "body" else []))
+
+
+def _message_fields(node: ast.AST) -> Iterable[ast.expr]:
+    """The expressions directly below the node that hold messages."""
+    if isinstance(node, ast.Raise):
+        return [] if node.exc is None else [node.exc]
+    if isinstance(node, ast.Call):
+        named = [keyword.value for keyword in node.keywords if keyword.arg == "message"]
+        of_text = isinstance(node.func, ast.Attribute) and node.func.attr in _TEXT_METHODS
+        return named + (node.args if of_text or ast.unparse(node.func) == "UserError.of" else [])
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        return [value for key, value in pairs if isinstance(key, ast.Constant) and key.value == "message"]
+    return []
+
+
+def _is_message_variable(statement: ast.stmt) -> bool:
+    """Whether the statement assigns a text to a variable `message`."""
+    if isinstance(statement, ast.Assign):
+        targets, value = statement.targets, statement.value
+    elif isinstance(statement, ast.AugAssign):
+        targets, value = [statement.target], statement.value
+    else:
+        return False
+    return all(isinstance(target, ast.Name) and target.id == "message" for target in targets) and _is_text(value)
+
+
+def _is_text(node: ast.expr) -> bool:
+    """Whether the expression is a string or an f-string, or a sum of them."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _is_text(node.left) and _is_text(node.right)
+    if isinstance(node, ast.IfExp):
+        return _is_text(node.body) and _is_text(node.orelse)
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+class _WithoutMessages(ast.NodeTransformer):
+    """Replaces each text in a message by an empty one."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._messages = [text for node in ast.walk(tree) for text in _message_fields(node)]
+        self._ids = {*map(id, self._messages)}
+        self._inside = False
+
+    def visit(self, node: ast.AST) -> Any:
+        was_inside = self._inside
+        self._inside = was_inside or id(node) in self._ids
+        is_blank = self._inside and isinstance(node, ast.expr) and _is_text(node)
+        result = ast.Constant("") if is_blank else self.generic_visit(node)
+        self._inside = was_inside
+        return result
+
+
+_EMPTY = digest_of_syntax(ast.parse(""), has_messages=False)
+"""Of a file without code."""

@@ -27,7 +27,7 @@ from tasks.cache import store
 from tasks.cache.history import History
 from tasks.cache.remote import Remote
 from tasks.cache.results import Artifact
-from tasks.cache.stage import Listener, Paused, Row, Stage, Work
+from tasks.cache.stage import Listener, Paused, Prepared, Row, Stage, Work
 from tasks.home import home
 from tasks.locks import FlockManager
 from training.jobs.protocol import read_outcome
@@ -103,11 +103,13 @@ class Executor:
         key, state = "", "failed"
         result: Any = None
         try:
-            flat, _ = stage.flat_inputs(*arguments)
+            prepared = stage.prepare(*arguments)
+            flat, _ = stage.flatten_inputs(prepared)
             key = stage.key(flat)
             self._listeners.stage_started(stage.name, key)
             work = Work(key, self._place(stage, key), self._run, (self._listeners,), stage.name, state="cached")
-            result = self._task(stage, work, flat)(*arguments)
+            # The task has the arguments for Prefect, which draws the run's graph by them.
+            result = self._task(stage, prepared, work, flat)(*arguments)
             if isinstance(result, State):  # Prefect returns a state of the body unchanged
                 if result.name == PAUSED:
                     state, result = "paused", None
@@ -170,10 +172,10 @@ class Executor:
             return store.folder(stage.name, key)
         return home() / "runs" / self._run / stage.name
 
-    def _task(self, stage: Stage[Any], work: Work, flat: dict[str, Any]) -> Task[..., Any]:
+    def _task(self, stage: Stage[Any], prepared: Prepared, work: Work, flat: dict[str, Any]) -> Task[..., Any]:
         if not stage.cached:
             return Task(
-                fn=_action_body(stage, work, self._remote),
+                fn=_action_body(stage, prepared, work, self._remote),
                 name=stage.name,
                 cache_policy=NO_CACHE,
                 persist_result=False,
@@ -185,7 +187,7 @@ class Executor:
         policy = GivenKey(given=f"{stage.name}/{work.key}/{store.RECORD}")
         forced = stage.name in self._force
         return Task(
-            fn=_artifact_body(stage, work, flat, forced, self._remote),
+            fn=_artifact_body(stage, prepared, work, flat, forced, self._remote),
             name=stage.name,
             cache_policy=policy.configure(lock_manager=locks, isolation_level=IsolationLevel.SERIALIZABLE),
             result_storage=home() / "artifacts",
@@ -227,7 +229,9 @@ class _Listeners(Listener):
                 self._failed.add(id(listener))
 
 
-def _artifact_body(stage: Stage[Any], work: Work, flat: dict[str, Any], forced: bool, remote: Remote) -> Any:
+def _artifact_body(
+    stage: Stage[Any], prepared: Prepared, work: Work, flat: dict[str, Any], forced: bool, remote: Remote
+) -> Any:
     def body(*arguments: Any) -> Artifact | State[Artifact]:
         found = None if forced else _find_or_discard(work)
         if found is None and not forced:
@@ -244,7 +248,7 @@ def _artifact_body(stage: Stage[Any], work: Work, flat: dict[str, Any], forced: 
         try:
             with store.filling(stage.name, work.key) as aside:
                 work.out = aside
-                figures = stage.make(work, *arguments)
+                figures = prepared.run(work)
                 ref = store.publish(aside, stage.name, work.key, flat, figures)
         except Paused as paused:
             remote.release(stage.name, work.key)
@@ -257,23 +261,23 @@ def _artifact_body(stage: Stage[Any], work: Work, flat: dict[str, Any], forced: 
         return ref
 
     body.__name__ = stage.name
-    body.__doc__ = stage.make.__doc__
+    body.__doc__ = stage.description
     return body
 
 
-def _action_body(stage: Stage[Any], work: Work, remote: Remote) -> Any:
+def _action_body(stage: Stage[Any], prepared: Prepared, work: Work, remote: Remote) -> Any:
     def body(*arguments: Any) -> Any:
         work.state = "ran"
         work.one_at_a_time = lambda: remote.one_at_a_time(stage.name, work.key, lambda owner: _note_wait(work, owner))
         shutil.rmtree(work.out, ignore_errors=True)
         # External systems may have changed since the last time: the result of a finished job is not used again.
         _forget_finished(work.job)
-        result = stage.make(work, *arguments)
+        result = prepared.run(work)
         shutil.rmtree(work.job, ignore_errors=True)
         return result
 
     body.__name__ = stage.name
-    body.__doc__ = stage.make.__doc__
+    body.__doc__ = stage.description
     return body
 
 

@@ -89,8 +89,9 @@ class Planner:
                 stage, arguments, [value for value in unknown if isinstance(value, Repeatable)] == unknown
             )
         if stage.read_only:
-            result = stage.make(Work(key="", out=_NOWHERE, run=""), *arguments)
-            flat, _ = stage.flat_inputs(*arguments)
+            prepared = stage.prepare(*arguments)
+            result = prepared.run(Work(key="", out=_NOWHERE, run=""))
+            flat, _ = stage.flatten_inputs(prepared)
             notes = tuple(result.notes) if isinstance(result, Lock) else ()
             return result, PlannedStage(stage.name, "ran", stage.key(flat), notes)
         flat, names = stage.flat_inputs(*arguments)

@@ -5,6 +5,7 @@ This module does not import Prefect: `finetune plan` reads keys without it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -132,13 +133,42 @@ class Builder(Protocol):
         """A context for actions that succeed or fail together: if one fails, those before it are rolled back."""
 
 
+class Prepared(Protocol):
+    """A stage with its arguments: what it depends on, and its work. The `Job` of a cached stage is one."""
+
+    def inputs(self) -> Inputs:
+        """The content of the key."""
+
+    def run(self, work: Work) -> Any:
+        """Does the work. A cached stage fills `work.out` and returns its figures; an action returns its result."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function with its arguments, for an action."""
+
+    make: Callable[..., Any]
+    """Gets `Work` and the arguments."""
+    given: Callable[..., Inputs]
+    """Gets the arguments."""
+    arguments: tuple[Any, ...]
+
+    def inputs(self) -> Inputs:
+        """The content of the key."""
+        return self.given(*self.arguments)
+
+    def run(self, work: Work) -> Any:
+        """Returns the function's result."""
+        return self.make(work, *self.arguments)
+
+
 @dataclass(frozen=True)
 class Stage(Generic[Result]):
     """One step of a flow. Made by `tasks.jobs.job.stage` and `@action`."""
 
     name: str
-    make: Callable[..., Any]
-    inputs: Callable[..., Inputs]
+    prepare: Callable[..., Prepared]
+    """Gets the recipe and the results of earlier stages."""
     cached: bool
     """Whether the output is an artifact; an action's output is a plain value."""
     read_only: bool = False
@@ -149,13 +179,23 @@ class Stage(Generic[Result]):
     """The condition of a stage that not every run has, as text for a plan."""
     may_repeat: bool = False
     """Whether changed inputs often give the same output, such as rows with other line ends: for a plan."""
-    describe: Callable[..., Any] | None = None
-    """Returns the job of a stage that describes one."""
+    description: str = ""
+    """Its work, for the documentation."""
+    key_description: str = ""
+    """The content of its key, for the documentation."""
+
+    def make(self, work: Work, *arguments: Any) -> Any:
+        """Does the stage's work for these arguments: see Prepared.run."""
+        return self.prepare(*arguments).run(work)
 
     def flat_inputs(self, *arguments: Any) -> tuple[dict[str, Any], dict[str, str]]:
+        """The inputs for these arguments, as `flatten_inputs` returns them."""
+        return self.flatten_inputs(self.prepare(*arguments))
+
+    def flatten_inputs(self, prepared: Prepared) -> tuple[dict[str, Any], dict[str, str]]:
         """The inputs by flat name as JSON values, and their display names. Raises UserError for missing user
         objects."""
-        given = self.inputs(*arguments)
+        given = prepared.inputs()
         flat = dict(flatten(given.values))
         if self.cached:
             own, installed = users_code(given.named)
@@ -184,7 +224,16 @@ def action(
     """
 
     def decorate(make: Callable[..., Result]) -> Stage[Result]:
-        return Stage(make.__name__, make, inputs, cached=False, read_only=read_only, gives=gives, where=where)
+        return Stage(
+            make.__name__,
+            lambda *arguments: Call(make, inputs, arguments),
+            cached=False,
+            read_only=read_only,
+            gives=gives,
+            where=where,
+            description=inspect.getdoc(make) or "",
+            key_description=inspect.getdoc(inputs) or "",
+        )
 
     return decorate
 

@@ -14,8 +14,8 @@ from tasks.cache.digests import digest_of
 from tasks.cache.results import Artifact, Lock, PinnedFile, Promotion, Verdict, Version, by_stage
 from tasks.cache.stage import Inputs, Row, Work, action
 from tasks.home import named_lock, registry_place
-from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv
+from tasks.jobs.job import run_child
 from tasks.registry import lineage, promotions
 from tasks.registry.exports import log_exports, released_exports
 from tasks.registry.model_card import CardFacts, build_description

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tasks.cache.stage import Inputs, Stage
+from tasks.cache.stage import Call, Inputs, Stage
 
 
 def stage(
@@ -20,6 +20,9 @@ def stage(
             given = inputs(*arguments)
             return replace(given, code=[make.__module__, *given.code])
 
-        return Stage(make.__name__, make, with_code, cached=True, where=where, may_repeat=may_repeat)
+        def prepare(*arguments: Any) -> Call:
+            return Call(make, with_code, arguments)
+
+        return Stage(make.__name__, prepare, cached=True, where=where, may_repeat=may_repeat)
 
     return decorate

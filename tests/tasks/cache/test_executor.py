@@ -25,8 +25,8 @@ from tasks.cache.executor import Executor
 from tasks.cache.history import History
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Inputs, Listener, Row, Stage, Work, action
-from tasks.jobs.child import run_child
 from tasks.jobs.commands import python_argv
+from tasks.jobs.job import run_child
 from tasks.jobs.launch import JobFailed
 from tests.fork_server import COMMANDS, Fork, run_code
 from tests.tasks.plain_stages import stage

@@ -12,7 +12,7 @@ import pytest
 
 from tasks.cache.stage import Work
 from tasks.jobs.batch_memory import BatchDivision
-from tasks.jobs.child import run_child
+from tasks.jobs.job import run_child
 from tests.training import tiny
 from training.jobs.protocol import Job
 

@@ -12,7 +12,7 @@ import pytest
 from tasks.cache.stage import Work
 from tasks.jobs import launch
 from tasks.jobs.batch_memory import BatchDivision
-from tasks.jobs.child import TRIES, prepare_next_try, run_child
+from tasks.jobs.job import TRIES, prepare_next_try, run_child
 from tasks.jobs.launch import JobFailed
 from tests.tasks.watching import Heard
 from training.jobs.protocol import Failure, Outcome, read_events
