@@ -454,7 +454,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 
     monkeypatch.setattr(resolving, "look_up", look_up)
     monkeypatch.setattr(resolving, "visible_gpus", lambda: [])
-    monkeypatch.setattr(resolving, "find_package_problems", lambda *given: [])
+    monkeypatch.setattr("tasks.jobs.engines.RayEngine.find_package_problems", lambda engine: [])
     monkeypatch.setattr(resolving, "_strategy_here", lambda *given: [])
     monkeypatch.setattr(resolving, "_lora_here", lambda *given: [])
     monkeypatch.setattr(resolving, "_kernels_here", lambda *given: [])
