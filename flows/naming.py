@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from prefect.runtime import flow_run
 from pydantic import BaseModel
 
-from tasks.sweeps.trial import short_names
 from training.problems import UserError
 from training.recipe import Model, Recipe, Sweep, parse
 
@@ -23,8 +23,6 @@ NAMED_FIELDS = {
 
 def flow_run_name() -> str:
     """Prefect calls this at the start of a run, before it validates the recipe."""
-    from prefect.runtime import flow_run
-
     parameters = flow_run.get_parameters()
     recipe = parameters.get("recipe")
     if isinstance(recipe, Recipe):
@@ -34,8 +32,6 @@ def flow_run_name() -> str:
 
 def sweep_run_name() -> str:
     """Prefect calls this at the start of a sweep: `sst2 · sweep over learning_rate, num_train_epochs`."""
-    from prefect.runtime import flow_run
-
     parameters = flow_run.get_parameters()
     recipe, sweep = parameters.get("recipe"), parameters.get("sweep")
     space = sweep.space if isinstance(sweep, Sweep) else sweep.get("space") if isinstance(sweep, Mapping) else None
@@ -61,16 +57,6 @@ def run_name(recipe: Recipe, overrides: Mapping[str, Any] | None = None) -> str:
         parts.append(f"{field.rpartition('.')[2]} {text}")
     name = " · ".join(parts)
     return name if len(name) <= MAX_LENGTH else f"{name[: MAX_LENGTH - 1]}…"
-
-
-def format_settings(settings: Mapping[str, Any]) -> str:
-    """`learning_rate 3.1e-05 · num_train_epochs 2`: the values of a trial by the last part of their fields."""
-    return " · ".join(f"{name} {format_value(settings[field])}" for field, name in short_names(settings).items())
-
-
-def format_value(value: Any) -> str:
-    """`3.1e-05`"""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _model_name(model: Model) -> str:

@@ -19,11 +19,11 @@ from prefect.states import Failed
 
 from flows.finetune import FromSweep, finetune, run_finetune
 from flows.frame import WORKER, Caller, fail, state_of
-from flows.naming import format_settings, sweep_run_name
+from flows.naming import sweep_run_name
 from flows.pipeline import Scored, TrainingInputs, prepare, train_and_score
 from flows.plan import divide_gpus
 from flows.reports.result import list_problems
-from flows.reports.sweep_table import SweepTerminal, TrialProgress, tabulate_trials
+from flows.reports.sweep_table import SweepTerminal, TrialProgress, format_settings, tabulate_trials
 from flows.trial import TrialRun, trial_recipe
 from tasks.cache.executor import Executor
 from tasks.cache.garbage_collection import in_use

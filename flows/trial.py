@@ -15,8 +15,8 @@ from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
-from flows.naming import format_settings
 from flows.pipeline import Scored, train_and_score
+from flows.reports.sweep_table import format_settings
 from tasks.cache.executor import Executor
 from tasks.cache.results import Artifact, Lock
 from tasks.cache.stage import Listener, Paused, Row

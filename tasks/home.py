@@ -32,7 +32,8 @@ _UNMAPPED_USER = 65534
 """Owner of the folders of the host in a container without root: no process of the container has this user."""
 
 _fixed: ContextVar[tuple[Path, str | None] | None] = ContextVar("fixed", default=None)
-"""The home and the tracking URI of a thread that must not follow later changes."""
+"""The home and the tracking URI of a thread that must not follow later changes. All code takes them from the
+environment, as programs and libraries do, so no parameter reaches it."""
 
 
 def with_this_home(target: Callable[[], None]) -> Callable[[], None]:

@@ -6,14 +6,12 @@ import argparse
 import io
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from flows.cli.shared import COMPLETED, add_version_arguments
+from tasks.prediction.chat_job import Chat, open_chat, require_assistant
+from tasks.registry.prediction_job import find_model
 from tasks.reports.formatting import format_count
 from training.recipe import split_version_name
-
-if TYPE_CHECKING:
-    from tasks.prediction.chat_job import Chat
 
 PROMPT = "> "
 HELP = "/reset begins a new conversation, /quit or Ctrl-D ends it, Ctrl-C ends an answer"
@@ -36,9 +34,6 @@ def chat(arguments: argparse.Namespace) -> int:
     A line is a question, and the answer appears as it is generated; `/reset` begins a new conversation, `/quit` or
     Ctrl-D ends it, Ctrl-C ends the answer. Without a terminal, the lines of the standard input are one conversation.
     """
-    from tasks.prediction.chat_job import open_chat, require_assistant
-    from tasks.registry.prediction_job import find_model
-
     model = find_model(*split_version_name(arguments.model), arguments.task)
     model = require_assistant(model, arguments.max_new_tokens)
     if isinstance(sys.stdin, io.TextIOWrapper):

@@ -16,6 +16,8 @@ from flows.reports.terminal import Quiet, Terminal, open_terminal
 from tasks.cache.results import Lock
 from tasks.cache.stage import Listener
 from tasks.home import home
+from tasks.prefect.prefect_server import ensure_prefect_server
+from tasks.tracking import connection
 from training.problems import full_disk
 from training.recipe import Recipe
 
@@ -85,8 +87,6 @@ def call_in_this_process(
     logging.raiseExceptions = False
     where = "prefect"
     try:
-        from tasks.prefect.prefect_server import ensure_prefect_server
-
         ensure_prefect_server(meanwhile=_import_flow)
         from flows.frame import Caller
         from tasks.prefect import events, flow_runs
@@ -114,7 +114,6 @@ def _import_flow() -> None:
     import matplotlib.figure  # noqa: F401
 
     from flows import finetune  # noqa: F401
-    from tasks.tracking import connection
 
     connection.import_store()
 

@@ -12,6 +12,8 @@ from flows.cli.shared import COMPLETED, add_json_argument, add_limit_argument, a
 from flows.reports.tables import align, export_lines, fit_to_terminal, terminal_width, wrap
 from tasks.registry import promotions
 from tasks.registry.catalog import list_models
+from tasks.registry.exports import export_version
+from tasks.registry.prediction_job import find_model
 from tasks.reports.formatting import format_size, format_value
 from training.problems import UserError
 from training.recipe import EXPORTS, split_version_name
@@ -115,9 +117,6 @@ def export(arguments: argparse.Namespace) -> int:
     An export that was released with the version is downloaded; another one is made, and was not compared with the
     model.
     """
-    from tasks.registry.exports import export_version
-    from tasks.registry.prediction_job import find_model
-
     out: Path = arguments.out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError.of("option", "--out", f"{out} is not an empty folder: name another one.")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from flows.batch_plan import prepare
 from flows.cli.local_flow import call_in_this_process, exit_without_server, print_failure
 from flows.cli.shared import (
     COMPLETED,
@@ -19,8 +20,13 @@ from flows.cli.shared import (
     parse_reading,
     write_json,
 )
+from flows.reports.predictions import build_result, count, describe, describe_errors
 from flows.reports.terminal import Terminal
+from tasks.prediction.input_rows import require_few_errors
+from tasks.prediction.shard_job import last_rate
+from tasks.registry.prediction_job import find_model, predict_values, split_into_rows
 from tasks.reports.formatting import format_count
+from tasks.shared_store.bucket_remote import open_remote
 from training.problems import Problem, UserError, renamed
 from training.recipe import BatchPrediction, parse_batch_prediction, split_version_name
 
@@ -126,7 +132,6 @@ def predict(arguments: argparse.Namespace) -> int:
 
 
 def _predict_texts(arguments: argparse.Namespace) -> int:
-    from tasks.registry.prediction_job import find_model, predict_values, split_into_rows
 
     model = find_model(*split_version_name(arguments.model), arguments.task)
     rows = split_into_rows(model, arguments.texts)
@@ -143,11 +148,6 @@ def _parse(arguments: argparse.Namespace) -> BatchPrediction:
 
 
 def _plan(prediction: BatchPrediction, arguments: argparse.Namespace) -> int:
-    from flows.batch_plan import prepare
-    from flows.reports.predictions import count, describe_errors
-    from tasks.prediction.input_rows import require_few_errors
-    from tasks.prediction.shard_job import last_rate
-    from tasks.shared_store.bucket_remote import open_remote
 
     remote, terminal = open_remote(), Terminal()
     terminal.stage_started("predict", "")
@@ -178,7 +178,6 @@ def format_duration(seconds: float) -> str:
 
 
 def _predict_files(prediction: BatchPrediction, arguments: argparse.Namespace) -> int:
-    from flows.reports.predictions import build_result, describe
 
     terminal, began_s = Terminal(), time.time()
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.cli.local_flow import call_flow, exit_without_server, print_failure
 from flows.cli.shared import COMPLETED, FAILED
@@ -18,12 +18,13 @@ from flows.reports.tables import align
 from tasks.cache.garbage_collection import REPRODUCES, UNFINISHED, find_reproductions, remove_reproduction
 from tasks.home import home
 from tasks.locks import exclusive_lock
-from tasks.registry import untrusted_code
+from tasks.registry import lineage, reproduction, untrusted_code
+from tasks.registry.lineage import list_model_files
+from tasks.registry.reproduction import Difference, FigurePair, differing_files, pair_figures
 from tasks.reports.formatting import format_count, format_score
+from tasks.stages.fit import batch_division
+from tasks.stages.resolve import pin, pin_model_folder
 from training.problems import UserError
-
-if TYPE_CHECKING:
-    from tasks.registry.reproduction import Difference, FigurePair
 
 RULE = "each value lies within the other's 95% interval"
 
@@ -45,10 +46,6 @@ def reproduce(arguments: argparse.Namespace) -> int:
 
     Exit code 0 if the bytes are the same, or if the metrics agree and a known input differs; else 1.
     """
-    from tasks.registry import lineage, reproduction
-    from tasks.stages.fit import batch_division
-    from tasks.stages.resolve import pin, pin_model_folder
-
     name, into = arguments.name, arguments.into
     if not {"/", "@"} & set(name):
         raise UserError.of("option", "NAME/VERSION", f"{name!r} has no version: give one, {name}/1 or {name}@champion.")
@@ -104,9 +101,6 @@ def _compare(
     record: Mapping[str, Any], result: Mapping[str, Any], differences: Sequence[Difference]
 ) -> tuple[list[str], int, bool]:
     """Compares the models; returns lines to print, the exit code, and whether the bytes are the same."""
-    from tasks.registry.lineage import list_model_files
-    from tasks.registry.reproduction import differing_files, pair_figures
-
     key = next(stage["key"] for stage in result["stages"] if stage["name"] == "fit")
     recorded, here = record["model"]["files"], list_model_files(key) or {}
     if different := differing_files(recorded, here):

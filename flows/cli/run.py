@@ -28,9 +28,12 @@ from tasks.cache.planner import Planner
 from tasks.cache.results import Verdict
 from tasks.jobs import warm
 from tasks.jobs.engines.local import early_launches
+from tasks.prefect.deployments import FLOWS
+from tasks.prefect.prefect_server import ensure_prefect_server
 from tasks.registry import untrusted_code
 from tasks.reports.stage_summaries import STAGES
 from tasks.shared_store.bucket_remote import open_remote
+from tasks.stages.register import format_example_arguments
 from tasks.tracking.connection import MlflowFailed
 from training.problems import UserError
 from training.recipe import SWEEP_ENTRYPOINT, Recipe, parse, parse_set
@@ -135,7 +138,6 @@ def _print_outcome(recipe: Recipe, result: dict[str, Any], require_promotion: bo
     if model["registered"]:
         name, _, version = model["registered"].partition("/")
         print(f"Registered: {name} version {version}{', ' + model['alias'] if model['alias'] else ''}")
-        from tasks.stages.register import format_example_arguments
 
         # `finetune predict NAME` takes the champion.
         suffix = {"champion": "", None: f"/{version}"}.get(model["alias"], f"@{model['alias']}")
@@ -173,9 +175,7 @@ def resume(arguments: argparse.Namespace) -> int:
     Completed stages stay cached, training continues from its newest checkpoint in the same MLflow run, and names of
     data and models stay pinned to their versions at the start of the run.
     """
-    from tasks.prefect.deployments import FLOWS
     from tasks.prefect.flow_runs import find, flow_name, schedule
-    from tasks.prefect.prefect_server import ensure_prefect_server
 
     url = ensure_prefect_server()
     run = find(arguments.run)

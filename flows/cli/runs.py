@@ -11,6 +11,8 @@ import yaml
 
 from flows.cli.shared import COMPLETED, add_json_argument, add_limit_argument, write_json
 from flows.reports.tables import align, fit_to_terminal, terminal_width, wrap
+from tasks.registry import lineage
+from tasks.registry.lineage import RECIPE_SET
 from tasks.reports.formatting import format_count, format_score
 from tasks.reports.row_reports import tabulate_mixture
 from tasks.tracking.mlflow_run import list_runs
@@ -61,8 +63,6 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
 
 def show(arguments: argparse.Namespace) -> int:
     """Show where a model comes from: run, data, base model, training, code, stages and recipe."""
-    from tasks.registry import lineage
-
     record = lineage.find_record(arguments.name)
     with lineage.damage(f"{arguments.name}, or one of its tags,"):
         lines = [*_lines(record, terminal_width())]
@@ -88,7 +88,6 @@ def _lines(record: Mapping[str, Any], width: int) -> Iterator[str]:
             yield from wrap(text, width, f"  {label:<{LABEL}}", " " * (LABEL + 2))
     yield "\nstages"
     yield from (f"  {line}" for line in align(_stages(record)))
-    from tasks.registry.lineage import RECIPE_SET
 
     yield "\nrecipe, with pinned versions, without defaults"
     recipe = yaml.safe_dump(record[RECIPE_SET], sort_keys=False, allow_unicode=True, width=width - 2)

@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from flows.cli.shared import COMPLETED
 from flows.reports.tables import align
@@ -15,12 +14,9 @@ from tasks.cache.garbage_collection import INCOMPLETE, JOBS, QUARANTINE, RECORDS
 from tasks.home import home, home_path, tracking_is_local
 from tasks.registry.retention import find_needs, find_shared_needs
 from tasks.reports.formatting import format_size
+from tasks.shared_store.bucket import Entry
+from tasks.shared_store.maintenance import Content, Maintenance, Plan
 from training.problems import UserError
-
-if TYPE_CHECKING:
-    from tasks.shared_store.bucket import Entry
-    from tasks.shared_store.maintenance import Content, Plan
-
 
 DAYS = 30
 LEFTOVERS = (JOBS, QUARANTINE, INCOMPLETE, REMOVED, RECORDS, REPRODUCED)  # listed after the artifacts of the stages
@@ -96,15 +92,11 @@ def _execute_here(arguments: argparse.Namespace) -> None:
 
 def _show_shared() -> None:
     """Shows what one listing of the bucket says."""
-    from tasks.shared_store.maintenance import Maintenance
-
     store = Maintenance.of_environment(lambda: ())
     print("", *_format_content(store.url, store.list_content()), "What can go: finetune store --shared", sep="\n")
 
 
 def _execute_shared(arguments: argparse.Namespace) -> int:
-    # Imports the client of the bucket: a home that shares nothing does not need it.
-    from tasks.shared_store.maintenance import Maintenance
 
     days = arguments.days or DAYS
     store = Maintenance.of_environment(lambda: find_shared_needs(days))

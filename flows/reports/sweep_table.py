@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from flows.naming import format_settings, format_value
 from flows.reports.tables import align
 from flows.reports.terminal import can_redraw
 from tasks.cache.stage import Listener
@@ -50,6 +49,16 @@ def trial_line(trial: Trial, sweep: Sweep) -> str:
     figure = _format_figure(trial)
     parts = [_format_state(trial, ""), f"{sweep.metric} {figure}" if figure else "", format_settings(trial.settings)]
     return "  ".join([f"trial {trial.number:<3}", *filter(None, parts)])
+
+
+def format_settings(settings: Mapping[str, Any]) -> str:
+    """`learning_rate 3.1e-05 · num_train_epochs 2`: the values of a trial by the last part of their fields."""
+    return " · ".join(f"{name} {format_value(settings[field])}" for field, name in short_names(settings).items())
+
+
+def format_value(value: Any) -> str:
+    """`3.1e-05`"""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _format_setting(trial: Trial, field: str) -> str:

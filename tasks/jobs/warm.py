@@ -30,6 +30,7 @@ MODULES = (
 ROOM = " " * 2000
 """A last argument, whose memory is used to show the commands of forks."""
 
+# Of this process: programs of all threads are forks of one warm process.
 _allowed = False
 _current: WarmProcess | None = None
 

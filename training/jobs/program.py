@@ -51,7 +51,7 @@ _OUT_OF_MEMORY = (
     *("can't start new thread", "could not create a primitive"),  # the last is oneDNN's
 )
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_stop_requested = False
+_stop_requested = False  # a signal handler sets it, which has no parameters
 
 
 def restore_garbage_collection() -> None:

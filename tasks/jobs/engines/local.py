@@ -264,7 +264,7 @@ def _pass_job(handle: Handle, job: Path) -> Handle | None:
     return handle.model_copy(update={"job": str(job)})
 
 
-_closing = contextlib.ExitStack()
+_closing = contextlib.ExitStack()  # of this process, like the warm process
 
 
 @contextlib.contextmanager
