@@ -6,16 +6,14 @@ from dataclasses import dataclass
 
 from tasks.cache.results import Artifact, Champion, Lock, Promotion, Publication, Selection, Verdict, Version
 from tasks.cache.stage import Builder
-from tasks.stages.champion import find_champion, predict_champion
-from tasks.stages.compare import compare, count_comparison, counts_comparisons, has_opponent
+from tasks.stages.compare import compare, count_comparison, counts_comparisons, find_champion, has_opponent
 from tasks.stages.exports import compare_exports, export, wants_exports
 from tasks.stages.fit import fit
 from tasks.stages.gate import gate
 from tasks.stages.load_data import counts_tokens, load_data
 from tasks.stages.load_model import load_model, require_same_labels
-from tasks.stages.predict import answers_prompts, predict
+from tasks.stages.predict import answers_prompts, needs_reference, predict, predict_champion, reference_logprobs
 from tasks.stages.publish import publish
-from tasks.stages.reference_logprobs import needs_reference, reference_logprobs
 from tasks.stages.register import promote, register
 from tasks.stages.resolve import resolve
 from tasks.stages.score import require_fitting, require_fitting_lengths, score

@@ -40,9 +40,9 @@ from tasks.prefect import events
 from tasks.prefect.artifacts import ArtifactSender, PrefectProgress, Table
 from tasks.registry import untrusted_code
 from tasks.shared_store.bucket_remote import open_remote
-from tasks.stages.champion import find_champion, predict_champion
-from tasks.stages.compare import compare
+from tasks.stages.compare import compare, find_champion
 from tasks.stages.fit import engine_for
+from tasks.stages.predict import predict_champion
 from tasks.sweeps.pictures import draw_pictures
 from tasks.sweeps.study import Study, only_sweep, study_key
 from tasks.sweeps.trial import UNFINISHED, Trial

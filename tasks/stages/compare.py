@@ -1,5 +1,5 @@
-"""Stages: the comparison of the model with the champion, or with the baseline, row by row on the judged split, and its
-number among all comparisons on the same rows."""
+"""Stages: the champion of the registry, the comparison of the model with it or with the baseline, row by row on the
+judged split, and the number of this comparison among all on the same rows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,32 @@ from tasks.jobs.job import Job, files_of, folder_of, stage
 from tasks.registry.champions import find_current
 from tasks.registry.comparisons import number_comparison
 from training import task_types
+from training.evaluation.significance import alpha_spent
 from training.programs.compare import CompareSettings
 from training.recipe import Recipe
 from training.recipe.fields import answered_prompts
 from training.recipe.tables.metrics import WIN_RATE, entries
+
+
+def champion_inputs(recipe: Recipe, trained: Artifact, scores: Artifact) -> Inputs:
+    """The registry, the alias, and the model to compare with the champion."""
+    return Inputs(
+        {
+            "release": recipe.release.model_dump(include={"registry", "champion"}),
+            "registry": registry_place(),
+            "upstream": {"fit": trained.parts["model"], "score": scores.digest},
+        }
+    )
+
+
+@action(champion_inputs, gives=Champion)
+def find_champion(work: Work, recipe: Recipe, trained: Artifact, scores: Artifact) -> Champion | None:
+    """Finds the version with the champion's alias, unless it is the trained model itself."""
+    if recipe.release.registry is None:
+        work.state = "skipped"
+        return None
+    found = find_current(recipe)
+    return None if found is None or found.champion.model == trained.parts["model"] else found.champion
 
 
 def has_opponent(recipe: Recipe, champion: Champion | None) -> bool:
@@ -51,8 +73,6 @@ def count_comparison(
 ) -> NumberedComparison | None:
     """Numbers the comparison among all on the same rows, and computes the confidence that it needs. Skipped if the
     model is the champion itself."""
-    from training.evaluation.significance import alpha_spent  # imports numpy
-
     name, gate = str(recipe.release.registry), recipe.release.gate
     if opponent is None and (found := find_current(recipe)) and found.champion.model == trained.parts["model"]:
         work.state = "skipped"

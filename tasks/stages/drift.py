@@ -17,6 +17,7 @@ from tasks.registry.monitoring import Monitored
 from tasks.registry.versions import DRIFT_TAG, PROFILE_TAG
 from tasks.tracking.connection import connect, mlflow_errors
 from training.data.file_systems import name_of
+from training.evaluation.significance import alpha_spent
 from training.programs.drift import DriftSettings
 from training.recipe.fields import Drift
 
@@ -39,8 +40,6 @@ def count_look(
 ) -> NumberedComparison | None:
     """Numbers the look among all at this version, and computes the confidence that it needs. The same rows are the same
     look. Skipped if there are too few rows to compare."""
-    from training.evaluation.significance import alpha_spent  # imports numpy
-
     if min(figures["observed"] for figures in (profile.figures, observed.figures)) < section.min_rows:
         work.state = "skipped"
         return None

@@ -16,6 +16,7 @@ from tasks.registry.champions import files_of_version
 from tasks.registry.monitoring import LaterEvaluation, Monitored, find_predictions, find_rows, labelled_data, record
 from tasks.reports.row_reports import emit_warnings, read_report
 from training import task_types
+from training.data.load_rows import load
 from training.data.sources import delimiter_of, is_conllu
 from training.jobs.protocol import NotInKey, Settings
 from training.problems import UserError
@@ -75,8 +76,6 @@ def load_labelled(version: Monitored, recipe: Recipe, rows: Artifact, files: Seq
 
 
 def _load(work: Work, settings: LoadLabelledSettings, inputs: Mapping[str, Path]) -> dict[str, Any]:
-    from training.data.load_rows import load
-
     task_type = specification(settings.task, settings.options)
     sources, spelt = {SPLIT: [pin.path for pin in settings.files]}, settings.spelt
     try:

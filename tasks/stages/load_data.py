@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,12 +14,14 @@ from tasks.cache.stage import Work
 from tasks.hub.client import explain_read_errors
 from tasks.jobs.job import Job, folder_of, stage
 from tasks.reports.row_reports import emit_warnings, read_report
+from training.data.load_rows import load
 from training.data.sources import delimiter_of, is_conllu, split_names
 from training.jobs.protocol import NotInKey, Settings, values_in_key
 from training.recipe import Data, Recipe
 from training.recipe.rules.column_rules import code_for_rows, source_columns
 from training.recipe.tables.formats import SOURCES
 from training.recipe.task_specification import specification
+from training.tokenization.token_counts import token_counter
 
 
 class LoadDataSettings(Settings):
@@ -140,8 +142,6 @@ def load_rows(
     `progress` is called with the amount read and the total. `tokenizer` is the folder of the model's tokenizer, if
     `counts_tokens`.
     """
-    from training.data.load_rows import load
-
     data, task_type = settings.data, specification(settings.task, settings.options)
     pinned = [
         {"commit": one.hub.commit}
@@ -155,16 +155,10 @@ def load_rows(
         return explain_read_errors("dataset", data.sets[index].path, hub.commit) if hub else nullcontext()
 
     if data.mix is not None:
-        counter = _token_counter(tokenizer) if tokenizer is not None else None
+        counter = token_counter(tokenizer) if tokenizer is not None else None
         figures = load(data, task_type, pinned, out, progress, settings.evaluated, explain, counter)
     else:
         with explain(0):
             figures = load(data, task_type, pinned[0], out, progress, settings.evaluated)
     require_unchanged(pin for one in settings.pinned for files in one.files.values() for pin in files)
     return figures
-
-
-def _token_counter(folder: Path) -> Callable[[list[str]], int]:
-    from training.tokenization.token_counts import token_counter
-
-    return token_counter(folder)

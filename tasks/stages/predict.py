@@ -1,16 +1,30 @@
-"""Stage: stored predictions, one row each."""
+"""Stages: forward passes over stored rows. Predictions of the trained model and of the champion, one row each, and
+log-probabilities under the base model, for losses that compare with a reference."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
 from tasks.cache.code import figures_code
-from tasks.cache.results import Artifact, Lock
+from tasks.cache.results import Artifact, Champion, Lock
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.commands import build_predict_launch
 from tasks.jobs.job import Job, files_of, folder_of, stage
+from tasks.registry.champions import files_of_version
 from training import task_types
-from training.programs.predict import PredictSettings
+from training.programs.predict import ForwardSettings, PredictSettings
+from training.programs.predict_champion import PredictChampionSettings
 from training.recipe import Recipe
 from training.recipe.fields import answered_prompts
+from training.task_types.task_type import BaseReference
+
+FIELD_NAMES = {
+    "batch_size": "training.per_device_eval_batch_size",
+    "mixed_precision": "compute.mixed_precision",
+}
 
 
 def answers_prompts(recipe: Recipe) -> bool:
@@ -47,18 +61,102 @@ def predict(recipe: Recipe, lock: Lock, tokens: Artifact, trained: Artifact, bas
         outside=(*figures_code(recipe.task), *(() if base else ("training.engine.answers",))),
         users_code=task_types.user_code(recipe.task),
         libraries=("torch", "transformers", "pyarrow"),
-        field_names={
-            "splits": "evaluation.splits",
-            "batch_size": "training.per_device_eval_batch_size",
-            "mixed_precision": "compute.mixed_precision",
-        },
-        launch=lambda: build_predict_launch(program, lock),
-        batches=lambda model: BatchDivision(
-            rows.per_device_eval_batch_size,
-            model,
-            program=program,
-            max_length=recipe.tokens.max_length,
+        field_names=FIELD_NAMES | {"splits": "evaluation.splits"},
+        launch=partial(build_predict_launch, program, lock),
+        batches=_divide_batches(program, rows.per_device_eval_batch_size, recipe.tokens.max_length, lock),
+    )
+
+
+@stage(where="there is a champion")
+def predict_champion(recipe: Recipe, lock: Lock, data: Artifact, champion: Champion) -> Job:
+    """Predicts every row of the judged split by the champion with its own tokenizer.
+
+    The champion's model and options, the rows and labels, and the number format of prediction.
+    """
+    program, split, prompts = "training.programs.predict_champion", recipe.judged_split, answered_prompts(recipe)
+    task_type = task_types.load(**_task_and_options(recipe, champion))
+    batch_size = recipe.training.per_device_eval_batch_size
+    options = task_type.options_of("tokenize") | task_type.options_of("predict")
+    return Job(
+        program,
+        PredictChampionSettings(
+            task=recipe.task,
+            options=options | (task_type.options_of("answers") if prompts else {}),
+            split=split,
+            champion=str(champion),
+            max_length=champion.max_length,
+            answered_prompts=prompts,
+            batch_size=batch_size,
             mixed_precision=lock.mixed_precision,
-            num_processes=lock.num_processes,
         ),
+        reads={
+            **files_of_version(champion, "release.registry"),
+            "data": files_of(data, ["labels.json", f"{split}.arrow"]),
+        },
+        code=task_types.code_modules(recipe.task),
+        outside=() if prompts else ("training.engine.answers", "training.evaluation.preferences"),
+        users_code=task_types.user_code(recipe.task),
+        libraries=("torch", "transformers", "tokenizers", "pyarrow", *task_type.libraries),
+        field_names=FIELD_NAMES,
+        launch=partial(build_predict_launch, program, lock),
+        batches=_divide_batches(program, batch_size, champion.max_length, lock),
+    )
+
+
+def _task_and_options(recipe: Recipe, champion: Champion) -> dict[str, Any]:
+    """The recipe's task type and options, except options that the champion has learned with other values."""
+    if champion.options is None:
+        return recipe.task_and_options
+    task_type = task_types.class_of(recipe.task)
+    defaults = {name: task_type.Options.model_fields[name].get_default() for name in task_type.learned_options}
+    learned = {name: champion.options.get(name, default) for name, default in defaults.items()}
+    return recipe.task_and_options | {"options": {**recipe.options, **learned}}
+
+
+def needs_reference(recipe: Recipe) -> bool:
+    """Whether the recipe's loss compares with the base model."""
+    task_type = task_types.load(**recipe.task_and_options)
+    return isinstance(task_type, BaseReference) and task_type.needs_reference
+
+
+@stage()
+def reference_logprobs(recipe: Recipe, lock: Lock, model: Artifact, tokens: Artifact) -> Job:
+    """Adds the log-probabilities of the base model to the token rows, so that training holds one model alone.
+
+    The base model, the token rows of all splits, and the number format of prediction. Not the loss and its settings:
+    all trainings on these rows share the result.
+    """
+    program, batch_size = "training.programs.reference_logprobs", recipe.training.per_device_eval_batch_size
+    return Job(
+        program,
+        ForwardSettings(
+            task=recipe.task,
+            options=task_types.load(**recipe.task_and_options).options_of("reference_logprobs"),
+            batch_size=batch_size,
+            mixed_precision=lock.mixed_precision,
+        ),
+        reads={
+            "model": folder_of(model, "model"),
+            "tokenizer": folder_of(model, "tokenizer"),
+            "tokens": files_of(tokens, ("train.arrow", "validation.arrow", "test.arrow")),
+        },
+        code=task_types.code_modules(recipe.task),
+        outside=figures_code(recipe.task),
+        users_code=task_types.user_code(recipe.task),
+        libraries=("torch", "transformers", "pyarrow"),
+        field_names=FIELD_NAMES,
+        launch=partial(build_predict_launch, program, lock),
+        batches=_divide_batches(program, batch_size, recipe.tokens.max_length, lock),
+    )
+
+
+def _divide_batches(program: str, batch_size: int, max_length: int, lock: Lock) -> Callable[[Path], BatchDivision]:
+    """Returns a function from the model's folder to the division of these batches that fits into memory."""
+    return lambda model: BatchDivision(
+        batch_size,
+        model,
+        program=program,
+        max_length=max_length,
+        mixed_precision=lock.mixed_precision,
+        num_processes=lock.num_processes,
     )

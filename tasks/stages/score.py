@@ -8,10 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from tasks.cache.results import Artifact
 from tasks.jobs.job import Job, files_of, folder_of, stage
 from tasks.reports.row_reports import read_report
 from training import task_types
+from training.data.ipc_files import ipc_reader
+from training.evaluation.slices import of_column, of_length
 from training.problems import Problem, UserError
 from training.programs.score import ScoreSettings
 from training.recipe import Recipe
@@ -88,11 +93,6 @@ def _find_labels(rows: Path, split: str) -> set[str]:
         return {label for label, count in counts.items() if count}
     if not (file := rows / f"{split}.arrow").is_file():
         return set()
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    from training.data.ipc_files import ipc_reader
-
     found: set[str] = set()
     with ipc_reader(file) as reader:
         place = reader.schema.get_field_index("label")
@@ -119,8 +119,6 @@ def _unfitting_minimum(
 
 def _read_groups(rows: Path, split: str, name: str) -> list[str]:
     """The groups of the split by label or by a column."""
-    from training.evaluation.slices import of_column
-
     if name == LABEL:
         return [label for label, count in read_report(rows)["labels"].get(split, {}).items() if count]
     return list(of_column(rows / f"{split}.slices.arrow", name))
@@ -140,10 +138,6 @@ def require_fitting_lengths(recipe: Recipe, tokens: object) -> None:
 
 
 def _read_length_groups(file: Path) -> list[str]:
-    import pyarrow as pa
-
-    from training.evaluation.slices import of_length
-
     return list(of_length(pa.ipc.open_file(pa.memory_map(str(file))).read_all()["length"].to_numpy()))
 
 

@@ -18,6 +18,7 @@ from training import task_types
 from training.models.repository_files import read_json, uses_tokenizer_json
 from training.programs.tokenize_with_transformers import TokenizeSettings
 from training.recipe import Recipe
+from training.tokenization.token_files import tokenize as to_tokens
 
 CHILD = "training.programs.tokenize_with_transformers"
 
@@ -74,8 +75,6 @@ def tokenize(recipe: Recipe, data: Artifact, model: Artifact) -> Job:
 
 
 def _tokenize(work: Work, settings: TokenizeSettings, inputs: Mapping[str, Path]) -> dict[str, Any]:
-    from training.tokenization.token_files import tokenize as to_tokens
-
     return to_tokens(
         task_types.load(settings.task, settings.options),
         inputs["data"],

@@ -24,6 +24,7 @@ from training.problems import UserError, full_disk
 from training.recipe import Recipe
 from training.recipe.rules.column_rules import source_columns
 from training.tokenization.chat_templates import require_template
+from training.tokenization.token_files import tokenize
 
 PREFIX = ".check-"
 UNLOCKED_S = 60.0
@@ -111,8 +112,6 @@ def count_tokens(
     recipe: Recipe, tokenizer: Path, rows: Path, out: Path, progress: Progress, vocab_size: int | None = None
 ) -> dict[str, Any]:
     """The report on the rows' tokens. Raises UserError with every problem."""
-    from training.tokenization.token_files import tokenize
-
     if recipe.model.chat_template is not None:
         template = Path(recipe.model.chat_template).expanduser()
         tokenizer = _add_template(tokenizer, template, out.with_name("with_template"))

@@ -27,8 +27,8 @@ from tasks.registry.versions import (
     STARTED_FROM_TAG,
     TASK_TAG,
 )
-from tasks.stages.champion import predict_champion
 from tasks.stages.load_model import load_model, require_same_labels
+from tasks.stages.predict import predict_champion
 from tasks.stages.register import _build_origin_tags
 from tasks.stages.resolve import pin
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect

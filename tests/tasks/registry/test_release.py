@@ -12,7 +12,7 @@ from mlflow.exceptions import MlflowException
 from tasks.cache.results import Artifact, Lock, Verdict, Version
 from tasks.cache.stage import Work
 from tasks.registry import promotions
-from tasks.stages.champion import find_champion
+from tasks.stages.compare import find_champion
 from tasks.stages.register import promote, register
 from tasks.tracking.connection import MODEL_TAG, MlflowFailed, connect
 from tests.made import COMPARISON, LABELS, artifact, predictions
