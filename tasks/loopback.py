@@ -19,7 +19,7 @@ import sys
 from typing import Any
 from urllib.parse import urlsplit
 
-from training.jobs.socket_owners import find_owner, is_trusted
+from training.jobs.processes import find_owner, is_trusted
 
 HOME_SERVERS = "FINETUNE_HOME_SERVERS"
 """The environment variable with the URLs of the servers, separated by blanks."""

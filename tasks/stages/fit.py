@@ -23,7 +23,6 @@ from tasks.shared_store.bucket_remote import open_remote
 from training import distributed, task_types
 from training.engine import checkpoints
 from training.engine.fit_settings import FitSettings, HubModel
-from training.engine.training_task import needs_own_checkpoint
 from training.jobs.protocol import Imports, sha256
 from training.problems import UserError
 from training.recipe import Recipe, ResolvedCompute
@@ -216,7 +215,7 @@ def _start_checkpoint(recipe: Recipe) -> dict[str, Files]:
         return {}
     try:
         digest = sha256(Path(name) / checkpoints.MANIFEST)
-        if needs_own_checkpoint(recipe.training, recipe.compute):
+        if checkpoints.needs_own_checkpoint(recipe.training, recipe.compute):
             checkpoints.require_sealed(Path(name), signing_key())
         return {"checkpoint": Files(Path(name).absolute(), {"checkpoint": digest})}
     except OSError as error:

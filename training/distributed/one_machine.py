@@ -23,7 +23,7 @@ from typing import Any
 from torch._C._distributed_c10d import FileStore, HashStore, ProcessGroupGloo, Store
 from torch.distributed.rendezvous import _rendezvous_handlers
 
-from training.jobs.socket_owners import find_owner, is_trusted
+from training.jobs.processes import find_owner, is_trusted
 from training.problems import Problem, UserError
 
 STORE = "FINETUNE_GROUP_STORE"

@@ -29,10 +29,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from training import distributed
 from training.jobs.protocol import fsync, sha256
 from training.problems import UserError, full_disk
+from training.recipe.tables.engines import ENGINES
+
+if TYPE_CHECKING:
+    from training.recipe import Compute, Training
 
 MANIFEST = "manifest.json"
 SEAL = "seal"
@@ -117,6 +122,20 @@ def require_sealed(named: Path, key: Path) -> None:
     Reads no other file; `require_own` does, before anything is loaded."""
     for checkpoint in (named, *list_needed(named)):
         _refuse(_unsealed(checkpoint, key), str(named))
+
+
+def needs_own_checkpoint(training: Training, compute: Compute) -> bool:
+    """Whether checkpoints of other homes are refused: FSDP and DeepSpeed unpickle theirs, and a user's engine may."""
+    loads_safely = training.engine in ENGINES and not distributed.load(compute.strategy).UNPICKLES
+    return not loads_safely and not training.trust_checkpoint
+
+
+def key_of(training: Training, compute: Compute) -> Path | None:
+    """The key that recognizes this home's checkpoints, if those of other homes are refused; else None."""
+    if not needs_own_checkpoint(training, compute):
+        return None
+    # Without the variable there is no key, and every checkpoint counts as another home's.
+    return Path(os.environ.get(SEAL_KEY, os.devnull + "/none"))
 
 
 def require_own(named: Path, key: Path) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from training.jobs.resources import cores
 from training.problems import UserError
 
@@ -39,8 +41,6 @@ def training_environment(
     training: Training, compute: ResolvedCompute, global_batch_size: int, steps_per_epoch: int
 ) -> dict[str, Any]:
     """The environment of this process's training: plain JSON values by their names in messages."""
-    import torch
-
     libraries = ["torch", "transformers", "accelerate", *(["deepspeed"] if "deepspeed" in compute.strategy else [])]
     libraries += ["peft"] if training.lora else []
     return {
@@ -58,8 +58,6 @@ def training_environment(
 
 def machine() -> dict[str, Any]:
     """The hardware of this machine; plain JSON values."""
-    import torch
-
     gpus = [torch.cuda.get_device_name(gpu) for gpu in range(torch.cuda.device_count())]
     return {
         "device": _device(),
@@ -107,14 +105,10 @@ def _describe_adapters(lora: Lora) -> str:
 
 def _device() -> str:
     """The device that a process trains on: its GPU, or the processor."""
-    import torch
-
     return torch.cuda.get_device_name() if torch.cuda.is_available() else _processor()
 
 
 def _processor() -> str:
     """The processor's name, and the instruction set that torch uses."""
-    import torch
-
     found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return f"{found[1] if found else platform.machine()} with {torch.backends.cpu.get_cpu_capability()}"

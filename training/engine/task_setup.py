@@ -14,11 +14,11 @@ import torch
 
 from training import task_types
 from training.batching.batches import TokenRows, require_row_per_rank
-from training.engine import collation, padding
+from training.engine import collation
 from training.engine.training_task import Task
 from training.evaluation import metrics
 from training.jobs.protocol import CHECKPOINTS, Events, rank
-from training.models import dropout, gpu_kernels, loading
+from training.models import layers, loading
 from training.problems import UserError, nearest
 from training.task_types.task_type import TaskType
 
@@ -46,7 +46,7 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
         loading.require_positions(model, max_length=settings.max_length)
         collate = task_type.collator(tokenizer, loading.padding_multiple())
         warn: Callable[[str], None] = events.warning if rank() == 0 else (lambda message: None)
-        padding.require_same_predictions(task_type, model, tokenizer, validation, collate, warn)
+        collation.require_same_predictions(task_type, model, tokenizer, validation, collate, warn)
 
     model = loading.load_for_training(
         task_type,
@@ -61,7 +61,7 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
         require_usable=require_usable,
     )
     if not torch.cuda.is_available():
-        dropout.replace_dropout(model)
+        layers.replace_dropout(model)
     _require_target_counts(settings.task, task_type, train)
     compute_metrics = _metrics(settings, task_type, tokenizer, validation, events)
     if task_type.loss_only_reason and rank() == 0:
@@ -69,7 +69,7 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
     # A sharded model computes in the lower precision, and so would the loss inside it.
     loss = task_type.loss(training, settings.labels, train, outside=compute.strategy != "ddp")
     if training.use_liger_kernel:
-        gpu_kernels.use_liger(model, fuses_loss=loss is None and task_type.auto_class == "AutoModelForCausalLM")
+        layers.use_liger(model, fuses_loss=loss is None and task_type.auto_class == "AutoModelForCausalLM")
     require_row_per_rank(len(train), compute.num_processes)  # on every rank, before any of them waits for the others
     return Task(
         model=model,
@@ -113,7 +113,7 @@ def _switched_attention(settings: FitSettings) -> Callable[[PreTrainedModel], Ab
     if settings.attn_implementation is None:
         return nullcontext
     dtype = loading.DTYPES[settings.compute.mixed_precision]
-    return partial(gpu_kernels.switched_attention, implementation=settings.attn_implementation, dtype=dtype)
+    return partial(layers.switched_attention, implementation=settings.attn_implementation, dtype=dtype)
 
 
 def _require_target_counts(name: str, task_type: TaskType, rows: TokenRows) -> None:

@@ -28,8 +28,8 @@ from training import distributed
 from training.batching.batches import Batch, EvaluationBatches, LengthGroupedBatches, TokenRows
 from training.distributed import ranks
 from training.engine import callbacks, checkpoints, state_check
+from training.engine.collation import add_step_sums
 from training.engine.inference import evaluate
-from training.engine.step_sums import add_step_sums
 from training.engine.throughput import Reporter, Speed, flops, hardware_limit
 from training.engine.training_task import Task, Trained, is_undefined, require_requested_processes
 from training.jobs.protocol import rank

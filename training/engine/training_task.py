@@ -31,8 +31,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import torch
 
 from training import distributed
+from training.batching.batches import TokenRows, steps_per_epoch
+from training.distributed import machine_files, ranks
 from training.engine import checkpoints, environment
 from training.jobs.program import Interrupted, stop_requested
 from training.jobs.protocol import Events, rank
@@ -41,13 +44,11 @@ from training.recipe.tables.engines import ENGINES
 from training.recipe.tables.strategies import STRATEGIES
 
 if TYPE_CHECKING:
-    import torch
     from accelerate import PartialState
     from transformers import PreTrainedModel
 
-    from training.batching.batches import TokenRows
     from training.engine.collation import Collate
-    from training.recipe import Compute, ResolvedCompute, Training
+    from training.recipe import ResolvedCompute, Training
     from training.task_types.task_type import Loss, TaskType
 
 
@@ -87,10 +88,6 @@ class Task:
         Every rank calls it and gets the same. Raises UserError if the named checkpoint cannot be resumed from, or if
         the processes are not connected, and Interrupted on a request to stop.
         """
-        import torch
-
-        from training.distributed import ranks
-
         if (processes := self.compute.num_processes) != ranks.world_size():
             message = f"{self.training.engine!r} would train alone in each of {processes} processes: create "
             message += "accelerate.PartialState() first in it, or set compute.num_processes to 1."
@@ -113,8 +110,6 @@ class Task:
 
     def environment(self) -> dict[str, Any]:
         """The environment that must be the same to resume exactly from a checkpoint of this process."""
-        from training.batching.batches import steps_per_epoch
-
         steps = steps_per_epoch(len(self.train), self.global_batch_size, self.compute.num_processes)
         return environment.training_environment(self.training, self.compute, self.global_batch_size, steps)
 
@@ -122,8 +117,6 @@ class Task:
     def write_checkpoint(self, step: int, needs: Sequence[str]) -> Iterator[Path]:
         """Yields the folder for a checkpoint's files; every rank calls it. Rank 0 completes and reports the checkpoint,
         and removes older ones."""
-        from training.distributed import machine_files, ranks
-
         began, final = time.monotonic(), self.checkpoints / checkpoints.name(step)
         staging = nullcontext(checkpoints.staging_folder(final))
         with checkpoints.write(final, needs, self.environment()) if rank() == 0 else staging as folder:
@@ -141,8 +134,6 @@ class Task:
 
         Every rank calls this before it reads a checkpoint.
         """
-        from training.distributed import machine_files, ranks
-
         if len(machine_files.first_ranks(self.checkpoints)) == 1:
             return
         is_source = rank() == source
@@ -159,8 +150,6 @@ class Task:
 
     def _newest(self) -> Path | None:
         """The newest intact checkpoint of any machine, which every machine has afterwards."""
-        from training.distributed import machine_files, ranks
-
         is_first = rank() in machine_files.first_ranks(self.checkpoints)
         found = checkpoints.find_newest_intact(self.checkpoints, self.events.warning) if is_first else None
         steps = ranks.all_gather(-1 if found is None else checkpoints.step_of(found))
@@ -182,7 +171,7 @@ class Task:
         if named is None:
             return None, None
         checkpoints.require_intact(named)
-        key = checkpoint_key(self.training, self.compute)
+        key = checkpoints.key_of(self.training, self.compute)
         if key is not None:
             checkpoints.require_own(named, key)
         threads = self._threads_for(named, checkpoints.NAMED)
@@ -207,20 +196,6 @@ class Task:
         message = f"computing with {threads} threads per process, not {current}"
         self.events.note(f"{message}, because {checkpoint.name} was written with them")
         return int(threads)
-
-
-def needs_own_checkpoint(training: Training, compute: Compute) -> bool:
-    """Whether checkpoints of other homes are refused: FSDP and DeepSpeed unpickle theirs, and a user's engine may."""
-    loads_safely = training.engine in ENGINES and not distributed.load(compute.strategy).UNPICKLES
-    return not loads_safely and not training.trust_checkpoint
-
-
-def checkpoint_key(training: Training, compute: Compute) -> Path | None:
-    """The key that recognizes this home's checkpoints, if those of other homes are refused; else None."""
-    if not needs_own_checkpoint(training, compute):
-        return None
-    # Without the variable there is no key, and every checkpoint counts as another home's.
-    return Path(os.environ.get(checkpoints.SEAL_KEY, os.devnull + "/none"))
 
 
 @dataclass(frozen=True)
@@ -290,8 +265,6 @@ def require_requested_processes(state: PartialState, compute: ResolvedCompute, g
     accelerate's launchers fall back silently, to one process or to ranks that train alone. `gpus` are those that this
     process computes on.
     """
-    import torch
-
     processes, device = compute.num_processes, "cuda" if torch.cuda.is_available() else "cpu"
     distributed_type = distributed.load(compute.strategy).DISTRIBUTED_TYPE[device]
     is_alone = processes == 1 and STRATEGIES[compute.strategy].replicates

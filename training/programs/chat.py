@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from training import task_types
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job, TaskSettings, read_events
 
@@ -40,7 +41,6 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Answers questions until the program is stopped."""
     import torch
 
-    from training import task_types
     from training.engine.conversation import Assistant
     from training.models import loading
 

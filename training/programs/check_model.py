@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from training import task_types
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job, Settings, TaskSettings
 from training.jobs.search_path import hide_package
@@ -72,8 +73,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
 def check(settings: CheckModelSettings) -> CheckedModel:
     """What was found and does not end a run. Raises UserError with all problems of the model."""
-    from training import task_types
-    from training.models import adapters, gpu_kernels, loading, small_copy
+    from training.models import adapters, layers, loading, small_copy
 
     task_type = task_types.load(settings.task, settings.options)
     network = build(settings.config, settings.field, task_type, settings.labels)
@@ -88,7 +88,7 @@ def check(settings: CheckModelSettings) -> CheckedModel:
         problems += error.problems
     if settings.lora:
         problems += adapters.find_unknown_layers(network, settings.lora)
-    problems += gpu_kernels.find_unsupported(network, settings.attn_implementation, settings.use_liger_kernel)
+    problems += layers.find_unsupported(network, settings.attn_implementation, settings.use_liger_kernel)
     if settings.weights is not None:
         of_weights = compare_weights(network, settings.weights)
         problems += [*of_weights.problems(network, settings.field)]

@@ -28,7 +28,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
+from training import task_types
 from training.evaluation.constant_predictions import is_constant
+from training.evaluation.judgements import difference_interval, judge_answers, paired_answers
 from training.evaluation.predictions import Predictions
 from training.evaluation.significance import Significance, mcnemar, paired
 from training.jobs.program import run_program
@@ -72,7 +74,6 @@ class CompareSettings(TaskSettings):
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Compares the models on the split. Returns the figures."""
-    from training import task_types
     from training.evaluation.baseline import choose_constant
 
     settings = CompareSettings.model_validate(job.settings)
@@ -123,7 +124,6 @@ def compare_answers(
 
     Both are empty if nothing reads answers.
     """
-    from training.evaluation.judgements import difference_interval, judge_answers, paired_answers
 
     if not settings.lengths and settings.judge is None:
         return [], np.empty(0)

@@ -23,9 +23,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from training import task_types
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job
 from training.programs.compare import CompareSettings, compare_models
+from training.programs.predict import progress_of_rows, write
+from training.programs.score import read_predictions
 from training.recipe.tables.exports import EXPORTS
 
 if TYPE_CHECKING:
@@ -51,12 +54,9 @@ class CompareExportsSettings(CompareSettings):
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Predicts the split with each export, compares, and measures. Returns the figures."""
-    from training import task_types
     from training.batching.batches import TokenRows
     from training.engine.inference import predict
     from training.models import loading, onnx_files
-    from training.programs.predict import progress_of_rows, write
-    from training.programs.score import read_predictions
 
     loading.make_deterministic()
     settings = CompareExportsSettings.model_validate(job.settings)

@@ -15,6 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.compute as pc
+from pyarrow import types
+
+from training.data.ipc_files import ipc_reader
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, Settings
 from training.jobs.search_path import hide_package
@@ -79,10 +83,6 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
 def texts(file: Path, columns: Sequence[str]) -> Iterator[str]:
     """The texts of these columns of an Arrow file, a record batch at a time."""
-    import pyarrow.compute as pc
-    from pyarrow import types
-
-    from training.data.ipc_files import ipc_reader
 
     with ipc_reader(file, mapped=False) as reader:
         for index in range(reader.num_record_batches):

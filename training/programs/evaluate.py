@@ -22,7 +22,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from training import task_types
 from training.evaluation import slices
+from training.evaluation.bootstrap import draw_differences, match_rows
 from training.evaluation.predictions import OneLabel, Predictions
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
@@ -68,7 +70,6 @@ class EvaluateSettings(TaskSettings):
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Evaluates the rows. Returns the figures."""
-    from training import task_types
     from training.evaluation import plots
 
     settings = EvaluateSettings.model_validate(job.settings)
@@ -100,7 +101,6 @@ def _compare(
     metrics from those at the registration."""
     if "expected" not in job.inputs:
         return None, {name: _difference_of_scores(score, settings.expected.get(name)) for name, score in found.items()}
-    from training.evaluation.bootstrap import draw_differences, match_rows
     from training.evaluation.metrics.resampling import figures
 
     data = Path(job.inputs["expected_data"])

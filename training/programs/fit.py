@@ -18,6 +18,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.engine import environment
 from training.engine.fit_settings import FitSettings
 from training.jobs.program import restart_with, restore_garbage_collection, run_program
 from training.jobs.protocol import EVENTS, OUTPUT, Events, Job, rank, read_events
@@ -76,7 +77,6 @@ def _train(job_dir: Path, job: Job, settings: FitSettings, events: Events) -> di
 
 
 def _write_log(task: Task, reported: list[dict[str, Any]], log: Path) -> None:
-    from training.engine import environment
     from training.evaluation import plots
 
     plots.draw_curves(reported, log / "loss.png")

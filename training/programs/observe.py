@@ -19,6 +19,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from training import task_types
+from training.data.casting import to_batch
+from training.evaluation.drift.sampling import Reservoir
+from training.evaluation.text_statistics import join_texts
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, TaskSettings
 
@@ -51,15 +59,8 @@ class ObserveSettings(TaskSettings):
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Observes at most `max_rows` rows, drawn at random. Returns the figures."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    from training import task_types
-    from training.data.casting import to_batch
     from training.engine.observation import Observer
-    from training.evaluation.drift.sampling import Reservoir
-    from training.evaluation.text_statistics import join_texts
     from training.models import loading
 
     settings = ObserveSettings.model_validate(job.settings)
@@ -99,9 +100,6 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
 def _read_split(folder: Path, split: str, columns: Iterable[str]) -> Iterator[Row]:
     """The rows of a split as load_data stored it."""
-    import pyarrow as pa
-
-    from training.evaluation.text_statistics import join_texts
 
     table = pa.ipc.open_file(pa.memory_map(str(folder / f"{split}.arrow"))).read_all()
     names = json.loads((folder / "labels.json").read_text())
@@ -114,7 +112,6 @@ def _read_split(folder: Path, split: str, columns: Iterable[str]) -> Iterator[Ro
 
 def _read_sample(file: Path) -> Iterator[Row]:
     """The rows of a sample. A row that the model cannot predict has no inputs."""
-    from training.evaluation.text_statistics import join_texts
 
     with file.open("rb") as lines:
         for line in lines:
@@ -124,7 +121,6 @@ def _read_sample(file: Path) -> Iterator[Row]:
 
 def _usable_rows(task_type: TaskType, columns: Mapping[str, str], rows: list[Row]) -> list[Row]:
     """The rows, without the inputs of those that the task type cannot predict."""
-    from training.data.casting import to_batch
 
     places = [place for place, (_, inputs, _) in enumerate(rows) if inputs is not None]
     if not places:

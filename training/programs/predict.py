@@ -19,6 +19,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
+import pyarrow.parquet as pq
+
+from training import task_types
+from training.evaluation.constant_predictions import advice, nearly_constant
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, TaskSettings, rank
 from training.task_types.task_type import AnswersPrompts, TaskType
@@ -54,11 +59,9 @@ class PredictSettings(ForwardSettings):
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Predicts every row of the splits. Returns the figures."""
-    from training import task_types
     from training.batching.batches import TokenRows
     from training.distributed import ranks
     from training.engine.inference import predict
-    from training.evaluation.constant_predictions import advice, nearly_constant
     from training.models import loading
 
     device = ranks.join_group()
@@ -155,8 +158,6 @@ def answer(
 
 def write(file: Path, answers: pa.Table, rows: TokenRows) -> None:
     """Stores the predictions of these rows as Parquet, with the row's number from 0 and its number of tokens."""
-    import numpy as np
-    import pyarrow.parquet as pq
 
     tokens = rows.tokens
     table = answers.add_column(0, "row", [np.arange(len(tokens))]).append_column("tokens", [tokens])

@@ -15,12 +15,15 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+from training import task_types
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, rank
 from training.models.repository_files import read_json
 from training.problems import UserError
 from training.programs.predict import ForwardSettings, answer, progress_of_rows, write
 from training.task_types.task_type import TaskType
+from training.tokenization import token_files
+from training.tokenization.transformers_encoder import load_encoder
 
 
 class PredictChampionSettings(ForwardSettings):
@@ -37,13 +40,10 @@ class PredictChampionSettings(ForwardSettings):
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Tokenizes and predicts every row of the split. Returns the figures."""
-    from training import task_types
     from training.batching.batches import TokenRows
     from training.distributed import ranks
     from training.engine.inference import predict
     from training.models import loading
-    from training.tokenization import token_files
-    from training.tokenization.transformers_encoder import load_encoder
 
     device = ranks.join_group()
     loading.make_deterministic()

@@ -18,11 +18,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import Field
 
-from training.data.prediction_rows import WantedShard
+from training import task_types
+from training.data.casting import to_batch
+from training.data.prediction_rows import RowReader, WantedShard, read_shards
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job, TaskSettings
+from training.recipe.reading_rules import ReadingRules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,15 +59,10 @@ class PredictShardsSettings(TaskSettings):
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Predicts the shards in their order. Returns the figures."""
-    import pyarrow as pa
     import torch
 
-    from training import task_types
-    from training.data.casting import to_batch
-    from training.data.prediction_rows import RowReader, read_shards
     from training.engine.serving import Predictor
     from training.models import loading
-    from training.recipe.reading_rules import ReadingRules
 
     loading.make_deterministic()
     settings = PredictShardsSettings.model_validate(job.settings)
@@ -94,7 +94,6 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
 def write(file: Path, predictions: pa.Table) -> None:
     """Writes a file of predictions, which appears whole."""
-    import pyarrow.parquet as pq
 
     aside = file.with_suffix(".aside")
     pq.write_table(predictions, aside, compression="zstd")

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training import task_types
+from training.data.ipc_files import in_blocks, ipc_writer
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, rank
 from training.programs.predict import ForwardSettings, progress_of_rows
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Predicts every token row with the base model. Returns the figures."""
-    from training import task_types
     from training.batching.batches import TokenRows
     from training.distributed import ranks
     from training.engine.inference import predict
@@ -60,7 +61,6 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
 def _write(file: Path, rows: TokenRows, columns: Mapping[str, pa.ChunkedArray]) -> None:
     """Stores the token rows with more columns."""
-    from training.data.ipc_files import in_blocks, ipc_writer
 
     table = rows.table
     for name, values in columns.items():

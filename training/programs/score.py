@@ -33,7 +33,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from training.evaluation import slices
+from training import task_types
+from training.evaluation import bootstrap, slices
 from training.evaluation.predictions import OneLabel, Predictions
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
@@ -77,7 +78,6 @@ class ScoreSettings(TaskSettings):
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Scores every split that has predictions. Returns the figures."""
-    from training import task_types
     from training.evaluation import metrics, plots
     from training.evaluation.baseline import choose_constant, compute_values
 
@@ -128,7 +128,7 @@ def compute_scores(
     names: Sequence[str], predicted: Predictions, report: Callable[[int], None] = lambda done: None
 ) -> Scores:
     """The metrics of these rows with their intervals; `report` is called with the number of finished draws."""
-    from training.evaluation import bootstrap, metrics
+    from training.evaluation import metrics
     from training.evaluation.metrics.resampling import figures
 
     values = metrics.compute(names, predicted)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field
 
 from training.data.row_problems import masks_by_reason
@@ -20,7 +21,7 @@ from training.task_types.causal_lm import CausalLM
 from training.task_types.generation import Generation, generate_answers
 from training.task_types.sft import SupervisedFineTuning
 from training.task_types.task_type import AnswersPrompts, BaseReference
-from training.tokenization.preference_rows import answer_names, encode_rows, find_row_problem, parse_rows
+from training.tokenization.preference_rows import PROMPT, answer_names, encode_rows, find_row_problem, parse_rows
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -71,10 +72,6 @@ class PreferenceTuning(SupervisedFineTuning, BaseReference, AnswersPrompts):
 
     def is_rendered(self, rows: pa.RecordBatch) -> Mask:
         """Rows with a list of messages."""
-        import numpy as np
-        import pyarrow.compute as pc
-
-        from training.tokenization.preference_rows import PROMPT, answer_names
 
         columns = [rows.column(name) for name in (PROMPT, *answer_names(rows))]
         return np.any([pc.starts_with(column, "[").to_numpy(zero_copy_only=False) for column in columns], axis=0)
@@ -100,7 +97,7 @@ class PreferenceTuning(SupervisedFineTuning, BaseReference, AnswersPrompts):
 
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Also disables dropout."""
-        from training.models.dropout import disable_dropout
+        from training.models.layers import disable_dropout
 
         super().prepare(model, tokenizer)
         if self.options.disable_dropout:

@@ -99,7 +99,7 @@ class RewardModeling(AnswerPairs):
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Turns the cache off, and dropout."""
         from training.batching.causal_batches import disable_cache
-        from training.models.dropout import disable_dropout
+        from training.models.layers import disable_dropout
 
         disable_cache(model)
         if self.options.disable_dropout:

@@ -171,7 +171,6 @@ class OptionalHooks:
 
     def is_rendered(self, rows: pa.RecordBatch) -> Mask:
         """(N,) whether a chat template writes the text of a row, so that special tokens in its messages are text."""
-        import numpy as np
 
         return np.zeros(rows.num_rows, np.bool_)
 

@@ -14,7 +14,7 @@ import pytest
 from torch.distributed.checkpoint import FileSystemReader
 
 from training.engine import checkpoints
-from training.engine.training_task import Task, needs_own_checkpoint
+from training.engine.training_task import Task
 from training.jobs.protocol import Events
 from training.problems import UserError
 from training.recipe import ResolvedCompute, Training
@@ -214,6 +214,6 @@ def test_a_training_unpickles_no_checkpoint_from_elsewhere_without_consent(
     with pytest.raises(UserError, match="was not written by this home"):
         task.begin()
     assert list((tmp_path / "job").iterdir()) == []
-    assert not needs_own_checkpoint(training.model_copy(update={"trust_checkpoint": True}), compute)
-    assert not needs_own_checkpoint(training, resolved("ddp"))
-    assert needs_own_checkpoint(training.model_copy(update={"engine": "my:engine"}), resolved("ddp"))
+    assert not checkpoints.needs_own_checkpoint(training.model_copy(update={"trust_checkpoint": True}), compute)
+    assert not checkpoints.needs_own_checkpoint(training, resolved("ddp"))
+    assert checkpoints.needs_own_checkpoint(training.model_copy(update={"engine": "my:engine"}), resolved("ddp"))

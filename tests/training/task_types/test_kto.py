@@ -19,8 +19,8 @@ from tests.training.task_types import preference_model
 from tests.training.task_types.test_preference import FIGURES, record
 from tests.training.task_types.test_sft import BOT, USER, words
 from training.batching.batches import TokenRows
+from training.engine.collation import add_step_sums
 from training.engine.serving import Predictor
-from training.engine.step_sums import add_step_sums
 from training.evaluation import metrics
 from training.evaluation.baseline import choose_constant
 from training.evaluation.bootstrap import draws

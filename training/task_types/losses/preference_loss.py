@@ -131,7 +131,7 @@ LOSSES: Mapping[str, Callable[[Pairs, PreferenceLoss], torch.Tensor]] = {
     "orpo": orpo,
     "simpo": simpo,
 }
-"""The losses by the names of training.task_types.preference.REFERENCES."""
+"""The losses by the names of options.loss."""
 
 
 def _margin(pairs: Pairs) -> torch.Tensor:

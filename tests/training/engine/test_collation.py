@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.training import tiny
-from training.engine import padding
+from training.engine import collation
 from training.jobs.protocol import read_events
 from training.problems import UserError
 from training.programs import create_model
@@ -55,7 +55,7 @@ def test_padding_that_changes_predictions_a_little_is_a_warning(
     job = tiny.fit_job(world(tmp_path, mixing), tmp_path / "job")
     with pytest.raises(UserError, match="if that does not help, choose another model"):
         tiny.task_of(job)
-    monkeypatch.setattr(padding, "TOLERATED", 10)
+    monkeypatch.setattr(collation, "TOLERATED", 10)
     tiny.task_of(job)
     (warning,) = read_events(tmp_path / "job/events.jsonl", 0, ["warning"])[0]
     assert warning["message"].startswith("tokenizer.padding_side: 'right' makes the predictions of FNetForSequenceCl")
