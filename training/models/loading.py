@@ -208,6 +208,9 @@ def _load(
     # Otherwise the model is sharded too if ZeRO-3 has trained in this process.
     unset_hf_deepspeed_config()
     config = without_code(AutoConfig.from_pretrained(folder, **_SAFE, **config_fields))
+    for name in config_fields:  # of the task type's own, which from_pretrained drops
+        if not hasattr(config, name):
+            setattr(config, name, config_fields[name])
     require_class(config, task_type.auto_class, "model")
     model, found = getattr(transformers, task_type.auto_class).from_pretrained(
         folder,
