@@ -11,6 +11,7 @@ torch_compile and user code take no more than the plain model.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -37,8 +38,8 @@ KEPT_CHECKPOINTS = 3
 BYTES_PER_WEIGHT = 4
 """Weights are loaded in float32."""
 LATER_IMPORTS, KERNELS = 80_000_000, 100_000_000
-"""Bytes that a process on a CPU takes after the trial: libraries for metrics and plots; in a lower precision the
-kernels compiled for each new shape of a batch."""
+"""Bytes that a process on a CPU takes after the trial: for plots, unless their library is loaded by then; in a lower
+precision the kernels compiled for each new shape of a batch."""
 ZERO3_BUFFERS = 3
 """Buffers of one bucket each that DeepSpeed allocates to prefetch weights and to gather and average gradients."""
 FRAGMENTATION = 1.1
@@ -221,7 +222,8 @@ def _memory_at_start(task: Task, sizes: ModelSizes) -> int:
 
     if torch.cuda.is_available():
         return sizes.weights
-    return resources.used_bytes() + LATER_IMPORTS + (task.compute.mixed_precision != "no") * KERNELS
+    later = LATER_IMPORTS * ("matplotlib" not in sys.modules) + KERNELS * (task.compute.mixed_precision != "no")
+    return resources.used_bytes() + later
 
 
 def _other_memory(task: Task, sizes: ModelSizes) -> float:
