@@ -293,4 +293,11 @@ def _with_suffixes(suffixes: Sequence[str], files: Iterable[SourceFile]) -> list
 
 
 def _sort(files: Iterable[SourceFile]) -> list[SourceFile]:
-    return sorted(files, key=lambda file: file.file)
+    """Returns the files sorted by name. Raises UserError for names that no text can hold, which outputs and records of
+    rows would need."""
+    found = sorted(files, key=lambda file: file.file)
+    named = [(file, os.fsencode(file.file).decode(errors="backslashreplace")) for file in found]
+    message = "its name is not in UTF-8: rename it."
+    if wrong := [Problem(kind="data", where=name, message=message) for file, name in named if name != file.file]:
+        raise UserError(wrong)
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -275,6 +277,18 @@ def _word_ids(encodings: list[Encoding]) -> npt.NDArray[np.int32]:
     return np.fromiter((-1 if word is None else word for word in words), np.int32)
 
 
+MOST_GROWTH = 1000
+"""A tokenizer whose replacements may make a text longer than this many times is refused."""
+
+
+def _growth(part: dict[str, Any]) -> int:
+    """A bound of the factor by which a normalizer or a decoder makes a text longer. A pattern may match nothing, in
+    front of each character."""
+    inner = [*part.get("normalizers", ()), *part.get("decoders", ())]
+    added = {"Replace": "content", "Prepend": "prepend"}.get(part["type"])
+    return (1 + len(part[added]) if added else 1) * math.prod(map(_growth, inner))
+
+
 def load_encoder(folder: Path, max_length: int) -> FastEncoder:
     """The encoder of a folder's tokenizer.json, for folders of which `repository_files.uses_tokenizer_json` is true.
 
@@ -288,6 +302,10 @@ def load_encoder(folder: Path, max_length: int) -> FastEncoder:
     except Exception as error:  # the library raises bare Exception for any file that it cannot read
         message = f"tokenizer.json is not readable: {error}. Save the tokenizer again."
         raise UserError.of("tokens", str(path), message) from error
+    for part in (tokenizer.normalizer, tokenizer.decoder):
+        if part is not None and (growth := _growth(json.loads(part.__getstate__()))) > MOST_GROWTH:
+            message = f"its replacements make a text up to {growth:,} times as long, more than {MOST_GROWTH:,} times: "
+            raise UserError.of("tokens", str(path), f"{message}it would fill the memory. Name another model.")
     settings = read_json(folder / "tokenizer_config.json")
     # As in transformers: special tokens that the file lacks are added, and the texts of a pair get different types.
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
@@ -301,10 +319,14 @@ def load_encoder(folder: Path, max_length: int) -> FastEncoder:
         None if token is None else tokenizer.token_to_id(token)
         for token in map(special.get, ("eos_token", "unk_token"))
     )
+    side = settings.get("truncation_side") or (tokenizer.truncation or {}).get("direction", "right")
+    if side not in ("left", "right"):
+        message = f"truncation_side {side!r} is neither 'left' nor 'right': correct it, or save the tokenizer again."
+        raise UserError.of("tokens", str(folder / "tokenizer_config.json"), message)
     return FastEncoder(
         tokenizer,
         max_length,
-        side=settings.get("truncation_side") or (tokenizer.truncation or {}).get("direction", "right"),
+        side=side,
         split_special_tokens=bool(settings.get("split_special_tokens", False)),
         eos=eos,
         unk=unk,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import uuid
@@ -47,6 +48,16 @@ def test_the_files_of_a_folder_are_known_by_their_names(tmp_path: Path, name: st
     }
     assert [file.name for file in find_split_files(data(tmp_path))[1]] == ["readme.csv"]
     assert find_split_files(data(tmp_path, splits={"train": "train"}))[1] == []
+
+
+@pytest.mark.parametrize("path", ["", "*.csv"])
+def test_a_file_name_that_is_no_text_is_refused_before_rows_are_read(tmp_path: Path, path: str) -> None:
+    (tmp_path / "train.csv").touch()
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/mails \xff.csv")).touch()
+    with pytest.raises(UserError) as refused:
+        find_files(data(tmp_path / path))
+    (problem,) = refused.value.problems
+    assert problem.where == f"{tmp_path}/mails \\xff.csv" and problem.message == "its name is not in UTF-8: rename it."
 
 
 def test_a_file_name_adds_no_line_to_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,6 +135,24 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
         tokenize(SequenceClassification(), save_rows(tmp_path / "data"), tmp_path / "tokenizer", tmp_path / "out", 32)
 
 
+@pytest.mark.parametrize("part", ["normalizer", "decoder"])
+def test_a_tokenizer_that_would_make_texts_a_million_times_as_long_is_refused(tmp_path: Path, part: str) -> None:
+    folder = save_tokenizer(tmp_path / "tokenizer")
+    settings = json.loads((folder / "tokenizer.json").read_text())
+    replace = {"type": "Replace", "pattern": {"Regex": "."}, "content": "x" * 999}
+    settings[part] = {"type": "Sequence", f"{part}s": [replace, replace]}
+    (folder / "tokenizer.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError, match=r"tokenizer\.json: .*up to 1,000,000 times as long, more than 1,000 times"):
+        tokenize(SequenceClassification(), save_rows(tmp_path / "data"), folder, tmp_path / "out", 32)
+
+
+def test_a_tokenizer_that_names_no_side_to_truncate_is_refused(tmp_path: Path) -> None:
+    folder = save_tokenizer(tmp_path / "tokenizer")
+    (folder / "tokenizer_config.json").write_text('{"truncation_side": "up"}')
+    with pytest.raises(UserError, match=r"tokenizer_config\.json: truncation_side 'up' is neither"):
+        tokenize(SequenceClassification(), save_rows(tmp_path / "data"), folder, tmp_path / "out", 32)
+
+
 def test_a_length_without_room_for_text_is_refused(tmp_path: Path) -> None:
     folder = save_tokenizer(tmp_path / "tokenizer")
     with pytest.raises(UserError, match=r"^tokens\.max_length: 3 leaves no room for a text and its 3 special tokens"):
