@@ -51,9 +51,14 @@ def make_config(values: Mapping[str, Any], field: str, more: Mapping[str, Any] |
     return without_code(config)
 
 
-LARGEST = {r"(?:layers?|blocks?|block_sizes|depths?|experts?)$": 10_000, "position": 2**26, "length": math.inf}
+LARGEST = {
+    r"(?:layers?|blocks?|block_sizes|depths?|experts?)$": 10_000,
+    "labels$": 2**20,
+    "position": 2**26,
+    "length": math.inf,
+}
 """The largest number in a configuration, by a part of its name. Larger ones take memory or hours before they fail, even
-without weights: transformers makes an object for each layer."""
+without weights: transformers makes an object for each layer, and a name for each label."""
 LARGEST_OTHER = 2**31 - 1
 _COUNT = re.compile(r"^num_|^n_|^d_|(?<!chunk_)size$|(?:sizes|dim|heads?|layers|blocks?|depths?|experts?)$")
 """Names of numbers that cannot be negative. transformers makes a model without layers of a negative number of them."""

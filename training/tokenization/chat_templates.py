@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import re
 import resource
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence, Sized
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.data.row_problems import shorten
+from training.jobs.resources import cores
 from training.local_files import open_local
 from training.problems import UserError
 from training.tokenization.special_tokens import mark_spelt
@@ -241,7 +244,8 @@ def _power(left: Any, right: Any) -> Any:
 
 class _Watch:
     """Ends a template that runs too long or takes too much memory. A template may loop without writing anything, so
-    another thread does it; the kernel refuses the memory."""
+    another thread does it; the kernel refuses the memory. A single operation of Python, such as the sum of many lists,
+    cannot be ended: then the kernel ends the process, with a traceback, by SIGPROF."""
 
     def __init__(self) -> None:
         self._began: dict[int, float] = {}
@@ -257,17 +261,22 @@ class _Watch:
                 self._before = _limit_memory()
             self._inside += 1
             self._began[threading.get_ident()] = time.monotonic()
+        # The time of all threads, as the others may be at work.
+        signal.setitimer(signal.ITIMER_PROF, LONGEST_S * (1 + cores()))
         if self._thread is None or not self._thread.is_alive():  # a fork has no threads
             self._thread = threading.Thread(target=self._run, name="chat-templates", daemon=True)
             self._thread.start()
+            faulthandler.register(signal.SIGPROF, file=2, all_threads=False, chain=True)
         try:
             yield
         finally:
             with self._lock:
                 self._began.pop(threading.get_ident(), None)
                 self._inside -= 1
-                if not self._inside and self._before is not None:
-                    resource.setrlimit(resource.RLIMIT_DATA, self._before)
+                if not self._inside:
+                    signal.setitimer(signal.ITIMER_PROF, 0)
+                    if self._before is not None:
+                        resource.setrlimit(resource.RLIMIT_DATA, self._before)
 
     def _run(self) -> None:
         while True:

@@ -82,6 +82,7 @@ def test_a_type_that_cannot_do_the_task_is_refused_with_some_that_can() -> None:
             ".max_position_embeddings",
             "max_position_embeddings 1,000,000,000 of its",
         ),
+        ({"num_labels": 10**9}, ".num_labels", "num_labels 1,000,000,000 of its configuration is more than 1,048,576"),
         ({"vocab_size": 10**12}, ".vocab_size", "vocab_size 1,000,000,000,000 of its configuration is more than 2,147"),
         (
             {"num_hidden_layers": -1},

@@ -6,6 +6,7 @@ import json
 import random
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from tests.fork_server import NEW_PYTHON
 from tests.training import tiny
 from tests.training.data.test_forms import problems_of
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
@@ -233,6 +235,14 @@ def test_a_template_without_end_is_ended(template: str, monkeypatch: pytest.Monk
     with pytest.raises(UserError, match="it writes more than 20,000,000 characters, or takes longer than"):
         chat_templates.ChatTemplate(template, {}).render_prompt([{"role": "user", "content": "hi"}])
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+@pytest.mark.parametrize("template", ["{{ ([[0] * 900] * 99999)|sum(start=[]) }}", "{{ 2.5|round(10 ** 9, 'ceil') }}"])
+def test_a_template_with_an_operation_without_end_ends_with_its_process(template: str) -> None:
+    program = "from training.tokenization import chat_templates; chat_templates.LONGEST_S = 0.3; "
+    program += f"chat_templates.ChatTemplate({template!r}, {{}}).render_prompt([{{'role': 'user', 'content': 'hi'}}])"
+    child = subprocess.run([NEW_PYTHON, "-c", program], stderr=subprocess.PIPE, text=True, timeout=120)
+    assert child.returncode == -signal.SIGPROF and "chat_templates.py" in child.stderr
 
 
 def test_a_template_that_uses_the_date_gets_a_fixed_one(tmp_path: Path) -> None:
