@@ -13,7 +13,7 @@ from tasks.cache.remote import Remote
 from tasks.cache.stage import Listener
 from tasks.prediction.drift_samples import Monitoring, find_monitoring
 from tasks.prediction.input_rows import RowFiles, Scan, Shard, list_files, scan_rows
-from tasks.registry.prediction_job import ModelSpec, find_model, read_by
+from tasks.registry.model_spec import ModelSpec, find_model, read_by
 from tasks.stages.predict_shard import predict_shard
 from training.recipe import BatchPrediction
 

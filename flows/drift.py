@@ -16,7 +16,7 @@ from tasks.cache.results import Artifact, NumberedComparison
 from tasks.prediction.drift_samples import Sample, draw_sample
 from tasks.prediction.input_rows import list_files
 from tasks.prefect import events
-from tasks.registry.monitoring import Monitored, find_rows, read_drift_section, require_single_inputs
+from tasks.registry.monitoring import MonitoredVersion, find_rows, read_drift_section, require_single_inputs
 from tasks.reports.model_reports import describe_drift, summarize_drift
 from tasks.stages.drift import count_look, record_drift
 from tasks.stages.drift import drift as compare_rows
@@ -62,7 +62,7 @@ def run_drift(
     """Runs the flow `drift` for a caller."""
     warnings = list[str]()
 
-    def compare(executor: Executor, version: Monitored) -> dict[str, Any]:
+    def compare(executor: Executor, version: MonitoredVersion) -> dict[str, Any]:
         require_single_inputs(version)
         section = read_drift_section(version, thresholds or {})
         files = list_files(inputs, field="inputs", rules=version.rules, remarks=warnings)
@@ -70,14 +70,14 @@ def run_drift(
         warnings.extend(found)
         return run_drift_stages(executor, version, section, sample, [file.file for file in files])
 
-    def announce(version: Monitored, report: dict[str, Any]) -> None:
+    def announce(version: MonitoredVersion, report: dict[str, Any]) -> None:
         announce_drift(version, report, inputs)
 
     return run_for_version(caller, "drift", model, task, data, warnings, stages=compare, announce=announce)
 
 
 def run_drift_stages(
-    executor: Executor, version: Monitored, section: Drift, sample: Sample, files: Sequence[str]
+    executor: Executor, version: MonitoredVersion, section: Drift, sample: Sample, files: Sequence[str]
 ) -> dict[str, Any]:
     """Runs all stages of a drift report. Returns the report.
 
@@ -96,7 +96,7 @@ def run_drift_stages(
     return report.figures
 
 
-def announce_drift(version: Monitored, report: dict[str, Any], inputs: Sequence[str]) -> None:
+def announce_drift(version: MonitoredVersion, report: dict[str, Any], inputs: Sequence[str]) -> None:
     """Logs the verdict, and emits the event `finetune.drift`."""
     get_run_logger().info(describe_drift(report))
     payload = {

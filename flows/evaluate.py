@@ -15,7 +15,7 @@ from tasks.cache.input_files import pin_files
 from tasks.cache.results import Artifact
 from tasks.prediction.input_rows import list_files
 from tasks.prefect import events
-from tasks.registry.monitoring import LaterEvaluation, Monitored, find_rows, read_recipe, require_no_reference
+from tasks.registry.monitoring import LaterEvaluation, MonitoredVersion, find_rows, read_recipe, require_no_reference
 from tasks.reports.model_reports import summarize_evaluation
 from tasks.stages.evaluate import evaluate as score_labelled
 from tasks.stages.evaluate import load_labelled, predict_labelled, record_evaluation
@@ -50,7 +50,7 @@ def run_evaluation(
     """Runs the flow `evaluate` for a caller."""
     warnings = list[str]()
 
-    def score(executor: Executor, version: Monitored) -> dict[str, Any]:
+    def score(executor: Executor, version: MonitoredVersion) -> dict[str, Any]:
         require_no_reference(version)
         recipe, rows = read_recipe(version, run_code), find_rows(version)
         files = pin_files(list_files(inputs, field="inputs", rules=version.rules, remarks=warnings))
@@ -61,7 +61,7 @@ def run_evaluation(
         entry: LaterEvaluation = executor(record_evaluation, version, recipe, labelled, scored, names)
         return build_evaluation(version, scored, entry)
 
-    def announce(version: Monitored, evaluation: dict[str, Any]) -> None:
+    def announce(version: MonitoredVersion, evaluation: dict[str, Any]) -> None:
         summary = summarize_evaluation(evaluation)
         get_run_logger().info(summary)
         if evaluation["below"]:
@@ -72,7 +72,7 @@ def run_evaluation(
     return run_for_version(caller, "evaluation", model, task, data, warnings, stages=score, announce=announce)
 
 
-def build_evaluation(version: Monitored, scored: Artifact, entry: LaterEvaluation) -> dict[str, Any]:
+def build_evaluation(version: MonitoredVersion, scored: Artifact, entry: LaterEvaluation) -> dict[str, Any]:
     """Builds the evaluation as JSON values."""
     report = json.loads((scored.path / "evaluation.json").read_text(encoding="utf-8"))
     return {

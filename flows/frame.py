@@ -21,7 +21,7 @@ from tasks.cache.stage import Listener
 from tasks.jobs.launch import JobFailed
 from tasks.prefect import events
 from tasks.prefect.artifacts import PrefectProgress
-from tasks.registry.monitoring import Monitored, find_monitored
+from tasks.registry.monitoring import MonitoredVersion, find_monitored
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.tracking.connection import MlflowFailed
 from tasks.tracking.outbox import running
@@ -93,8 +93,8 @@ def run_for_version(
     data: Mapping[str, Any] | None,
     warnings: list[str],
     *,
-    stages: Callable[[Executor, Monitored], dict[str, Any]],
-    announce: Callable[[Monitored, dict[str, Any]], None],
+    stages: Callable[[Executor, MonitoredVersion], dict[str, Any]],
+    announce: Callable[[MonitoredVersion, dict[str, Any]], None],
 ) -> dict[str, Any] | State[Any]:
     """Runs stages on a registered version in the current flow run. Returns the run's result, or the state of a failed
     run.
@@ -115,7 +115,7 @@ def run_for_version(
         executor: Executor | None = None
         error: Exception | None = None
         report: dict[str, Any] | None = None
-        version: Monitored | None = None
+        version: MonitoredVersion | None = None
         try:
             version = find_monitored(model, task, data)
             executor = Executor(version.recipe, run, (progress, *caller.listeners), remote=remote)

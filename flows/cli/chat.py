@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from flows.cli.shared import COMPLETED, add_version_arguments
 from tasks.prediction.chat_job import Chat, open_chat, require_assistant
-from tasks.registry.prediction_job import find_model
+from tasks.registry.model_spec import find_model
 from tasks.reports.formatting import format_count
 from training.recipe import split_version_name
 

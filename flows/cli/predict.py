@@ -24,7 +24,8 @@ from flows.reports.predictions import build_result, count, describe, describe_er
 from flows.reports.terminal import Terminal
 from tasks.prediction.input_rows import require_few_errors
 from tasks.prediction.shard_job import last_rate
-from tasks.registry.prediction_job import find_model, predict_values, split_into_rows
+from tasks.prediction.single_rows import predict_values, split_into_rows
+from tasks.registry.model_spec import find_model
 from tasks.reports.formatting import format_count
 from tasks.shared_store.bucket_remote import open_remote
 from training.problems import Problem, UserError, renamed

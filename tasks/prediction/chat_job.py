@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from tasks.cache.stage import Work
 from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import EventReader, follow_job, require_finished
-from tasks.registry.champions import find_folders
-from tasks.registry.prediction_job import ModelSpec
+from tasks.registry.champions import find_folders_for_job
+from tasks.registry.model_spec import ModelSpec
 from training import task_types
 from training.jobs.protocol import EVENTS, Events, Job
 from training.models.repository_files import chat_template
@@ -69,21 +65,17 @@ def open_chat(model: ModelSpec, system: str = "") -> Iterator[Chat]:
     Raises UserError for a model without a chat template, and JobFailed if the program ends before it has loaded the
     model.
     """
-    work = Work(f"chat-{uuid.uuid4().hex[:12]}", Path(os.devnull), "")
-    try:
-        folders = find_folders(work, model.champion, "NAME")
+    with find_folders_for_job("chat", model.champion) as (work, folders):
         if chat_template(folders["tokenizer"]) is None:
             message = f"the tokenizer of {model.name} version {model.version} has no chat template, so it continues "
             message += "texts and holds no conversation: ask it by `finetune predict`, or train it with "
             message += "model.chat_template."
             raise UserError.of("option", "NAME", message)
         settings = ChatSettings(**model.task, max_length=model.max_length, mixed_precision=model.mixed_precision)
-        places = {name: str(path) for name, path in folders.items()}
-        Job(program=PROGRAM, key=work.key, settings=settings.model_dump(), inputs=places).write(work.job)
+        inputs = {name: str(path) for name, path in folders.items()}
+        Job(program=PROGRAM, key=work.key, settings=settings.model_dump(), inputs=inputs).write(work.job)
         with Chat(work.job, system) as chat:
             yield chat
-    finally:
-        shutil.rmtree(work.job, ignore_errors=True)
 
 
 class Chat:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.prediction.input_rows import Progress, Shard, require_usable_files, scan_rows
-from tasks.registry.monitoring import Monitored, find_monitored, read_drift_section, require_single_inputs
-from tasks.registry.prediction_job import ModelSpec
+from tasks.registry.model_spec import ModelSpec
+from tasks.registry.monitoring import MonitoredVersion, find_monitored, read_drift_section, require_single_inputs
 from training import task_types
 from training.data.casting import Values
 from training.data.listing import SourceFile
@@ -52,7 +52,7 @@ class Sample:
 
 
 def draw_sample(
-    version: Monitored, files: Sequence[SourceFile], most: int, progress: Progress
+    version: MonitoredVersion, files: Sequence[SourceFile], most: int, progress: Progress
 ) -> tuple[Sample, list[str]]:
     """Draws at most `most` rows at random from all files. They are read as for a batch prediction; rows that the filter
     of the training data drops are left out. Returns warnings about the rows too.
@@ -139,7 +139,7 @@ class NewRows:
 class Monitoring:
     """The version that a batch prediction monitors."""
 
-    version: Monitored
+    version: MonitoredVersion
     section: Drift
     """The thresholds of its recipe."""
     new_rows: NewRows

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.registry.prediction_job import ModelSpec
+from tasks.registry.model_spec import ModelSpec
 from tasks.reports.formatting import format_count
 from training import task_types
 from training.data.arrow_columns import as_json

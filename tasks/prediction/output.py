@@ -28,7 +28,7 @@ from tasks.cache.digests import Digests, digest_of
 from tasks.home import home
 from tasks.locks import exclusive_lock
 from tasks.prediction.input_rows import Scan, Shard
-from tasks.registry.prediction_job import ModelSpec
+from tasks.registry.model_spec import ModelSpec
 from training.data.file_systems import display_name, filesystem, is_url, local_path, name_of
 from training.data.prediction_files import SUFFIXES, WRITTEN, KeptColumns, Stamp, Writer
 from training.data.prediction_rows import Rows

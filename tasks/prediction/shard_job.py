@@ -28,7 +28,7 @@ from tasks.jobs.job import DEFAULT_STALL_TIMEOUT_S, TRIES, prepare_next_try
 from tasks.jobs.launch import EventReader, follow_job
 from tasks.prediction.input_rows import Shard
 from tasks.registry.champions import find_folders
-from tasks.registry.prediction_job import ModelSpec
+from tasks.registry.model_spec import ModelSpec
 from training import task_types
 from training.data.prediction_rows import WantedShard
 from training.jobs.protocol import EVENTS, OUTCOMES, Imports, Job, Outcome, write_atomically

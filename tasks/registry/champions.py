@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -193,6 +196,19 @@ def find_folders(work: Work, champion: Champion, where: str) -> dict[str, Path]:
     return _find_in_store(champion) or fetch_folders(work, champion, where)
 
 
+@contextlib.contextmanager
+def find_folders_for_job(name: str, champion: Champion) -> Iterator[tuple[Work, dict[str, Path]]]:
+    """A job without a stage, whose files go at the end of the block, and the folders of the version that it reads.
+
+    Raises UserError for the parameter NAME, and MlflowFailed.
+    """
+    work = Work(f"{name}-{uuid.uuid4().hex[:12]}", Path(os.devnull), "")
+    try:
+        yield work, find_folders(work, champion, "NAME")
+    finally:
+        shutil.rmtree(work.job, ignore_errors=True)
+
+
 def _find_in_store(champion: Champion) -> dict[str, Path] | None:
     if champion.key is None:
         return None
@@ -214,8 +230,8 @@ def fetch_folders(work: Work, champion: Champion, where: str) -> dict[str, Path]
     work.on_events([{"kind": "note", "message": f"{champion} is fetched from MLflow"}])
     shutil.rmtree(incomplete, ignore_errors=True)
     _download(champion, {part: incomplete / part for part in PARTS}, where)
-    weights = has_weights(file.name for file in (incomplete / "model").iterdir())
-    if not weights or not any((incomplete / "tokenizer").iterdir()):
+    names = {file.name for file in (incomplete / "model").iterdir()}
+    if not has_weights(names) or "config.json" not in names or not any((incomplete / "tokenizer").iterdir()):
         raise _build_error(champion, where, _NO_MODEL)
     incomplete.rename(destination)
     return folders

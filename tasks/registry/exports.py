@@ -1,27 +1,27 @@
-"""Exports of registered versions: the released ones are logged with the version, others are made on request."""
+"""Exports of registered versions: the released ones are logged with the version, others are made on request, by a
+program that writes a version as a folder for other tools."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.cache.garbage_collection import in_use
 from tasks.cache.results import Artifact, ExportFigures
-from tasks.home import home
+from tasks.home import tracking_uri
 from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import require_finished, run_job
-from tasks.registry.predict_rows import fetch_model, find_parts
-from tasks.registry.prediction_job import ModelSpec
-from tasks.registry.program_settings import ExportVersionSettings
+from tasks.registry.champions import find_folders_for_job
+from tasks.registry.model_spec import ModelSpec
 from tasks.registry.versions import EXPORTS_TAG, need_model, need_version, read_tag
-from tasks.tracking.connection import build_environment, connect, mlflow_errors
+from tasks.tracking.connection import connect, mlflow_errors
 from training import task_types
 from training.jobs.program import run_program
-from training.jobs.protocol import OUTPUT, Events, Job
-from training.models.repository_files import part_of
+from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
+from training.models.repository_files import part_of, require_no_other_files
 from training.problems import UserError
 from training.recipe.tables.exports import EXPORTS, INSTALL, OUTPUTS, missing_packages
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "tasks.registry.exports"
 STALL_TIMEOUT_S = 1800.0
+WEIGHTS = "model.safetensors"
 FOLDER = "export"
 """The folder of exports among the files of a version's MLflow run."""
 
@@ -76,19 +77,32 @@ def export_version(model: ModelSpec, name: str, out: Path) -> Any:
     released = read_tag(version, EXPORTS_TAG, dict[str, ExportFigures], "{}").get(name)
     if name in EXPORTS and released is None:
         _require_export(name, task_types.class_of(model.task["task"]).auto_class)
-    job = home() / "jobs" / f"export-{uuid.uuid4().hex[:12]}"
-    values = ExportVersionSettings(
-        model=model.uri, export=name, run_id=version.run_id if released else None, **model.task
-    )
-    Job(program=PROGRAM, key=job.name, settings=values.model_dump()).write(job)
-    try:
-        require_finished(run_job(job, python_argv(PROGRAM), env=build_environment(), stall_timeout_s=STALL_TIMEOUT_S))
-        aside = out.absolute().with_name(f".{out.absolute().name}-{job.name}")
-        shutil.copytree(job / OUTPUT, aside)
+    with in_use(), find_folders_for_job("export", model.champion) as (work, folders):
+        if released:
+            folders["released"] = _download_released(str(version.run_id), EXPORTS[name], work.job / "released")
+        settings = ExportVersionSettings(export=name, **model.task)
+        inputs = {part: str(folder) for part, folder in folders.items()}
+        Job(program=PROGRAM, key=work.key, settings=settings.model_dump(), inputs=inputs).write(work.job)
+        require_finished(run_job(work.job, python_argv(PROGRAM), env={}, stall_timeout_s=STALL_TIMEOUT_S))
+        aside = out.absolute().with_name(f".{out.absolute().name}-{work.key}")
+        shutil.copytree(work.job / OUTPUT, aside)
         aside.rename(out.absolute())
-    finally:
-        shutil.rmtree(job, ignore_errors=True)
     return released.model_dump(mode="json") if released else None
+
+
+def _download_released(run_id: str, name: str, out: Path) -> Path:
+    """Downloads a released export from the version's MLflow run, with the file of its weights if they are beside it."""
+    with mlflow_errors():
+        from mlflow.artifacts import download_artifacts
+
+        for file in connect().list_artifacts(run_id, f"{FOLDER}/{Path(name).parent}"):
+            if Path(file.path).name.startswith(Path(name).name):
+                folder = out / Path(name).parent
+                folder.mkdir(parents=True, exist_ok=True)
+                download_artifacts(
+                    run_id=run_id, artifact_path=file.path, dst_path=str(folder), tracking_uri=tracking_uri()
+                )
+    return out
 
 
 def _require_export(name: str, auto_class: str) -> None:
@@ -103,16 +117,24 @@ def _require_export(name: str, auto_class: str) -> None:
     raise UserError.of("option", "FORMAT", message)
 
 
-WEIGHTS = "model.safetensors"
+class ExportVersionSettings(TaskSettings):
+    """Settings of this program."""
+
+    export: str
+    """A format, or `safetensors`."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Writes the folder. Raises UserError, MlflowFailed."""
+    """Writes config.json, the tokenizer's files, and either the file of the format or model.safetensors.
+
+    Inputs: model, tokenizer, and `released` with the files of the format, if it was released with the version.
+    """
     from training import task_types
 
     values, out = ExportVersionSettings.model_validate(job.settings), job_dir / OUTPUT
     task_type = task_types.load(values.task, values.options)
-    weights, tokenizer = find_parts(fetch_model(values.model, job_dir / "model"))
+    weights, tokenizer = Path(job.inputs["model"]), Path(job.inputs["tokenizer"])
+    require_no_other_files(weights, tokenizer)
     for folder in (tokenizer, weights):  # where both have a file, that of the model counts
         for file in sorted(folder.iterdir()):
             if part_of(file.name) and ".safetensors" not in file.name:  # no pickles, and nothing that is not checked
@@ -121,12 +143,12 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         merge_shards(weights, out / WEIGHTS)
         for name, text in task_type.published_files(weights).items():
             (out / name).write_text(text, encoding="utf-8")
-    elif values.run_id is None:
+    elif "released" in job.inputs:
+        shutil.copytree(job.inputs["released"], out, dirs_exist_ok=True)
+    else:
         from training.models import onnx_files
 
         onnx_files.export(task_type.auto_class, weights, [values.export], out)
-    else:
-        download(values.run_id, EXPORTS[values.export], out)
     return {}
 
 
@@ -139,19 +161,6 @@ def merge_shards(folder: Path, file: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     save_file({name: tensor for shard in shards for name, tensor in load_file(shard).items()}, file, {"format": "pt"})
-
-
-def download(run_id: str, name: str, out: Path) -> None:
-    """Downloads a released export, with the file of its weights if they are beside it."""
-    from mlflow import MlflowClient
-    from mlflow.artifacts import download_artifacts
-
-    with mlflow_errors():
-        for file in MlflowClient().list_artifacts(run_id, f"{FOLDER}/{Path(name).parent}"):
-            if Path(file.path).name.startswith(Path(name).name):
-                place = out / Path(name).parent
-                place.mkdir(exist_ok=True)
-                download_artifacts(run_id=run_id, artifact_path=file.path, dst_path=str(place))
 
 
 if __name__ == "__main__":

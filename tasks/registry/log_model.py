@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.cache.code import code_behind
-from tasks.registry.predict_rows import fetch_model, find_parts
-from tasks.registry.program_settings import LogModelSettings
 from tasks.registry.versions import LOGGED_PARTS
 from tasks.tracking.connection import mlflow_errors
 from training.jobs.program import run_program
-from training.jobs.protocol import Events, Job
+from training.jobs.protocol import Events, Job, TaskSettings
 from training.jobs.search_path import PROJECT, hide_package
 from training.models.repository_files import part_of
 
@@ -24,6 +22,33 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from training.task_types.task_type import TaskType
+
+
+class LogModelSettings(TaskSettings):
+    """Settings of this program."""
+
+    experiment: str
+    """Of MLflow."""
+    run_id: str
+    """Of MLflow."""
+    registry: str
+    """The name of the registered model."""
+    inputs: list[str]
+    """The columns that the model reads."""
+    labels: list[str]
+    """Names, in the order of their indices."""
+    max_length: int
+    """Tokens a row."""
+    tags: dict[str, str]
+    """Of the version."""
+    requirements: list[str]
+    """For pip, where the model is served."""
+    probes: int
+    """Rows whose predictions are compared with the stored ones."""
+    examples: int
+    """Probes that are stored as the model's examples."""
+    tolerance: float
+    """Between two predicted numbers."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
@@ -73,7 +98,7 @@ def _log_and_register(job_dir: Path, job: Job, settings: LogModelSettings, event
     if task_type.pipeline:
         _replace_files(info.model_id, folder, job_dir / "files")
     events.progress(done=1, total=3)
-    predictions = _compare(task_type, fetch_model(info.model_uri, job_dir / "logged"), rows, stored, settings)
+    predictions = _compare(task_type, _fetch_logged(info.model_uri, job_dir / "logged"), rows, stored, settings)
     served = mlflow.pyfunc.load_model(info.model_uri).predict(inputs.to_pylist())
     if not task_type.same_served(served, predictions, settings.tolerance):
         raise RuntimeError("the registered model predicts otherwise if MLflow serves it")
@@ -158,6 +183,20 @@ def _read_probes(
     return rows, task_type.to_records(stored, settings.labels)
 
 
+def _fetch_logged(uri: str, into: Path) -> Path:
+    """The folder of the model that this program has logged: a copy below `into`."""
+    from mlflow.artifacts import download_artifacts
+
+    into.mkdir(parents=True, exist_ok=True)
+    return Path(download_artifacts(artifact_uri=uri, dst_path=str(into)))
+
+
+def _find_parts(folder: Path) -> tuple[Path, Path]:
+    """The folders of a logged model's weights and of its tokenizer."""
+    code = folder / "artifacts" / "model"
+    return (code, code) if code.is_dir() else (folder / LOGGED_PARTS["model"], folder / LOGGED_PARTS["tokenizer"])
+
+
 def _compare(
     task_type: TaskType,
     folder: Path,
@@ -168,7 +207,7 @@ def _compare(
     """The predictions of the logged model. Raises RuntimeError if they differ from the stored ones."""
     from training.engine.serving import Predictor
 
-    predictions = Predictor(task_type, *find_parts(folder), settings.max_length).predict(rows)
+    predictions = Predictor(task_type, *_find_parts(folder), settings.max_length).predict(rows)
     for row, now, before in zip(rows.to_pylist(), predictions, stored, strict=True):
         if not task_type.same_prediction(now, before, settings.tolerance):
             raise RuntimeError(

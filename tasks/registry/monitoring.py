@@ -1,4 +1,9 @@
-"""Registered versions that are monitored: what drift reports and later evaluations need of one."""
+"""Registered versions under monitoring: the facts that drift reports and later evaluations need, and the history of
+evaluations on rows whose labels arrived after the release.
+
+The history is a tag of the version, its metrics by number are metrics of the MLflow run that registered it, and its
+reports are files of that run.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ from tasks.cache import store
 from tasks.cache.results import Artifact, Champion, PinnedFile, label_names
 from tasks.home import home, named_lock
 from tasks.registry import lineage, untrusted_code
-from tasks.registry.prediction_job import find_model, read_by
+from tasks.registry.model_spec import find_model, read_by
 from tasks.registry.versions import EVALUATIONS_TAG, RECIPE_TAG, SPLIT_TAG, read_figures, read_name, read_tag
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.tracking.connection import MODEL_TAG, connect, mlflow_errors
@@ -33,7 +38,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 
-class Monitored(BaseModel):
+class MonitoredVersion(BaseModel):
     """A registered version."""
 
     model_config = ConfigDict(frozen=True)
@@ -60,32 +65,24 @@ class Monitored(BaseModel):
     """The run that registered it."""
 
 
-def find_monitored(model: str, own_task: str = "", data: Mapping[str, Any] | None = None) -> Monitored:
+def find_monitored(model: str, own_task: str = "", data: Mapping[str, Any] | None = None) -> MonitoredVersion:
     """Finds `NAME`, `NAME@ALIAS` or `NAME/VERSION`; a NAME alone is its champion. `data` has other values of fields by
     which its rows are read.
 
-    Raises UserError as `prediction_job.find_model` and `read_by` do, and for a version that no run of this project
+    Raises UserError as `model_spec.find_model` and `read_by` do, and for a version that no run of this project
     registered.
     """
     name, alias, number = split_version_name(model)
     spec = read_by(find_model(name, alias, number, own_task), data)
-    version = spec.uri.rpartition("/")[2]
     with mlflow_errors():
-        found = connect().get_model_version(name, version)
+        found = connect().get_model_version(name, spec.version)
     needed = {MODEL_TAG, RECIPE_TAG, SPLIT_TAG, "finetune.load_data.key"}
     if not needed <= found.tags.keys():
         raise UserError.of(
-            "registry", "NAME", f"{name}/{version} was not registered by a run of finetune: run a recipe for it."
+            "registry", "NAME", f"{name}/{spec.version} was not registered by a run of finetune: run a recipe for it."
         )
-    return Monitored(
-        champion=Champion(
-            name=name,
-            version=version,
-            model=found.tags[MODEL_TAG],
-            key=spec.key,
-            max_length=spec.max_length,
-            options=dict(spec.task["options"]),
-        ),
+    return MonitoredVersion(
+        champion=spec.champion,
         task=spec.task["task"],
         options=dict(spec.task["options"]),
         columns=dict(spec.columns),
@@ -99,14 +96,14 @@ def find_monitored(model: str, own_task: str = "", data: Mapping[str, Any] | Non
     )
 
 
-def require_single_inputs(version: Monitored) -> None:
+def require_single_inputs(version: MonitoredVersion) -> None:
     """Raises UserError for a model that rates or compares answers: it has no one prediction of a row to observe."""
     if task_types.class_of(version.task).prediction_type in (PAIRS, UNPAIRED):
         message = f"{version.champion} compares answers (task {version.task}), whose drift is not measured: "
         raise UserError.of("registry", "NAME", message + "compare it with a new model on new rows, by `finetune run`.")
 
 
-def require_no_reference(version: Monitored) -> None:
+def require_no_reference(version: MonitoredVersion) -> None:
     """Raises UserError for a model whose figures are relative to a reference model, which new rows have no part of."""
     task_type = task_types.load(version.task, version.options)
     if isinstance(task_type, BaseReference) and task_type.needs_reference:
@@ -115,7 +112,7 @@ def require_no_reference(version: Monitored) -> None:
         raise UserError.of("registry", "NAME", message)
 
 
-def find_rows(version: Monitored) -> Artifact:
+def find_rows(version: MonitoredVersion) -> Artifact:
     """Finds the artifact of load_data with the version's rows, here or in the shared store. Raises UserError."""
     try:
         rows = store.find("load_data", version.load_data) or open_remote().find("load_data", version.load_data)
@@ -130,7 +127,7 @@ def find_rows(version: Monitored) -> Artifact:
     return rows
 
 
-def find_predictions(version: Monitored) -> Artifact | None:
+def find_predictions(version: MonitoredVersion) -> Artifact | None:
     """Finds the artifact with the version's predictions on its judged split, here or in the shared store; None if it
     cannot be had."""
     if version.predict is None:
@@ -142,7 +139,7 @@ def find_predictions(version: Monitored) -> Artifact | None:
     return found if found is not None and f"{version.split}.parquet" in found.parts else None
 
 
-def read_recipe(version: Monitored, run_code: bool) -> Recipe:
+def read_recipe(version: MonitoredVersion, run_code: bool) -> Recipe:
     """Reads the recipe that registered the version.
 
     Raises UserError if it is unknown or no longer valid, and without `run_code` for code that it names, but for the
@@ -155,7 +152,7 @@ def read_recipe(version: Monitored, run_code: bool) -> Recipe:
     return parse(record[lineage.RECIPE_SET])
 
 
-def labelled_data(version: Monitored, rows: Artifact, files: Sequence[PinnedFile]) -> Data:
+def labelled_data(version: MonitoredVersion, rows: Artifact, files: Sequence[PinnedFile]) -> Data:
     """The section `data` for rows in these files, read as the version's rules say, with its labels in their order. Of a
     mixture they have the columns of the first set.
 
@@ -182,7 +179,7 @@ def labelled_data(version: Monitored, rows: Artifact, files: Sequence[PinnedFile
     return Data.model_validate(data.model_dump(mode="json") | values)
 
 
-def read_drift_section(version: Monitored, overrides: Mapping[str, Any]) -> Drift:
+def read_drift_section(version: MonitoredVersion, overrides: Mapping[str, Any]) -> Drift:
     """Reads `release.drift` of the recipe that registered the version, with these fields replaced. Raises UserError for
     unknown fields and values."""
     try:
@@ -266,7 +263,7 @@ def find_missed_bounds(
 
 
 def record(
-    version: Monitored,
+    version: MonitoredVersion,
     *,
     rows: int,
     digest: str,

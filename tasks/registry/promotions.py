@@ -23,16 +23,19 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from tasks.home import home_path, named_lock
 from tasks.registry.versions import (
     ALIAS_TAGS,
+    MOVE,
+    MOVE_TAG,
     Aliases,
+    Move,
     find_version,
     need_model,
     need_version,
     read_alias_names,
+    read_moves,
+    read_numbered_moves,
 )
 from tasks.tracking.connection import connect, mlflow_errors
 from training.problems import NETWORK, UserError
@@ -41,7 +44,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import RegisteredModel
 
-MOVE_TAG = "finetune.move."
 TRIES = 5
 PENDING_WAIT_S = 15.0
 """Waiting time after which the process of an announced move is considered dead."""
@@ -49,50 +51,6 @@ PENDING_S = 600.0
 """Age at which an announced move is considered dead without waiting; clocks of machines differ by less."""
 # MLflow's databases hold 5000 characters of a registered model's tag.
 LONGEST_WHY = 4000
-
-
-class Move(BaseModel):
-    """One move of the champion's alias."""
-
-    model_config = ConfigDict(frozen=True)
-
-    alias: str
-    before: str | None
-    """The version that had the alias before."""
-    to: str
-    """The version that has the alias after the move."""
-    by: Literal["run", "promote", "rollback"]
-    """A run whose model passed the gate, or a person's command."""
-    flow_run: str | None = None
-    user: str
-    host: str
-    home: str = ""
-    """Digest of the home. A home makes one move at a time, so its earlier moves are not pending."""
-    time: str
-    """Time of the move in UTC, such as 2026-01-31T12:00:00+00:00."""
-    why: str = ""
-
-
-def read_moves(model: RegisteredModel) -> list[Move]:
-    """Reads the recorded moves of a registered model, oldest first."""
-    return [move for _, move in _read_numbered_moves(model)]
-
-
-def _read_numbered_moves(model: RegisteredModel) -> list[tuple[int, Move]]:
-    """The moves with their numbers, in order. Two moves with one number were announced at the same time, and at most
-    one of them happened."""
-    moves = []
-    for tag, text in model.tags.items():
-        if match := _TAG.fullmatch(tag):
-            try:
-                move = Move.model_validate_json(text)
-            except ValidationError:  # edited by hand, or of a later version of the project
-                continue
-            moves.append((int(match[1]), move.time, tag, move))
-    return [(number, move) for number, _, _, move in sorted(moves, key=lambda entry: entry[:3])]
-
-
-_TAG = re.compile(re.escape(MOVE_TAG) + r"(\d+)-[0-9a-f]{8}")
 
 
 def list_champions(moves: Sequence[Move], now: str | None) -> list[str]:
@@ -185,7 +143,7 @@ def set_champion_alias(
     # Last, and in one call: a reader of the alias finds the old champion or the new one.
     client.set_registered_model_alias(model.name, names.champion, version)
     current = need_model(client, model.name)
-    later = [other for n, other in _read_numbered_moves(current) if n > number and other.alias == move.alias]
+    later = [other for n, other in read_numbered_moves(current) if n > number and other.alias == move.alias]
     if later and later[0].before != version:  # by a process that considered this one dead
         if _is_at(current, move.alias, version):
             client.set_registered_model_alias(model.name, move.alias, later[-1].to)
@@ -203,11 +161,11 @@ def _announce(client: MlflowClient, name: str, move: Move) -> tuple[int, str]:
         model = _wait_for_pending_moves(client, name, move.alias)
         if not _is_at(model, move.alias, move.before):
             break
-        number = 1 + max((n for n, _ in _read_numbered_moves(model)), default=0)
+        number = 1 + max((n for n, _ in read_numbered_moves(model)), default=0)
         tag = f"{MOVE_TAG}{number}-{secrets.token_hex(4)}"
         client.set_registered_model_tag(name, tag, move.model_dump_json())
         current = need_model(client, name)
-        new_moves = [other for other in current.tags.keys() - model.tags.keys() - {tag} if _TAG.fullmatch(other)]
+        new_moves = [other for other in current.tags.keys() - model.tags.keys() - {tag} if MOVE.fullmatch(other)]
         if not new_moves and _is_at(current, move.alias, move.before):
             return number, tag
         client.delete_registered_model_tag(name, tag)
@@ -227,7 +185,7 @@ def _wait_for_pending_moves(client: MlflowClient, name: str, alias: str) -> Regi
 
 def _is_moving(model: RegisteredModel, alias: str) -> bool:
     """Whether another home has announced the last move recently, and the alias has not moved yet."""
-    moves = _read_numbered_moves(model)
+    moves = read_numbered_moves(model)
     last = [move for number, move in moves if number == moves[-1][0] and move.alias == alias]
     earliest = datetime.now(UTC) - timedelta(seconds=PENDING_S)
     return any(

@@ -1,17 +1,18 @@
-"""Registered models and versions: look-up, aliases, and the names of their tags."""
+"""Registered models and versions: look-up, aliases, tags, recorded moves of the champion's alias, and their list."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from tasks.cache.results import Name
 from tasks.home import tracking_uri, without_credentials
-from tasks.tracking.connection import search_all
+from tasks.tracking.connection import connect, mlflow_errors, search_all
 from training.problems import UserError, nearest
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ DRIFT_TAG = "finetune.drift"
 """The verdict of the last drift report."""
 # Tags of a registered model: the names of its aliases, if its recipe renames them.
 ALIAS_TAGS = {"champion": "finetune.champion", "challenger": "finetune.challenger"}
+
+MOVE_TAG = "finetune.move."
+MOVE = re.compile(re.escape(MOVE_TAG) + r"(\d+)-[0-9a-f]{8}")
+"""The tag of a registered model with a move of the champion's alias: see tasks/registry/promotions.py."""
 
 LOGGED_PARTS = {"model": "model", "tokenizer": "components/tokenizer"}
 """Folders of a model that mlflow.transformers has logged."""
@@ -183,3 +188,84 @@ def read_figures(version: ModelVersion, figure: Any = Any) -> dict[str, Any]:
     """Reads `{"validation": {"accuracy": {"value": 0.8, …}}}` from a version's tag, with figures of a type; empty if it
     has none. Raises UserError as `read_tag` does."""
     return dict(read_tag(version, FIGURES_TAG, dict[str, dict[str, figure]], "{}"))
+
+
+class Move(BaseModel):
+    """One move of the champion's alias."""
+
+    model_config = ConfigDict(frozen=True)
+
+    alias: str
+    before: str | None
+    """The version that had the alias before."""
+    to: str
+    """The version that has the alias after the move."""
+    by: Literal["run", "promote", "rollback"]
+    """A run whose model passed the gate, or a person's command."""
+    flow_run: str | None = None
+    user: str
+    host: str
+    home: str = ""
+    """Digest of the home. A home makes one move at a time, so its earlier moves are not pending."""
+    time: str
+    """Time of the move in UTC, such as 2026-01-31T12:00:00+00:00."""
+    why: str = ""
+
+
+def read_moves(model: RegisteredModel) -> list[Move]:
+    """Reads the recorded moves of a registered model, oldest first."""
+    return [move for _, move in read_numbered_moves(model)]
+
+
+def read_numbered_moves(model: RegisteredModel) -> list[tuple[int, Move]]:
+    """The moves with their numbers, in order. Two moves with one number were announced at the same time, and at most
+    one of them happened."""
+    moves = []
+    for tag, text in model.tags.items():
+        if match := MOVE.fullmatch(tag):
+            try:
+                move = Move.model_validate_json(text)
+            except ValidationError:  # edited by hand, or of a later version of the project
+                continue
+            moves.append((int(match[1]), move.time, tag, move))
+    return [(number, move) for number, _, _, move in sorted(moves, key=lambda entry: entry[:3])]
+
+
+def list_models(name: str | None, limit: int) -> list[dict[str, Any]]:
+    """Lists all registered models, or the model of this name, as JSON values: `name`, `aliases`, the last `limit`
+    `versions` newest first, whether it `has_more`, and `moves` of the champion's alias, oldest first.
+
+    Raises UserError if there is no model of this name, and MlflowFailed if MLflow does not answer.
+    """
+    with mlflow_errors():
+        client = connect()
+        models = [need_model(client, name)] if name else list(search_all(client.search_registered_models))
+        return [_build_model(model, list_versions(client, model.name, limit + 1), limit) for model in models]
+
+
+def _build_model(model: RegisteredModel, versions: list[ModelVersion], limit: int) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "aliases": {alias: str(version) for alias, version in model.aliases.items()},
+        "versions": [_build_row(model, version) for version in versions[:limit]],
+        "has_more": len(versions) > limit,
+        "moves": [move.model_dump() for move in read_moves(model)],
+    }
+
+
+def _build_row(model: RegisteredModel, version: ModelVersion) -> dict[str, Any]:
+    number, figures = str(version.version), dict[str, Any]()
+    with contextlib.suppress(UserError):  # a damaged tag of one version must not hide the others
+        figures = read_figures(version)
+    return {
+        "version": number,
+        "aliases": list_aliases(model, number),
+        "registered_ms": version.creation_timestamp,
+        "verdict": version.tags.get(VERDICT_TAG),
+        "reason": version.tags.get(REASON_TAG),
+        "split": version.tags.get(SPLIT_TAG),
+        "figures": figures,
+        "data": version.tags.get(DATA_TAG),
+        "data_commit": version.tags.get(DATA_COMMIT_TAG),
+        "tags": dict(version.tags),
+    }

@@ -13,7 +13,7 @@ from tasks.cache.stage import Inputs, Work, action
 from tasks.home import registry_place
 from tasks.jobs.job import Job, stage, whole
 from tasks.registry.comparisons import number_comparison
-from tasks.registry.monitoring import Monitored
+from tasks.registry.monitoring import MonitoredVersion
 from tasks.registry.versions import DRIFT_TAG, PROFILE_TAG
 from tasks.tracking.connection import connect, mlflow_errors
 from training.data.file_systems import name_of
@@ -22,7 +22,7 @@ from training.programs.drift import DriftSettings
 from training.recipe.fields import Drift
 
 
-def count_inputs(version: Monitored, section: Drift, profile: Artifact, observed: Artifact) -> Inputs:
+def count_inputs(version: MonitoredVersion, section: Drift, profile: Artifact, observed: Artifact) -> Inputs:
     """The version's profile, and the new rows as the model sees them."""
     return Inputs(
         {
@@ -36,7 +36,7 @@ def count_inputs(version: Monitored, section: Drift, profile: Artifact, observed
 
 @action(count_inputs, gives=NumberedComparison)
 def count_look(
-    work: Work, version: Monitored, section: Drift, profile: Artifact, observed: Artifact
+    work: Work, version: MonitoredVersion, section: Drift, profile: Artifact, observed: Artifact
 ) -> NumberedComparison | None:
     """Numbers the look among all at this version, and computes the confidence that it needs. The same rows are the same
     look. Skipped if there are too few rows to compare."""
@@ -50,7 +50,7 @@ def count_look(
 
 @stage()
 def drift(
-    version: Monitored, section: Drift, look: NumberedComparison | None, profile: Artifact, observed: Artifact
+    version: MonitoredVersion, section: Drift, look: NumberedComparison | None, profile: Artifact, observed: Artifact
 ) -> Job:
     """Compares new rows with the version's validation rows.
 
@@ -72,7 +72,7 @@ def drift(
     )
 
 
-def record_inputs(version: Monitored, files: Sequence[str], profile: Artifact, report: Artifact) -> Inputs:
+def record_inputs(version: MonitoredVersion, files: Sequence[str], profile: Artifact, report: Artifact) -> Inputs:
     """The version and the report."""
     return Inputs(
         {
@@ -84,7 +84,9 @@ def record_inputs(version: Monitored, files: Sequence[str], profile: Artifact, r
 
 
 @action(record_inputs)
-def record_drift(work: Work, version: Monitored, files: Sequence[str], profile: Artifact, report: Artifact) -> None:
+def record_drift(
+    work: Work, version: MonitoredVersion, files: Sequence[str], profile: Artifact, report: Artifact
+) -> None:
     """Stores the report with the version: its page of pictures and its figures, by look, in the MLflow run that
     registered the version, and its verdict as a tag of the version."""
     figures, name, number = report.figures, version.champion.name, version.champion.version

@@ -13,7 +13,14 @@ from tasks.cache.stage import Inputs, Work, action
 from tasks.home import registry_place
 from tasks.jobs.job import Job, files_of, stage, whole
 from tasks.registry.champions import files_of_version
-from tasks.registry.monitoring import LaterEvaluation, Monitored, find_predictions, find_rows, labelled_data, record
+from tasks.registry.monitoring import (
+    LaterEvaluation,
+    MonitoredVersion,
+    find_predictions,
+    find_rows,
+    labelled_data,
+    record,
+)
 from tasks.reports.row_reports import emit_warnings, read_report
 from training import task_types
 from training.data.load_rows import load
@@ -44,7 +51,7 @@ class LoadLabelledSettings(Settings):
 
 
 @stage()
-def load_labelled(version: Monitored, recipe: Recipe, rows: Artifact, files: Sequence[PinnedFile]) -> Job:
+def load_labelled(version: MonitoredVersion, recipe: Recipe, rows: Artifact, files: Sequence[PinnedFile]) -> Job:
     """Reads and checks the rows as `load_data` does, as one split, with the labels of the version in their order.
 
     The settings of reading, the labels' names, and the content of the files.
@@ -93,7 +100,7 @@ def _load(work: Work, settings: LoadLabelledSettings, inputs: Mapping[str, Path]
 
 
 @stage()
-def predict_labelled(version: Monitored, recipe: Recipe, labelled: Artifact) -> Job:
+def predict_labelled(version: MonitoredVersion, recipe: Recipe, labelled: Artifact) -> Job:
     """Predicts the rows with the version, in full precision.
 
     The model, and the rows with their labels.
@@ -123,7 +130,7 @@ def predict_labelled(version: Monitored, recipe: Recipe, labelled: Artifact) -> 
 
 
 @stage()
-def evaluate(version: Monitored, recipe: Recipe, labelled: Artifact, predicted: Artifact) -> Job:
+def evaluate(version: MonitoredVersion, recipe: Recipe, labelled: Artifact, predicted: Artifact) -> Job:
     """Computes the metrics with intervals, in slices, and their differences from those at the registration.
 
     The predictions, the rows, the metrics and slices, and the figures at the registration with their rows.
@@ -173,7 +180,7 @@ def evaluate(version: Monitored, recipe: Recipe, labelled: Artifact, predicted: 
 
 
 def record_inputs(
-    version: Monitored, recipe: Recipe, labelled: Artifact, evaluated: Artifact, names: Sequence[str]
+    version: MonitoredVersion, recipe: Recipe, labelled: Artifact, evaluated: Artifact, names: Sequence[str]
 ) -> Inputs:
     """The version, the rows, and the figures."""
     return Inputs(
@@ -187,7 +194,7 @@ def record_inputs(
 
 @action(record_inputs, gives=LaterEvaluation)
 def record_evaluation(
-    work: Work, version: Monitored, recipe: Recipe, labelled: Artifact, evaluated: Artifact, names: Sequence[str]
+    work: Work, version: MonitoredVersion, recipe: Recipe, labelled: Artifact, evaluated: Artifact, names: Sequence[str]
 ) -> LaterEvaluation:
     """Adds the figures to the version's history in MLflow, and compares them with the gate's bounds."""
     gate, figures = recipe.release.gate, evaluated.figures

@@ -11,7 +11,7 @@ from tasks.cache.stage import Work
 from tasks.jobs.job import Job, stage
 from tasks.prediction.input_rows import Shard
 from tasks.prediction.shard_job import PROGRAM, ShardPredictor
-from tasks.registry.prediction_job import ModelSpec
+from tasks.registry.model_spec import ModelSpec
 from training import task_types
 from training.jobs.protocol import TaskSettings
 

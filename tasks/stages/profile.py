@@ -17,7 +17,7 @@ from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.job import Files, Job, files_of, stage
 from tasks.prediction.drift_samples import Sample
 from tasks.registry.champions import files_of_version
-from tasks.registry.monitoring import Monitored
+from tasks.registry.monitoring import MonitoredVersion
 from training import task_types
 from training.programs.observe import SAMPLE, ObserveSettings
 from training.recipe.fields import Drift
@@ -28,7 +28,7 @@ BATCH_ROWS = 32
 
 
 @stage()
-def profile(version: Monitored, section: Drift, rows: Artifact) -> Job:
+def profile(version: MonitoredVersion, section: Drift, rows: Artifact) -> Job:
     """Observes rows of the split that was judged.
 
     The model, the rows of the judged split, and the number of rows.
@@ -38,7 +38,7 @@ def profile(version: Monitored, section: Drift, rows: Artifact) -> Job:
 
 
 @stage()
-def observe(version: Monitored, section: Drift, sample: Sample) -> Job:
+def observe(version: MonitoredVersion, section: Drift, sample: Sample) -> Job:
     """Observes a sample of new rows.
 
     The model, and the sample of the rows.
@@ -54,7 +54,7 @@ def observe(version: Monitored, section: Drift, sample: Sample) -> Job:
 
 
 def _observe(
-    version: Monitored,
+    version: MonitoredVersion,
     section: Drift,
     rows: Mapping[str, Files],
     split: str | None = None,

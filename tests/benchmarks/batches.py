@@ -168,7 +168,7 @@ def _run_mib(model: Path, tokenizer: Path, file: Path) -> float:
     """The part of a run's own process: rows are listed with their ids, read again, and written with predictions."""
     from tasks.prediction.input_rows import RowFiles, list_files, scan_rows
     from tasks.prediction.output import open_output
-    from tasks.registry.prediction_job import ModelSpec
+    from tasks.registry.model_spec import ModelSpec
     from training.recipe import parse_batch_prediction
 
     spec = ModelSpec("", MAX_TOKENS, {"task": KIND, "options": {}}, {"text": "text"}, "m", "1", "d")

@@ -25,7 +25,7 @@ from tasks.cache.results import Champion, NumberedComparison, PinnedCommit, Verd
 from tasks.cache.stage import Stage
 from tasks.hub.client import Found
 from tasks.prediction.input_rows import Shard
-from tasks.registry.prediction_job import ModelSpec
+from tasks.registry.model_spec import ModelSpec
 from tasks.reports.stage_summaries import STAGES
 from tasks.stages import resolve as resolving
 from tasks.stages.load_data import load_data

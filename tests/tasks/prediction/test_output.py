@@ -15,7 +15,7 @@ import pytest
 from tasks.prediction import output as outputs
 from tasks.prediction.input_rows import Scan, Shard
 from tasks.prediction.output import MANIFEST, open_output
-from tasks.registry.prediction_job import ModelSpec
+from tasks.registry.model_spec import ModelSpec
 from tests.s3 import BUCKET, S3
 from tests.tasks.shared import on_s3, s3
 from training.data.prediction_files import KeptColumns

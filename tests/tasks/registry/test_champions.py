@@ -12,9 +12,8 @@ from tasks.cache.results import Artifact, Champion, Lock
 from tasks.cache.stage import Work
 from tasks.home import home as create_home
 from tasks.registry.champions import find_current, find_folders
+from tasks.registry.model_spec import find_model
 from tasks.registry.monitoring import find_monitored, read_evaluations
-from tasks.registry.predict_rows import fetch_model
-from tasks.registry.prediction_job import find_model
 from tasks.registry.reproduction import start_model
 from tasks.registry.versions import (
     COLUMNS_TAG,
@@ -255,8 +254,6 @@ def test_links_in_a_logged_model_to_files_of_elsewhere_are_refused_by_name(track
     champion = Champion(name="small", version=str(version), model="m", max_length=8)
     with pytest.raises(UserError, match=f"vocab.txt: is a link to {secret}, outside of its folder"):
         find_folders(Work(key="k", out=tmp_path, run=""), champion, "model.path")
-    with pytest.raises(UserError, match=f"vocab.txt: is a link to {secret}, outside of its folder"):
-        fetch_model(str(tmp_path / "logged"), tmp_path / "fetched")
 
 
 def test_a_logged_model_without_weights_in_safetensors_is_refused_and_no_pickle_is_read(
@@ -266,8 +263,13 @@ def test_a_logged_model_without_weights_in_safetensors_is_refused_and_no_pickle_
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
     (model / "pytorch_model.bin").write_bytes(b"a pickle")
-    with pytest.raises(UserError, match=r"has no weights in safetensors\): restore them, or run the recipe again"):
-        fetch_model(str(tmp_path / "logged"), tmp_path / "fetched")
+    client = connect()
+    client.create_registered_model("small")
+    version = client.create_model_version("small", f"file://{tmp_path / 'logged'}").version
+    champion, work = Champion(name="small", version=str(version), model="m", max_length=8), Work("k", tmp_path, "")
+    with pytest.raises(UserError, match=r"small/1 has no whole model in safetensors .* run its recipe again"):
+        find_folders(work, champion, "NAME")
+    assert not [*work.job.rglob("*.bin")]
 
 
 def test_the_start_of_a_model_is_linked_to_while_it_is_made_again(home: Path) -> None:

@@ -41,10 +41,10 @@ def write_and_read(home: Path) -> dict[str, Any]:
         task="text-generation",
         pip_requirements=["torch"],
     )
-    settings = {"task": "sft", "options": {"max_new_tokens": 7}, "model": str(home / "logged")}
-    settings |= {"export": "safetensors", "run_id": None}
+    settings = {"task": "sft", "options": {"max_new_tokens": 7}, "export": "safetensors"}
+    inputs = {"model": str(home / "logged/model"), "tokenizer": str(home / "logged/components/tokenizer")}
     (home / "job" / OUTPUT).mkdir(parents=True)
-    job = Job(program=exports.__name__, key="export", settings=settings)
+    job = Job(program=exports.__name__, key="export", settings=settings, inputs=inputs)
     exports.main(home / "job", job, Events(home / "job/events.jsonl"))
     out = home / "job" / OUTPUT
     loaded, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)

@@ -69,7 +69,7 @@ def make_model(world: Path) -> list[dict[str, float]]:
 
 
 def log_and_predict(world: Path, run_id: str, uri: str) -> None:
-    """Logs a model wrongly, then rightly, then predicts with it; in one process, since imports take longest."""
+    """Logs a model wrongly, then rightly, then one of another task type; in one process, since imports take longest."""
     os.environ |= {"MLFLOW_TRACKING_URI": uri, "MLFLOW_REGISTRY_URI": uri}
     found = make_model(world)
     (world / "found.json").write_text(json.dumps(found))
@@ -82,9 +82,13 @@ def log_and_predict(world: Path, run_id: str, uri: str) -> None:
         run(world / name, "tasks.registry.log_model", settings | {"tags": {"made": name}}, paths)
     own = {"registry": "own", "task": f"{__name__}:Unpiped", "tags": {}}
     run(world / "unpiped", "tasks.registry.log_model", settings | own, paths)
-    rest = {"model": "models:/own/1", "rows": [list(pair) for pair in PAIRS]}
-    columns = {"columns": {"text": "first", "text_pair": "second"}}
-    run(world / "typed", "tasks.registry.predict_rows", {"task": own["task"], **rest, **columns, "max_length": 32}, {})
+
+
+def predict_pairs(world: Path, folders: dict[str, str]) -> None:
+    """Predicts with a registered model whose task type is the test's own."""
+    settings = {"task": f"{__name__}:Unpiped", "max_length": 32, "rows": [list(pair) for pair in PAIRS]}
+    settings["columns"] = {"text": "first", "text_pair": "second"}
+    run(world / "typed", "tasks.prediction.single_rows", settings, folders)
 
 
 def run(job_dir: Path, program: str, settings: dict[str, Any], inputs: dict[str, str]) -> None:
@@ -121,6 +125,9 @@ def test_pairs_are_registered_if_the_logged_model_predicts_as_before(
         assert [name for name in names if sha256(folder / name) != sha256(world / "model" / name)] == []
 
     assert outcome(world / "unpiped").figures == {"version": "1"}
+    own = VERSION.model_copy(update={"name": "own"})
+    fetched = fetch_folders(Work("own", tmp_path, "run"), own, "NAME")
+    call(predict_pairs, world, {part: str(folder) for part, folder in fetched.items()})
     likeliest = [lines[0].split()[-1] for lines in outcome(world / "typed").figures["predictions"]]
     found = json.loads((world / "found.json").read_text())
     assert likeliest == [max(one, key=one.__getitem__) for one in found]

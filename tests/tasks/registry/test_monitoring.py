@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from tasks.cache.results import Champion
-from tasks.registry.monitoring import Monitored, require_no_reference, require_single_inputs
+from tasks.registry.monitoring import MonitoredVersion, require_no_reference, require_single_inputs
 from training.problems import UserError
 
 
-def version(task: str, **options: Any) -> Monitored:
+def version(task: str, **options: Any) -> MonitoredVersion:
     champion = Champion(name="small", version="3", model="weights", max_length=64)
     nothing: dict[str, Any] = {"columns": {}, "expected": {}, "predict": None, "mlflow_run": None}
     place = {"recipe": "small", "split": "test", "load_data": "key"}
-    return Monitored(champion=champion, task=task, options=options, **nothing, **place)
+    return MonitoredVersion(champion=champion, task=task, options=options, **nothing, **place)
 
 
 @pytest.mark.parametrize("task", ["preference", "kto", "reward-modeling"])

@@ -17,7 +17,8 @@ from flows.cli.main import main
 from tasks.cache.results import Comparison, Promotion, Verdict, Version
 from tasks.cache.stage import Listener, Work
 from tasks.registry import promotions
-from tasks.registry.promotions import Move, list_champions, read_moves
+from tasks.registry.promotions import list_champions
+from tasks.registry.versions import Move, read_moves
 from tasks.stages.register import promote
 from tasks.tracking.connection import connect
 from tests.made import COMPARISON

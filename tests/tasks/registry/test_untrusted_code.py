@@ -17,7 +17,7 @@ from flows.cli.main import main
 from tasks.cache.results import Champion
 from tasks.registry import untrusted_code
 from tasks.registry.lineage import LINEAGE
-from tasks.registry.monitoring import Monitored, read_recipe
+from tasks.registry.monitoring import MonitoredVersion, read_recipe
 from tasks.tracking.connection import FLOW_RUN_TAG
 from training.problems import UserError
 from training.recipe import parse
@@ -95,7 +95,7 @@ def test_an_evaluation_imports_no_code_that_the_recipe_of_a_version_names(
     champion = Champion(name="foreign", version="1", model="weights", max_length=64)
     nothing: dict[str, Any] = {"options": {}, "columns": {}, "expected": {}, "predict": None, "mlflow_run": None}
     place = {"recipe": "foreign", "split": "test", "load_data": "key"}
-    version = Monitored(champion=champion, task="sequence-classification", **nothing, **place)
+    version = MonitoredVersion(champion=champion, task="sequence-classification", **nothing, **place)
     with pytest.raises(UserError) as caught:
         read_recipe(version, run_code=False)
     assert [text for text in LISTED if text not in str(caught.value)] == [] and not payload.exists()
@@ -119,7 +119,7 @@ def test_a_record_cannot_name_a_folder_of_its_author_as_the_run_to_which_the_use
     champion = Champion(name="foreign", version="1", model="weights", max_length=64)
     nothing: dict[str, Any] = {"options": {}, "columns": {}, "expected": {}, "predict": None, "mlflow_run": None}
     place = {"recipe": "foreign", "split": "test", "load_data": "key"}
-    version = Monitored(champion=champion, task="sequence-classification", **nothing, **place)
+    version = MonitoredVersion(champion=champion, task="sequence-classification", **nothing, **place)
     for run in (str(theirs), f"../../{theirs.name}"):
         record.write_text(json.dumps({**json.loads(record.read_text()), "run": {"flow_run_id": run}}))
         with pytest.raises(UserError, match=r"lineage.json of foreign/1 is damaged \(run.flow_run_id is"):

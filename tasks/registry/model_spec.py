@@ -1,23 +1,18 @@
-"""Registered versions to predict with, and predictions for single rows in a child program; not a stage."""
+"""The specification of a registered version to predict with: its model, its columns, and how its rows are read."""
 
 from __future__ import annotations
 
 import contextlib
-import shutil
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import ValidationError
 
 from tasks.cache.results import Champion
-from tasks.home import home, registry_place
-from tasks.jobs.commands import python_argv
+from tasks.home import registry_place
 from tasks.jobs.hardware import mixed_precision, visible_gpus
-from tasks.jobs.launch import require_finished, run_job
 from tasks.registry import lineage
-from tasks.registry.program_settings import PredictRowsSettings
 from tasks.registry.versions import (
     COLUMNS_TAG,
     PRECISION_TAG,
@@ -32,9 +27,8 @@ from tasks.registry.versions import (
     read_name,
     read_tag,
 )
-from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, build_environment, connect, mlflow_errors
+from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, mlflow_errors
 from training import task_types
-from training.jobs.protocol import Job
 from training.problems import UserError
 from training.recipe import Data
 from training.recipe.filters import parse_filter
@@ -45,9 +39,6 @@ from training.task_types import TASK_TYPES
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
-
-PROGRAM = "tasks.registry.predict_rows"
-STALL_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -80,7 +71,12 @@ class ModelSpec:
     def champion(self) -> Champion:
         """The version as the functions of tasks.registry.champions take it."""
         return Champion(
-            name=self.name, version=self.version, model=self.digest, key=self.key, max_length=self.max_length
+            name=self.name,
+            version=self.version,
+            model=self.digest,
+            key=self.key,
+            max_length=self.max_length,
+            options=dict(self.task["options"]),
         )
 
 
@@ -168,44 +164,3 @@ def _precision_here(trained: str) -> Literal["no", "bf16", "fp16"]:
     """The number format of a version's training, if this machine computes in it."""
     fits = trained == mixed_precision() or (trained == "fp16" and bool(visible_gpus()))
     return cast(Literal["no", "bf16", "fp16"], trained if fits else "no")
-
-
-def split_into_rows(model: ModelSpec, given: Sequence[str]) -> list[list[str]]:
-    """Splits the given values into rows: a value for each column, or for each column that is not optional.
-
-    Raises UserError if they make no whole rows.
-    """
-    columns = task_types.class_of(model.task["task"]).columns
-    every_column = list(model.columns)
-    needed = [name for name in every_column if not (columns[name].optional and columns[name].may_be_empty)]
-    for names in (every_column, needed):
-        if names and not len(given) % len(names):
-            starts = range(0, len(given), len(names))
-            rows = [dict(zip(names, given[start : start + len(names)], strict=True)) for start in starts]
-            return [[row.get(name, "") for name in every_column] for row in rows]
-    message = (
-        f"the model takes {len(every_column)} values at a time ({', '.join(model.columns.values())}), and there are "
-        f'{len(given)}. Write "" for an optional value.'
-    )
-    raise UserError.of("option", "TEXT", message)
-
-
-def predict_values(model: ModelSpec, rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The predictions for rows of one value per column, each as lines of text.
-
-    Raises UserError for values that the task type does not accept, and MlflowFailed if MLflow does not answer.
-    """
-    job = home() / "jobs" / f"predict-{uuid.uuid4().hex[:12]}"
-    values = PredictRowsSettings(
-        model=model.uri,
-        max_length=model.max_length,
-        columns=dict(model.columns),
-        rows=[list(row) for row in rows],
-        **model.task,
-    )
-    Job(program=PROGRAM, key=job.name, settings=values.model_dump()).write(job)
-    try:
-        outcome = run_job(job, python_argv(PROGRAM), env=build_environment(), stall_timeout_s=STALL_TIMEOUT_S)
-        return list(require_finished(outcome).figures["predictions"])
-    finally:
-        shutil.rmtree(job, ignore_errors=True)

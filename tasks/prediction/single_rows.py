@@ -1,4 +1,5 @@
-"""The program that predicts rows with a registered model, from the server that MLFLOW_TRACKING_URI names."""
+"""Predictions for single rows by a registered model, as `finetune predict NAME TEXT` makes them: the program and its
+start."""
 
 from __future__ import annotations
 
@@ -9,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tasks.registry.program_settings import PredictRowsSettings
-from tasks.registry.versions import LOGGED_PARTS
-from tasks.tracking.connection import mlflow_errors
+from tasks.cache.garbage_collection import in_use
+from tasks.jobs.commands import python_argv
+from tasks.jobs.launch import require_finished, run_job
+from tasks.registry.champions import find_folders_for_job
+from tasks.registry.model_spec import ModelSpec
+from training import task_types
 from training.data.arrow_columns import as_json, from_json, texts_as_json
 from training.data.casting import Values, to_batch
 from training.data.row_dicts import BOOLEANS
 from training.data.row_problems import RowProblems
 from training.jobs.program import run_program
-from training.jobs.protocol import Events, Job
-from training.local_files import find_foreign
-from training.models.repository_files import REGISTRY_ROOMS, has_weights, part_of, require_no_other_files
+from training.jobs.protocol import Events, Job, TaskSettings
 from training.problems import Problem, UserError
 from training.recipe.column_types import EXAMPLES
 
@@ -27,10 +29,61 @@ if TYPE_CHECKING:
     from training.recipe.column_types import Form
     from training.task_types.task_type import TaskType
 
+PROGRAM = "tasks.prediction.single_rows"
+STALL_TIMEOUT_S = 600.0
+
+
+class PredictRowsSettings(TaskSettings):
+    """Settings of this program."""
+
+    max_length: int
+    """Tokens a row."""
+    columns: dict[str, str]
+    """The rows' names for the columns that the model reads, by the task type's."""
+    rows: list[list[str]]
+    """A value a column."""
+
+
+def split_into_rows(model: ModelSpec, given: Sequence[str]) -> list[list[str]]:
+    """Splits the given values into rows: a value for each column, or for each column that is not optional.
+
+    Raises UserError if they make no whole rows.
+    """
+    columns = task_types.class_of(model.task["task"]).columns
+    every_column = list(model.columns)
+    needed = [name for name in every_column if not (columns[name].optional and columns[name].may_be_empty)]
+    for names in (every_column, needed):
+        if names and not len(given) % len(names):
+            starts = range(0, len(given), len(names))
+            rows = [dict(zip(names, given[start : start + len(names)], strict=True)) for start in starts]
+            return [[row.get(name, "") for name in every_column] for row in rows]
+    message = (
+        f"the model takes {len(every_column)} values at a time ({', '.join(model.columns.values())}), and there are "
+        f'{len(given)}. Write "" for an optional value.'
+    )
+    raise UserError.of("option", "TEXT", message)
+
+
+def predict_values(model: ModelSpec, rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The predictions for rows of one value per column, each as lines of text.
+
+    Raises UserError for values that the task type does not accept, and MlflowFailed if MLflow does not answer.
+    """
+    with in_use(), find_folders_for_job("predict", model.champion) as (work, folders):
+        settings = PredictRowsSettings(
+            max_length=model.max_length,
+            columns=dict(model.columns),
+            rows=[list(row) for row in rows],
+            **model.task,
+        )
+        inputs = {part: str(folder) for part, folder in folders.items()}
+        Job(program=PROGRAM, key=work.key, settings=settings.model_dump(), inputs=inputs).write(work.job)
+        outcome = run_job(work.job, python_argv(PROGRAM), env={}, stall_timeout_s=STALL_TIMEOUT_S)
+        return list(require_finished(outcome).figures["predictions"])
+
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Predicts the `rows` of the settings, and returns `predictions`, a list of lines for people per row."""
-    from training import task_types
     from training.engine.serving import Predictor
 
     settings = PredictRowsSettings.model_validate(job.settings)
@@ -39,8 +92,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     may_be_empty = {column for name, column in columns.items() if task_type.columns[name].may_be_empty}
     rows = [_parse_values(row, forms, may_be_empty) for row in settings.rows]
     _check_rows(task_type, columns, rows)
-    folder = fetch_model(settings.model, job_dir / "model")
-    predictor = Predictor(task_type, *find_parts(folder), settings.max_length)
+    predictor = Predictor(task_type, Path(job.inputs["model"]), Path(job.inputs["tokenizer"]), settings.max_length)
     predictions = predictor.predict(to_batch(task_type, columns, rows))
     if predictor.beyond:
         raise UserError(Problem(kind="model", where="TEXT", message=message) for message in predictor.warnings())
@@ -122,54 +174,6 @@ def _check_rows(task_type: TaskType, columns: Mapping[str, str], rows: Sequence[
         for _, row, description, them in found.summaries()
     ]:
         raise UserError(problems)
-
-
-def fetch_model(uri: str, into: Path) -> Path:
-    """The folder of a logged model: a copy below `into`. Raises MlflowFailed, and UserError if its files are missing,
-    are links to elsewhere, or name other files."""
-    from mlflow.artifacts import download_artifacts
-
-    try:
-        with mlflow_errors():
-            _require_no_links(uri)
-            into.mkdir(parents=True, exist_ok=True)
-            found = Path(download_artifacts(artifact_uri=uri, dst_path=str(into)))
-    except FileNotFoundError as error:
-        raise _missing_files(uri, str(error)) from error
-    require_no_other_files(*find_parts(found))
-    weights, _ = find_parts(found)
-    if not (weights / "config.json").is_file():
-        raise _missing_files(uri, f"{found} has no model")
-    if not has_weights(file.name for file in weights.iterdir()):
-        raise _missing_files(uri, "it has no weights in safetensors")
-    return found
-
-
-def _require_no_links(uri: str) -> None:
-    """Raises UserError for files that MLflow would copy here from elsewhere, if the artifacts are on this machine."""
-    from mlflow import MlflowClient
-    from mlflow.utils.file_utils import local_file_uri_to_path
-    from mlflow.utils.uri import is_local_uri
-
-    name, _, version = uri.removeprefix("models:/").rpartition("/")
-    if uri.startswith("models:/") and name:  # not models:/ID, which this process has logged
-        uri = MlflowClient().get_model_version_download_uri(name, version)
-    if is_local_uri(uri):
-        parts = [part for part in find_parts(Path(local_file_uri_to_path(uri))) if part.is_dir()]
-        files = [str(file) for part in parts for file in part.iterdir() if part_of(file.name)]
-        if foreign := find_foreign(files, REGISTRY_ROOMS, "model"):
-            raise UserError(foreign)
-
-
-def _missing_files(uri: str, reason: str) -> UserError:
-    message = f"the files of {uri} are missing ({reason}): restore them, or run the recipe again."
-    return UserError.of("registry", "NAME", message)
-
-
-def find_parts(folder: Path) -> tuple[Path, Path]:
-    """The folders of a logged model's weights and of its tokenizer."""
-    code = folder / "artifacts" / "model"
-    return (code, code) if code.is_dir() else (folder / LOGGED_PARTS["model"], folder / LOGGED_PARTS["tokenizer"])
 
 
 if __name__ == "__main__":
