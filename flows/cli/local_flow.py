@@ -30,36 +30,53 @@ SILENT_S = 60.0
 """Without a trace for so long, a run that no process runs was killed."""
 
 
-def call_flow(
+def fine_tune_here(
     recipe: Recipe,
-    force: frozenset[str] = frozenset(),
     *listeners: Listener,
     overrides: dict[str, Any] | None = None,
-    flow_run: FlowRun | None = None,
+    force: frozenset[str] = frozenset(),
     recorded: Lock | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Runs the flow and returns its result as JSON values, for failed runs as well.
+    """Runs the flow `finetune` in this process. Returns its result as JSON values, for failed runs as well.
 
     Args:
         recipe: The recipe, overrides included.
-        force: Stages to run although their output is stored.
         listeners: Listeners besides the terminal.
         overrides: The overrides, for the parameters and the name of the flow run.
-        flow_run: A flow run to retry with its own parameters, instead of a new one.
+        force: Stages to run although their output is stored.
         recorded: The lock of the run that is reproduced, whose names are not resolved again.
         quiet: Whether to print only the result.
     """
 
     def call(caller: Caller) -> Any:
-        if flow_run is not None:
-            return _retry(caller, flow_run)
         from flows.finetune import finetune, run_finetune
 
         bound = caller.bind(finetune, run_finetune, recorded=recorded)
         return bound(recipe=recipe, overrides=overrides or None, force=sorted(force), return_state=True)
 
     return call_in_this_process(call, open_terminal(recipe, quiet), *listeners)
+
+
+def retry_here(recipe: Recipe, flow_run: FlowRun, quiet: bool) -> dict[str, Any]:
+    """Runs a flow run of the recipe again in this process, with its own parameters. Returns its result."""
+
+    def call(caller: Caller) -> Any:
+        from prefect.flow_engine import run_flow_sync
+        from prefect.utilities.callables import get_call_parameters
+
+        from flows.finetune import finetune, run_finetune
+        from flows.retrain import retrain, run_retrain
+        from tasks.prefect.flow_runs import flow_name
+
+        if flow_name(flow_run) == retrain.name:
+            flow = caller.bind(retrain, run_retrain)
+        else:
+            flow = caller.bind(finetune, run_finetune)
+        parameters = get_call_parameters(flow.fn, (), flow_run.parameters)
+        return run_flow_sync(flow, flow_run=flow_run, parameters=parameters, return_type="state")
+
+    return call_in_this_process(call, open_terminal(recipe, quiet))
 
 
 def _build_failure(state: str, error: BaseException, where: str) -> dict[str, Any]:
@@ -116,22 +133,6 @@ def _import_flow() -> None:
     from flows import finetune  # noqa: F401
 
     connection.import_store()
-
-
-def _retry(caller: Caller, flow_run: FlowRun) -> Any:
-    from prefect.flow_engine import run_flow_sync
-    from prefect.utilities.callables import get_call_parameters
-
-    from flows.finetune import finetune, run_finetune
-    from flows.retrain import retrain, run_retrain
-    from tasks.prefect.flow_runs import flow_name
-
-    if flow_name(flow_run) == retrain.name:
-        flow = caller.bind(retrain, run_retrain)
-    else:
-        flow = caller.bind(finetune, run_finetune)
-    parameters = get_call_parameters(flow.fn, (), flow_run.parameters)
-    return run_flow_sync(flow, flow_run=flow_run, parameters=parameters, return_type="state")
 
 
 def print_failure(result: dict[str, Any]) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.cli.local_flow import call_flow, exit_without_server, print_failure
+from flows.cli.local_flow import exit_without_server, fine_tune_here, print_failure
 from flows.cli.shared import COMPLETED, FAILED
 from flows.reports.tables import align
 from tasks.cache.garbage_collection import REPRODUCES, UNFINISHED, find_reproductions, remove_reproduction
@@ -68,7 +68,7 @@ def reproduce(arguments: argparse.Namespace) -> int:
         differences = reproduction.differences(record, lock, reproduction.describe_machine())
         print("\n".join(_describe_inputs(record, differences)), flush=True)
         batches = reproduction.RecordedBatches(recipe, record, batch_division)
-        result = call_flow(recipe, frozenset(), batches, recorded=lock if inputs else None)
+        result = fine_tune_here(recipe, batches, recorded=lock if inputs else None)
         if result["state"] == "completed":
             lines, code, same = _compare(record, result, differences)
             print("\n".join(lines))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.local_flow import call_flow, exit_without_server, print_failure
+from flows.cli.local_flow import exit_without_server, fine_tune_here, print_failure, retry_here
 from flows.cli.shared import (
     COMPLETED,
     FAILED,
@@ -39,7 +37,7 @@ from training.problems import UserError
 from training.recipe import SWEEP_ENTRYPOINT, Recipe, parse, parse_set
 
 if TYPE_CHECKING:
-    from prefect.client.schemas.objects import FlowRun
+    pass
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,12 +83,12 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.quiet:
             print(f"{recipe.name}: starting", file=sys.stderr)
         overrides = parse_set(arguments.set)
-        call = partial(call_flow, recipe, force, overrides=overrides, quiet=arguments.quiet)
         with early_launches():
             if any(row.state == "will run" and STAGES[row.name].summarize for row in planner.rows):
                 warm.start()  # it imports while the Prefect server starts
             launch_training_early(recipe, planner, planned.lock)
-            return _call_and_print(recipe, call, out, arguments.require_promotion)
+            result = fine_tune_here(recipe, overrides=overrides, force=force, quiet=arguments.quiet)
+        return _print_result(recipe, result, out, arguments.require_promotion)
     for row in [] if arguments.quiet else planner.rows:
         print(stage_line(row.name, "cached", "", "; ".join(row.reasons)))
     print(f"Nothing changed since flow run {last['flow_run_id']}.")
@@ -103,15 +101,8 @@ def run(arguments: argparse.Namespace) -> int:
     return COMPLETED
 
 
-def retry(recipe: Recipe, flow_run: FlowRun, out: Path | None, quiet: bool) -> int:
-    """Runs a flow run again in this process and prints its outcome; returns the exit code."""
-    return _call_and_print(recipe, partial(call_flow, recipe, flow_run=flow_run, quiet=quiet), out)
-
-
-def _call_and_print(
-    recipe: Recipe, call: Callable[[], dict[str, Any]], out: Path | None, require_promotion: bool = False
-) -> int:
-    result = call()
+def _print_result(recipe: Recipe, result: dict[str, Any], out: Path | None, require_promotion: bool = False) -> int:
+    """Prints the outcome of a run and writes the file of --json; returns the exit code."""
     write_json(out, result)
     if result["state"] == "completed":
         code = _print_outcome(recipe, result, require_promotion)
@@ -197,4 +188,4 @@ def resume(arguments: argparse.Namespace) -> int:
     run = schedule(run).model_copy(update={"parameters": parameters})
     if not arguments.quiet:
         print(f"{recipe.name}: continuing {run.id}", file=sys.stderr)
-    return retry(recipe, run, arguments.json, arguments.quiet)
+    return _print_result(recipe, retry_here(recipe, run, arguments.quiet), arguments.json)

@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 
 assigned_gpus: ContextVar[Sequence[str] | None] = ContextVar("assigned_gpus", default=None)
 """The GPUs of this thread's jobs, if not all that are visible. It is to a thread what CUDA_VISIBLE_DEVICES is to a
-process: all code that counts GPUs or starts a job agrees on it, also code of libraries that takes no parameter."""
+process: all that counts GPUs or starts jobs agrees on it."""
 
 # The first CPUs and NVIDIA GPUs with matrix instructions for bfloat16, and for float16.
 CPU_BF16_FLAGS = {"avx512_bf16", "amx_bf16"}

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from flows import finetune as flow
-from flows.cli.local_flow import call_flow
+from flows.cli.local_flow import fine_tune_here
 from flows.cli.main import main
 from flows.frame import Caller
 from tasks.cache.stage import Listener
@@ -369,7 +369,7 @@ def run_flow(
     file = yaml.safe_load(write_project(tmp_path / "project").read_text())
     recipe = parse(file["deployments"][0]["parameters"]["recipe"])
     # Followers stay in the context in which they are set.
-    return lambda: call_flow(recipe)
+    return lambda: fine_tune_here(recipe)
 
 
 def test_a_flow_that_fails_before_its_stages_has_the_reason_in_its_result(
