@@ -53,6 +53,13 @@ from training.problems import UserError, full_disk
 from training.recipe import Recipe, Sweep, parse, parse_sweep
 
 MLFLOW_STATUS = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+LOOK_S = 1.0
+"""Between two looks at trials that run at once."""
+RESOLVED = ("model", "compute")
+"""Sections of the recipe that `resolve` reads: a trial that changes them resolves them again."""
+MOST_COMPARED = 5
+"""The trials after the best that are compared with it."""
+Show = Callable[[list[dict[str, str]], str], None]
 
 
 @flow(name="sweep", flow_run_name=sweep_run_name)
@@ -137,7 +144,7 @@ def _search(
     tracker: RunTracker,
     result: dict[str, Any],
 ) -> None:
-    """Prepares the data, runs the trials, and releases the best. Fills the result as far as it gets."""
+    """Prepares the data, runs the trials, and releases the best. Adds to the result, which an error leaves with all that is known."""
     recipe = parse(values, overrides)
     ready = prepare(executor, recipe)
     warm.start()  # threads of several trials would each start one
@@ -241,16 +248,6 @@ def _log_trials(tracker: RunTracker, study: Study, sweep: Sweep) -> None:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-LOOK_S = 1.0
-"""Between two looks at trials that run at once."""
-RESOLVED = ("model", "compute")
-"""Sections of the recipe that `resolve` reads: a trial that changes them resolves them again."""
-MOST_COMPARED = 5
-"""The trials after the best that are compared with it."""
-
-Show = Callable[[list[dict[str, str]], str], None]
 
 
 @dataclass
