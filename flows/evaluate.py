@@ -1,4 +1,4 @@
-"""The flow `evaluate`: the figures of a registered version on rows whose labels arrived after its release."""
+"""The flow `evaluate`: the metrics of a registered version on rows whose labels arrived after its release."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def evaluate_run_name() -> str:
 def evaluate(
     model: str, inputs: list[str], task: str = "", run_code: bool = False, data: dict[str, Any] | None = None
 ) -> dict[str, Any] | State[Any]:
-    """Evaluates a registered version on rows with labels, next to the figures of its registration.
+    """Evaluates a registered version on rows with labels, next to its metrics at registration.
 
-    If a figure is outside of the gate's bounds, the event `finetune.evaluated` may start a deployment that retrains.
+    If a metric is outside of the gate's bounds, the event `finetune.evaluated` may start a deployment that retrains.
 
     Args:
         model: NAME, NAME@ALIAS or NAME/VERSION; a NAME alone is its champion.

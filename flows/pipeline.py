@@ -49,7 +49,7 @@ class TrainingInputs:
 
 @dataclass(frozen=True)
 class Scored(TrainingInputs):
-    """A trained model and its figures."""
+    """A trained model and its metrics."""
 
     trained: Artifact
     predictions: Artifact
@@ -74,7 +74,7 @@ def prepare(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Trainin
 
 
 def train_and_score(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Scored:
-    """Builds all up to the figures of the trained model, which are those of a trial."""
+    """Builds the stages up to the metrics of the trained model: those of a trial."""
     ready = prepare(build, recipe, lock)
     trained = build(fit, recipe, ready.lock, ready.data, ready.model, ready.tokens)
     base = ready.model if answers_prompts(recipe) else None

@@ -144,7 +144,7 @@ def _search(
     tracker: RunTracker,
     result: dict[str, Any],
 ) -> None:
-    """Prepares the data, runs the trials, and releases the best. Adds to the result, which an error leaves with all that is known."""
+    """Prepares the data, runs the trials, and releases the best. After an error, the result has what was known."""
     recipe = parse(values, overrides)
     ready = prepare(executor, recipe)
     warm.start()  # threads of several trials would each start one

@@ -1,4 +1,4 @@
-"""The flow `trial`: one trial of a sweep, from data to figures, as a subflow of the sweep."""
+"""The flow `trial`: one trial of a sweep, from data to metrics, as a subflow of the sweep."""
 
 from __future__ import annotations
 
@@ -135,17 +135,17 @@ class TrialRun:
         return state
 
     def _complete(self, scores: Artifact, seconds: float) -> State[Any]:
-        figures: Mapping[str, Any] = scores.figures[VALIDATION]
-        if self.metric not in figures:
-            message = f"{self.metric!r} is none of the figures of the trials: choose from {', '.join(figures)}."
+        metrics: Mapping[str, Any] = scores.figures[VALIDATION]
+        if self.metric not in metrics:
+            message = f"{self.metric!r} is none of the metrics of the trials: choose from {', '.join(metrics)}."
             raise UserError.of("sweep", "sweep.metric", message)
-        figure = figures[self.metric]
-        value = figure["value"]
+        score = metrics[self.metric]
+        value = score["value"]
         if value is None or value != value:
             reason = f"{self.metric} has no value on {VALIDATION}: docs/reference/metrics.md says when it has none"
             self.study.fail(self.trial, reason, seconds)
             return Failed(message=reason)
-        self.study.complete(self.trial, value, figure.get("low"), figure.get("high"), seconds)
+        self.study.complete(self.trial, value, score.get("low"), score.get("high"), seconds)
         return Completed(message=f"{self.metric} {value:.4g}")
 
     def _pause(self, reason: str, seconds: float) -> State[Any]:
@@ -184,7 +184,7 @@ class _Evaluations(Listener):
     """Stores the metric after each evaluation during training, and pauses the trial where the pruner says so."""
 
     def __init__(self, run: TrialRun) -> None:
-        self._run, self._figure = run, f"eval_{run.metric}"
+        self._run, self._metric = run, f"eval_{run.metric}"
         self._count, self._steps = 0, None
 
     def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
@@ -195,9 +195,9 @@ class _Evaluations(Listener):
         for event in events:
             if event["kind"] == "progress":
                 self._steps = event.get("total")
-            elif event["kind"] == "metrics" and self._figure in event["values"]:
+            elif event["kind"] == "metrics" and self._metric in event["values"]:
                 self._count += 1
-                value = event["values"][self._figure]
+                value = event["values"][self._metric]
                 pauses = self._store(partial(study.evaluated, trial, self._count, value))
                 if pauses and event["step"] != self._steps:
                     raise Paused(f"{self._run.metric} {value:.4g} after evaluation {self._count}")
@@ -208,7 +208,7 @@ class _Evaluations(Listener):
         """Stores the evaluations of a training that another run has completed."""
         if row.name == "fit" and row.state == "cached" and isinstance(result, Artifact):
             found = read_events(result.path / "log" / EVENTS, 0, ["metrics"])[0]
-            values = [event["values"][self._figure] for event in found if self._figure in event["values"]]
+            values = [event["values"][self._metric] for event in found if self._metric in event["values"]]
             self._store(partial(self._run.study.record, self._run.trial, dict(enumerate(values, 1))))
 
     def _store(self, write: Callable[[], Any]) -> Any:

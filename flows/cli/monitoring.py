@@ -107,13 +107,13 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     _add_model_arguments(parser, "rows and their labels")
     parser.add_argument(OPTION, action="store_true", help=OPTION_HELP)
     add_reading_argument(parser)
-    add_json_argument(parser, "the result with all figures")
+    add_json_argument(parser, "the result with all metrics")
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
-    """Evaluate a registered model on rows with labels, next to the figures of its registration.
+    """Evaluate a registered model on rows with labels, next to its metrics at registration.
 
-    The figures are kept with the version: `finetune show NAME/VERSION` lists them.
+    The metrics are kept with the version: `finetune show NAME/VERSION` lists them.
     """
     data = parse_reading(arguments.set)
 

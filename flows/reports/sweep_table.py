@@ -23,7 +23,7 @@ MOST_SHOWN = 30
 
 
 def tabulate_trials(trials: Sequence[Trial], sweep: Sweep, progress: Mapping[int, str]) -> list[dict[str, str]]:
-    """A row for each trial: its settings, its figure with the interval, its state.
+    """A row for each trial: its settings, its metric with the interval, its state.
 
     `progress`: of the trials that run, by number.
     """
@@ -31,7 +31,7 @@ def tabulate_trials(trials: Sequence[Trial], sweep: Sweep, progress: Mapping[int
         {
             "trial": str(trial.number),
             **{name: _format_setting(trial, field) for field, name in short_names(sweep.space).items()},
-            str(sweep.metric): _format_figure(trial),
+            str(sweep.metric): _format_metric(trial),
             "state": _format_state(trial, progress.get(trial.number, "")),
             "time": f"{trial.seconds:,.0f} s" if trial.seconds else "",
         }
@@ -46,8 +46,8 @@ def table_lines(rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 def trial_line(trial: Trial, sweep: Sweep) -> str:
     """`trial 3  completed  accuracy 0.912 (0.897 to 0.926)  learning_rate 3.1e-05`"""
-    figure = _format_figure(trial)
-    parts = [_format_state(trial, ""), f"{sweep.metric} {figure}" if figure else "", format_settings(trial.settings)]
+    metric = _format_metric(trial)
+    parts = [_format_state(trial, ""), f"{sweep.metric} {metric}" if metric else "", format_settings(trial.settings)]
     return "  ".join([f"trial {trial.number:<3}", *filter(None, parts)])
 
 
@@ -65,7 +65,7 @@ def _format_setting(trial: Trial, field: str) -> str:
     return format_value(trial.settings[field]) if field in trial.settings else ""
 
 
-def _format_figure(trial: Trial) -> str:
+def _format_metric(trial: Trial) -> str:
     if trial.value is not None:
         return format_score({"value": trial.value, "low": trial.low, "high": trial.high, "baseline": None})
     return "" if trial.last_value is None else f"{trial.last_value:.4g}"
