@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from training.data.infer_reading import SAMPLE_ROWS, Choice, Sample, sample_rows
+from training.data.infer_reading import SAMPLE_ROWS, Choice, FirstRows, sample_rows
 from training.problems import UserError, nearest
 from training.recipe.infer_task import TaskGuess, guess_tasks
 from training.recipe.tables.base_models import SIZES, Size, base_models
@@ -64,7 +64,7 @@ Fields = dict[str, Choice]
 class RowsFound:
     """The rows of a source, and the task types that fit them."""
 
-    sample: Sample
+    sample: FirstRows
     guesses: Sequence[TaskGuess]
     """The likeliest first."""
 
@@ -114,7 +114,7 @@ def find_rows(path: str) -> RowsFound:
     return RowsFound(sample, guess_tasks(sample.columns))
 
 
-def _with_names(sample: Sample, guess: TaskGuess) -> tuple[Sample, TaskGuess]:
+def _with_names(sample: FirstRows, guess: TaskGuess) -> tuple[FirstRows, TaskGuess]:
     """Names the columns of a file without a header by their roles."""
     if sample.has_names or "header" not in sample.fields:
         return sample, guess
@@ -194,7 +194,7 @@ def _in_flow(value: Any) -> str:
     return written.removesuffix("\n").removesuffix("\n...")
 
 
-def _texts_of(sample: Sample, guess: TaskGuess) -> list[str]:
+def _texts_of(sample: FirstRows, guess: TaskGuess) -> list[str]:
     return [text for name in guess.texts for value in sample.columns.get(name, ())[:1000] for text in _texts_in(value)]
 
 
@@ -209,7 +209,7 @@ def _texts_in(value: Any) -> list[str]:
     return []
 
 
-def _held_out(sample: Sample) -> Fields:
+def _held_out(sample: FirstRows) -> Fields:
     """Shares of the train rows for the splits that have no files of their own."""
     size = min(0.2, max(0.1, round(100 / max(sample.rows, 1), 2)))
     reason = f"no file is named as a {{}} split; {size:.0%} of the rows, chosen by a hash of the text"
@@ -243,7 +243,7 @@ def _model(task: str, model: str, *, english: bool) -> Fields:
     return {"model.source": Choice("hub"), "model.path": Choice(chosen.path, about, second)}
 
 
-def _training(sample: Sample, guess: TaskGuess, fields: Fields, *, english: bool) -> Fields:
+def _training(sample: FirstRows, guess: TaskGuess, fields: Fields, *, english: bool) -> Fields:
     longest = _longest(sample, guess, english=english)
     length = next((one for one in _LENGTHS if one >= longest), _LENGTHS[-1])
     path = fields.get("model.path")
@@ -271,7 +271,7 @@ def _training(sample: Sample, guess: TaskGuess, fields: Fields, *, english: bool
     return found
 
 
-def _longest(sample: Sample, guess: TaskGuess, *, english: bool) -> int:
+def _longest(sample: FirstRows, guess: TaskGuess, *, english: bool) -> int:
     """About as many tokens as 99 of 100 rows have at most."""
     lengths = []
     for values in zip(*(sample.columns[name] for name in guess.texts), strict=True):
@@ -282,7 +282,7 @@ def _longest(sample: Sample, guess: TaskGuess, *, english: bool) -> int:
     return math.ceil(lengths[min(len(lengths) - 1, len(lengths) * 99 // 100)]) if lengths else 128
 
 
-def _evaluation(sample: Sample, guess: TaskGuess) -> Fields:
+def _evaluation(sample: FirstRows, guess: TaskGuess) -> Fields:
     splits = [split for split in ("validation", "test") if split in sample.splits]
     if "validation" not in sample.splits:
         splits = ["validation", "test"]

@@ -46,7 +46,7 @@ class Choice:
 
 
 @dataclass
-class Sample:
+class FirstRows:
     """Some rows of a source with all their columns."""
 
     fields: dict[str, Choice]
@@ -70,14 +70,14 @@ class Sample:
         return max(map(len, self.columns.values()), default=0)
 
 
-def sample_rows(path: str) -> Sample:
+def sample_rows(path: str) -> FirstRows:
     """Reads up to SAMPLE_ROWS rows of the training split of a file, folder, glob, URL, or of an object `module:name`.
 
     Raises UserError if there is nothing to read.
     """
     found = _source_of(path)
     source = found["source"].value
-    sample = Sample(found)
+    sample = FirstRows(found)
     if source == "python":
         _read(sample, {})
         return sample
@@ -273,7 +273,7 @@ def _quoted(delimiter: str) -> str:
     return '"\\t"' if delimiter == "\t" else f'"{delimiter}"'
 
 
-def _read(sample: Sample, pinned: Mapping[str, Sequence[str]]) -> None:
+def _read(sample: FirstRows, pinned: Mapping[str, Sequence[str]]) -> None:
     """Reads the rows with all columns, by the reader of the source."""
     data = Data(**sample.data, limit=SAMPLE_ROWS)
     columns = _AllColumns(sample)
@@ -302,7 +302,7 @@ class _AnyRows(RowSpecification):
 class _AllColumns:
     """All columns of a source, as training/data/blocks.py reads them beside those of a task type."""
 
-    def __init__(self, sample: Sample) -> None:
+    def __init__(self, sample: FirstRows) -> None:
         self._sample = sample
 
     def of_file(self, names: Sequence[str], column_types: Sequence[pa.DataType] = ()) -> dict[str, str]:

@@ -151,6 +151,9 @@ def require_no_other_files(*folders: Path) -> None:
     problems = []
     for path in (folder / name for folder in folders for name in _OTHER_FILES):
         settings = read_json(path)
+        if not settings and _has_content(path):
+            message = f"{path} is no JSON object: copy or download it again."
+            problems.append(Problem(kind="model", where="model.path", message=message))
         found = {name: settings[name] for name in _OTHER_FILES[path.name] if settings.get(name)}
         for name in ("vocab", "merges"):
             if not isinstance(found.get(name), str):  # the vocabulary itself
@@ -235,6 +238,14 @@ def chat_of(tokenizer: PreTrainedTokenizerBase) -> tuple[str, Mapping[str, str]]
     """The chat template of a loaded tokenizer, and its special tokens by name; None without a template."""
     text = default_template(tokenizer.chat_template)
     return None if text is None else (text, tokenizer.special_tokens_map)
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        with open_regular(path) as file:
+            return file.read().strip() not in (b"", b"{}")
+    except OSError:
+        return False
 
 
 def read_json(path: Path) -> dict[str, Any]:

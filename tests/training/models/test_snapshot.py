@@ -107,6 +107,15 @@ def test_a_tokenizer_whose_settings_name_a_file_of_elsewhere_is_refused_before_t
             refuse(folder)
 
 
+@pytest.mark.parametrize("content", ["[" * 100_000, "[1]", "\0\0", '{"num_labels": ' + "9" * 5000 + "}"])
+def test_a_config_that_is_no_json_object_is_refused_by_name(model: Path, tmp_path: Path, content: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    (folder / "config.json").write_text(content)
+    with pytest.raises(UserError, match=r"config\.json is no JSON object: copy or download it again"):
+        require_model_folder(folder)
+
+
 @pytest.mark.parametrize("index", [False, True])
 def test_a_config_that_names_other_weights_than_those_that_are_checked_is_refused(
     model: Path, tmp_path: Path, index: bool
