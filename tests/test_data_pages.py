@@ -16,11 +16,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 import yaml
 
 from flows.cli.main import main
+from tests.arrow import read_arrow
 from tests.fork_server import search_path_of_shell
 from tests.s3 import KEYS, S3
 from training.data.load_rows import load as load_rows
@@ -140,10 +140,7 @@ def texts(folder: Path, out: Path, *months: str) -> dict[str, set[str]]:
     """The texts of each split, as the pages' recipe cuts them."""
     data = load(folder / "reviews.yaml").data.model_copy(update={"filter": None, "checks": {"blank_text": "warning"}})
     load_rows(data, SequenceClassification(), {"train": [str(folder / "reviews" / month) for month in months]}, out)
-    return {
-        split: set(pa.ipc.open_file(out / f"{split}.arrow").read_all()["text"].to_pylist())
-        for split in ("train", "validation")
-    }
+    return {split: set(read_arrow(out / f"{split}.arrow")["text"].to_pylist()) for split in ("train", "validation")}
 
 
 def test_every_field_of_the_data_is_on_one_of_the_pages() -> None:

@@ -142,16 +142,9 @@ def _sweep_kills(ground: Ground, options: argparse.Namespace, watch: Watch) -> d
 def _slurm(ground: Ground, watch: Watch) -> dict[str, str]:
     """What came of a training through Slurm."""
     from tests.drill import slurm
-    from tests.drill.fires import Broken
+    from tests.drill.promises import judge
 
-    began = time.monotonic()
-    try:
-        reason = slurm.why_not()
-        result = f"skipped: {reason}" if reason else f"as promised: {slurm.play(ground, watch)}"
-    except Broken as fault:
-        result = f"FAULT: {fault}"
-    print(f"slurm: {result} ({time.monotonic() - began:.0f} s)", flush=True)
-    return {"slurm": result}
+    return {"slurm": judge("slurm", lambda: slurm.play(ground, watch))}
 
 
 def _under_fire(ground: Ground, options: argparse.Namespace, watch: Watch) -> tuple[Kills, dict[str, str]]:

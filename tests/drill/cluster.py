@@ -13,16 +13,16 @@ import secrets
 import shutil
 import signal
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from tests.drill import hosts
 from tests.drill.compare import Left, left_by
-from tests.drill.fires import UNREGISTERED, Broken, Skipped, require
+from tests.drill.fires import UNREGISTERED
 from tests.drill.ground import Ground, Run
 from tests.drill.hosts import Host
+from tests.drill.promises import Broken, judge, require
 from tests.drill.watch import Watch
 from tests.s3 import BUCKET, KEYS, S3
 
@@ -86,15 +86,16 @@ class ClusterFaults:
 
     def play(self, name: str) -> None:
         """Plays one fault to its end, and compares."""
-        draw, began, home = random.Random(f"{self._seed}-{name}"), time.monotonic(), self._ground.folder / name
+        draw, home = random.Random(f"{self._seed}-{name}"), self._ground.folder / name
         for key in self._s3.names():
             self._s3.remove(key)
         for host in self.hosts:
             shutil.rmtree(host.seen / "cluster", ignore_errors=True)
-        try:
+
+        def fault() -> str:
             run = self.start(home)
             self.until(self.at_work, run)
-            result = f"as promised: {FAULTS[name](self, draw, run)}"
+            about = FAULTS[name](self, draw, run)
             if run.process.poll() is not None:
                 self._watch.condemn(run)
                 run = self.start(home)
@@ -103,14 +104,9 @@ class ClusterFaults:
             differences = self._whole.differences(left_by(home, run.result()))
             require(not differences, f"{'; '.join(differences)}: {run.ending()}")
             self.require_empty()
-        except Skipped as reason:
-            result = f"skipped: {reason}"
-        except Broken as fault:
-            result = f"FAULT: {fault}"
-        except Exception:
-            result = f"FAULT: {traceback.format_exc()}"
-        self.results[name] = result
-        print(f"cluster  {name}: {result} ({time.monotonic() - began:.0f} s)", flush=True)
+            return about
+
+        self.results[name] = judge(f"cluster  {name}", fault)
 
     def start(self, home: Path) -> Run:
         """Starts a run on the first host that trains on both."""
@@ -120,11 +116,7 @@ class ClusterFaults:
 
     def status(self, run: Run) -> int:
         """Watches the run to its end; nothing of it may be left soon after. Returns its exit status."""
-        if self._watch.look_until(time.monotonic() + END_WITHIN_S, run):
-            os.kill(flow(run), signal.SIGKILL)
-            raise Broken(f"no end within {END_WITHIN_S:g} s: {run.ending()}")
-        self._watch.condemn(run)
-        return run.process.returncode
+        return self._watch.exit_status(run, END_WITHIN_S, flow)
 
     def at_work(self) -> bool:
         """Whether both hosts train, and a checkpoint exists."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from mlflow import MlflowClient
 from tests.drill.compare import Left, left_by, tracking_faults
 from tests.drill.full_disk import SmallDisk, why_not
 from tests.drill.ground import ROOT, WAYS, Ground, Run, checkpoints, newest_checkpoint, victims, wait_until
+from tests.drill.promises import Skipped, judge, require
 from tests.drill.watch import Watch
 
 END_WITHIN_S = 600.0
@@ -22,14 +21,6 @@ STALL_S = 30
 """Longer than the imports before the first sign of life take on a busy machine."""
 LAUNCHERS_PORT = 29500
 UNREGISTERED = "release.registry=null"
-
-
-class Broken(Exception):
-    """A promise that was not kept."""
-
-
-class Skipped(Exception):
-    """The fire cannot be lit here."""
 
 
 class Fires:
@@ -43,21 +34,12 @@ class Fires:
     def __init__(self, ground: Ground, watch: Watch, whole: Left, finished: Path, way: str) -> None:
         self.ground, self.watch, self.whole = ground, watch, whole
         self.results: dict[str, str] = {}
-        self.faults: list[str] = []
         self.way, self._finished = way, finished
 
     def light(self, name: str) -> None:
         """Runs one fire to its end."""
-        began = time.monotonic()
-        try:
-            FIRES[name](self, self.ground.prepared(f"fire-{name}", self._finished))
-            self.results[name] = "as promised"
-        except Skipped as reason:
-            self.results[name] = f"skipped: {reason}"
-        except Exception as error:
-            self.faults.append(name)
-            self.results[name] = f"FAULT: {error}" if isinstance(error, Broken) else f"FAULT: {traceback.format_exc()}"
-        print(f"fire   {name}: {self.results[name]} ({time.monotonic() - began:.0f} s)", flush=True)
+        home = self.ground.prepared(f"fire-{name}", self._finished)
+        self.results[name] = judge(f"fire   {name}", lambda: FIRES[name](self, home))
 
     def start(self, home: Path, *settings: str, inside: tuple[str, ...] = (), **more: str) -> Run:
         """Starts a run that registers nothing."""
@@ -65,11 +47,7 @@ class Fires:
 
     def exit_status(self, run: Run) -> int:
         """Watches the run to its end; nothing of it may be left soon after."""
-        if self.watch.look_until(time.monotonic() + END_WITHIN_S, run):
-            os.kill(run.process.pid, signal.SIGKILL)
-            raise Broken(f"no end within {END_WITHIN_S:g} s: {run.ending()}")
-        self.watch.condemn(run)
-        return run.process.returncode
+        return self.watch.exit_status(run, END_WITHIN_S)
 
     def same_bytes(self, run: Run, fit: str) -> None:
         """The run completes with the undisturbed run's artifacts, and `fit` was ran, resumed or cached."""
@@ -91,12 +69,6 @@ class Fires:
         run.process.wait()
         self.watch.condemn(run)
         self.watch.settle()
-
-
-def require(held: bool, otherwise: str) -> None:
-    """Raises Broken with the words where a promise does not hold."""
-    if not held:
-        raise Broken(otherwise)
 
 
 def sigterm(fires: Fires, home: Path) -> None:

@@ -16,7 +16,7 @@ import pyarrow.dataset as ds
 import yaml
 
 from flows.reports.tables import align
-from tests.drill.fires import require
+from tests.drill.promises import require
 from tests.flows.small import BAD, FILLER, GOOD, write_project
 from tests.machine import Machine, wait_until
 

@@ -14,7 +14,6 @@ import random
 import shutil
 import signal
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.prediction.output import MANIFEST
-from tests.drill.fires import Broken, require
 from tests.drill.ground import Ground, Run, victims
+from tests.drill.promises import judge, require
 from tests.drill.watch import Watch
 from tests.flows.small import write_rows
 from tests.s3 import BUCKET, KEYS, S3
@@ -71,17 +70,10 @@ class PredictFaults:
 
     def play(self, number: int) -> None:
         """Plays one fault to its end, and compares."""
-        draw, began = random.Random(f"{self._seed}-predict-{number}"), time.monotonic()
+        draw = random.Random(f"{self._seed}-predict-{number}")
         name = f"{number:02} {[*FAULTS][(number - 1) % len(FAULTS)]}"
-        try:
-            result = f"as promised: {FAULTS[name[3:]](self, draw)}"
-        except Broken as fault:
-            result = f"FAULT: {fault}"
-        except Exception:
-            result = f"FAULT: {traceback.format_exc()}"
+        self.results[f"predict {name}"] = judge(f"predict  {name}", lambda: FAULTS[name[3:]](self, draw))
         self.s3.fault = self.s3.lost = lambda request: None
-        self.results[f"predict {name}"] = result
-        print(f"predict  {name}: {result} ({time.monotonic() - began:.0f} s)", flush=True)
 
     def places(self) -> tuple[Path, Path]:
         """A home with the trained model, and an output that is not there yet."""
@@ -97,12 +89,7 @@ class PredictFaults:
 
     def status(self, run: Run) -> int:
         """Watches the run to its end; nothing of it may be left soon after. Returns its exit status."""
-        if self._watch.look_until(time.monotonic() + END_WITHIN_S, run):
-            os.kill(run.process.pid, signal.SIGKILL)
-            run.process.wait()
-            raise Broken(f"no end within {END_WITHIN_S:g} s: {run.ending()}")
-        self._watch.condemn(run)
-        return run.process.returncode
+        return self._watch.exit_status(run, END_WITHIN_S)
 
     def kill(self, run: Run, home: Path, draw: random.Random) -> str | None:
         """Kills a part of the run at a random instant of a whole run or, as often, after a random number of shards;

@@ -6,8 +6,6 @@ import csv
 import os
 import subprocess
 import sys
-import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,8 @@ from mlflow.entities import Run
 
 from flows.reports.tables import align
 from tasks.tracking.connection import FLOW_RUN_TAG
-from tests.drill.fires import Broken, require
 from tests.drill.nightly import nightly
+from tests.drill.promises import judge, require
 from tests.drill.services import kill_services
 from tests.flows.small import write_project, write_rows
 from tests.hub.server import Hub
@@ -34,21 +32,18 @@ OTHER = {"pos": "neg", "neg": "pos"}
 
 def play(name: str, folder: Path) -> str:
     """Plays the scene on a machine of its own in the folder. Returns its result, or FAULT with the error."""
-    began = time.monotonic()
     machine = Machine(folder / name / "home")
     machine.home.mkdir(parents=True, mode=0o700)
-    try:
+
+    def scene() -> None:
         try:
             SCENES[name](machine)
         finally:
             machine.finetune("down")
             machine.log_out()
         require(not of_home(machine.home), f"down leaves {of_home(machine.home)}")
-        result = "as promised"
-    except Exception as error:
-        result = f"FAULT: {error}" if isinstance(error, Broken | AssertionError) else f"FAULT: {traceback.format_exc()}"
-    print(f"scene  {name}: {result} ({time.monotonic() - began:.0f} s)", flush=True)
-    return result
+
+    return judge(f"scene  {name}", scene)
 
 
 class Nightly:

@@ -19,8 +19,8 @@ from mlflow import MlflowClient
 from flows.reports.tables import align
 from tasks.tracking.connection import FLOW_RUN_TAG
 from tests.drill.compare import curve_of, tracking_faults
-from tests.drill.fires import require
 from tests.drill.ground import argv
+from tests.drill.promises import require
 from tests.flows.slowly import QUICK
 from tests.flows.small import write_project
 from tests.machine import Machine, of_home, wait_until

@@ -18,9 +18,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.drill import hosts
-from tests.drill.fires import UNREGISTERED, require
+from tests.drill.fires import UNREGISTERED
 from tests.drill.ground import ROOT, SETTINGS, Ground
 from tests.drill.hosts import DRILL, Host
+from tests.drill.promises import Skipped, require
 from tests.drill.watch import Watch
 from tests.s3 import BUCKET, KEYS, S3
 from training.jobs.processes import die_with_parent
@@ -66,11 +67,12 @@ def why_not() -> str | None:
 
 
 def play(ground: Ground, watch: Watch) -> str:
-    """Plays it to its end. Returns what was found. Raises Broken."""
+    """Plays it to its end. Returns what was found. Raises Broken or Skipped."""
+    if reason := why_not():
+        raise Skipped(reason)
     alone = ground.folder / "alone"
     run = ground.start(alone, *OWN)
-    require(not watch.look_until(time.monotonic() + END_WITHIN_S, run), f"no end: {run.ending()}")
-    require(run.process.returncode == 0, run.ending())
+    require(watch.exit_status(run, END_WITHIN_S) == 0, run.ending())
     weights = run.result()["model"]["sha256"]
     with ExitStack() as closing:
         closing.enter_context(hosts.switch())

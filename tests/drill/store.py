@@ -17,14 +17,14 @@ import signal
 import subprocess
 import threading
 import time
-import traceback
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.drill.compare import Left, left_by
-from tests.drill.fires import UNREGISTERED, Broken, Skipped, require
+from tests.drill.fires import UNREGISTERED
 from tests.drill.ground import Ground, Run
+from tests.drill.promises import Skipped, judge, require
 from tests.drill.watch import Watch
 from tests.s3 import BUCKET, KEYS, S3
 from training.jobs.processes import descendants
@@ -69,23 +69,18 @@ class StoreFaults:
 
     def play(self, number: int) -> None:
         """Plays one fault to its end, and compares."""
-        draw, began = random.Random(f"{self._seed}-{number}"), time.monotonic()
+        draw = random.Random(f"{self._seed}-{number}")
         name = f"{number:02} {[*FAULTS][(number - 1) % len(FAULTS)]}"
         self.prefix, self.changed = f"fault-{number}", {}
-        try:
+
+        def fault() -> str:
             about = FAULTS[name[3:]](self, draw)
             self.heal()
             self.succeed(self.start(self.home()))
-            result = f"as promised: {about}"
-        except Skipped as reason:
-            result = f"skipped: {reason}"
-        except Broken as fault:
-            result = f"FAULT: {fault}"
-        except Exception:
-            result = f"FAULT: {traceback.format_exc()}"
+            return about
+
+        self.results[name] = judge(f"store  {name}", fault)
         self.heal()
-        self.results[name] = result
-        print(f"store  {name}: {result} ({time.monotonic() - began:.0f} s)", flush=True)
 
     def heal(self) -> None:
         """The bucket works from now on."""
@@ -103,12 +98,7 @@ class StoreFaults:
 
     def status(self, run: Run) -> int:
         """Watches the run to its end; nothing of it may be left soon after. Returns its exit status."""
-        if self._watch.look_until(time.monotonic() + END_WITHIN_S, run):
-            os.kill(run.process.pid, signal.SIGKILL)
-            run.process.wait()
-            raise Broken(f"no end within {END_WITHIN_S:g} s: {run.ending()}")
-        self._watch.condemn(run)
-        return run.process.returncode
+        return self._watch.exit_status(run, END_WITHIN_S)
 
     def kill(self, run: Run) -> bool:
         """Kills a run. Returns whether it had not ended before."""

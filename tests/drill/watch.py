@@ -6,9 +6,11 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.drill.ground import MARK, Run, argv
+from tests.drill.promises import Broken
 from training.jobs.processes import send, variable
 
 ENDED_WITHIN_S = 5.0
@@ -41,6 +43,16 @@ class Watch:
             self.look()
             time.sleep(max(0.0, min(0.2, remaining, deadline - time.monotonic())))
         return run.process.poll() is None
+
+    def exit_status(self, run: Run, within_s: float, victim: Callable[[Run], int] = lambda run: run.process.pid) -> int:
+        """Keeps looking to the end of the run, after which nothing of it may be left. Kills the victim, by default
+        the run, and raises Broken if that takes longer."""
+        if self.look_until(time.monotonic() + within_s, run):
+            os.kill(victim(run), signal.SIGKILL)
+            run.process.wait()
+            raise Broken(f"no end within {within_s:g} s: {run.ending()}")
+        self.condemn(run)
+        return run.process.returncode
 
     def settle(self) -> None:
         """Keeps looking until every run that was condemned has had its time."""

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from flows.cli.main import main
+from tests.arrow import write_arrow
 
 TRAIN = "text,label\none,a\ntwo,b\n"
 VALID = "text,label\nthree,a\nfour,b\n"
@@ -70,8 +71,7 @@ def cut(write: Callable[[Path], None], size: int) -> Callable[[Path], None]:
 
 def arrow(path: Path) -> None:
     table = pa.table({"text": ["one", "two"] * 500, "label": ["a", "b"] * 500})
-    with pa.ipc.new_file(path, table.schema) as writer:
-        writer.write_table(table)
+    write_arrow(path, table)
 
 
 FIX = "correct or remove it, or leave it out: data.checks."

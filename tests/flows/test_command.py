@@ -14,6 +14,7 @@ import yaml
 from flows.cli.main import main, parser
 from flows.cli.shared import write_json
 from flows.reports.terminal import Quiet
+from tests.flows.forked import code_with_forked_programs
 from tests.flows.small import command, environment, write_project
 from tests.fork_server import NEW_PYTHON
 
@@ -28,7 +29,7 @@ def test_labels_and_texts_are_read_and_printed_whatever_the_encoding_of_the_loca
         rows.write_text(rows.read_text().replace("neg", "schön"), encoding="utf-8")
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     locale |= {"PYTHONIOENCODING": encoding} if encoding else {}
-    start = [NEW_PYTHON, "-c", "from flows.cli.main import start; start()"]
+    start = [NEW_PYTHON, "-c", code_with_forked_programs("from flows.cli.main import start; start()")]
     run = subprocess.run(
         [*start, "check", str(file)], env=environment(home, **locale), capture_output=True, timeout=120
     )

@@ -17,8 +17,8 @@ from tasks.cache.stage import Work
 from tasks.registry.exports import released_exports
 from tasks.registry.model_card import CardFacts, build_card, build_description
 from tasks.stages.publish import publish
+from tests.arrow import group
 from tests.hub.server import Hub
-from tests.kept import group
 from tests.made import COMPARISON, LABELS, artifact, predictions
 from training.problems import UserError
 from training.recipe import Recipe, load, parse

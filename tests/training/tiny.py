@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.arrow import read_arrow
 from training.engine.fit_settings import FitSettings
 from training.jobs.protocol import Events, Job
 from training.recipe import Compute, Training
@@ -90,7 +91,7 @@ def make_world(home: Path, **config: Any) -> Path:
     create_model.save_tokenizer(tokenizer, 64, home / "base/tokenizer")
     model.save_pretrained(home / "base/model")
     for split in ("train", "validation"):
-        table = pa.ipc.open_file(str(data / f"{split}.arrow")).read_all()
+        table = read_arrow(data / f"{split}.arrow")
         rows = [encoding.ids for encoding in tokenizer.encode_batch(table["text"].to_pylist())]
         write_tokens(home / "tokens", rows, table["label"].to_pylist(), split)
     return home

@@ -6,23 +6,23 @@ import contextlib
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, NamedTuple
 
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-import tasks
 from tasks.prefect.prefect_server import ensure_prefect_server
+from tests.fork_server import COMMANDS, Fork, run_code
 from tests.listening import listening
 from tests.waiting import wait_until
 from training.jobs.processes import descendants
 
-ROOT = str(Path(tasks.__path__[0]).parent)
 START = """
 import sys, time
 from tasks.prefect.prefect_server import ensure_prefect_server
@@ -31,12 +31,28 @@ sys.stdin.read()
 """
 
 
-def start(home: Path, **variables: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "FINETUNE_HOME": str(home), "PYTHONPATH": ROOT, **variables}
+class Run(NamedTuple):
+    """A process that has made sure of a server, and ends when its input does."""
+
+    process: Fork
+    url: str
+    input: IO[bytes]
+
+
+@contextmanager
+def run(home: Path, **variables: str) -> Iterator[Run]:
+    environment = {**os.environ, "FINETUNE_HOME": str(home), **variables}
     del environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
-    return subprocess.Popen(
-        [sys.executable, "-c", START], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    (read, end), (printed, output) = os.pipe(), os.pipe()
+    process = Fork(run_code, [START], env=environment, files=(read, output, 2), level=COMMANDS).start()
+    for theirs in (read, output):
+        os.close(theirs)
+    with open(end, "wb") as stdin, open(printed) as stdout:
+        try:
+            yield Run(process, stdout.readline().strip(), stdin)
+        finally:
+            process.kill()
+            process.join()
 
 
 def answers(url: str) -> bool:
@@ -56,36 +72,22 @@ def ended_within(url: str, seconds: float) -> bool:
     return True
 
 
-def url_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
 @pytest.mark.drill
 def test_two_runs_start_a_server_each_on_a_fresh_database_and_neither_outlives_its_run(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    killed, ended = start(home), start(home)
-    try:
-        urls = [url_of(process) for process in (killed, ended)]
-        assert len(set(urls)) == 2 and all(answers(url) for url in urls)
-        killed.send_signal(signal.SIGKILL)
-        assert ended_within(urls[0], 5)
-        assert answers(urls[1])
-        ended.communicate(timeout=30)
-        assert ended.returncode == 0 and ended_within(urls[1], 1)
-    finally:
-        for process in (killed, ended):
-            process.kill()
-            process.wait()
+    with run(home) as killed, run(home) as ended:
+        assert killed.url != ended.url and answers(killed.url) and answers(ended.url)
+        killed.process.kill()
+        assert ended_within(killed.url, 5) and answers(ended.url)
+        ended.input.close()
+        assert ended.process.join(30) == 0 and ended_within(ended.url, 1)
 
 
 def test_the_server_of_a_run_requires_the_password_of_the_home_and_keeps_its_database_there(tmp_path: Path) -> None:
     import httpx2
 
     home = tmp_path / "home"
-    process = start(home)
-    try:
-        url = url_of(process)
+    with run(home) as (_, url, _):
         password = (home / "services" / "prefect.password").read_text()
         body = {"name": "mine", "flow_id": "00000000-0000-0000-0000-000000000000"}
         requests = {"/deployments/": body, "/block_documents/filter": {"include_secrets": True}, "/flows/count": {}}
@@ -97,36 +99,24 @@ def test_the_server_of_a_run_requires_the_password_of_the_home_and_keeps_its_dat
         assert (home / "prefect" / "prefect.db").is_file()
         # Otherwise the server of `finetune up` would not register the types of blocks that its UI offers.
         assert not (home / "prefect" / "memo_store.toml").exists()
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_run_holds_the_port_of_its_server_until_the_server_has_ended(tmp_path: Path) -> None:
-    process = start(tmp_path / "home")
-    try:
-        url = url_of(process)
+    with run(tmp_path / "home") as (process, url, _):
         assert process.pid in listening([process.pid])
         (server,) = [pid for pid in descendants(process.pid) if b"--fd=" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         os.kill(server, signal.SIGKILL)
         wait_until(lambda: not listening([process.pid]), 10)
         assert not answers(url)
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_new_home_copies_the_tables_of_prefect_s_server_and_no_one_s_data(tmp_path: Path) -> None:
     for home in (tmp_path / "first", tmp_path / "second"):
-        process = start(home, XDG_CACHE_HOME=str(tmp_path / "cache"))
-        try:
-            assert answers(url_of(process))
+        with run(home, XDG_CACHE_HOME=str(tmp_path / "cache")) as (_, url, _):
+            assert answers(url)
             (template,) = (tmp_path / "cache" / "finetune" / "databases").iterdir()
             assert read_counts(template) == {"alembic_version": 1}  # no key of encryption, above all
             assert read_counts(home / "prefect" / "prefect.db") == {"alembic_version": 1}
-        finally:
-            process.kill()
-            process.wait()
 
 
 def read_counts(database: Path) -> dict[str, int]:

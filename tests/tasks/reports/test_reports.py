@@ -20,7 +20,7 @@ from tasks.reports.formatting import escape_markdown, format_code, format_markdo
 from tasks.reports.model_reports import find_worst_errors, find_worst_groups, tabulate_slices
 from tasks.reports.row_reports import describe_rows, emit_warnings, tabulate_problems
 from tasks.tracking.run_tracker import format_group_name, read_slice_figures
-from tests.kept import group
+from tests.arrow import group
 from tests.tasks.watching import Heard
 from training.problems import Problem
 from training.programs.score import write_samples

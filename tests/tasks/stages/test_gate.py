@@ -15,7 +15,7 @@ from tasks.cache.stage import Work
 from tasks.reports.model_reports import tabulate_checks
 from tasks.stages.gate import gate
 from tasks.tracking.run_tracker import format_check_name
-from tests.kept import group
+from tests.arrow import group
 from tests.made import COMPARISON
 from training.problems import UserError
 from training.recipe import parse

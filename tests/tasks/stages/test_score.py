@@ -11,7 +11,7 @@ import pytest
 
 from tasks.cache.results import Artifact
 from tasks.stages.score import require_fitting, require_fitting_lengths, score
-from tests.kept import write_kept
+from tests.arrow import write_arrow, write_kept
 from training.problems import UserError
 from training.recipe import Recipe, parse
 
@@ -163,8 +163,7 @@ def test_a_correlation_with_labels_that_are_all_alike_is_refused_before_training
     (rows / "labels.json").write_text("[]")
     (rows / "log/report.json").write_text("{}")
     table = pa.table({"text": ["a", "b"], "label": [2.5, 2.5]})
-    with pa.OSFile(str(rows / "validation.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
+    write_arrow(rows / "validation.arrow", table)
     for metric in ("pearson", "spearman", "r2"):
         found = problems_of(chosen_by(metric, "regression"), rows)
         assert "all rows have the label '2.5'" in found["training.metric_for_best_model"]
@@ -202,8 +201,7 @@ def test_a_floor_of_a_group_that_no_row_has_is_reported_before_anything_is_train
 def tokens(folder: Path, lengths: list[int]) -> Path:
     """The folder, with validation's tokens in it as far as their lengths count."""
     table = pa.table({"length": pa.array(lengths, pa.int32())})
-    with pa.ipc.new_file(str(folder / "validation.arrow"), table.schema) as writer:
-        writer.write_table(table)
+    write_arrow(folder / "validation.arrow", table)
     return folder
 
 

@@ -19,6 +19,7 @@ from tasks.stages.load_data import load_data
 from tasks.stages.load_model import load_model
 from tasks.stages.resolve import pin
 from tasks.stages.tokenize import tokenize
+from tests.arrow import read_arrow
 from tests.made import NO_WEIGHTS
 from training.evaluation import plots
 from training.problems import UserError
@@ -158,7 +159,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
         for split in ROWS:
             (folder / f"{split}.parquet").write_bytes(as_parquet(split))
         rows, tokens = to_tokens(folder, {"source": "parquet", "path": str(folder)})
-        read = pa.ipc.open_file(rows.path / "train.arrow").read_all()
+        read = read_arrow(rows.path / "train.arrow")
         assert read["text"].to_pylist() == [row["review"] for row in ROWS["train"]]
         assert read["label"].to_pylist() == [row["mark"] for row in ROWS["train"]]
     return rows.digest, tokens.digest

@@ -6,19 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from tasks.cache.results import Artifact, Lock, PinnedFile
 from tasks.cache.stage import Work
 from tasks.stages.load_model import load_model
 from tasks.stages.tokenize import tokenize
+from tests.arrow import read_arrow
 from tests.tasks.watching import Heard
 from tests.training import tiny
+from tests.training.programs_here import PREDICT, run
 from tests.training.vocabularies import CHAT, chat, save_repository
 from training import task_types
 from training.batching.batches import TokenRows
-from training.jobs.protocol import Events, Job
 from training.models.loading import export, load_for_training, load_tokenizer
 from training.models.repository_files import chat_template
 from training.problems import UserError
@@ -73,7 +73,7 @@ def test_a_model_is_trained_with_a_tokenizer_that_exists_only_in_python(home: Pa
     tiny.write_data(DATA.path, {"train": 40, "validation": 20})
     figures = tokenize.make(Work("t", home / "tokens", "run", (heard,), "tokenize"), recipe, DATA, MODEL)
 
-    first = pa.ipc.open_file(DATA.path / "train.arrow").read_all()["text"][0].as_py()
+    first = read_arrow(DATA.path / "train.arrow")["text"][0].as_py()
     ids = AutoTokenizer.from_pretrained(repository)(first, truncation=True, max_length=48)["input_ids"]
     assert TokenRows(home / "tokens" / "train.arrow")[0]["input_ids"].tolist() == ids
     warnings = [event["message"] for event in heard.events if event["kind"] == "warning"]
@@ -87,13 +87,9 @@ def test_a_model_is_trained_with_a_tokenizer_that_exists_only_in_python(home: Pa
     rows = TokenRows(home / "tokens" / "train.arrow")
     network(**task.collator(tokenizer, 8)([rows[0], rows[1]])).loss.backward()
     export(network, MODEL.path / "tokenizer", tmp_path / "trained")
-    settings = {"task": "sequence-classification", "splits": ["validation"], "batch_size": 8, "micro_batch_divisor": 1}
-    inputs = {"model": str(tmp_path / "trained"), "tokens": str(home / "tokens")}
-    (tmp_path / "predict/output").mkdir(parents=True)
-    job = Job(
-        program="training.programs.predict", key="p", settings={**settings, "mixed_precision": "no"}, inputs=inputs
-    )
-    assert predict.main(tmp_path / "predict", job, Events(tmp_path / "events.jsonl"))["rows"] == 20
+    inputs = {"model": tmp_path / "trained", "tokens": home / "tokens"}
+    predicted = run(predict, tmp_path / "predict", inputs, task="sequence-classification", **PREDICT)
+    assert predicted["rows"] == 20
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.arrow import read_arrow
 from tests.training.data.task_types import CLASSIFICATION
 from training.data.checks import LEAVES_OUT, ROW_CHECKS, ROW_REMARKS, SET_CHECKS, SPLIT_CHECKS
 from training.data.load_rows import load
@@ -49,7 +50,7 @@ def errors(folder: Path, rows: dict[str, list[Pair]], **data: Any) -> set[str | 
 
 
 def texts(folder: Path, split: str = "train") -> list[str]:
-    found: list[str] = pa.ipc.open_file(folder / "out" / f"{split}.arrow").read_all()["text"].to_pylist()
+    found: list[str] = read_arrow(folder / "out" / f"{split}.arrow")["text"].to_pylist()
     return found
 
 
@@ -223,7 +224,7 @@ def test_doubles_that_are_whole_can_be_labels_by_a_cast(tmp_path: Path) -> None:
     files = {split: [str(tmp_path / f"{split}.parquet")] for split in ("train", "validation")}
     data = Data(source="parquet", path="-", text=["t"], label="y", cast={"y": "int64", "t": "string"})
     load(data, CLASSIFICATION, files, tmp_path / "out")
-    assert pa.ipc.open_file(tmp_path / "out" / "train.arrow").read_all().to_pydict() == {
+    assert read_arrow(tmp_path / "out" / "train.arrow").to_pydict() == {
         "text": ["7", "8"],
         "label": [1, 0],
     }
@@ -276,8 +277,8 @@ def test_whole_numbers_with_a_decimal_point_are_the_labels_without_one(tmp_path:
     rows = {"train": [("a", "1"), ("b", "2.0"), ("c", "1.0"), ("a", "1.0")], "validation": [("d", "2.0"), ("e", "+1")]}
     found = warnings(tmp_path, rows)
     assert json.loads((tmp_path / "out" / "labels.json").read_text()) == ["1", "2"]
-    assert pa.ipc.open_file(tmp_path / "out" / "train.arrow").read_all()["label"].to_pylist() == [0, 1, 0, 0]
-    assert pa.ipc.open_file(tmp_path / "out" / "validation.arrow").read_all()["label"].to_pylist() == [1, 0]
+    assert read_arrow(tmp_path / "out" / "train.arrow")["label"].to_pylist() == [0, 1, 0, 0]
+    assert read_arrow(tmp_path / "out" / "validation.arrow")["label"].to_pylist() == [1, 0]
     assert found.keys() == {"float_labels", "duplicates"}
     run(
         tmp_path,
@@ -285,7 +286,7 @@ def test_whole_numbers_with_a_decimal_point_are_the_labels_without_one(tmp_path:
         label_names=["n", "p"],
     )
     assert json.loads((tmp_path / "out" / "labels.json").read_text()) == ["n", "p"]
-    assert pa.ipc.open_file(tmp_path / "out" / "validation.arrow").read_all()["label"].to_pylist() == [1, 0]
+    assert read_arrow(tmp_path / "out" / "validation.arrow")["label"].to_pylist() == [1, 0]
     run(tmp_path, {"train": [("a", 1), ("b", 2.0)], "validation": [("c", 2), ("d", 1.0)]})
     assert json.loads((tmp_path / "out" / "labels.json").read_text()) == ["1", "2"]
 
@@ -299,7 +300,7 @@ def test_numbers_with_a_point_stay_labels_of_their_own_where_not_all_are_whole(t
         {"train": [("a", "1.0"), ("b", "2.0")], "validation": [("d", "2.0"), ("e", "1.0")]},
         label_names=["2.0", "1.0"],
     )
-    assert pa.ipc.open_file(tmp_path / "out" / "train.arrow").read_all()["label"].to_pylist() == [1, 0]
+    assert read_arrow(tmp_path / "out" / "train.arrow")["label"].to_pylist() == [1, 0]
 
 
 def test_a_label_of_its_own_in_every_row_is_no_label(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
+from tests.arrow import read_arrow
 from training.data.conll_files import CONLLU
 from training.data.load_rows import load
 from training.problems import UserError
@@ -55,7 +55,7 @@ def read(folder: Path, content: str, name: str = "train.conll", **data: Any) -> 
     wanted = Data(**{"source": "conll", "path": "-", "text": ["tokens"], "label": "tags", "checks": checks} | data)
     load(wanted, TokenClassification(), {split: [str(file)] for split, file in files.items()}, folder / "out")
     names = json.loads((folder / "out" / "labels.json").read_text())
-    rows = pa.ipc.open_file(folder / "out" / "train.arrow").read_all().to_pylist()
+    rows = read_arrow(folder / "out" / "train.arrow").to_pylist()
     return [(row["text"], [names[place] for place in row["label"]]) for row in rows]
 
 

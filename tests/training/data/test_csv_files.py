@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
+from tests.arrow import read_arrow
 from tests.training.data.task_types import CLASSIFICATION, Lines
 from training.data.csv_quotes import QuotedFields
 from training.data.load_rows import load
@@ -25,7 +25,7 @@ def run(folder: Path, rows: str | bytes, name: str = "train.csv", **data: Any) -
     checks = dict.fromkeys(("duplicates", "shared_rows"), "ignore") | data.pop("checks", {})
     recipe = Data(**{"source": "csv", "path": "-", "text": ["text"], "label": "label", "checks": checks} | data)
     load(recipe, CLASSIFICATION, {split: [str(file)] for split, file in files.items()}, folder / "out")
-    found: list[str] = pa.ipc.open_file(folder / "out" / "train.arrow").read_all()["text"].to_pylist()
+    found: list[str] = read_arrow(folder / "out" / "train.arrow")["text"].to_pylist()
     return found
 
 
@@ -320,7 +320,7 @@ def test_a_header_within_a_file_is_no_text_where_one_column_of_several_is_read(t
     (tmp_path / "rows.csv").write_text("id,text\n1,one\n2,two\nid,text\n3,three\n")
     data = Data(source="csv", path="-", text=["text"], checks={"shared_rows": "ignore"})
     load(data, Lines(), {key: [str(tmp_path / "rows.csv")] for key in ("train", "validation")}, tmp_path / "out")
-    found = pa.ipc.open_file(tmp_path / "out" / "train.arrow").read_all()["text"].to_pylist()
+    found = read_arrow(tmp_path / "out" / "train.arrow")["text"].to_pylist()
     assert found == ["one", "two", "three"]
 
 

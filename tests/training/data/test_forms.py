@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from tests.arrow import read_arrow, write_arrow
 from tests.training.data.task_types import CLASSIFICATION, Chat, Rating, Tags
 from training.data.load_rows import load
 from training.evaluation.plots import draw_rows
@@ -79,7 +80,7 @@ def problems_of(task: RowSpecification, rows: list[Row], folder: Path, **data: A
 
 
 def stored(out: Path) -> pa.Table:
-    return pa.ipc.open_file(out / "train.arrow").read_all()
+    return read_arrow(out / "train.arrow")
 
 
 def contents(out: Path) -> dict[str, bytes]:
@@ -96,8 +97,7 @@ def tagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     pq.write_table(table, tmp_path / "t.parquet")
     coded = pa.ListArray.from_arrays([0, 3, 5, 6], table["words"].combine_chunks().flatten().dictionary_encode())
     table = table.set_column(0, "words", coded)
-    with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as writer:
-        writer.write_table(table)
+    write_arrow(tmp_path / "t.arrow", table)
     lines = ["import numpy as np", f"ROWS = {TAGS!r}", "def rows(split):", "    for row in ROWS:"]
     lines += ["        yield {'words': np.array(row['words']), 'tags': tuple(row['tags'])}"]
     lines += ["def dataset(split):", "    import datasets as d", "    tags = d.ClassLabel(names=['O', 'B'])"]
@@ -186,8 +186,7 @@ def test_a_parquet_column_of_another_type_is_reported_before_it_is_read(tmp_path
 def test_bytes_in_a_list_that_are_no_text_are_reported_with_the_row(tmp_path: Path) -> None:
     words = pa.ListArray.from_arrays([0, 1, 2], pa.array([b"ok", b"\xff"]).view(pa.string()))
     table = pa.table({"words": words, "tags": [["O"], ["B"]]})
-    with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as writer:
-        writer.write_table(table)
+    write_arrow(tmp_path / "t.arrow", table)
     with pytest.raises(UserError) as raised:
         run(Tags(), str(tmp_path / "t.arrow"), tmp_path, "arrow")
     problem = raised.value.problems[0]
@@ -348,7 +347,7 @@ def test_a_key_that_only_the_last_rows_have_is_a_column(
         read(columns=instruction | names, rename=rename)
         assert stored(tmp_path)["input"].to_pylist() == [""] * 10 + ["1 2"]
         assert json.loads((tmp_path / "slices.json").read_text())["kept"] == ["level"]
-        levels = pa.ipc.open_file(tmp_path / "validation.slices.arrow").read_all()["level"].to_pylist()
+        levels = read_arrow(tmp_path / "validation.slices.arrow")["level"].to_pylist()
         assert levels == [None] * 10 + ["3"]
     read(columns=instruction | {"input": "input"}, filter="level is None or level != 3")
     assert stored(tmp_path)["input"].to_pylist() == [""] * 10

@@ -6,9 +6,9 @@ import json
 import random
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
+from tests.arrow import read_arrow
 from tests.training.data.task_types import CLASSIFICATION
 from training.data.load_rows import load
 from training.recipe import Data
@@ -27,9 +27,7 @@ def splits_of(folder: Path, rows: list[Pair], **data: object) -> dict[str, list[
     (folder / "all.jsonl").write_text("".join(json.dumps({"t": t, "y": y}) + "\n" for t, y in rows))
     recipe = Data(source="json", path="-", text=["t"], label="y", **data)  # type: ignore[arg-type]
     load(recipe, CLASSIFICATION, {"train": [str(folder / "all.jsonl")]}, folder / "out")
-    return {
-        file.stem: pa.ipc.open_file(file).read_all()["text"].to_pylist() for file in (folder / "out").glob("*.arrow")
-    }
+    return {file.stem: read_arrow(file)["text"].to_pylist() for file in (folder / "out").glob("*.arrow")}
 
 
 def test_new_rows_move_no_old_row(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.arrow import read_arrow
 from tests.training.data.task_types import CLASSIFICATION
 from training.data.casting import cast_blocks
 from training.data.decoding import open_text
@@ -93,7 +94,7 @@ def report_of(out: Path) -> dict[str, Any]:
 
 
 def rows_of(out: Path, split: str = "train") -> list[dict[str, Any]]:
-    return pa.ipc.open_file(out / f"{split}.arrow").read_all().to_pylist()
+    return read_arrow(out / f"{split}.arrow").to_pylist()
 
 
 def labels_of(out: Path, split: str = "train") -> list[str]:
@@ -479,7 +480,7 @@ def evaluated(folder: Path, rows: list[tuple[Any, Any]], names: list[str], **mor
     data = recipe("json", folder, label_names=names, checks=checks)
     files = {"test": [str(folder / "test.jsonl")]}
     found = load(data, CLASSIFICATION, files, folder / "out", evaluated=["test"], only="test", **more)
-    labels: list[int] = pa.ipc.open_file(folder / "out" / "test.arrow").read_all()["label"].to_pylist()
+    labels: list[int] = read_arrow(folder / "out" / "test.arrow")["label"].to_pylist()
     assert found["test_rows"] == len(labels) and not (folder / "out" / "validation.arrow").exists()
     return labels, found["warnings"]
 

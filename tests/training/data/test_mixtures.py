@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from tests.arrow import read_arrow
 from tests.task_types import TINY
 from tests.training.data.task_types import CLASSIFICATION
 from tests.training.data.test_load import labels_of, report_of, rows_of, write_json, write_parquet
@@ -209,7 +209,7 @@ def test_each_set_has_its_own_validation_rows_or_holds_some_out_and_each_row_kno
     train = {row["text"] for row in rows_of(out)}
     for split in ("validation", "test"):
         texts = [row["text"] for row in rows_of(out, split)]
-        named = pa.ipc.open_file(out / f"{split}.slices.arrow").read_all()["dataset"].to_pylist()
+        named = read_arrow(out / f"{split}.slices.arrow")["dataset"].to_pylist()
         assert [text.split()[0] for text in texts] == named and set(named) == {"ours", "theirs"}
         assert train.isdisjoint(texts)
     assert json.loads((out / "slices.json").read_text())["kept"] == ["dataset"]
@@ -228,7 +228,7 @@ def test_a_column_that_only_one_set_has_is_missing_in_the_rows_of_the_others(tmp
         {"text": ["text"], "label": "label", "mix": entries, "checks": {"disjoint_labels": "ignore"}}
     )
     load(data, CLASSIFICATION, files, tmp_path / "out")
-    assert pa.ipc.open_file(tmp_path / "out" / "validation.slices.arrow").read_all().to_pylist() == [
+    assert read_arrow(tmp_path / "out" / "validation.slices.arrow").to_pylist() == [
         {"dataset": "a", "genre": None},
         {"dataset": "b", "genre": "drama"},
     ]

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
 
+from tests.arrow import write_arrow
 from training import task_types
 from training.data.ipc_files import BLOCK_ROWS
 from training.data.prediction_rows import (
@@ -136,8 +137,7 @@ def test_every_format_of_training_data_is_read_and_equal_rows_have_one_digest(tm
     rows = [{"id": "1", "text": "good"}, {"id": "2", "text": "bad é"}]
     if name == "in.arrow":
         table = pa.Table.from_pylist(rows)
-        with pa.ipc.new_file(tmp_path / name, table.schema) as writer:
-            writer.write_table(table)
+        write_arrow(tmp_path / name, table)
     elif name == "in.csv.gz":
         (tmp_path / name).write_bytes(gzip.compress("id,text\n1,good\n2,bad é\n".encode()))
     elif name == "in.json":

@@ -15,6 +15,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from tests.arrow import read_arrow
 from tests.training.data.task_types import CLASSIFICATION
 from training.data.load_rows import load
 from training.data.slice_columns import MAX_COLUMNS, SliceColumns
@@ -129,7 +130,7 @@ def slices(out: Path, split: str = "validation") -> Rows:
 
 
 def texts(out: Path, split: str = "validation") -> list[str]:
-    found: list[str] = pa.ipc.open_file(out / f"{split}.arrow").read_all()["text"].to_pylist()
+    found: list[str] = read_arrow(out / f"{split}.arrow")["text"].to_pylist()
     return found
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer
 
+from tests.arrow import read_arrow
 from tests.training import tiny
 from tests.training.data.task_types import CLASSIFICATION
 from tests.training.data.test_load import write_json
@@ -35,10 +35,10 @@ def texts(world: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     load(data, CLASSIFICATION, files, folder / "out")
     tokenizer = Tokenizer.from_file(str(world / "base/tokenizer/tokenizer.json"))
     for split in ("train", "validation"):
-        table = pa.ipc.open_file(folder / "out" / f"{split}.arrow").read_all()
+        table = read_arrow(folder / "out" / f"{split}.arrow")
         rows = [encoding.ids for encoding in tokenizer.encode_batch(table["text"].to_pylist())]
         tiny.write_tokens(world / "mixed", rows, table["label"].to_pylist(), split)
-    return list(pa.ipc.open_file(folder / "out" / "train.arrow").read_all()["text"].to_pylist())
+    return list(read_arrow(folder / "out" / "train.arrow")["text"].to_pylist())
 
 
 def seen(job_dir: Path, texts: list[str], rows_a_step: int) -> list[Counter[str]]:

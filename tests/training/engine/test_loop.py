@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from tests.arrow import read_arrow
 from tests.fork_server import call
 from tests.training import tiny
 from tests.training.forks import (
@@ -189,7 +189,7 @@ def test_a_metric_without_a_value_chooses_no_checkpoint_and_stops_no_training(
     world: Path, tmp_path: Path, engine: str
 ) -> None:
     tokens = shutil.copytree(world / "tokens", tmp_path / "tokens")
-    table = pa.ipc.open_file(str(world / "tokens/validation.arrow")).read_all()
+    table = read_arrow(world / "tokens/validation.arrow")
     rows = [row for row in table.to_pylist() if row["label"] < 2]  # none has label 2
     tiny.write_tokens(tokens, [row["input_ids"] for row in rows], [row["label"] for row in rows], "validation")
     settings = {"metric_for_best_model": "roc_auc", "early_stopping_patience": 1, "per_device_train_batch_size": 50}

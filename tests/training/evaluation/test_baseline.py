@@ -16,7 +16,9 @@ from sklearn import metrics as sklearn_metrics
 
 from tasks.cache.results import Comparison
 from tests import task_types as tiny_tasks
+from tests.arrow import write_arrow
 from tests.training import tiny
+from tests.training.programs_here import COMPARE, folders, run
 from training import task_types
 from training.evaluation import baseline
 from training.evaluation.constant_predictions import Baseline, is_constant, nearly_constant
@@ -24,7 +26,6 @@ from training.evaluation.generated_texts import Generated
 from training.evaluation.metrics import LabelMetric, compute
 from training.evaluation.predictions import Likelihoods, ManyLabels, Numbers, OneLabel, Predictions
 from training.evaluation.tagged_words import Tagged
-from training.jobs.protocol import Events, Job
 from training.programs import compare
 from training.recipe.tables.metrics import more_is_better
 from training.task_types import multi_label_classification
@@ -44,8 +45,7 @@ class Shy(LabelMetric):
 def write(file: Path, table: pa.Table) -> Path:
     """The folder of the file, which holds these rows."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with pa.ipc.new_file(str(file), table.schema) as writer:
-        writer.write_table(table)
+    write_arrow(file, table)
     return file.parent
 
 
@@ -177,18 +177,13 @@ LABELS = [f"label {number}" for number in range(28)]
 
 def compared(home: Path, task: str, figure: str, labels: list[str], model: Any, train: Any, truth: Any) -> Comparison:
     """A model without a champion, compared on rows with these true labels."""
-    (home / "job/output").mkdir(parents=True)
     write(home / "data/train.arrow", pa.table({"text": [""] * len(train), "label": train}))
     write(home / "data/test.arrow", pa.table({"text": [f"text {row}" for row in range(len(truth))], "label": truth}))
     (home / "data/labels.json").write_text(json.dumps(labels))
     model(home / "predictions/test.parquet")
-    settings = {
-        **{"task": task, "split": "test", "champion": None, "metrics": [figure], "figure": figure},
-        **{"less_is_better": [], "margin": 0.0, "confidence": 0.95, "warnings": []},
-    }
-    inputs = {name: str(home / name) for name in ("predictions", "data", "tokens", "model")}
-    job = Job(program="training.programs.compare", key="compare", settings=settings, inputs=inputs)
-    return Comparison.model_validate(compare.main(home / "job", job, Events(home / "job/events.jsonl")))
+    settings = COMPARE | {"champion": None, "metrics": [figure], "figure": figure}
+    inputs = folders(home, "predictions", "data", "tokens", "model")
+    return Comparison.model_validate(run(compare, home / "job", inputs, task=task, **settings))
 
 
 @pytest.mark.parametrize(("figure", "value"), [("f1_micro", None), ("roc_auc", 0.5), ("hamming_loss", None)])

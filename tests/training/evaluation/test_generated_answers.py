@@ -13,6 +13,7 @@ import pytest
 
 from tests import fork_server
 from tests import task_types as tiny_tasks
+from tests.arrow import read_arrow
 from tests.training.forks import events, finish, run_main
 from training.engine.serving import Predictor
 from training.evaluation import metrics
@@ -61,7 +62,7 @@ def test_evenly_spaced_prompts_are_answered_as_on_request_and_their_tokens_count
     assert len(answered) == 20 and answered[0] == 0 and answered[-1] == 59
     assert table["generated_answer"] == table["base_generated_answer"]  # the same model here
     assert all(1 <= table["generated_tokens"][row].as_py() <= 6 for row in answered)
-    rows = pa.ipc.open_file(str(world / "data/validation.arrow")).read_all().take(pa.array(answered))
+    rows = read_arrow(world / "data/validation.arrow").take(pa.array(answered))
     task, folder = Preference(OPTIONS), world / "one/model"
     given = Predictor(task, folder, folder, 32).predict(rows.select(["prompt"]).to_batches()[0])
     assert [one["generated_text"] for one in given] == table["generated_answer"].take(pa.array(answered)).to_pylist()

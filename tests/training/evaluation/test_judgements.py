@@ -15,9 +15,11 @@ from scipy.stats import binomtest
 
 from tasks.cache.results import Comparison, Verdict
 from tasks.reports.model_reports import describe_verdict
+from tests.arrow import write_arrow
+from tests.training import programs_here
+from tests.training.programs_here import COMPARE, folders
 from tests.training.task_types.test_preference import predicted, record
 from training.evaluation.judgements import PairedAnswers, judge_answers
-from training.jobs.protocol import Events, Job
 from training.problems import UserError
 from training.programs import compare
 
@@ -64,21 +66,12 @@ def run(home: Path, **settings: Any) -> tuple[Comparison, list[dict[str, str]]]:
         pq.write_table(table, home / folder / "test.parquet")
     rows = [{"prompt": f"prompt {number}", "chosen": "c", "rejected": "d"} for number in range(ROWS)]
     data = pa.Table.from_batches([record(rows)])
-    for folder in ("data", "tokens", "job/output"):
-        (home / folder).mkdir(parents=True)
-    with pa.ipc.new_file(home / "data/test.arrow", data.schema) as writer:
-        writer.write_table(data)
+    write_arrow(home / "data/test.arrow", data)
     (home / "data/labels.json").write_text("[]")
     tokens = pa.table({name: pa.array([1] * 5, pa.int32()) for name in ("chosen_tokens", "rejected_tokens")})
-    with pa.ipc.new_file(home / "tokens/train.arrow", tokens.schema) as writer:
-        writer.write_table(tokens)
-    usual = {
-        **{"task": "preference", "split": "test", "champion": "small/1", "metrics": ["accuracy"]},
-        **{"figure": "accuracy", "less_is_better": [], "margin": 0.0, "confidence": 0.95, "warnings": []},
-    }
-    inputs = {name: str(home / name) for name in ("predictions", "champion", "data", "tokens")} | {"model": str(home)}
-    job = Job(program="training.programs.compare", key="compare", settings=usual | settings, inputs=inputs)
-    found = compare.main(home / "job", job, Events(home / "job/events.jsonl"))
+    write_arrow(home / "tokens/train.arrow", tokens)
+    inputs = {**folders(home, "predictions", "champion", "data", "tokens"), "model": home}
+    found = programs_here.run(compare, home / "job", inputs, task="preference", **COMPARE | settings)
     log = home / "job/output/log/judgements.csv"
     lines = list(csv.DictReader(log.open(newline=""))) if log.exists() else []
     return Comparison.model_validate(found), lines

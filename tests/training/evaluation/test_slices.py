@@ -10,12 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.kept import write_kept
+from tests.arrow import write_arrow, write_kept
 from tests.training import tiny
+from tests.training.programs_here import folders, run
 from training.evaluation import slices
 from training.evaluation.metrics import LabelMetric, make
 from training.evaluation.predictions import OneLabel
-from training.jobs.protocol import Events, Job, read_events
+from training.jobs.protocol import read_events
 from training.programs import score
 from training.task_types import load
 
@@ -92,31 +93,20 @@ def test_the_groups_of_most_rows_are_shown_and_those_that_are_named() -> None:
 def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the job, done."""
     home = tmp_path_factory.mktemp("slices")
-    for folder in ("predictions", "data", "job/output"):
-        (home / folder).mkdir(parents=True)
+    (home / "predictions").mkdir()
     given = np.where(np.arange(ROWS) < 40, TRUE, 1 - TRUE)  # the last third is wrong
     logits = np.eye(2, dtype=np.float32)[given] * 3
     tiny.write_predictions(home / "predictions/test.parquet", TRUE, logits, TOKENS, given)
     table = pa.table({"text": [f"text {row}" for row in range(ROWS)], "label": TRUE})
-    with pa.ipc.new_file(str(home / "data/test.arrow"), table.schema) as writer:
-        writer.write_table(table)
+    write_arrow(home / "data/test.arrow", table)
     write_kept(home / "data", "test", {"genre": GENRES, "$k\\/": [f"{row}" for row in range(ROWS)], "third": THIRDS})
-    settings = {
-        "task": "sequence-classification",
-        "metrics": ["accuracy", "roc_auc", "tests.training.evaluation.test_slices:Fussy"],
-        "splits": ["test"],
-        "slices": ["genre", "label", "length_bucket", "elsewhere", "$k\\/", "third"],
-        "each": ["third"],
-        "named": {"$k\\/": ["59"]},
-        "fewest_rows": 10,
-        "most_groups": 4,
-    }
-    with pa.ipc.new_file(str(home / "data/train.arrow"), table.schema) as writer:
-        writer.write_table(table)
+    settings: dict[str, Any] = {"metrics": ["accuracy", "roc_auc", f"{__name__}:Fussy"], "splits": ["test"]}
+    settings |= {"slices": ["genre", "label", "length_bucket", "elsewhere", "$k\\/", "third"], "each": ["third"]}
+    settings |= {"named": {"$k\\/": ["59"]}, "fewest_rows": 10, "most_groups": 4}
+    write_arrow(home / "data/train.arrow", table)
     (home / "data/labels.json").write_text('["neg", "pos"]')
-    inputs = {name: str(home / name) for name in ("predictions", "data", "tokens", "model")}
-    job = Job(program="training.programs.score", key="score", settings=settings, inputs=inputs)
-    score.main(home / "job", job, Events(home / "job/events.jsonl"))
+    inputs = folders(home, "predictions", "data", "tokens", "model")
+    run(score, home / "job", inputs, task="sequence-classification", **settings)
     return home / "job"
 
 

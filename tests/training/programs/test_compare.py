@@ -13,10 +13,12 @@ import pyarrow as pa
 import pytest
 
 from tasks.cache.results import Comparison
-from tests.training import tiny
+from tests.arrow import write_arrow
+from tests.training import programs_here, tiny
+from tests.training.programs_here import COMPARE, folders
 from training.evaluation.metrics.resampling import cost
 from training.evaluation.predictions import OneLabel
-from training.jobs.protocol import Events, Job, read_events
+from training.jobs.protocol import read_events
 from training.programs import compare
 from training.programs.compare import CompareSettings
 
@@ -38,22 +40,14 @@ def run(
     home: Path, new: npt.NDArray[np.float32], old: npt.NDArray[np.float32], **say: Any
 ) -> tuple[Comparison, list[dict[str, str]]]:
     """The result of the program, and the rows that it shows."""
-    for folder in ("predictions", "champion", "data", "job/output"):
-        (home / folder).mkdir(parents=True)
     for folder, logits in (("predictions", new), ("champion", old)):
+        (home / folder).mkdir(parents=True)
         tiny.write_predictions(home / folder / "test.parquet", TRUE, logits, TOKENS)
-    table = pa.table({"text": [f"text {row}" for row in range(ROWS)], "label": TRUE})
-    with pa.OSFile(str(home / "data/test.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
+    rows = {"text": [f"text {row}" for row in range(ROWS)], "label": TRUE}
+    write_arrow(home / "data/test.arrow", pa.table(rows))
     (home / "data/labels.json").write_text(json.dumps(LABELS))
-    settings = {
-        **{"task": "sequence-classification", "split": "test", "champion": "small/1"},
-        **{"metrics": ["accuracy"], "figure": "accuracy", "less_is_better": [], "margin": 0.0, "confidence": 0.95},
-        "warnings": [],
-    }
-    inputs = {name: str(home / name) for name in ("predictions", "champion", "data")}
-    job = Job(program="training.programs.compare", key="compare", settings=settings | say, inputs=inputs)
-    figures = compare.main(home / "job", job, Events(home / "job/events.jsonl"))
+    inputs = folders(home, "predictions", "champion", "data")
+    figures = programs_here.run(compare, home / "job", inputs, task="sequence-classification", **COMPARE | say)
     assert json.loads((home / "job/output/comparison.json").read_text()) == figures
     with open(home / "job/output/log/disagreements.csv", newline="", encoding="utf-8") as file:
         return Comparison.model_validate(figures), list(csv.DictReader(file))
@@ -111,10 +105,7 @@ def test_of_log_loss_less_is_better(tmp_path: Path) -> None:
 def test_a_constant_model_that_beats_the_baseline_by_chance_is_no_evidence() -> None:
     truth = (np.arange(ROWS) < 35).astype(np.int64)
     new, old = (OneLabel(truth, np.full(ROWS, label), np.full((ROWS, 2), 0.5), LABELS) for label in (1, 0))
-    settings = CompareSettings(
-        **{"task": "sequence-classification", "split": "test", "champion": "small/1"},
-        **{"metrics": ["accuracy"], "figure": "accuracy", "less_is_better": [], "margin": 0.0, "confidence": 0.95},
-    )
+    settings = CompareSettings(task="sequence-classification", **COMPARE)
     assert compare.compare_models(new, old, settings)["better"]
     found = compare.compare_models(new, old, settings, "'neg'")
     assert (found["better"], found["p_value"], found["at_least"]) == (False, 1.0, 0.0)

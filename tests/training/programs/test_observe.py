@@ -12,11 +12,11 @@ import pytest
 
 from tasks.prediction.drift_samples import Sample
 from tests.task_types import TINY, make_world, recipe_of
+from tests.training import programs_here
 from tests.training.counting import write_assistant
 from training import task_types
 from training.data.prediction_rows import RowReader
 from training.evaluation.drift.report import Thresholds, build_report, read_observations
-from training.jobs.protocol import Events, Job
 from training.models.loading import export, load_for_training, load_tokenizer
 from training.programs import drift, observe
 from training.recipe import parse
@@ -33,10 +33,7 @@ def write_sample(file: Path, reader: RowReader) -> Path:
 
 
 def run(job_dir: Path, settings: dict[str, Any], **inputs: Path) -> tuple[dict[str, Any], Path]:
-    (job_dir / "output").mkdir(parents=True)
-    paths = {name: str(path) for name, path in inputs.items()}
-    job = Job(program="training.programs.observe", key="observe", settings=settings, inputs=paths)
-    return observe.main(job_dir, job, Events(job_dir / "events.jsonl")), job_dir / "output"
+    return programs_here.run(observe, job_dir, inputs, **settings), job_dir / "output"
 
 
 # Rows that are pairs of answers are refused before the program starts: tasks.registry.monitoring.
@@ -109,8 +106,5 @@ def test_a_row_without_a_text_is_observed_without_a_prediction(tmp_path: Path) -
     assert len(found.texts) == 30 and found.texts.count("") == 10
     assert found.tokens is not None and len(found.tokens) == len(found.fields["label"]) == 20
     compared = {"title": "cat/1", "alpha": 0.05, "min_rows": 20, "cohens_w": 0.1, "distance": 0.1, "auc": 0.55}
-    job = Job(
-        program="training.programs.drift", key="d", settings=compared, inputs={"profile": str(out), "rows": str(out)}
-    )
-    report = drift.main(tmp_path / "drift", job, Events(tmp_path / "events.jsonl"))
+    report = programs_here.run(drift, tmp_path / "drift", {"profile": out, "rows": out}, **compared)
     assert report["verdict"] == "steady" and (tmp_path / "drift/output/log/report.png").stat().st_size > 10_000

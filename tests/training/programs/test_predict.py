@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tests.training import tiny
+from tests.training import programs_here, tiny
+from tests.training.programs_here import PREDICT, warnings_of
 from training.batching.batches import TokenRows
-from training.jobs.protocol import Events, Job, read_events
 from training.models.loading import export, load_for_training, load_tokenizer, load_trained
 from training.programs import predict
 from training.task_types import load
@@ -33,17 +33,9 @@ def trained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(world: Path, model: Path, job_dir: Path, batch_size: int) -> Path:
-    settings = {
-        "task": "sequence-classification",
-        "splits": ["train", "validation"],
-        "batch_size": batch_size,
-        "micro_batch_divisor": 1,
-        "mixed_precision": "no",
-    }
-    (job_dir / "output").mkdir(parents=True)
-    inputs = {"model": str(model), "tokens": str(world / "tokens")}
-    job = Job(program="training.programs.predict", key="predict", settings=settings, inputs=inputs)
-    assert predict.main(job_dir, job, Events(job_dir / "events.jsonl"))["rows"] == 210
+    settings = PREDICT | {"splits": ["train", "validation"], "batch_size": batch_size}
+    inputs = {"model": model, "tokens": world / "tokens"}
+    assert programs_here.run(predict, job_dir, inputs, task="sequence-classification", **settings)["rows"] == 210
     return job_dir / "output"
 
 
@@ -71,8 +63,7 @@ def test_a_model_that_predicts_the_same_for_all_rows_is_warned_of(world: Path, t
         model.classifier.bias.copy_(torch.tensor([1.0, 0.0, 0.0]))
     export(model, trained, tmp_path / "constant")
     run(world, tmp_path / "constant", tmp_path / "job", batch_size=64)
-    events, _ = read_events(tmp_path / "job/events.jsonl", 0)
-    found = [event["message"] for event in events if event["kind"] == "warning"]
+    found = warnings_of(tmp_path / "job")
     assert [message.split(" are the same for (nearly) all rows")[0] for message in found] == [
         "the predictions for train",
         "the predictions for validation",

@@ -12,11 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
-from tests.training import tiny
+from tests.training import programs_here, tiny
+from tests.training.programs_here import warnings_of
 from training import task_types
 from training.data.prediction_rows import RowReader, WantedShard, digest_inputs
 from training.engine.serving import Predictor
-from training.jobs.protocol import Events, Job, read_events
+from training.jobs.protocol import read_events
 from training.models.loading import export, load_for_training, load_tokenizer
 from training.problems import UserError
 from training.programs import predict_shards
@@ -59,9 +60,8 @@ def run(trained: Path, job_dir: Path, shards: list[WantedShard], **more: Any) ->
         task=TASK, columns={"text": "text"}, shards=shards, shard_rows=10, max_length=32, batch_size=4,
         mixed_precision="no", **more,
     )  # fmt: skip
-    inputs = {"model": str(trained), "tokenizer": str(trained)}
-    job = Job(program="p", key="k", settings=settings.model_dump(mode="json"), inputs=inputs)
-    return predict_shards.main(job_dir, job, Events(job_dir / "events.jsonl"))
+    inputs = {"model": trained, "tokenizer": trained}
+    return programs_here.run(predict_shards, job_dir, inputs, **settings.model_dump(mode="json"))
 
 
 @pytest.mark.parametrize("more", [{}, {"micro_batch_divisor": 4}])
@@ -120,6 +120,6 @@ def test_a_row_with_tokens_that_the_model_does_not_have_is_the_only_one_without_
     run(folder, tmp_path / "job", [shard])
     found = pq.read_table(tmp_path / "job/shards" / f"{shard.digest}.parquet").column("label").to_pylist()
     assert found[1] is None and found[0] in tiny.LABELS and found[2] in tiny.LABELS
-    first, second = (event["message"] for event in read_events(tmp_path / "job/events.jsonl", 0, ["warning"])[0])
+    first, second = warnings_of(tmp_path / "job")
     assert first.startswith("1 rows have no prediction, because their texts have tokens that the model does not have")
     assert second.startswith("1 rows spell special tokens")

@@ -12,19 +12,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.arrow import write_arrow
 from tests.training import tiny
+from tests.training.programs_here import SCORE, folders, run, warnings_of
 from training.evaluation import bootstrap
 from training.evaluation.metrics import LabelMetric
 from training.evaluation.predictions import OneLabel
-from training.jobs.protocol import Events, Job, read_events
+from training.jobs.protocol import read_events
 from training.programs import score
 
 TEXTS = ["good", "bad", 'a "quoted", split\nline', "fine"]
 LOGITS = np.array([[0, 2], [3, 0], [0, 5], [1, 0]], dtype=np.float32)
 TRUE = np.array([1, 0, 0, 1])
 TOKENS = np.array([3, 3, 9, 3], dtype=np.int32)
-SIZES = {"fewest_rows": 10, "most_groups": 50}
-NO_SLICES = {"slices": [], "each": [], "named": {}, **SIZES}
 
 
 class Blind(LabelMetric):
@@ -34,37 +34,19 @@ class Blind(LabelMetric):
         return {"blind": math.nan}
 
 
-def write_labels(file: Path, labels: list[int]) -> None:
-    """Training rows, as far as the baseline reads them."""
-    table = pa.table({"label": labels})
-    with pa.ipc.new_file(str(file), table.schema) as writer:
-        writer.write_table(table)
-
-
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
     """The output folder and the figures for four rows, two of them right."""
     home = tmp_path_factory.mktemp("score")
-    for folder in ("predictions", "data", "job/output"):
-        (home / folder).mkdir(parents=True)
+    (home / "predictions").mkdir()
     tiny.write_predictions(home / "predictions/validation.parquet", TRUE, LOGITS, TOKENS)
-    table = pa.table({"text": TEXTS, "label": TRUE})
-    with (
-        pa.OSFile(str(home / "data/validation.arrow"), "wb") as file,
-        pa.ipc.new_file(file, table.schema) as writer,
-    ):
-        writer.write_table(table)
-    settings = {
-        "task": "sequence-classification",
-        "metrics": ["accuracy", "recall", "roc_auc", "tests.training.programs.test_score:Blind"],
-        "splits": ["validation"],
-        **NO_SLICES,
-    }
+    write_arrow(home / "data/validation.arrow", pa.table({"text": TEXTS, "label": TRUE}))
+    metrics = ["accuracy", "recall", "roc_auc", f"{__name__}:Blind"]
     (home / "data/labels.json").write_text('["neg", "pos"]')
-    write_labels(home / "data/train.arrow", [1, 1, 0])
-    inputs = {name: str(home / name) for name in ("predictions", "data", "tokens", "model")}
-    job = Job(program="training.programs.score", key="score", settings=settings, inputs=inputs)
-    return home / "job/output", score.main(home / "job", job, Events(home / "job/events.jsonl"))
+    write_arrow(home / "data/train.arrow", pa.table({"label": [1, 1, 0]}))
+    inputs, settings = folders(home, "predictions", "data", "tokens", "model"), {"metrics": metrics, **SCORE}
+    task = "sequence-classification"
+    return home / "job/output", run(score, home / "job", inputs, task=task, splits=["validation"], **settings)
 
 
 def test_each_metric_has_an_interval_and_what_has_no_value_is_null_and_warned_of(
@@ -79,9 +61,7 @@ def test_each_metric_has_an_interval_and_what_has_no_value_is_null_and_warned_of
     assert (written["recall"]["baseline"], written["roc_auc"]["baseline"]) == (1.0, 0.5)
     assert figures == {"validation": written}
     events, _ = read_events(output.parent / "events.jsonl", 0)
-    assert [event["message"].split(":")[0] for event in events if event["kind"] == "warning"] == [
-        "blind has no value on validation"
-    ]
+    assert [warning.split(":")[0] for warning in warnings_of(output.parent)] == ["blind has no value on validation"]
     assert any(event.get("done") == event.get("total") == 1000 for event in events)
 
 

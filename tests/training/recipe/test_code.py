@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,11 +21,20 @@ IMPORTERS = {
 }
 
 
-def calls(*names: str) -> Iterator[tuple[str, ast.Call]]:
+@cache
+def every_call() -> list[tuple[str, str, ast.Call]]:
+    """File, name and call of all calls of a name or an attribute."""
+    found = []
     for path in sorted(file for folder in ("flows", "tasks", "training") for file in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in names:
-                yield path.relative_to(ROOT).as_posix(), node
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+                name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+                found.append((path.relative_to(ROOT).as_posix(), name, node))
+    return found
+
+
+def calls(*names: str) -> list[tuple[str, ast.Call]]:
+    return [(file, call) for file, name, call in every_call() if name in names]
 
 
 def test_every_field_whose_value_is_imported_is_marked_as_code() -> None:

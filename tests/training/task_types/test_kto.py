@@ -13,6 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 from tests import fork_server
 from tests import task_types as tiny_tasks
+from tests.arrow import read_arrow, write_arrow
 from tests.training.data.test_forms import json_lines, problems_of, run
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when, weights
 from tests.training.task_types import preference_model
@@ -178,7 +179,7 @@ def test_ratings_are_true_and_false_or_one_and_zero_in_every_format(source: str,
     else:
         json_lines(file, [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)])
     run(KIND, str(file), tmp_path / "out", source=source, label="good")
-    table = pa.ipc.open_file(str(tmp_path / "out/train.arrow")).read_all()
+    table = read_arrow(tmp_path / "out/train.arrow")
     assert table["label"].to_pylist() == [True, False, True] and table.schema.field("label").type == pa.bool_()
 
 
@@ -294,8 +295,7 @@ def test_metrics_are_those_of_rewards_and_ratings() -> None:
 
 def test_the_baseline_finds_all_completions_desirable_or_none(tmp_path: Path) -> None:
     tokens = pa.table({"label": pa.array([1, 0, 0], pa.int64())})
-    with pa.ipc.new_file(tmp_path / "train.arrow", tokens.schema) as writer:
-        writer.write_table(tokens)
+    write_arrow(tmp_path / "train.arrow", tokens)
     constant = choose_constant(KIND.baseline(tmp_path, tmp_path, tmp_path, []), "accuracy")
     assert constant.name == "'undesirable'"
     rows = constant.predict(KIND.metric_inputs(predicted([0, 0], [1, 0], [0, 0]), []), "validation")

@@ -25,8 +25,10 @@ from transformers import (
     pipeline,
 )
 
+from tests.arrow import read_arrow
 from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
+from tests.training.programs_here import PREDICT, run
 from tests.training.vocabularies import TEXTS, WORD_PIECES, word_pieces
 from training import task_types
 from training.batching.batches import IGNORED, EvaluationBatches, LengthGroupedBatches, TokenRows
@@ -34,7 +36,6 @@ from training.batching.random_states import SeededBatch
 from training.engine.serving import Predictor
 from training.evaluation.metrics import compute
 from training.evaluation.predictions import Likelihoods
-from training.jobs.protocol import Events, Job
 from training.models.loading import export, load_for_training, load_tokenizer
 from training.problems import UserError
 from training.programs import create_model, predict
@@ -251,19 +252,14 @@ def test_a_text_is_continued_with_the_likeliest_tokens_whatever_its_generation_s
 
 
 def texts_of(world: Path, split: str = "validation") -> list[str]:
-    texts: list[str] = pa.ipc.open_file(str(world / "data" / f"{split}.arrow")).read_all()["text"].to_pylist()
+    texts: list[str] = read_arrow(world / "data" / f"{split}.arrow")["text"].to_pylist()
     return texts
 
 
 def predicted(folder: Path, tmp_path: Path, batch_size: int) -> pa.Table:
-    settings = {"task": "causal-lm", "splits": ["validation"], "batch_size": batch_size, "micro_batch_divisor": 1}
-    job_dir = tmp_path / str(batch_size)
-    (job_dir / "output").mkdir(parents=True)
-    inputs = {"model": str(tmp_path / "model"), "tokens": str(folder / "tokens")}
-    job = Job(
-        program="training.programs.predict", key="predict", settings=settings | {"mixed_precision": "no"}, inputs=inputs
-    )
-    assert predict.main(job_dir, job, Events(job_dir / "events.jsonl"))["rows"] == 60
+    settings, job_dir = PREDICT | {"batch_size": batch_size}, tmp_path / str(batch_size)
+    inputs = {"model": tmp_path / "model", "tokens": folder / "tokens"}
+    assert run(predict, job_dir, inputs, task="causal-lm", **settings)["rows"] == 60
     return pq.read_table(job_dir / "output/validation.parquet")
 
 

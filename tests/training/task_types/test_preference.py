@@ -14,8 +14,11 @@ import torch
 
 from tests import fork_server
 from tests import task_types as tiny_tasks
+from tests.arrow import read_arrow, write_arrow
+from tests.training import programs_here
 from tests.training.data.test_forms import problems_of, run
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when, weights
+from tests.training.programs_here import COMPARE, folders
 from tests.training.task_types import preference_model
 from tests.training.task_types.test_sft import AGAIN, BOT, CHATML, LAST, MARKED, REWRITES, USER, words
 from training import task_types
@@ -23,7 +26,6 @@ from training.batching.batches import TokenRows
 from training.engine.serving import Predictor
 from training.evaluation import metrics
 from training.evaluation.baseline import choose_constant
-from training.jobs.protocol import Events, Job
 from training.models.loading import load_tokenizer
 from training.problems import UserError
 from training.programs import compare
@@ -191,7 +193,7 @@ def test_cells_of_csv_are_texts_unless_they_hold_messages(tmp_path: Path) -> Non
     ]
     file.write_text("\n".join(["prompt,chosen,rejected", *spelt]) + "\n")
     run(KIND, str(file), tmp_path / "out", source="csv")
-    stored = pa.ipc.open_file(str(tmp_path / "out/train.arrow")).read_all().to_pylist()
+    stored = read_arrow(tmp_path / "out/train.arrow").to_pylist()
     assert [list(map(json.loads, row.values())) for row in stored] == [texts, messages]
 
 
@@ -358,8 +360,7 @@ def test_the_baseline_prefers_by_length_and_has_no_margin(tmp_path: Path) -> Non
     tokens = pa.table(
         {"chosen_tokens": pa.array([5, 4, 3], pa.int32()), "rejected_tokens": pa.array([1, 2, 9], pa.int32())}
     )
-    with pa.ipc.new_file(tmp_path / "tokens/train.arrow", tokens.schema) as writer:
-        writer.write_table(tokens)
+    write_arrow(tmp_path / "tokens/train.arrow", tokens)
     constant = choose_constant(KIND.baseline(tmp_path, tmp_path / "tokens", tmp_path, []), "accuracy")
     assert constant.name == "'the longer one'"
     rows = constant.predict(KIND.metric_inputs(predicted([0, 0], [(4, 1), (1, 4)]), []), "validation")
@@ -375,18 +376,10 @@ def test_a_champion_is_compared_from_the_reference_of_the_new_model(tmp_path: Pa
         (tmp_path / folder).mkdir()
         pq.write_table(table, tmp_path / folder / "test.parquet")
     data = pa.Table.from_batches([record([{"prompt": "b", "chosen": "c", "rejected": "d"}] * 60)])
-    (tmp_path / "data").mkdir()
-    (tmp_path / "job/output").mkdir(parents=True)
-    with pa.ipc.new_file(tmp_path / "data/test.arrow", data.schema) as writer:
-        writer.write_table(data)
+    write_arrow(tmp_path / "data/test.arrow", data)
     (tmp_path / "data/labels.json").write_text("[]")
-    settings = {
-        **{"task": "preference", "split": "test", "champion": "small/1", "metrics": ["accuracy"]},
-        **{"figure": "accuracy", "less_is_better": [], "margin": 0.0, "confidence": 0.95, "warnings": []},
-    }
-    inputs = {name: str(tmp_path / name) for name in ("predictions", "champion", "data")}
-    job = Job(program="training.programs.compare", key="compare", settings=settings, inputs=inputs)
-    found = compare.main(tmp_path / "job", job, Events(tmp_path / "job/events.jsonl"))
+    inputs = folders(tmp_path, "predictions", "champion", "data")
+    found = programs_here.run(compare, tmp_path / "job", inputs, task="preference", **COMPARE)
     assert found["better"] and found["method"] == "mcnemar"
     assert (found["value"], found["champion_value"]) == ((margins > 0).mean(), (margins > 0.5).mean())
 

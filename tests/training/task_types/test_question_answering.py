@@ -18,13 +18,15 @@ import torch
 from transformers import AutoTokenizer, ByT5Tokenizer
 
 from deployments.examples.question_answering import Answered, ExtractiveQA
-from tests.training import tiny
+from tests.arrow import read_arrow
+from tests.training import programs_here, tiny
 from tests.training.forks import finish, run_main
+from tests.training.programs_here import PREDICT, SCORE
 from training.batching.batches import TokenRows
 from training.data.load_rows import load
 from training.engine.serving import Predictor
 from training.evaluation import metrics
-from training.jobs.protocol import Events, Job
+from training.jobs.protocol import Job
 from training.models.loading import load_tokenizer
 from training.problems import UserError
 from training.programs import create_model, predict, score
@@ -82,16 +84,13 @@ def loaded(out: Path, folder: Path, *splits: str) -> None:
 
 
 def run(program: ModuleType, job_dir: Path, inputs: dict[str, Path], **settings: Any) -> Path:
-    (job_dir / "output").mkdir(parents=True)
-    places = {name: str(path) for name, path in inputs.items()}
     task = {} if program is create_model else {"task": KIND, "options": OPTIONS}
-    job = Job(program=program.__name__, key=job_dir.name, settings=task | settings, inputs=places)
-    program.main(job_dir, job, Events(job_dir / "events.jsonl"))
+    programs_here.run(program, job_dir, inputs, **task | settings)
     return job_dir / "output"
 
 
 def read(file: Path) -> pa.Table:
-    return pa.ipc.open_file(str(file)).read_all()
+    return read_arrow(file)
 
 
 @pytest.fixture(scope="module")
@@ -148,15 +147,7 @@ def test_an_answer_is_learnt_only_in_a_window_that_shows_all_of_it() -> None:
 
 
 def test_the_model_learns_and_the_best_window_of_a_row_answers_it(world: Path, trained: Path, tmp_path: Path) -> None:
-    more = {"splits": ["validation"], "batch_size": 16, "micro_batch_divisor": 1, "mixed_precision": "no"}
-    stored = run(
-        predict,
-        tmp_path / "predict",
-        {"model": trained, "tokens": world / "tokens"},
-        task=KIND,
-        options=OPTIONS,
-        **more,
-    )
+    stored = run(predict, tmp_path / "predict", {"model": trained, "tokens": world / "tokens"}, **PREDICT)
     table = pq.read_table(stored / "validation.parquet")
     data = read(world / "data/validation.arrow")
     assert table["row"].to_pylist() == [*range(40)] and table["label"].to_pylist() == data["answers"].to_pylist()
@@ -167,19 +158,10 @@ def test_the_model_learns_and_the_best_window_of_a_row_answers_it(world: Path, t
     assert [row["answer"] for row in predictions] == table["answer"].to_pylist()
     assert [row["score"] for row in predictions] == pytest.approx(table["score"].to_pylist(), abs=1e-4)
 
-    nothing = {"slices": ["length_bucket"], "each": ["length_bucket"], "named": {}, "fewest_rows": 5, "most_groups": 50}
+    settings = SCORE | {"slices": ["length_bucket"], "each": ["length_bucket"], "fewest_rows": 5}
     inputs = {"predictions": stored, "data": world / "data", "tokens": world / "tokens", "model": world / "base"}
     (world / "data/labels.json").write_text("[]")
-    out = run(
-        score,
-        tmp_path / "score",
-        inputs,
-        task=KIND,
-        options=OPTIONS,
-        splits=["validation"],
-        metrics=["f1", "exact_match"],
-        **nothing,
-    )
+    out = run(score, tmp_path / "score", inputs, splits=["validation"], metrics=["f1", "exact_match"], **settings)
     found = json.loads((out / "metrics.json").read_text())["validation"]
     assert found["f1"]["value"] >= found["exact_match"]["value"] > 0.6  # of 12 words that stand there
     assert found["f1"]["low"] is not None
@@ -200,8 +182,7 @@ class Mistaken(ExtractiveQA):
 def test_a_mistake_in_the_code_of_a_kind_is_its_authors_in_a_program_too(
     world: Path, trained: Path, tmp_path: Path
 ) -> None:
-    settings = {"task": f"{__name__}:Mistaken", "options": OPTIONS, "splits": ["validation"]}
-    settings |= {"batch_size": 16, "micro_batch_divisor": 1, "mixed_precision": "no"}
+    settings = {"task": f"{__name__}:Mistaken", "options": OPTIONS, **PREDICT}
     inputs = {"model": str(trained), "tokens": str(world / "tokens")}
     Job(program="training.programs.predict", key="k", settings=settings, inputs=inputs).write(tmp_path / "job")
     failure = finish(tmp_path / "job", program=run_main(predict)).failure

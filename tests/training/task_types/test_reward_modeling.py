@@ -12,6 +12,7 @@ from transformers import GPT2ForSequenceClassification
 
 from tests import fork_server
 from tests import task_types as tiny_tasks
+from tests.arrow import read_arrow
 from tests.training.data.test_forms import json_lines, run
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
 from tests.training.task_types import preference_model
@@ -54,7 +55,7 @@ def test_margins_are_read_if_the_recipe_names_their_column(tmp_path: Path) -> No
     rows = [{"prompt": "b", "chosen": "c", "rejected": "d", "lead": lead} for lead in (1, 2.5)]
     for name, columns in (("without", {}), ("with", {"margin": "lead"})):
         run(KIND, json_lines(tmp_path / "rows.jsonl", rows), tmp_path / name, columns=columns)
-    stored = {name: pa.ipc.open_file(str(tmp_path / f"{name}/train.arrow")).read_all() for name in ("without", "with")}
+    stored = {name: read_arrow(tmp_path / f"{name}/train.arrow") for name in ("without", "with")}
     assert "margin" not in stored["without"].column_names
     assert stored["with"]["margin"].to_pylist() == [1.0, 2.5]
 

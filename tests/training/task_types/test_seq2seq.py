@@ -8,7 +8,6 @@ import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,10 @@ import torch
 from transformers import AutoTokenizer, ByT5Tokenizer, DataCollatorForSeq2Seq
 from transformers.trainer_pt_utils import LabelSmoother
 
+from tests.arrow import read_arrow, write_arrow
 from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
+from tests.training.programs_here import COMPARE, PREDICT, SCORE, run, warnings_of
 from tests.training.vocabularies import WORD_PIECES, save_repository, word_pieces
 from training.batching.batches import TokenRows
 from training.distributed import fsdp
@@ -29,7 +30,7 @@ from training.engine.serving import Predictor
 from training.evaluation import metrics
 from training.evaluation.generated_texts import Generated
 from training.evaluation.metrics.resampling import figures
-from training.jobs.protocol import Events, Job, read_events
+from training.jobs.protocol import Events, Job
 from training.models.loading import load_for_training, load_tokenizer, load_trained
 from training.problems import UserError
 from training.programs import compare, create_model, predict, score
@@ -52,8 +53,7 @@ def write_rows(folder: Path, rows: dict[str, int]) -> Path:
         chosen = [draw.choices(list(WORDS), k=draw.randint(1, 6)) for _ in range(count)]
         sources, targets = ([" ".join(map(say, row)) for row in chosen] for say in (str, WORDS.__getitem__))
         table = pa.table({"source": sources, "target": targets})
-        with pa.OSFile(str(folder / f"{split}.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
+        write_arrow(folder / f"{split}.arrow", table)
     (folder / "labels.json").write_text("[]")
     return folder
 
@@ -74,7 +74,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def rows_of(folder: Path, split: str) -> pa.Table:
-    return pa.ipc.open_file(str(folder / f"{split}.arrow")).read_all()
+    return read_arrow(folder / f"{split}.arrow")
 
 
 def test_tokens_are_those_that_autotokenizer_gives_for_sources_with_their_prefix_and_for_targets(world: Path) -> None:
@@ -110,8 +110,7 @@ def test_targets_that_are_cut_are_counted_and_reported_with_the_option_that_cuts
 def test_targets_with_a_character_that_the_tokenizer_does_not_know_are_counted(tmp_path: Path) -> None:
     rows = pa.table({"source": ["{ a }"] * 3, "target": ["the dog", "the {", "{ } fox {"]})
     (tmp_path / "data").mkdir()
-    with pa.OSFile(str(tmp_path / "data/train.arrow"), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
-        writer.write_table(rows)
+    write_arrow(tmp_path / "data/train.arrow", rows)
     folder = save_repository(tmp_path / "it", "t5", word_pieces(), WORD_PIECES)
     for load in (encoder_module.load_encoder(folder, 32), transformers_encoder.load_encoder(folder, folder, 32)):
         write_tokens(Seq2Seq({}), tmp_path / "data", load, tmp_path / "tokens", "warning", lambda done, total: None)
@@ -273,18 +272,10 @@ def test_fsdp_is_refused_for_a_model_whose_encoder_and_decoder_have_the_same_emb
         fsdp.build_arguments(ResolvedCompute(strategy="fsdp", num_processes=2, mixed_precision="no"), model)
 
 
-def run(program: ModuleType, job_dir: Path, inputs: dict[str, Path], **settings: Any) -> Path:
-    (job_dir / "output").mkdir(parents=True)
-    places = {name: str(path) for name, path in inputs.items()}
-    job = Job(program=program.__name__, key=job_dir.name, settings={"task": "seq2seq", **settings}, inputs=places)
-    program.main(job_dir, job, Events(job_dir / "events.jsonl"))
-    return job_dir / "output"
-
-
 def predicted(world: Path, model: Path, job_dir: Path, batch_size: int, **options: Any) -> Path:
-    more = {"splits": ["validation"], "batch_size": batch_size, "micro_batch_divisor": 1, "mixed_precision": "no"}
-    inputs = {"model": model, "tokens": world / "tokens"}
-    return run(predict, job_dir, inputs, options=OPTIONS | options, **more)
+    settings = PREDICT | {"batch_size": batch_size, "options": OPTIONS | options}
+    run(predict, job_dir, {"model": model, "tokens": world / "tokens"}, task="seq2seq", **settings)
+    return job_dir / "output"
 
 
 @pytest.fixture(scope="module")
@@ -306,8 +297,7 @@ def test_texts_that_are_cut_at_the_limit_are_counted_in_a_warning(world: Path, t
     for most, expected in ((64, 0), (1, 30)):
         job_dir = tmp_path / str(most)
         predicted(world, trained / "output/model", job_dir, 16, max_new_tokens=most)
-        warnings = [event["message"] for event in read_events(job_dir / "events.jsonl", 0, ["warning"])[0]]
-        cut = [message for message in warnings if "reached options.max_new_tokens and were cut" in message]
+        cut = [message for message in warnings_of(job_dir) if "reached options.max_new_tokens and were cut" in message]
         assert cut == [] if expected == 0 else cut[0].startswith(f"{expected} of 30 texts generated for validation")
 
 
@@ -338,9 +328,10 @@ def test_scores_have_intervals_and_the_worst_rows_show_source_target_and_predict
     world: Path, predictions: Path, tmp_path: Path
 ) -> None:
     inputs = {"predictions": predictions, "data": world / "data", "tokens": world / "tokens", "model": world / "base"}
-    nothing = {"slices": ["length_bucket"], "each": [], "named": {}, "fewest_rows": 10, "most_groups": 50}
     (world / "data/labels.json").write_text("[]")
-    out = run(score, tmp_path / "score", inputs, options={}, splits=["validation"], metrics=METRICS, **nothing)
+    settings = SCORE | {"slices": ["length_bucket"], "splits": ["validation"], "metrics": METRICS}
+    run(score, tmp_path / "score", inputs, task="seq2seq", **settings)
+    out = tmp_path / "score/output"
     table = pq.read_table(predictions / "validation.parquet")
     labels, texts = table["label"].to_pylist(), table["prediction"].to_pylist()
     assert labels == rows_of(world / "data", "validation")["target"].to_pylist()
@@ -363,10 +354,8 @@ def test_models_are_compared_by_a_metric_of_texts_and_rows_by_their_chrf(
     perfect = table.set_column(table.column_names.index("prediction"), "prediction", table["label"])
     pq.write_table(perfect, tmp_path / "perfect/validation.parquet")
     inputs = {"predictions": tmp_path / "perfect", "champion": predictions, "data": world / "data"}
-    say = {"split": "validation", "metrics": ["chrf"], "figure": "chrf", "less_is_better": [], "margin": 0.0}
-    say |= {"confidence": 0.95, "champion": "texts/1", "warnings": []}
-    out = run(compare, tmp_path / "compare", inputs, options={}, **say)
-    figures = json.loads((out / "comparison.json").read_text())
+    settings = COMPARE | {"split": "validation", "metrics": ["chrf"], "figure": "chrf"}
+    figures = run(compare, tmp_path / "compare", inputs, task="seq2seq", **settings)
     assert (figures["value"], figures["method"], figures["better"]) == (100.0, "permutation", True)
     texts = zip(table["label"].to_pylist(), table["prediction"].to_pylist(), strict=True)
     assert (figures["gained"], figures["lost"]) == (sum(one != other for one, other in texts), 0)

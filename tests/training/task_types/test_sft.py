@@ -21,6 +21,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from tests.arrow import write_arrow
 from tests.fork_server import NEW_PYTHON
 from tests.training import tiny
 from tests.training.data.test_forms import problems_of
@@ -30,7 +31,6 @@ from training.batching.batches import IGNORED, TokenRows
 from training.data.ipc_files import ipc_writer
 from training.data.prediction_rows import RowReader, WantedShard, digest_inputs
 from training.engine.serving import Predictor
-from training.jobs.protocol import Events, Job
 from training.models.loading import load_tokenizer
 from training.problems import UserError
 from training.programs import create_model, predict_shards
@@ -359,8 +359,7 @@ def write_rows(folder: Path, **splits: list[Any]) -> Path:
     folder.mkdir()
     for split, rows in splits.items():
         table = pa.table({"messages": list(map(json.dumps, rows))})
-        with pa.ipc.new_file(folder / f"{split}.arrow", table.schema) as writer:
-            writer.write_table(table)
+        write_arrow(folder / f"{split}.arrow", table)
     return folder
 
 
@@ -526,9 +525,8 @@ def test_requests_of_a_batch_file_are_answered_like_single_conversations(trained
         batch_size=2,
         mixed_precision="no",
     )
-    inputs = {"model": str(folder), "tokenizer": str(folder)}
-    job = Job(program="p", key="k", settings=settings.model_dump(mode="json"), inputs=inputs)
-    predict_shards.main(tmp_path, job, Events(tmp_path / "events.jsonl"))
+    inputs = {"model": folder, "tokenizer": folder}
+    programs_here.run(predict_shards, tmp_path, inputs, **settings.model_dump(mode="json"))
     found = pq.read_table(tmp_path / "shards" / f"{digest_inputs(rows)}.parquet")["generated_text"].to_pylist()
     predictor = Predictor(SupervisedFineTuning(options), folder, folder, 64)
     alone = [predictor.predict(pa.RecordBatch.from_pydict({"messages": [json.dumps(talk)]})) for talk in talks]

@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tests.arrow import read_arrow, write_arrow
 from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
+from tests.training.programs_here import COMPARE, PREDICT, SCORE, run
 from training.batching.batches import PadToLongest, TokenRows
 from training.engine.trainer import ExactTrainer
-from training.jobs.protocol import Events, Job
 from training.models.loading import load_for_training, load_tokenizer
 from training.problems import UserError
 from training.programs import compare, predict, score
@@ -45,7 +46,7 @@ def labels_of(text: str) -> list[int]:
 def rows(world: Path) -> Path:
     """The world, with the same texts under other labels: data and tokens of both kinds."""
     for split in ("train", "validation"):
-        texts = pa.ipc.open_file(str(world / f"data/{split}.arrow")).read_all()["text"].to_pylist()
+        texts = read_arrow(world / f"data/{split}.arrow")["text"].to_pylist()
         plain = TokenRows(world / f"tokens/{split}.arrow")
         ids = [plain[row]["input_ids"].tolist() for row in range(len(plain))]
         for name, labels in {
@@ -56,8 +57,7 @@ def rows(world: Path) -> Path:
             table = pa.table({"text": texts, "label": labels})
             (world / f"data-{name}").mkdir(exist_ok=True)
             (world / f"data-{name}/labels.json").write_text(json.dumps(ASKED[name].get("labels", [])))
-            with pa.ipc.new_file(world / f"data-{name}/{split}.arrow", table.schema) as writer:
-                writer.write_table(table)
+            write_arrow(world / f"data-{name}/{split}.arrow", table)
     return world
 
 
@@ -105,13 +105,7 @@ def test_thresholds_are_those_of_the_exported_weights_also_where_processes_share
 
 def predicted(rows: Path, fit: Path, job_dir: Path, name: str) -> Path:
     """The file that training.programs.predict writes for the validation split."""
-    settings = {"splits": ["validation"], "batch_size": 16, "micro_batch_divisor": 1, "mixed_precision": "no"}
-    inputs = {"model": str(fit / "output/model"), "tokens": str(rows / name)}
-    job = Job(
-        program="training.programs.predict", key="p", settings=settings | {"task": ASKED[name]["task"]}, inputs=inputs
-    )
-    (job_dir / "output").mkdir(parents=True)
-    predict.main(job_dir, job, Events(job_dir / "events.jsonl"))
+    run(predict, job_dir, {"model": fit / "output/model", "tokens": rows / name}, task=ASKED[name]["task"], **PREDICT)
     return job_dir / "output/validation.parquet"
 
 
@@ -125,21 +119,10 @@ def test_a_model_is_predicted_scored_and_compared(
     table = pq.read_table(predictions)
     tokens = TokenRows(rows / f"{name}/validation.arrow")
     assert table["label"].to_pylist() == [row["label"].tolist() for row in tokens]
-    settings = {"task": ASKED[name]["task"], "splits": ["validation"], "metrics": list(figures)}
-    settings |= {"slices": ["length_bucket"], "each": [], "named": {}}
-    settings |= {"fewest_rows": 10, "most_groups": 50}
-    comparison = {
-        "task": ASKED[name]["task"],
-        "metrics": list(figures),
-        "split": "validation",
-        "figure": figures[0],
-        "margin": 0.0,
-    }
-    comparison |= {"champion": "small/1", "confidence": 0.95, "less_is_better": [], "warnings": []}
-    inputs = {"predictions": str(predictions.parent), "data": str(rows / f"data-{name}"), "tokens": "", "model": ""}
-    events = Events(tmp_path / "events.jsonl")
-    job = Job(program="training.programs.score", key="s", settings=settings, inputs=inputs)
-    scored = score.main(tmp_path / "score", job, events)
+    asked = {"task": ASKED[name]["task"], "metrics": list(figures)}
+    inputs = {"predictions": predictions.parent, "data": rows / f"data-{name}", "tokens": Path(), "model": Path()}
+    settings = SCORE | {"splits": ["validation"], "slices": ["length_bucket"]}
+    scored = run(score, tmp_path / "score", inputs, **asked | settings)
     last = max(step for step, point in curve(fitted[name]).items() if "eval_loss" in point)
     if name == "numbers":  # of labels the thresholds are others by now
         assert scored["validation"]["mse"]["value"] == pytest.approx(curve(fitted[name])[last]["eval_loss"], rel=1e-5)
@@ -163,9 +146,8 @@ def test_a_model_is_predicted_scored_and_compared(
     table = table.set_column(at, column, pa.array(blind, table.schema.field(column).type))
     (tmp_path / "old").mkdir()
     pq.write_table(table, tmp_path / "old/validation.parquet")
-    inputs |= {"champion": str(tmp_path / "old")}
-    job = Job(program="training.programs.compare", key="c", settings=comparison, inputs=inputs)
-    compared = compare.main(tmp_path / "compare", job, events)
+    comparison = COMPARE | asked | {"split": "validation", "figure": figures[0]}
+    compared = run(compare, tmp_path / "compare", {**inputs, "champion": tmp_path / "old"}, **comparison)
     assert compared["value"] == scored["validation"][figures[0]]["value"] and compared["gain"] > 0
     with (tmp_path / "compare/output/log/disagreements.csv").open() as file:
         assert {row["change"] for row in csv.DictReader(file)} == {"gained"} | ({"lost"} if compared["lost"] else set())

@@ -20,9 +20,10 @@ from seqeval import metrics as seqeval
 from seqeval.metrics.sequence_labeling import get_entities
 from tokenizers import models, normalizers, pre_tokenizers
 
-from tests.training import tiny, vocabularies
+from tests.training import programs_here, tiny, vocabularies
 from tests.training.data.test_forms import json_lines, problems_of, run
 from tests.training.forks import assert_same, checkpoints_written, finish, kill_when
+from tests.training.programs_here import COMPARE, PREDICT, SCORE, warnings_of
 from tests.training.tokenization.test_exact_tokens import python_pieces
 from tests.training.vocabularies import ROBERTA, WORD_PIECES, save_repository
 from training.batching.batches import IGNORED, LengthGroupedBatches, TokenRows
@@ -30,7 +31,7 @@ from training.data.ipc_files import ipc_writer
 from training.evaluation import bootstrap, metrics
 from training.evaluation.metrics.resampling import figures
 from training.evaluation.tagged_words import Tagged
-from training.jobs.protocol import Events, Job, read_events
+from training.jobs.protocol import Job
 from training.models.loading import load_tokenizer
 from training.problems import UserError
 from training.programs import compare, predict, score
@@ -362,21 +363,15 @@ def test_training_killed_at_many_instants_ends_with_the_same_weights_and_curve(
 
 
 def run_program(program: Any, job_dir: Path, inputs: dict[str, Path], **settings: Any) -> Path:
-    (job_dir / "output").mkdir(parents=True)
-    given = {name: str(folder) for name, folder in inputs.items()}
-    job = Job(program=program.__name__, key="k", settings={"task": "token-classification", **settings}, inputs=given)
-    program.main(job_dir, job, Events(job_dir / "events.jsonl"))
+    programs_here.run(program, job_dir, inputs, task="token-classification", **settings)
     return job_dir / "output"
-
-
-ASKED_OF_PREDICT = {"splits": ["validation"], "batch_size": 16, "micro_batch_divisor": 1, "mixed_precision": "no"}
 
 
 @pytest.fixture(scope="module")
 def predicted(tags: Path, fitted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("predict") / "job"
     inputs = {"model": fitted / "output/model", "tokens": tags / "tokens"}
-    return run_program(predict, folder, inputs, **ASKED_OF_PREDICT)
+    return run_program(predict, folder, inputs, **PREDICT)
 
 
 def test_each_word_that_was_not_cut_has_the_tag_that_the_model_gives_its_first_token(
@@ -406,7 +401,7 @@ def test_each_word_that_was_not_cut_has_the_tag_that_the_model_gives_its_first_t
 def test_scores_count_cut_words_as_outside_and_say_so_and_show_the_worst_rows_as_spans(
     tags: Path, predicted: Path, tmp_path: Path
 ) -> None:
-    wanted = {"slices": ["length_bucket"], "each": [], "named": {}, "fewest_rows": 10, "most_groups": 50}
+    wanted = SCORE | {"slices": ["length_bucket"]}
     inputs = {"predictions": predicted, "data": tags / "data", "tokens": tags / "tokens", "model": tags / "base"}
     (tags / "data/labels.json").write_text(json.dumps(NAMED))
     output = run_program(score, tmp_path / "score", inputs, metrics=NAMES, splits=["validation"], **wanted)
@@ -416,10 +411,8 @@ def test_scores_count_cut_words_as_outside_and_say_so_and_show_the_worst_rows_as
     found = json.loads((output / "metrics.json").read_text())["validation"]
     assert found["f1"]["value"] == pytest.approx(seqeval.f1_score(true, given), abs=1e-12)
     assert found["f1"]["low"] < found["f1"]["value"] < found["f1"]["high"]
-    events, _ = read_events(output.parent / "events.jsonl", 0)
-    warnings = [event["message"] for event in events if event["kind"] == "warning"]
     unseen = sum(row.count(None) for row in table["prediction"].to_pylist())
-    assert [message.partition(": they")[0] for message in warnings] == [
+    assert [message.partition(": they")[0] for message in warnings_of(output.parent)] == [
         f"validation: {unseen} of {sum(map(len, true))} words have no prediction"
     ]
     assert (output / "log/spans_validation.png").read_bytes()[:4] == b"\x89PNG"
@@ -449,9 +442,8 @@ def test_a_champion_with_tags_in_another_order_is_compared_by_their_names(
     nothing = pa.array([[0] * len(row) for row in swapped], pa.list_(pa.int64()))
     pq.write_table(own.set_column(column, "prediction", nothing), tmp_path / "champion/validation.parquet")
     inputs = {"predictions": predicted, "champion": tmp_path / "champion", "data": tags / "data"}
-    wanted = {"metrics": ["accuracy", "f1"], "less_is_better": [], "margin": 0.0, "confidence": 0.95}
-    about = {"split": "validation", "champion": "tags/1", "warnings": []}
-    output = run_program(compare, tmp_path / "compare", inputs, figure="accuracy", **wanted, **about)
+    wanted = COMPARE | {"split": "validation", "metrics": ["accuracy", "f1"]}
+    output = run_program(compare, tmp_path / "compare", inputs, **wanted)
     found = json.loads((output / "comparison.json").read_text())
     words = sum(map(len, swapped))
     outside = sum(row.count(0) for row in own["label"].to_pylist())

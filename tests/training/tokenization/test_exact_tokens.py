@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from transformers.models.auto import tokenization_auto
 
+from tests.arrow import read_arrow
 from tests.training import vocabularies
 from tests.training.tokenization.test_tokens import save_rows
 from tests.training.vocabularies import CHAT, PAIRS, ROBERTA, TEXTS, save_repository, snapshot
@@ -91,7 +91,7 @@ def check_ids(repository: Path, data: Path, pairs: bool, out: Path) -> None:
             SequenceClassification(), data, encoder, out / str(max_length), "warning", lambda done, total: None
         )
         expected = reference(*texts, truncation=True, max_length=max_length, return_token_type_ids=pairs)
-        found = pa.ipc.open_file(out / str(max_length) / "train.arrow").read_all().to_pydict()
+        found = read_arrow(out / str(max_length) / "train.arrow").to_pydict()
         assert found["input_ids"] == expected["input_ids"]
         assert found.get("token_type_ids") == expected.get("token_type_ids")
         assert found["length"] == [len(ids) for ids in expected["input_ids"]]

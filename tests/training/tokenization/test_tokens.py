@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer
 
+from tests.arrow import read_arrow
 from tests.training.vocabularies import PAIRS, TEXTS, WORD_PIECES, word_pieces
 from training.data.ipc_files import ipc_writer
 from training.problems import UserError
@@ -35,7 +36,7 @@ def save_rows(folder: Path, texts: list[str] = TEXTS, pairs: list[str] | None = 
 
 
 def rows_of(out: Path) -> pa.Table:
-    return pa.ipc.open_file(out / "train.arrow").read_all()
+    return read_arrow(out / "train.arrow")
 
 
 def test_columns_have_their_types(tmp_path: Path) -> None:
