@@ -126,8 +126,7 @@ def test_killed_it_ends_with_the_same_bytes_and_checkpoints_hold_only_what_is_tr
 @pytest.mark.parametrize(
     "more",
     [
-        {"lora": ASKED["lora"] | {"use_rslora": True}},
-        {"lora": ASKED["lora"] | {"use_dora": True}},
+        {"lora": ASKED["lora"] | {"use_rslora": True, "use_dora": True}},
         {"lora": ASKED["lora"] | {"init_lora_weights": "pissa"}},
         {"lora": None, "extra": {"neftune_noise_alpha": 5.0}},
     ],

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -15,12 +16,11 @@ import torch
 
 from tasks.reports.model_reports import describe_refused
 from tests import task_types as tiny
-from training.jobs.protocol import OUTPUT, Events, Job
+from tests.training.programs_here import run
+from training.jobs.protocol import OUTPUT
 from training.models.loading import export, load_for_training, load_tokenizer
 from training.programs import compare_exports, export_onnx, predict
 from training.task_types import load
-
-Program = Callable[[Path, Job, Events], dict[str, Any]]
 
 
 class World:
@@ -28,35 +28,33 @@ class World:
 
     def __init__(self, task: str, home: Path) -> None:
         self.task, self.home = task, home
-        world = tiny.make_world(task, home / "world")
+        values = tiny.recipe_of(task, tiny.write_rows(task, home / "world/rows"))
+        values["model"]["config"] = {**values["model"]["config"], "num_hidden_layers": 1}  # each takes a second
+        world = tiny.build_world(values, home / "world")
         base, labels = world / "base/output", json.loads((world / "data/labels.json").read_text())
         torch.manual_seed(2)
         model = load_for_training(load(task), base / "model", labels, load_tokenizer(base / "tokenizer"), seed=3)
         export(model, base / "tokenizer", home / "model")
         self.inputs = {"model": home / "model", "tokens": world / "tokens", "data": world / "data"}
         settings = {"splits": ["validation"], "batch_size": 16, "mixed_precision": "no"}
-        self.run("predictions", predict.main, {"task": task, **settings})
+        self.run("predictions", predict, {"task": task, **settings})
         exports = {"auto_class": load(task).auto_class, "exports": ["onnx", "onnx-int8"]}
-        self.run("exports", export_onnx.main, exports)
+        self.run("exports", export_onnx, exports)
 
-    def run(self, name: str, program: Program, settings: dict[str, Any]) -> dict[str, Any]:
+    def run(self, name: str, program: ModuleType, settings: dict[str, Any]) -> dict[str, Any]:
         """Runs a program, whose output is an input of later ones."""
         folder = self.home / name
         shutil.rmtree(folder, ignore_errors=True)
-        (folder / OUTPUT).mkdir(parents=True)
-        inputs = {part: str(path) for part, path in self.inputs.items()}
-        job = Job(program=program.__module__, key=name, settings=settings, inputs=inputs)
+        result = run(program, folder, self.inputs, **settings)
         self.inputs[name] = folder / OUTPUT
-        return program(folder, job, Events(folder / "events.jsonl"))
+        return result
 
     def compare(self, margin: float) -> dict[str, Any]:
         """Compares the exports, of which each may lose `margin` in the metric."""
-        settings = {
-            **{"task": self.task, "split": "validation", "champion": "the model"},
-            **{"metrics": ["accuracy"], "figure": "accuracy", "less_is_better": [], "margin": -margin},
-            **{"confidence": 0.95, "exports": ["onnx", "onnx-int8"], "batch_size": 16, "mixed_precision": "no"},
-        }
-        return self.run("compared", compare_exports.main, settings)
+        settings = {"task": self.task, "split": "validation", "champion": "the model", "metrics": ["accuracy"]}
+        settings |= {"figure": "accuracy", "less_is_better": [], "margin": -margin, "confidence": 0.95}
+        settings |= {"exports": ["onnx", "onnx-int8"], "batch_size": 16, "mixed_precision": "no"}
+        return self.run("compared", compare_exports, settings)
 
 
 @pytest.fixture(scope="module")
