@@ -26,9 +26,10 @@ from tasks.prefect.deployments import read_deployments
 from tasks.reports.model_reports import find_worst_groups
 from tasks.stages.gate import gate
 from tasks.stages.score import require_fitting
+from tests.raised import raised_problems
 from training.evaluation.judgements import PairedAnswers, judge_answers
 from training.evaluation.predictions import OneLabel
-from training.problems import Problem, UserError
+from training.problems import Problem
 from training.programs.compare import CompareSettings
 from training.programs.compare import compare_models as compare
 from training.recipe import SWEEP_ENTRYPOINT, Recipe, load, parse, parse_set, parse_sweep
@@ -297,9 +298,7 @@ def _unfitting(rows: Path, typed: str) -> tuple[Problem, ...]:
     counts = {"validation": dict.fromkeys(sorted(LIBRARIES), 1)}
     (rows / "log/report.json").write_text(json.dumps({"labels": counts}))
     overrides = parse_set(shlex.split(typed.splitlines()[0])[2::2])
-    with pytest.raises(UserError) as raised:
-        require_fitting(load(ROOT / "deployments" / "demo.yaml", overrides), rows)
-    return raised.value.problems
+    return raised_problems(require_fitting, load(ROOT / "deployments" / "demo.yaml", overrides), rows)
 
 
 def test_the_sweep_that_is_shown_is_valid() -> None:

@@ -30,6 +30,7 @@ from tasks.stages.predict_shard import predict_shard
 from tasks.tracking.connection import MODEL_TAG
 from tests.flows.forked import finetune
 from tests.flows.small import FinishedRun, write_rows
+from tests.raised import raised_problems
 from training.problems import UserError
 from training.recipe import BatchPrediction, parse_batch_prediction
 
@@ -377,9 +378,8 @@ def test_all_mistakes_of_the_inputs_are_reported_together(home: Path, inbox: Pat
     (tmp_path / "x.dat").write_text("a\n")
     (tmp_path / "empty").mkdir()
     wrong = [str(inside), str(tmp_path / "nowhere"), str(tmp_path / "empty"), str(tmp_path / "x.dat")]
-    with pytest.raises(UserError) as raised:
-        prepare(prediction(inbox, tmp_path / "out", input=wrong), Remote(), Quiet())
-    messages = [f"{problem.where} {problem.message}" for problem in raised.value.problems]
+    problems = raised_problems(prepare, prediction(inbox, tmp_path / "out", input=wrong), Remote(), Quiet())
+    messages = [f"{problem.where} {problem.message}" for problem in problems]
     assert [message.partition(" ")[0] for message in messages] == [f"input[{number}]" for number in range(4)]
     for message, words in zip(
         messages, ["in the output", "does not exist", "no file of rows", "unknown format"], strict=True

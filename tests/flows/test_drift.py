@@ -17,10 +17,10 @@ from flows.cli.main import main
 from tasks.prefect.deployments import read_deployments
 from tests.flows.forked import finetune
 from tests.flows.small import FinishedRun, write_rows
+from tests.raised import raised_problems
 from tests.s3 import BUCKET, KEYS, S3
 from tests.tasks.shared import s3
 from tests.waiting import wait_until
-from training.problems import UserError
 
 __all__ = ["s3"]
 
@@ -190,6 +190,5 @@ def test_a_nightly_report_and_a_retraining_after_drift_can_be_deployed(tmp_path:
     file.write_text(yaml.safe_dump({"deployments": [entry]}))
     assert [(found.flow, found.name) for found in read_deployments([file])] == [("drift", "nightly")]
     file.write_text(yaml.safe_dump({"deployments": [entry | {"parameters": {"model": "small", "input": "a.csv"}}]}))
-    with pytest.raises(UserError) as raised:
-        read_deployments([file])
-    assert [problem.where.rpartition(".")[2] for problem in raised.value.problems] == ["inputs", "input"]
+    problems = raised_problems(read_deployments, [file])
+    assert [problem.where.rpartition(".")[2] for problem in problems] == ["inputs", "input"]

@@ -12,9 +12,9 @@ from huggingface_hub import constants
 from tasks.cache.stage import Work
 from tasks.stages.resolve import resolve
 from tests.hub.server import Hub
+from tests.raised import raised_problems
 from training.evaluation import hub_metrics, metrics
 from training.evaluation.predictions import OneLabel
-from training.problems import UserError
 from training.recipe import parse
 
 ERRORS = b"""
@@ -56,9 +56,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def refused(name: str) -> tuple[str, str]:
-    with pytest.raises(UserError) as error:
-        metrics.compute([name], ROWS)
-    (problem,) = error.value.problems
+    (problem,) = raised_problems(metrics.compute, [name], ROWS)
     assert problem.where == "evaluation.metrics[0]"
     return problem.kind, problem.message
 
@@ -112,8 +110,7 @@ def test_a_run_fetches_them_when_it_begins_for_its_jobs_have_no_network(
         "model": {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}},
         "evaluation": {"metrics": [name, f"hub:me/none@{'a' * 40}"], "allow_remote_code": True},
     }
-    with pytest.raises(UserError) as error:
-        resolve.make(Work("key", tmp_path, "run"), parse(recipe))
-    assert [problem.where for problem in error.value.problems] == ["evaluation.metrics[1]"]
+    problems = raised_problems(resolve.make, Work("key", tmp_path, "run"), parse(recipe))
+    assert [problem.where for problem in problems] == ["evaluation.metrics[1]"]
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert metrics.compute([name], ROWS) == {"errors": 1.0}

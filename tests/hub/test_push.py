@@ -13,6 +13,7 @@ from tasks.environment import ACCESS_TOKENS
 from tasks.hub.client import find_publishing_problems
 from tasks.hub.push import Branch, Pushed, connect, push
 from tests.hub.server import CUT, Hub
+from tests.raised import raised_problems
 from training.models.repository_files import part_of
 from training.problems import NETWORK, UserError
 from training.recipe import parse
@@ -59,9 +60,7 @@ def send(hub: Hub, folder: Path, *, revision: str = "main", token: str | None = 
 
 
 def problem(hub: Hub, folder: Path, **options: Any) -> Any:
-    with pytest.raises(UserError) as raised:
-        send(hub, folder, **options)
-    (found,) = raised.value.problems
+    (found,) = raised_problems(send, hub, folder, **options)
     assert "\n" not in found.message
     return found
 

@@ -14,9 +14,9 @@ from tasks.jobs import launch
 from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.job import TRIES, prepare_next_try, run_child
 from tasks.jobs.launch import JobFailed
+from tests.raised import raised_problems
 from tests.tasks.watching import Heard
 from training.jobs.protocol import Failure, Outcome, read_events
-from training.problems import UserError
 
 
 @pytest.fixture
@@ -122,9 +122,7 @@ def test_a_program_that_is_killed_again_and_again_is_given_up(work: Work, tmp_pa
 
 def test_the_users_mistakes_are_raised_with_all_their_problems_and_not_tried_again(work: Work, tmp_path: Path) -> None:
     mistakes = "raise UserError([Problem(kind='data', where=w, message='m') for w in ('row 1', 'row 2')])"
-    with pytest.raises(UserError) as refused:
-        run(work, tmp_path, mistakes)
-    assert [problem.where for problem in refused.value.problems] == ["row 1", "row 2"]
+    assert [problem.where for problem in raised_problems(run, work, tmp_path, mistakes)] == ["row 1", "row 2"]
     assert kinds(work).count("started") == 1
 
 

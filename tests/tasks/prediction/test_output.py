@@ -16,6 +16,7 @@ from tasks.prediction import output as outputs
 from tasks.prediction.input_rows import Scan, Shard
 from tasks.prediction.output import MANIFEST, open_output
 from tasks.registry.model_spec import ModelSpec
+from tests.raised import raised_problems
 from tests.s3 import BUCKET, S3
 from tests.tasks.shared import on_s3, s3
 from training.data.prediction_files import KeptColumns
@@ -199,8 +200,6 @@ def test_a_bucket_that_fails_for_a_while_gets_all_and_one_that_fails_on_is_a_pro
     predicted.write()
     assert place.texts() == ["a", "b"]
     monkeypatch.setattr(server, "fault", lambda request: 403 if request.startswith("PUT") else None)
-    with pytest.raises(UserError) as raised:
-        Predicted(url, ["a"], ["c"]).write()
-    (problem,) = raised.value.problems
+    (problem,) = raised_problems(Predicted(url, ["a"], ["c"]).write)
     assert problem.kind == NETWORK and "Nothing is predicted twice" in problem.message
     assert os.environ["AWS_ACCESS_KEY_ID"] not in problem.message

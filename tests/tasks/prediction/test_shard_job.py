@@ -12,6 +12,7 @@ import pytest
 
 from tasks.jobs.engines.ray_messages import AUTH_MODE, TOKEN_PATH, own_login
 from tasks.prediction.shard_job import FIELDS, require_engine, share_of
+from tests.raised import raised_problems
 from training.problems import Problem, UserError, renamed
 from training.recipe import BatchPrediction, parse_batch_prediction
 
@@ -36,9 +37,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Installed:
 
 
 def problem_of(given: BatchPrediction) -> Problem:
-    with pytest.raises(UserError) as raised:
-        require_engine(given)
-    (problem,) = raised.value.problems
+    (problem,) = raised_problems(require_engine, given)
     return problem
 
 

@@ -13,7 +13,7 @@ import yaml
 from tasks.prefect.deployments import deployment_schema, read_deployments
 from tests.flows.forked import finetune
 from tests.fork_server import NEW_PYTHON
-from training.problems import UserError
+from tests.raised import raised_problems
 
 PREDICTION = {"model": "small", "input": ["inbox"], "output": "answers", "keep": ["id"]}
 
@@ -32,9 +32,7 @@ def write(folder: Path, parameters: Any, **entry: Any) -> Path:
 
 def test_every_mistake_in_the_parameters_is_named_with_its_entry(tmp_path: Path) -> None:
     file = write(tmp_path, {"prediction": PREDICTION | {"modl": "x", "batch_size": 0}, "reson": "night"})
-    with pytest.raises(UserError) as raised:
-        read_deployments([file])
-    assert {problem.where for problem in raised.value.problems} == {
+    assert {problem.where for problem in raised_problems(read_deployments, [file])} == {
         f"{file}: mine: parameters.reson",
         f"{file}: mine: prediction.modl",
         f"{file}: mine: prediction.batch_size",

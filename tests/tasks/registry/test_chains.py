@@ -22,6 +22,7 @@ from tasks.stages.register import _build_origin_tags
 from tasks.stages.resolve import pin, pin_tokenizer
 from tasks.tracking.connection import MODEL_TAG, connect
 from tests.made import NO_WEIGHTS
+from tests.raised import raised_problems
 from training.problems import UserError
 from training.recipe import Recipe, parse
 
@@ -133,9 +134,7 @@ def test_a_plan_in_a_home_without_a_registry_creates_none_and_reports_the_model(
 def test_a_path_that_names_no_version_or_the_recipes_own_alias_is_refused(
     tmp_path: Path, path: str | None, message: str
 ) -> None:
-    with pytest.raises(UserError) as raised:
-        second(tmp_path, **{"model.path": path})
-    (problem,) = raised.value.problems
+    (problem,) = raised_problems(second, tmp_path, **{"model.path": path})
     assert problem.where == "model.path" and message in problem.message
 
 

@@ -32,6 +32,7 @@ from tasks.stages.register import _build_origin_tags
 from tasks.stages.resolve import pin
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect
 from tests.made import KEY, LABELS, NO_WEIGHTS, artifact
+from tests.raised import raised_problems
 from training.problems import UserError
 from training.recipe import Recipe, parse
 
@@ -164,9 +165,7 @@ def test_a_mistake_in_the_data_is_reported_without_one_of_a_base_model_that_the_
 ) -> None:
     register_champion(**{MODEL_TAG: "m" * 40})
     (tmp_path / "rows" / "train.csv").unlink()
-    with pytest.raises(UserError) as raised:
-        pin(recipe)
-    assert {problem.kind for problem in raised.value.problems} == {"data"}
+    assert {problem.kind for problem in raised_problems(pin, recipe)} == {"data"}
 
 
 def test_a_champion_of_the_same_rows_is_no_change_and_one_of_other_rows_or_unknown_ones_is(

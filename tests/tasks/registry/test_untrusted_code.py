@@ -19,6 +19,7 @@ from tasks.registry import untrusted_code
 from tasks.registry.lineage import LINEAGE
 from tasks.registry.monitoring import MonitoredVersion, read_recipe
 from tasks.tracking.connection import FLOW_RUN_TAG
+from tests.raised import raised_problems
 from training.problems import UserError
 from training.recipe import parse
 
@@ -146,8 +147,9 @@ def test_a_run_that_began_in_this_home_needs_consent_to_no_code_but_what_was_add
     home.chmod(0o700)
     untrusted_code.record_code("run-1", parse(own))
     untrusted_code.require_consent("the Prefect server", own, run="run-1")
-    with pytest.raises(UserError) as caught:
-        untrusted_code.require_consent("the Prefect server", own, overrides={"training.loss": "its:loss"}, run="run-1")
-    assert [problem.where for problem in caught.value.problems] == ["training.loss"]
+    problems = raised_problems(
+        untrusted_code.require_consent, "the Prefect server", own, overrides={"training.loss": "its:loss"}, run="run-1"
+    )
+    assert [problem.where for problem in problems] == ["training.loss"]
     with pytest.raises(UserError):
         untrusted_code.require_consent("the Prefect server", own, run="run-2")

@@ -14,6 +14,7 @@ import pytest
 from tasks.shared_store import bucket as module
 from tasks.shared_store.bucket import AlreadyExists, Bucket, Forbidden, NotFound, Unavailable, WrongSize
 from tests.fork_server import NEW_PYTHON
+from tests.raised import raised_problems
 from tests.s3 import BUCKET, KEYS, S3
 from tests.tasks.shared import QUICK, bucket, on_s3, s3, url
 from training.problems import UserError
@@ -118,9 +119,7 @@ def test_a_removed_object_is_absent(bucket: Bucket) -> None:
     ],
 )
 def test_a_url_of_no_store_is_an_error_that_names_the_variable_both_forms_and_what_they_allow(url: str) -> None:
-    with pytest.raises(UserError) as raised:
-        Bucket(url)
-    [problem] = raised.value.problems
+    [problem] = raised_problems(Bucket, url)
     assert problem.where == "FINETUNE_STORE"
     assert problem.message.startswith(repr(url))
     assert "s3://bucket/prefix" in problem.message and "file:///folder" in problem.message

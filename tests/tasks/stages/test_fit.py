@@ -10,6 +10,7 @@ import pytest
 
 from tasks.cache.results import Artifact, Lock
 from tasks.stages.fit import fit, signing_key
+from tests.raised import raised_problems
 from training.engine import checkpoints
 from training.problems import UserError
 from training.recipe import parse
@@ -129,9 +130,7 @@ def test_of_an_installed_library_the_version_counts(mine: Path) -> None:
 
 
 def test_a_module_that_does_not_exist_is_reported_with_its_field(mine: Path) -> None:
-    with pytest.raises(UserError) as raised:
-        inputs(loss="mine:loss", callbacks=["mine:Mine", "nowhere_at_all:Mine"])
-    (problem,) = raised.value.problems
+    (problem,) = raised_problems(inputs, loss="mine:loss", callbacks=["mine:Mine", "nowhere_at_all:Mine"])
     assert problem.where == "training.callbacks[1]"
     assert problem.message.startswith("'nowhere_at_all:Mine': there is no module 'nowhere_at_all' in ")
 

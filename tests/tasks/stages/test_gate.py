@@ -17,7 +17,7 @@ from tasks.stages.gate import gate
 from tasks.tracking.run_tracker import format_check_name
 from tests.arrow import group
 from tests.made import COMPARISON
-from training.problems import UserError
+from tests.raised import raised_problems
 from training.recipe import parse
 
 GENRES = [
@@ -253,9 +253,7 @@ def test_a_slice_that_is_called_like_a_group_of_another_is_no_floor_of_that_grou
 
 
 def test_a_group_that_does_not_exist_is_reported_with_those_that_do() -> None:
-    with pytest.raises(UserError) as raised:
-        judge(floors(horor={"accuracy": 0.5}, war={"accuracy": 0.5}))
-    (problem,) = raised.value.problems
+    (problem,) = raised_problems(judge, floors(horor={"accuracy": 0.5}, war={"accuracy": 0.5}))
     assert problem.where == "release.gate.floors.genre=horor"
     assert problem.message == (
         "genre has no group 'horor' in validation: choose from war, noir, horror, essay, a.b=c. Did you mean 'horror'?"

@@ -26,6 +26,7 @@ from tasks.stages.load_model import load_model
 from tasks.stages.resolve import pin, resolve
 from tests.hub.server import Hub
 from tests.made import NO_WEIGHTS
+from tests.raised import raised_problems
 from tests.s3 import BUCKET, KEYS, S3, server
 from training.data import listing
 from training.data.decoding import open_text
@@ -69,9 +70,7 @@ def rows(tmp_path: Path) -> dict[str, Any]:
 
 
 def problems(recipe: Recipe) -> list[tuple[str, str]]:
-    with pytest.raises(UserError) as refused:
-        pin(recipe)
-    return [(problem.where, problem.message) for problem in refused.value.problems]
+    return [(problem.where, problem.message) for problem in raised_problems(pin, recipe)]
 
 
 def test_a_recipe_that_publishes_without_a_token_is_refused_before_anything_costs_anything(

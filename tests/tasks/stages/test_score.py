@@ -12,7 +12,7 @@ import pytest
 from tasks.cache.results import Artifact
 from tasks.stages.score import require_fitting, require_fitting_lengths, score
 from tests.arrow import write_arrow, write_kept
-from training.problems import UserError
+from tests.raised import raised_problems
 from training.recipe import Recipe, parse
 
 DATA = {
@@ -68,9 +68,7 @@ def rows(tmp_path: Path) -> Path:
 
 
 def problems_of(recipe: Recipe, rows: Path) -> dict[str, str]:
-    with pytest.raises(UserError) as raised:
-        require_fitting(recipe, rows)
-    return {problem.where: problem.message for problem in raised.value.problems}
+    return {problem.where: problem.message for problem in raised_problems(require_fitting, recipe, rows)}
 
 
 def test_slices_that_the_rows_do_not_have_are_reported_with_those_they_have_and_all_other_mistakes(rows: Path) -> None:
@@ -185,9 +183,7 @@ def test_a_floor_of_a_group_that_no_row_has_is_reported_before_anything_is_train
         ),
         "release.gate.floors.label=rare": "label has no group 'rare' in validation: choose from bad, good.",
     }
-    with pytest.raises(UserError) as raised:
-        require_fitting_lengths(unfit, tokens(rows, [1, 2, 9, 9]))
-    (problem,) = raised.value.problems
+    (problem,) = raised_problems(require_fitting_lengths, unfit, tokens(rows, [1, 2, 9, 9]))
     assert problem.where == "release.gate.floors.length_bucket=1-2 tokns"
     assert problem.message == (
         "length_bucket has no group '1-2 tokns' in validation: choose from 1 token, 2 tokens, 3-9 tokens. "

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tests.arrow import read_arrow
+from tests.raised import raised_problems
 from tests.training.data.task_types import CLASSIFICATION
 from training.data.checks import LEAVES_OUT, ROW_CHECKS, ROW_REMARKS, SET_CHECKS, SPLIT_CHECKS
 from training.data.load_rows import load
@@ -44,9 +45,7 @@ def warnings(folder: Path, rows: dict[str, list[Pair]], **data: Any) -> dict[str
 
 
 def errors(folder: Path, rows: dict[str, list[Pair]], **data: Any) -> set[str | None]:
-    with pytest.raises(UserError) as raised:
-        run(folder, rows, **data)
-    return {problem.check for problem in raised.value.problems if problem.level == "error"}
+    return {problem.check for problem in raised_problems(run, folder, rows, **data) if problem.level == "error"}
 
 
 def texts(folder: Path, split: str = "train") -> list[str]:

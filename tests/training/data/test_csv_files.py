@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.arrow import read_arrow
+from tests.raised import raised_problems
 from tests.training.data.task_types import CLASSIFICATION, Lines
 from training.data.csv_quotes import QuotedFields
 from training.data.load_rows import load
@@ -37,9 +38,8 @@ def warnings_of(folder: Path) -> dict[str | None, Problem]:
 
 
 def errors(folder: Path, rows: str | bytes, name: str = "train.csv", **data: Any) -> list[str]:
-    with pytest.raises(UserError) as raised:
-        run(folder, rows, name, **data)
-    found = [f"{p.where}: {p.message}".replace(f"{folder}/", "") for p in raised.value.problems if p.level == "error"]
+    problems = raised_problems(run, folder, rows, name, **data)
+    found = [f"{p.where}: {p.message}".replace(f"{folder}/", "") for p in problems if p.level == "error"]
     return [one for one in found if "validation." not in one]
 
 
@@ -420,7 +420,8 @@ def test_a_file_without_rows_among_others_is_a_warning_with_its_name(
     assert found["train_rows"] == 3
     problem = warnings_of(tmp_path)["empty_file"]
     assert problem.where == "a.csv" and "2 files like this: " in problem.message and "c.csv" in problem.message
-    with pytest.raises(UserError) as raised:
-        load(recipe, CLASSIFICATION, {"train": files[:1], "validation": files[1:2]}, tmp_path / "none")
-    (only,) = raised.value.problems
+    problems = raised_problems(
+        load, recipe, CLASSIFICATION, {"train": files[:1], "validation": files[1:2]}, tmp_path / "none"
+    )
+    (only,) = problems
     assert only.check == "no_rows" and "a.csv" in only.message

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.raised import raised_problems
 from training.data.filtering import filter_mask
-from training.problems import UserError
 from training.recipe import parse
 from training.recipe.filters import parse_filter
 
@@ -148,9 +148,7 @@ def test_an_impossible_comparison_is_reported_with_the_column_and_its_type(text:
 def test_a_wrong_filter_is_a_mistake_of_the_recipe() -> None:
     data = {"source": "csv", "path": "reviews", "text": ["text"], "label": "label", "filter": "stars = 4"}
     model = {"source": "folder", "path": "models/small"}
-    with pytest.raises(UserError) as raised:
-        parse({"name": "r", "task": "sequence-classification", "data": data, "model": model})
-    (problem,) = raised.value.problems
+    (problem,) = raised_problems(parse, {"name": "r", "task": "sequence-classification", "data": data, "model": model})
     assert problem.where == "data.filter" and problem.message.endswith("is not understood: write ==.")
 
 

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from tests.arrow import read_arrow, write_arrow
+from tests.raised import raised_problems
 from tests.training.data.task_types import CLASSIFICATION, Chat, Rating, Tags
 from training.data.load_rows import load
 from training.evaluation.plots import draw_rows
@@ -166,18 +167,15 @@ def test_mistakes_in_lists_are_reported_with_the_row(tmp_path: Path) -> None:
 def test_cells_that_are_no_json_are_reported_with_an_example(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     file.write_text('words,tags\n"[""a""]","[""O""]"\na b,"[""O""]"\n')
-    with pytest.raises(UserError) as raised:
-        run(Tags(), str(file), tmp_path, "csv")
-    problem = raised.value.problems[0]
+    problem = raised_problems(run, Tags(), str(file), tmp_path, "csv")[0]
     assert (problem.check, problem.where) == ("malformed", f"{file} row 3")
     assert """holds no JSON such as ["EU", "rejects"] in column 'words': 'a b': correct""" in problem.message
 
 
 def test_a_parquet_column_of_another_type_is_reported_before_it_is_read(tmp_path: Path) -> None:
     pq.write_table(pa.table({"words": ["a b"], "tags": [[0.5]]}), tmp_path / "t.parquet")
-    with pytest.raises(UserError) as raised:
-        run(Tags(), str(tmp_path / "t.parquet"), tmp_path, "parquet")
-    assert {one.where: one.message.partition("is of type ")[2] for one in raised.value.problems} == {
+    problems = raised_problems(run, Tags(), str(tmp_path / "t.parquet"), tmp_path, "parquet")
+    assert {one.where: one.message.partition("is of type ")[2] for one in problems} == {
         "data.columns.words": "string: it must hold lists of text.",
         "data.columns.tags": "list<element: double>: it must hold lists of text or of whole numbers.",
     }
@@ -187,9 +185,7 @@ def test_bytes_in_a_list_that_are_no_text_are_reported_with_the_row(tmp_path: Pa
     words = pa.ListArray.from_arrays([0, 1, 2], pa.array([b"ok", b"\xff"]).view(pa.string()))
     table = pa.table({"words": words, "tags": [["O"], ["B"]]})
     write_arrow(tmp_path / "t.arrow", table)
-    with pytest.raises(UserError) as raised:
-        run(Tags(), str(tmp_path / "t.arrow"), tmp_path, "arrow")
-    problem = raised.value.problems[0]
+    problem = raised_problems(run, Tags(), str(tmp_path / "t.arrow"), tmp_path, "arrow")[0]
     assert (problem.check, problem.where) == ("encoding", f"{tmp_path / 't.arrow'} row 2")
 
 

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.arrow import read_arrow
+from tests.raised import raised_problems
 from tests.training.data.task_types import CLASSIFICATION
 from training.data.casting import cast_blocks
 from training.data.decoding import open_text
@@ -80,9 +81,7 @@ def run(data: Data, out: Path) -> dict[str, int]:
 
 
 def problems(data: Data, out: Path) -> tuple[Problem, ...]:
-    with pytest.raises(UserError) as raised:
-        run(data, out)
-    return tuple(problem for problem in raised.value.problems if problem.level == "error")
+    return tuple(problem for problem in raised_problems(run, data, out) if problem.level == "error")
 
 
 def contents(out: Path) -> dict[str, bytes]:

@@ -14,6 +14,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from tests.arrow import read_arrow
+from tests.raised import raised_problems
 from tests.task_types import TINY
 from tests.training.data.task_types import CLASSIFICATION
 from tests.training.data.test_load import labels_of, report_of, rows_of, write_json, write_parquet
@@ -59,9 +60,7 @@ class Sets:
         return self.folder / out
 
     def problems(self, **beside: Any) -> list[Problem]:
-        with pytest.raises(UserError) as raised:
-            self.load(**beside)
-        return list(raised.value.problems)
+        return list(raised_problems(self.load, **beside))
 
 
 @pytest.fixture

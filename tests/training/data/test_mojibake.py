@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.raised import raised_problems
 from tests.training.data.task_types import CLASSIFICATION
 from training.data.load_rows import load
 from training.data.mojibake import garbled_texts, is_single_byte, misread_texts
@@ -32,9 +33,7 @@ def read(folder: Path, files: dict[str, bytes], **data: Any) -> list[str]:
 
 def test_utf_8_in_a_folder_of_another_encoding_is_refused_with_its_file_and_rows(tmp_path: Path) -> None:
     files = {"one.csv": ROWS.encode("cp1252"), "two.csv": ROWS.encode()}
-    with pytest.raises(UserError) as raised:
-        read(tmp_path, files, encoding="cp1252")
-    (problem,) = raised.value.problems
+    (problem,) = raised_problems(read, tmp_path, files, encoding="cp1252")
     assert problem.where == f"{tmp_path / 'two.csv'} row 2" and problem.check == "encoding"
     assert "is UTF-8, not cp1252 (column 'text': 'Ein schöner Tag') (2 rows like this: 2, 3)" in problem.message
     with pytest.raises(UserError, match=r"one\.csv row 2: is not UTF-8 text"):

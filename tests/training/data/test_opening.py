@@ -21,6 +21,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
+from tests.raised import raised_problems
 from training.data.decoding import open_seekable, open_text
 from training.data.file_systems import as_user_error
 from training.data.listing import Listing
@@ -47,9 +48,7 @@ def read(file: Path | str, **values: Any) -> bytes:
 
 def problem(file: Path | str, **values: Any) -> str:
     """The message about a file that cannot be read; it names the file."""
-    with pytest.raises(UserError) as raised:
-        read(file, **values)
-    (found,) = raised.value.problems
+    (found,) = raised_problems(read, file, **values)
     assert found.where == str(file)
     return found.message
 
@@ -307,16 +306,12 @@ def test_a_file_of_a_plain_web_server_is_not_read_by_place(web: str) -> None:
     ],
 )
 def test_a_refusal_of_a_web_server_is_reported_by_its_kind(web: str, name: str, kind: str, words: str) -> None:
-    with pytest.raises(UserError) as raised:
-        read(f"{web}/{name}")
-    (found,) = raised.value.problems
+    (found,) = raised_problems(read, f"{web}/{name}")
     assert (found.kind, found.where) == (kind, f"{web}/{name}") and words in found.message
 
 
 def test_a_server_that_does_not_answer_is_a_matter_of_the_network() -> None:
-    with pytest.raises(UserError) as raised:
-        read("http://127.0.0.1:9/rows.csv")
-    (found,) = raised.value.problems
+    (found,) = raised_problems(read, "http://127.0.0.1:9/rows.csv")
     assert (found.kind, found.where) == (NETWORK, "http://127.0.0.1:9/rows.csv")
     assert found.message.endswith("check the network, then run the same command again.")
 

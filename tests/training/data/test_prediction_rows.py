@@ -17,6 +17,7 @@ import pytest
 from pyarrow import orc
 
 from tests.arrow import write_arrow
+from tests.raised import raised_problems
 from training import task_types
 from training.data.ipc_files import BLOCK_ROWS
 from training.data.prediction_rows import (
@@ -116,9 +117,8 @@ def test_a_file_that_cannot_be_read_as_a_whole_is_one_message(
     tmp_path: Path, name: str, content: str, words: str
 ) -> None:
     (tmp_path / name).write_text(content)
-    with pytest.raises(UserError) as raised:
-        read(tmp_path / name, kept=["id"])
-    lines = [f"{problem.where}: {problem.message}" for problem in raised.value.problems]
+    problems = raised_problems(read, tmp_path / name, kept=["id"])
+    lines = [f"{problem.where}: {problem.message}" for problem in problems]
     assert any(str(tmp_path / name) in line and words in line for line in lines), lines
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import fsspec
 import pytest
 
+from tests.raised import raised_problems
 from training.data.file_systems import display_name
 from training.data.sources import find_split_files, fingerprint, is_rows, load_object
 from training.problems import UserError
@@ -67,9 +68,7 @@ def test_a_file_name_adds_no_line_to_a_message(tmp_path: Path, monkeypatch: pyte
     assert display_name(tmp_path / forged) == escaped and "\n" not in display_name("s3://bucket/a\nb.csv")
     touch(tmp_path, forged)
     for source, splits in (("csv", {"train": "other"}), ("parquet", None)):
-        with pytest.raises(UserError) as caught:
-            find_split_files(data(tmp_path, source, splits))
-        (problem,) = caught.value.problems
+        (problem,) = raised_problems(find_split_files, data(tmp_path, source, splits))
         assert escaped in problem.message and not {"\n", "\t"} & set(problem.message)
 
 
@@ -214,9 +213,7 @@ def test_files_are_absolute_when_the_recipe_is_not(tmp_path: Path, monkeypatch: 
 
 def test_a_missing_train_file_is_reported_with_the_files_that_exist(tmp_path: Path) -> None:
     touch(tmp_path, "training.csv")
-    with pytest.raises(UserError) as raised:
-        find_files(data(tmp_path))
-    (train,) = raised.value.problems
+    (train,) = raised_problems(find_files, data(tmp_path))
     assert "looked for train, train.csv" in train.message
     assert "there is training.csv" in train.message
     assert "Did you mean 'training'?" in train.message
@@ -224,18 +221,15 @@ def test_a_missing_train_file_is_reported_with_the_files_that_exist(tmp_path: Pa
 
 def test_a_named_file_that_is_missing_is_named_by_its_field(tmp_path: Path) -> None:
     touch(tmp_path, "train.csv", "dev.csv")
-    with pytest.raises(UserError) as raised:
-        find_files(data(tmp_path, splits={"train": "train", "validation": "dew"}))
-    (problem,) = raised.value.problems
+    (problem,) = raised_problems(find_files, data(tmp_path, splits={"train": "train", "validation": "dew"}))
     assert problem.where == "data.splits.validation"
     assert "Did you mean 'dev'?" in problem.message
 
 
 def test_every_named_file_that_is_missing_is_reported(tmp_path: Path) -> None:
     touch(tmp_path, "train.csv")
-    with pytest.raises(UserError) as raised:
-        find_files(data(tmp_path, splits={"train": ["train", "trian"], "test": "best"}))
-    assert [problem.where for problem in raised.value.problems] == ["data.splits.train[1]", "data.splits.test"]
+    problems = raised_problems(find_files, data(tmp_path, splits={"train": ["train", "trian"], "test": "best"}))
+    assert [problem.where for problem in problems] == ["data.splits.train[1]", "data.splits.test"]
 
 
 def test_a_path_that_does_not_exist_names_the_nearest(tmp_path: Path) -> None:

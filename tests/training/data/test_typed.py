@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.raised import raised_problems
 from tests.training.data.task_types import CLASSIFICATION
 from training.data.casting import CastBlock, cast_blocks
 from training.data.load_rows import load
@@ -69,9 +70,7 @@ def read(folder: Path, name: str, content: bytes, **more: Any) -> list[CastBlock
 
 
 def source_error(folder: Path, name: str, content: bytes, **more: Any) -> Problem:
-    with pytest.raises(UserError) as raised:
-        read(folder, name, content, **more)
-    return raised.value.problems[0]
+    return raised_problems(read, folder, name, content, **more)[0]
 
 
 def column(made: list[CastBlock], name: str = "text") -> list[Any]:

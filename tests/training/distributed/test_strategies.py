@@ -16,6 +16,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, DistilBertConfig, DistilBertForSequenceClassification
 
+from tests.raised import raised_problems
 from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, curve, events, finish, kill_when, run_fit
 from training import distributed
@@ -23,7 +24,6 @@ from training.distributed import zero
 from training.distributed.fsdp import find_wrapped_layers
 from training.engine.checkpoints import find_damage, step_of
 from training.jobs.protocol import Failure, Job, Outcome, read_outcome
-from training.problems import UserError
 from training.recipe import ResolvedCompute
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed")
@@ -235,9 +235,7 @@ def test_the_layers_that_fsdp_puts_together_are_found_from_the_model_or_named(wo
     assert find_wrapped_layers(silent, None) == ["TransformerBlock"]
     # The one holds the embeddings, which are put together by themselves; the other is misspelt.
     for name, hint in (("BertEmbeddings", ""), ("BertLayr", " Did you mean 'BertLayer'?")):
-        with pytest.raises(UserError) as refused:
-            find_wrapped_layers(model, [name])
-        (problem,) = refused.value.problems
+        (problem,) = raised_problems(find_wrapped_layers, model, [name])
         assert problem.where == "compute.fsdp_wrap" and problem.message.startswith(f"{name!r} is no layer of Bert")
         assert hint in problem.message
 

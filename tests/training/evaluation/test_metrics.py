@@ -19,11 +19,11 @@ from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
 from docs import reference_tables
+from tests.raised import raised_problems
 from training.evaluation import metrics
 from training.evaluation.bootstrap import draws
 from training.evaluation.metrics.resampling import figures
 from training.evaluation.predictions import OneLabel
-from training.problems import UserError
 from training.recipe.tables.metrics import METRICS as TABLE
 from training.recipe.tables.metrics import ONE_LABEL, TAGS, Metric, metrics_for
 from training.task_types import load
@@ -284,10 +284,9 @@ def test_metric_gets_names_numbers_or_probabilities_as_its_features_ask() -> Non
 
 
 def refusals(names: list[str], rows: OneLabel = TWO) -> list[str]:
-    with pytest.raises(UserError) as error:
-        metrics.compute(names, rows)
-    assert all(problem.where.startswith("evaluation.metrics") for problem in error.value.problems)
-    return [problem.message for problem in error.value.problems]
+    problems = raised_problems(metrics.compute, names, rows)
+    assert all(problem.where.startswith("evaluation.metrics") for problem in problems)
+    return [problem.message for problem in problems]
 
 
 def test_all_metrics_that_cannot_be_used_are_named_together() -> None:

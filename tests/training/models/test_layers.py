@@ -12,6 +12,7 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, modeling_flash_attention_utils
 
+from tests.raised import raised_problems
 from tests.training import kernels
 from training.batching.batches import IGNORED
 from training.batching.causal_batches import disable_cache, require_causal, require_separate_documents
@@ -62,9 +63,7 @@ def test_documents_of_packed_rows_stay_apart_with_flash_attention(model_type: st
 
 
 def test_a_model_or_machine_without_flash_attention_is_refused_by_the_field() -> None:
-    with pytest.raises(UserError) as refused:
-        layers.use_attention(model_of("llama"), "flash_attention_2")
-    (problem,) = refused.value.problems
+    (problem,) = raised_problems(layers.use_attention, model_of("llama"), "flash_attention_2")
     assert problem.where == "model.attn_implementation" and "'flash_attention_2' cannot be used" in problem.message
     t5 = AutoConfig.for_model("t5", vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
     model = transformers.AutoModelForSeq2SeqLM.from_config(t5)

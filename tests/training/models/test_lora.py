@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from tests.fork_server import call
+from tests.raised import raised_problems
 from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, finish, kill_when
 from training import task_types
@@ -30,7 +31,6 @@ from training.engine.export import export
 from training.jobs.protocol import read_outcome
 from training.models import adapters
 from training.models.loading import load_for_training, load_tokenizer
-from training.problems import UserError
 from training.recipe import Training, parse
 from training.recipe.fields import Lora
 
@@ -228,9 +228,7 @@ def test_a_model_is_tried_on_the_device_where_it_lies() -> None:
 def test_layers_that_are_not_there_or_cannot_be_merged_are_refused_by_name(
     lora: dict[str, Any], where: str, reason: str
 ) -> None:
-    with pytest.raises(UserError) as refused:
-        adapted(**lora)
-    (problem,) = refused.value.problems
+    (problem,) = raised_problems(adapted, **lora)
     assert problem.where == f"training.lora.{where}".rstrip(".") and reason in problem.message
 
 
@@ -244,9 +242,7 @@ def test_settings_that_exclude_adapters_are_refused_before_anything_runs() -> No
         "compute": {"strategy": "fsdp", "num_processes": 2},
         "release": {"registry": "test", "hub": {"repo": "me/test", "license": "mit", "checkpoints": "every_save"}},
     }
-    with pytest.raises(UserError) as refused:
-        parse(recipe)
-    messages = {problem.where: problem.message for problem in refused.value.problems}
+    messages = {problem.where: problem.message for problem in raised_problems(parse, recipe)}
     assert "with quantization, set it to null" in messages["training.lora.init_lora_weights"]
     assert "that fsdp cannot shard" in messages["training.lora.quantization"]
     assert "checkpoints hold only the trained weights" in messages["release.hub.checkpoints"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, BertTokenizer
 
+from tests.raised import raised_problems
 from tests.training import tiny
 from training import task_types
 from training.models import loading
@@ -37,9 +38,7 @@ def test_a_repository_without_a_tokenizer_is_refused_with_the_next_step() -> Non
 
 def test_an_adapter_of_peft_is_refused_with_the_next_step_even_if_weights_lie_beside_it() -> None:
     for names in (["adapter_config.json", "adapter_model.safetensors"], [*WEIGHTS, "adapter_config.json"]):
-        with pytest.raises(UserError) as raised:
-            require_files([*names, "tokenizer.json"], "it")
-        (problem,) = raised.value.problems
+        (problem,) = raised_problems(require_files, [*names, "tokenizer.json"], "it")
         assert problem.message.startswith("it has adapter_config.json: it is an adapter of peft, and training would")
         assert "Merge it into its base model with merge_and_unload()" in problem.message
     with pytest.raises(UserError, match=r"it has no \*\.safetensors"):
@@ -62,9 +61,8 @@ def test_links_of_a_model_folder_that_leave_it_are_refused_and_models_of_the_hom
         require_model_folder(home / "services")
     (tmp_path / "model" / "chat_template.jinja").symlink_to(home / "services" / "config.json")
     (tmp_path / "model" / "vocab.txt").symlink_to("/etc/passwd")
-    with pytest.raises(UserError) as raised:
-        require_model_folder(tmp_path / "model")
-    assert {Path(problem.where).name for problem in raised.value.problems} == {"chat_template.jinja", "vocab.txt"}
+    problems = raised_problems(require_model_folder, tmp_path / "model")
+    assert {Path(problem.where).name for problem in problems} == {"chat_template.jinja", "vocab.txt"}
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja"])

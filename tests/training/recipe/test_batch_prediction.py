@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from training.problems import UserError
+from tests.raised import raised_problems
 from training.recipe import parse_batch_prediction
 
 GIVEN: dict[str, Any] = {"model": "reviews", "input": ["inbox"], "output": "answers"}
@@ -51,13 +51,10 @@ def test_an_output_with_the_suffix_of_a_file_is_one_file() -> None:
     ],
 )
 def test_a_mistake_names_the_field_and_what_is_allowed(wrong: dict[str, Any], where: str, words: str) -> None:
-    with pytest.raises(UserError) as raised:
-        parse_batch_prediction(GIVEN | wrong)
-    (problem,) = raised.value.problems
+    (problem,) = raised_problems(parse_batch_prediction, GIVEN | wrong)
     assert problem.where == where and words in problem.message
 
 
 def test_all_mistakes_are_reported_together() -> None:
-    with pytest.raises(UserError) as raised:
-        parse_batch_prediction({"model": "reviews", "batch_size": 0, "keeep": []})
-    assert {problem.where for problem in raised.value.problems} == {"input", "output", "batch_size", "keeep"}
+    problems = raised_problems(parse_batch_prediction, {"model": "reviews", "batch_size": 0, "keeep": []})
+    assert {problem.where for problem in problems} == {"input", "output", "batch_size", "keeep"}

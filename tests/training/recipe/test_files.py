@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from training.problems import UserError
+from tests.raised import raised_problems
 from training.recipe import Recipe, parse
 from training.recipe.accelerate_file import Refusal, translate
 from training.recipe.rules import compute_rules
@@ -104,9 +104,7 @@ def test_a_file_that_lists_no_label_names_is_one_mistake(
 ) -> None:
     if text is not None:
         (folder / name).write_text(text)
-    with pytest.raises(UserError) as raised:
-        parse(with_names(name))
-    (problem,) = raised.value.problems
+    (problem,) = raised_problems(parse, with_names(name))
     assert problem.where == where and problem.message.startswith(message)
 
 
@@ -120,9 +118,7 @@ def recipe(overrides: dict[str, Any] | None = None, **compute: Any) -> Recipe:
 
 
 def find_messages(overrides: dict[str, Any] | None = None, **compute: Any) -> dict[str, str]:
-    with pytest.raises(UserError) as raised:
-        recipe(overrides, **compute)
-    return {problem.where: problem.message for problem in raised.value.problems}
+    return {problem.where: problem.message for problem in raised_problems(recipe, overrides, **compute)}
 
 
 def fields(compute: dict[str, Any], **training: Any) -> Recipe:

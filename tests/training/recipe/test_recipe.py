@@ -8,6 +8,7 @@ import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from tests.raised import raised_problems
 from training.data.file_systems import display_name
 from training.problems import UserError
 from training.recipe import Recipe, Training, load, parse, parse_set
@@ -49,9 +50,7 @@ def deployment(tmp_path: Path, text: str) -> Path:
 
 
 def file_problem(file: Path, entry: str | None = None) -> tuple[str, str]:
-    with pytest.raises(UserError) as raised:
-        load(file, entry=entry)
-    (problem,) = raised.value.problems
+    (problem,) = raised_problems(load, file, entry=entry)
     return problem.where.replace(str(file), "FILE"), problem.message
 
 
@@ -683,9 +682,8 @@ def test_set_reads_values_as_yaml_and_short_floats_as_numbers() -> None:
 
 
 def test_set_names_every_argument_that_cannot_be_read() -> None:
-    with pytest.raises(UserError) as raised:
-        parse_set(["training.seed", "=1", "data.text=[a", "tokens.max_length=64"])
-    messages = [problem.message for problem in raised.value.problems]
+    problems = raised_problems(parse_set, ["training.seed", "=1", "data.text=[a", "tokens.max_length=64"])
+    messages = [problem.message for problem in problems]
     assert [message.partition(":")[0] for message in messages] == ["'training.seed'", "'=1'", "'data.text=[a'"]
 
 

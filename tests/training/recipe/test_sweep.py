@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.raised import raised_problems
 from training.problems import UserError
 from training.recipe import load_sweep, parse_sweep
 
@@ -22,9 +23,7 @@ RATE = {"training.learning_rate": {"log": [1e-5, 1e-3]}}
 
 
 def problems(sweep: Any, recipe: dict[str, Any] = RECIPE) -> dict[str, str]:
-    with pytest.raises(UserError) as error:
-        parse_sweep(recipe, sweep)
-    return {problem.where: problem.message for problem in error.value.problems}
+    return {problem.where: problem.message for problem in raised_problems(parse_sweep, recipe, sweep)}
 
 
 def test_a_sweep_takes_its_metric_direction_and_number_of_trials_from_the_recipe() -> None:

@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from tests.arrow import read_arrow
+from tests.raised import raised_problems
 from tests.training import tiny
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
 from tests.training.programs_here import PREDICT, run
@@ -132,9 +133,7 @@ def test_a_model_that_cannot_keep_documents_apart_or_sees_what_it_shall_tell_is_
     model_type: str, field: str
 ) -> None:
     model = network(model_type)
-    with pytest.raises(UserError) as refused:
-        task_types.load("causal-lm").prepare(model, WORDS)
-    assert refused.value.problems[0].where == field
+    assert raised_problems(task_types.load("causal-lm").prepare, model, WORDS)[0].where == field
     if field == "options.packing":
         task_types.load("causal-lm", {"packing": False}).prepare(model, WORDS)
 

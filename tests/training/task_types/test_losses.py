@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.raised import raised_problems
 from tests.training import own, tiny
 from tests.training.forks import curve, finish
-from training.problems import UserError
 from training.recipe import Training
 from training.task_types.losses import classification as losses
 
@@ -34,9 +34,7 @@ def loss_of(**training: Any) -> float:
 
 
 def refusal(**training: Any) -> tuple[str, str]:
-    with pytest.raises(UserError) as raised:
-        loss_of(**training)
-    (problem,) = raised.value.problems
+    (problem,) = raised_problems(loss_of, **training)
     return problem.where, problem.message
 
 

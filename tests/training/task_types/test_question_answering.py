@@ -19,6 +19,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer
 
 from deployments.examples.question_answering import Answered, ExtractiveQA
 from tests.arrow import read_arrow
+from tests.raised import raised_problems
 from tests.training import programs_here, tiny
 from tests.training.forks import finish, run_main
 from tests.training.programs_here import PREDICT, SCORE
@@ -242,9 +243,8 @@ def test_answers_that_do_not_stand_at_their_offset_are_reported_with_their_row(t
     ]
     lines = [{**good, "question": f"q{number}", "answers": answers} for number, answers in enumerate(wrong)]
     (tmp_path / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in lines))
-    with pytest.raises(UserError) as raised:
-        loaded(tmp_path / "out", tmp_path, "train")
-    found = {problem.check: f"{problem.where} {problem.message}" for problem in raised.value.problems}
+    problems = raised_problems(loaded, tmp_path / "out", tmp_path, "train")
+    found = {problem.check: f"{problem.where} {problem.message}" for problem in problems}
     assert "row 2" in found["answer_start"]
     assert "'Rome' at character 4, where the context has 'ome,'" in found["answer_start"]
     assert "row 3" in found["answers"] and '"answer_start": [0]' in found["answers"]

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from tests.arrow import write_arrow
 from tests.fork_server import NEW_PYTHON
-from tests.training import tiny
+from tests.training import programs_here, tiny
 from tests.training.data.test_forms import problems_of
 from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
 from tests.training.vocabularies import CHAT, ROBERTA, chat, roberta, save_repository
