@@ -18,6 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 from tasks.jobs.commands import accelerate_environment
 from tests.fork_server import Fork
 from training.engine.state_check import BATCHES, SWITCH
@@ -163,3 +165,19 @@ def assert_same(job_dir: Path, undisturbed: Path, *other_machines: Path) -> None
     assert batches(job_dir, *other_machines) == batches(undisturbed) != {}
     assert weights(job_dir) == weights(undisturbed)
     assert curve(job_dir, *other_machines) == curve(undisturbed)
+
+
+def assert_resumes(job_dir: Path, undisturbed: Path, after: int, victim: int = 0) -> None:
+    """The job is killed after so many checkpoints; the same job again ends with the bytes of the undisturbed one."""
+    assert kill_when(job_dir, lambda: checkpoints_written(job_dir) >= after, victim=victim)
+    assert finish(job_dir).state == "finished"
+    assert_same(job_dir, undisturbed)
+
+
+def assert_same_losses(one: Path, other: Path) -> None:
+    """Both jobs have the losses of every step, but for the order in which they are summed."""
+    ours, theirs = curve(one), curve(other)
+    assert ours.keys() == theirs.keys()
+    for step, values in ours.items():
+        losses = {name: value for name, value in values.items() if "loss" in name}
+        assert {name: theirs[step][name] for name in losses} == pytest.approx(losses, rel=1e-4, abs=1e-5), step

@@ -18,7 +18,16 @@ from transformers import AutoModelForSequenceClassification, DistilBertConfig, D
 
 from tests.raised import raised_problems
 from tests.training import tiny
-from tests.training.forks import assert_same, checkpoints_written, curve, events, finish, kill_when, run_fit
+from tests.training.forks import (
+    assert_resumes,
+    assert_same,
+    checkpoints_written,
+    curve,
+    events,
+    finish,
+    kill_when,
+    run_fit,
+)
 from training import distributed
 from training.distributed import zero
 from training.distributed.fsdp import find_wrapped_layers
@@ -256,9 +265,7 @@ def test_adapters_shared_by_two_processes_end_with_the_same_bytes_after_a_kill_a
     }
     undisturbed, killed = (tiny.fit_job(world, tmp_path / name, **settings) for name in ("undisturbed", "killed"))
     assert finish(undisturbed).state == "finished"
-    assert kill_when(killed, lambda: checkpoints_written(killed) >= 4, victim=1)
-    assert finish(killed).state == "finished"
-    assert_same(killed, undisturbed)
+    assert_resumes(killed, undisturbed, after=4, victim=1)
     merged, base = (
         AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(tiny.LABELS)).eval()
         for folder in (killed / "output/model", world / "base/model")

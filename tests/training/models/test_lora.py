@@ -23,7 +23,7 @@ from transformers import (
 from tests.fork_server import call
 from tests.raised import raised_problems
 from tests.training import tiny
-from tests.training.forks import assert_same, checkpoints_written, finish, kill_when
+from tests.training.forks import assert_resumes, assert_same, checkpoints_written, finish, kill_when
 from training import task_types
 from training.batching import causal_batches
 from training.batching.batches import PadToLongest, TokenRows
@@ -137,9 +137,7 @@ def test_each_kind_of_adapter_and_noise_on_embeddings_resume_to_the_same_bytes(
     asked = {**ASKED, "num_train_epochs": 1, **more}
     whole, killed = (tiny.fit_job(world, tmp_path / name, **asked) for name in ("whole", "killed"))
     assert finish(whole).state == "finished"
-    assert kill_when(killed, lambda: checkpoints_written(killed) >= 5)
-    assert finish(killed).state == "finished"
-    assert_same(killed, whole)
+    assert_resumes(killed, whole, after=5)
 
 
 def test_adapters_by_pissa_begin_with_principal_components_and_leave_the_models_outputs() -> None:

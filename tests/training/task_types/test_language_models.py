@@ -28,7 +28,7 @@ from transformers import (
 from tests.arrow import read_arrow
 from tests.raised import raised_problems
 from tests.training import tiny
-from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
+from tests.training.forks import assert_resumes, curve, finish
 from tests.training.programs_here import PREDICT, run
 from tests.training.vocabularies import TEXTS, WORD_PIECES, word_pieces
 from training import task_types
@@ -179,9 +179,7 @@ def test_killed_within_an_epoch_it_ends_with_the_same_bytes(
     }
     whole, killed = (fit_job(speakers, tmp_path / name, task, **settings) for name in ("whole", "killed"))
     assert finish(whole).state == "finished"
-    assert kill_when(killed, lambda: checkpoints_written(killed) >= 3)
-    assert finish(killed).state == "finished"
-    assert_same(killed, whole)
+    assert_resumes(killed, whole, after=3)
     figures = curve(whole)[max(curve(whole))]
     assert figures["eval_perplexity"] == pytest.approx(math.exp(figures["eval_loss"]), rel=1e-4)
     assert figures["eval_perplexity"] < tokenizer_of(speakers).get_vocab_size() / 2

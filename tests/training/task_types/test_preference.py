@@ -17,7 +17,7 @@ from tests import task_types as tiny_tasks
 from tests.arrow import read_arrow, write_arrow
 from tests.training import programs_here
 from tests.training.data.test_forms import problems_of, run
-from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when, weights
+from tests.training.forks import assert_resumes, curve, finish, weights
 from tests.training.programs_here import COMPARE, folders
 from tests.training.task_types import preference_model
 from tests.training.task_types.test_sft import AGAIN, BOT, CHATML, LAST, MARKED, REWRITES, USER, words
@@ -277,9 +277,7 @@ def trained(pairs: Path) -> Path:
 
 def test_killed_within_an_epoch_it_ends_with_the_same_bytes(pairs: Path, trained: Path, tmp_path: Path) -> None:
     killed = fit_job(pairs, tmp_path / "killed")
-    assert kill_when(killed, lambda: checkpoints_written(killed) >= 3)
-    assert finish(killed).state == "finished"
-    assert_same(killed, trained)
+    assert_resumes(killed, trained, after=3)
 
 
 def test_the_plain_loop_learns_the_same_bytes_as_the_trainer(pairs: Path, trained: Path, tmp_path: Path) -> None:

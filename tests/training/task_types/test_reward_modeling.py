@@ -14,7 +14,12 @@ from tests import fork_server
 from tests import task_types as tiny_tasks
 from tests.arrow import read_arrow
 from tests.training.data.test_forms import json_lines, run
-from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
+from tests.training.forks import (
+    assert_resumes,
+    assert_same_losses,
+    curve,
+    finish,
+)
 from tests.training.task_types import preference_model
 from tests.training.task_types.test_preference import FIGURES, record
 from tests.training.task_types.test_sft import BOT, USER, words
@@ -89,13 +94,9 @@ def test_killed_it_ends_with_the_same_bytes_and_two_processes_learn_what_one_lea
 ) -> None:
     whole, killed, two = fit_job(pairs, tmp_path / "whole"), fit_job(pairs, tmp_path / "killed"), tmp_path / "two"
     assert finish(whole).state == finish(fit_job(pairs, two, 2)).state == "finished"
-    assert kill_when(killed, lambda: checkpoints_written(killed) >= 3)
-    assert finish(killed).state == "finished"
-    assert_same(killed, whole)
-    one, other = curve(whole), curve(two)
-    for step, figures in one.items():
-        losses = {name: value for name, value in figures.items() if "loss" in name}
-        assert {name: other[step][name] for name in losses} == pytest.approx(losses, rel=1e-4, abs=1e-5)
+    assert_resumes(killed, whole, after=3)
+    assert_same_losses(whole, two)
+    one = curve(whole)
     assert one[max(one)]["eval_accuracy"] > 0.6
     _check_requests(whole / "output/model")
 

@@ -21,7 +21,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 
 from tests.arrow import read_arrow, write_arrow
 from tests.training import tiny
-from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
+from tests.training.forks import assert_resumes, curve, finish
 from tests.training.programs_here import COMPARE, PREDICT, SCORE, run, warnings_of
 from tests.training.vocabularies import WORD_PIECES, save_repository, word_pieces
 from training.batching.batches import TokenRows
@@ -235,9 +235,7 @@ def test_run_killed_mid_epoch_ends_with_the_same_weights_and_the_same_metrics_of
     world: Path, trained: Path, tmp_path: Path
 ) -> None:
     job_dir = fit_job(world, tmp_path / "killed")
-    assert kill_when(job_dir, lambda: checkpoints_written(job_dir) >= 4)
-    assert finish(job_dir).state == "finished"
-    assert_same(job_dir, trained)
+    assert_resumes(job_dir, trained, after=4)
     assert {f"eval_{name}" for name in METRICS} <= set(curve(trained)[30])
 
 

@@ -25,7 +25,7 @@ from tests.arrow import write_arrow
 from tests.fork_server import NEW_PYTHON
 from tests.training import programs_here, tiny
 from tests.training.data.test_forms import problems_of
-from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
+from tests.training.forks import assert_resumes, curve, finish
 from tests.training.vocabularies import CHAT, ROBERTA, chat, roberta, save_repository
 from training.batching.batches import IGNORED, TokenRows
 from training.data.ipc_files import ipc_writer
@@ -500,9 +500,7 @@ def trained(assistants: Path) -> Path:
 
 def test_killed_within_an_epoch_it_ends_with_the_same_bytes(assistants: Path, trained: Path, tmp_path: Path) -> None:
     killed = fit_job(assistants, tmp_path / "killed")
-    assert kill_when(killed, lambda: checkpoints_written(killed) >= 3)
-    assert finish(killed).state == "finished"
-    assert_same(killed, trained)
+    assert_resumes(killed, trained, after=3)
     assert (trained / "output/model/chat_template.jinja").read_text() == EXAMPLE
     first, *_, last = (figures["eval_loss"] for _, figures in sorted(curve(trained).items()) if "eval_loss" in figures)
     assert last < first

@@ -16,7 +16,7 @@ import torch
 
 from tests.arrow import read_arrow, write_arrow
 from tests.training import tiny
-from tests.training.forks import assert_same, checkpoints_written, curve, finish, kill_when
+from tests.training.forks import assert_resumes, curve, finish
 from tests.training.programs_here import COMPARE, PREDICT, SCORE, run
 from training.batching.batches import PadToLongest, TokenRows
 from training.engine.trainer import ExactTrainer
@@ -80,9 +80,7 @@ def test_killed_it_ends_with_the_same_weights_and_thresholds(
     rows: Path, fitted: dict[str, Path], tmp_path: Path, name: str, more: dict[str, Any]
 ) -> None:
     job_dir = fit_job(rows, tmp_path / "killed", name, **more)
-    assert kill_when(job_dir, lambda: checkpoints_written(job_dir) >= 5)
-    assert finish(job_dir).state == "finished"
-    assert_same(job_dir, fitted[name])
+    assert_resumes(job_dir, fitted[name], after=5)
     configs = [(folder / "output/model/config.json").read_bytes() for folder in (job_dir, fitted[name])]
     assert configs[0] == configs[1]
 
