@@ -1,4 +1,4 @@
-"""The user's mistakes that a call reports."""
+"""The user's mistakes that a call reports, and what their messages must say."""
 
 from __future__ import annotations
 
@@ -15,3 +15,20 @@ def raised_problems(function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     with pytest.raises(UserError) as raised:
         function(*args, **kwargs)
     return list(raised.value.problems)
+
+
+class Says(str):
+    """Equals each message that begins like this; `…` stands for any words."""
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, message: object) -> bool:
+        first, *parts = self.split("…")
+        if not isinstance(message, str) or not message.startswith(first):
+            return False
+        place = len(first)
+        for part in parts:
+            place = message.find(part, place) + len(part)
+            if place < len(part):
+                return False
+        return True
