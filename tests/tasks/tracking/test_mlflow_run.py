@@ -143,8 +143,7 @@ def test_a_retried_flow_run_goes_on_in_its_mlflow_run(tracked: Path) -> None:
     assert the_run().info.status == "FAILED"
     second = RunTracker("recipe", "flow-1")
     second.log_params({"name": "recipe"})
-    wait_until(lambda: second.mlflow_run_id is not None)
-    assert the_run().info.status == "RUNNING"
+    wait_until(lambda: the_run().info.status == "RUNNING")
     second.end("FINISHED")
     assert second.mlflow_run_id == first.mlflow_run_id == the_run().info.run_id
     assert the_run().info.status == "FINISHED"
