@@ -97,6 +97,17 @@ def make_world(home: Path, **config: Any) -> Path:
     return home
 
 
+def export_untrained(base: Path, out: Path, task: Any = "sequence-classification", labels: Any = LABELS) -> Path:
+    """The folder `out`, as training exports the model and the tokenizer in `base`, with a head that is drawn."""
+    from training import task_types
+    from training.models.loading import export, load_for_training, load_tokenizer
+
+    task_type = task_types.load(task) if isinstance(task, str) else task
+    model = load_for_training(task_type, base / "model", labels, load_tokenizer(base / "tokenizer"), seed=1)
+    export(model, base / "tokenizer", out)
+    return out
+
+
 def fit_job(
     world: Path,
     job_dir: Path,

@@ -26,12 +26,12 @@ from tests.tasks.shared import QUICK, bucket, kill_at_write, on_s3, s3, url
 from tests.tasks.shared_store import training_elsewhere
 from tests.tasks.shared_store.training_elsewhere import KEY
 from tests.tasks.watching import Heard
-from tests.training.conftest import world
+from tests.training.conftest import made_world, world
 from tests.waiting import wait_until
 from training.engine import checkpoints
 from training.jobs.protocol import CHECKPOINTS, EVENTS, Events, Job, read_events, sha256
 
-__all__ = ["bucket", "on_s3", "s3", "url", "world"]
+__all__ = ["bucket", "made_world", "on_s3", "s3", "url", "world"]
 
 UseHome = Callable[[str], Work]
 

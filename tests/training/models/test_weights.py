@@ -21,11 +21,6 @@ from training.problems import UserError
 CLASSIFIES = task_types.load("sequence-classification")
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.make_world(tmp_path_factory.mktemp("weights"))
-
-
 @pytest.fixture
 def folder(world: Path, tmp_path: Path) -> Path:
     """The base model, which a test may change."""

@@ -12,12 +12,11 @@ import pytest
 
 from tasks.prediction.drift_samples import Sample
 from tests.task_types import TINY, make_world, recipe_of
-from tests.training import programs_here
+from tests.training import programs_here, tiny
 from tests.training.counting import write_assistant
 from training import task_types
 from training.data.prediction_rows import RowReader
 from training.evaluation.drift.report import Thresholds, build_report, read_observations
-from training.models.loading import export, load_for_training, load_tokenizer
 from training.programs import drift, observe
 from training.recipe import parse
 from training.recipe.rules.column_rules import source_columns
@@ -44,8 +43,7 @@ def test_the_rows_of_a_split_and_of_a_file_are_observed_alike(task: str, tmp_pat
     world = make_world(task, tmp_path / "world")
     base, labels = world / "base/output", json.loads((world / "data/labels.json").read_text())
     task_type = task_types.load(task, TINY[task].options)
-    model = load_for_training(task_type, base / "model", labels, load_tokenizer(base / "tokenizer"), seed=1)
-    export(model, base / "tokenizer", tmp_path / "trained")
+    tiny.export_untrained(base, tmp_path / "trained", task_type, labels)
     columns = {
         column.name: column.source_name for column in source_columns(parse(recipe_of(task, world / "rows"))).inputs
     }
@@ -92,8 +90,7 @@ def test_a_row_without_a_text_is_observed_without_a_prediction(tmp_path: Path) -
     task = "sequence-classification"
     world = make_world(task, tmp_path / "world")
     base, labels = world / "base/output", json.loads((world / "data/labels.json").read_text())
-    model = load_for_training(task_types.load(task), base / "model", labels, load_tokenizer(base / "tokenizer"), seed=1)
-    export(model, base / "tokenizer", tmp_path / "trained")
+    tiny.export_untrained(base, tmp_path / "trained", task, labels)
     rows = tmp_path / "rows.jsonl"
     rows.write_text("\n".join(json.dumps({"text": "cat" if n % 3 else None}) for n in range(30)))
     columns = {"text": "text"}

@@ -19,17 +19,8 @@ from training.task_types import load
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.make_world(tmp_path_factory.mktemp("world"))
-
-
-@pytest.fixture(scope="module")
 def trained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as training exports it."""
-    tokenizer = load_tokenizer(world / "base/tokenizer")
-    model = load_for_training(load("sequence-classification"), world / "base/model", tiny.LABELS, tokenizer, seed=1)
-    export(model, world / "base/tokenizer", out := tmp_path_factory.mktemp("trained"))
-    return out
+    return tiny.export_untrained(world / "base", tmp_path_factory.mktemp("trained"))
 
 
 def run(world: Path, model: Path, job_dir: Path, batch_size: int) -> Path:

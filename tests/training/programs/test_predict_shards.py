@@ -18,7 +18,6 @@ from training import task_types
 from training.data.prediction_rows import RowReader, WantedShard, digest_inputs
 from training.engine.serving import Predictor
 from training.jobs.protocol import read_events
-from training.models.loading import export, load_for_training, load_tokenizer
 from training.problems import UserError
 from training.programs import predict_shards
 from training.programs.predict_shards import PredictShardsSettings
@@ -27,13 +26,8 @@ TASK = "sequence-classification"
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as training exports it."""
-    world = tiny.make_world(tmp_path_factory.mktemp("world"))
-    tokenizer = load_tokenizer(world / "base/tokenizer")
-    model = load_for_training(task_types.load(TASK), world / "base/model", tiny.LABELS, tokenizer, seed=1)
-    export(model, world / "base/tokenizer", out := tmp_path_factory.mktemp("trained"))
-    return out
+def trained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.export_untrained(world / "base", tmp_path_factory.mktemp("trained"))
 
 
 @pytest.fixture
