@@ -60,7 +60,7 @@ def everywhere(folder: str) -> list[str]:
 EDITS: dict[str, tuple[Callable[[str], str], Iterable[str]]] = {
     "a metric that does not choose the checkpoint": (
         add_code,
-        [f"training/evaluation/metrics/{name}.py" for name in ("texts", "numbers", "spans", "probabilities")],
+        [f"training/evaluation/metrics/{name}.py" for name in ("texts", "numbers", "rewards", "probabilities")],
     ),
     "a plot": (add_code, ["training/evaluation/plots.py"]),
     "every docstring": (add_docstrings, [*everywhere("training"), "tasks/stages/fit.py"]),
