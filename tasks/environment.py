@@ -179,7 +179,7 @@ def _find_foreign_settings() -> Iterator[Problem]:
                 continue
             if stat.S_ISREG(status.st_mode) and not has_settings(Path(name).read_bytes()):
                 continue
-        except OSError:  # there is none, or nobody can read it
+        except OSError:  # there is none, or none that can be read
             continue
         message = f"{library} would take settings from this file in the working directory, which may have come with "
         message += "rows or a model. Set them in the environment or in a profile (`prefect config set`), and remove "

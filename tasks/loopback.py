@@ -2,7 +2,7 @@
 
 Any user of a machine can listen on a port that is free. So for each connection of this process to a server of its home,
 the kernel is asked whose process has the other end, once the connection is made and before anything is sent. If it is
-another user, except root, the connection is closed as if nobody listened. A process that has the other end keeps it,
+another user, except root, the connection is closed as if none listened. A process that has the other end keeps it,
 so one question is enough for all requests on a connection. Where the kernel does not answer such questions (Linux's
 sock_diag, which `ss` uses), nothing is checked.
 

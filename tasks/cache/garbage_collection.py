@@ -2,7 +2,7 @@
 
     <home>/locks/home.lock    shared by all runs; held exclusively while folders are set aside
     <home>/.removed-<id>/     folders that were set aside and are being deleted; nothing reads them
-    <home>-reproduced-<id>/   a home beside this one, of a `finetune reproduce`: see REPRODUCES
+    <home>-reproduced-<id>/   a home in the same folder, of a `finetune reproduce`: see REPRODUCES
 
 tasks/registry/retention.py finds which keys registered versions and runs still need.
 
@@ -36,7 +36,7 @@ RECORDS, REPRODUCED = "old run records", "reproductions"
 REPRODUCES = "reproduces"
 """A file in a home of `finetune reproduce`, which locks it while it runs: the digest of the model to make."""
 UNFINISHED = "unfinished"
-"""A file beside a home whose path was not printed yet: once its process is dead, the home may be removed."""
+"""A file in such a home whose path was not printed yet: once its process is dead, the home may be removed."""
 LOCK = "home"
 # Setting folders aside takes no longer than a query of MLflow; a run takes longer.
 LOCK_WAIT_S = 10.0
@@ -84,7 +84,7 @@ def find_pieces(needs: Needs) -> list[Piece]:
 
 
 def find_reproductions() -> Iterator[Piece]:
-    """The homes that `finetune reproduce` has made beside this one and not removed. One of a process that was killed
+    """The homes that `finetune reproduce` has made in the same folder and not removed. One of a process that was killed
     can be removed."""
     own = home()
     for mark in sorted(own.parent.glob(f"{glob.escape(own.name)}-reproduced-*/{REPRODUCES}")):

@@ -32,7 +32,7 @@ REQUESTS_AT_ONCE = 16
 BATCH = 100
 """Objects that are removed between two looks at the lease."""
 GRACE = timedelta(days=1)
-"""What is younger is never removed: its run may not have told MLflow yet."""
+"""Younger objects are never removed: MLflow may not have the records of their run yet."""
 _ARTIFACT = re.compile(r"artifacts/(?P<stage>\w+)/(?P<key>\w{40})\.json")
 _CHECKPOINT = re.compile(r"checkpoints/(?P<key>\w{40})/(\d{10}\.json|objects/../[0-9a-f]{64})")
 _OBJECT = re.compile(r"objects/../(?P<sha256>[0-9a-f]{64})")
@@ -140,7 +140,7 @@ class Maintenance:
         """Removes what is chosen and still unneeded, and returns what it was. Raises UserError if the bucket refuses or
         does not answer."""
         leases = Leases(self._bucket)
-        # A lease of the same home is taken over at once, so that of a killed removal keeps nobody waiting.
+        # A lease of the same home is taken over at once, so that of a killed removal delays no machine.
         with _as_user_errors(), named_lock("removal"):
             return remove(self._bucket, leases, self._find_needed, chosen.entries, self._grace, on_wait)
 
@@ -260,7 +260,7 @@ def _list_contents(bucket: Bucket, manifests: dict[str, tuple[str, str]]) -> Ite
         for place in (name, manifest_name(stage, key)):
             with contextlib.suppress(NotFound, DamagedObject):
                 return [file.sha256 for file in parse_manifest(bucket.read(place), stage, key)[1]]
-        return []  # what nobody can fetch keeps nothing
+        return []  # an artifact that cannot be fetched keeps no objects
 
     for contents in _in_threads(read, list(manifests)):
         yield from contents
