@@ -21,7 +21,7 @@ from training.recipe import Data, Recipe
 from training.recipe.rules.column_rules import code_for_rows, source_columns
 from training.recipe.tables.formats import SOURCES
 from training.recipe.task_specification import specification
-from training.tokenization.token_counts import token_counter
+from training.tokenization.encoder import token_counter
 
 
 class LoadDataSettings(Settings):
@@ -80,7 +80,7 @@ def load_data(recipe: Recipe, lock: Lock, model: Artifact | None = None) -> Job:
         content=content,
         tables={"task": {"options": options, "columns": columns, "checks": dict(wanted.task_type.checks)}},
         code=["training.data.load_rows", *dict.fromkeys(one.reader.partition(":")[0] for one in sources), *code],
-        outside=[*figures_code(recipe.task), *([] if model is not None else ["training.tokenization.token_counts"])],
+        outside=[*figures_code(recipe.task), *([] if model is not None else ["training.tokenization.encoder"])],
         users_code=named | {where: one.path for where, one in _objects(data)},
         libraries=tuple(dict.fromkeys(libraries)),
         field_names=names,

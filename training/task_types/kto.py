@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, TokenRows
-    from training.batching.preference_batches import PadTwoTexts
+    from training.batching.causal_batches import PadTwoTexts
     from training.evaluation.constant_predictions import Baseline
     from training.evaluation.preferences import UnpairedPreferences
     from training.recipe import Training
@@ -122,7 +122,7 @@ class Kto(PreferenceTuning, StepSums):
     # Training
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadTwoTexts:
-        from training.batching.preference_batches import PadTwoTexts
+        from training.batching.causal_batches import PadTwoTexts
 
         return PadTwoTexts(tokenizer, multiple, TEXT_LENGTH, FACTS)
 

@@ -1,7 +1,7 @@
 """Preference tuning: of two answers to a prompt, the chosen one becomes likelier than the rejected one.
 
 A row of the data set        {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 22"}, or messages in their place
-token features               training/batching/preference_batches.py
+token features               training/batching/causal_batches.py
 the model's output           logits (2B, T, V), summed up to the log-probability of each answer
 the reference                the same of the base model, which the stage reference_logprobs adds to the token rows
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, TokenRows
-    from training.batching.preference_batches import PadTwoTexts
+    from training.batching.causal_batches import PadTwoTexts
     from training.evaluation.preferences import Preferences
     from training.recipe import Training
     from training.task_types.task_type import Loss
@@ -104,7 +104,7 @@ class Preference(AnswerPairs, PreferenceTuning):
     # Rows
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
-        """The columns of training.batching.preference_batches, without the reference. Prompts alone become chosen texts
+        """The columns of training.batching.causal_batches, without the reference. Prompts alone become chosen texts
         without answers. Raises UserError if a chat template is needed and missing."""
         encoded = encode_rows(encoder, rows, append_eos=self.options.append_eos)
         return pair_features(encoded, encoder.max_length, count_repeated(rows))
@@ -112,7 +112,7 @@ class Preference(AnswerPairs, PreferenceTuning):
     # Training
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadTwoTexts:
-        from training.batching.preference_batches import PadTwoTexts
+        from training.batching.causal_batches import PadTwoTexts
 
         return PadTwoTexts(tokenizer, multiple, CHOSEN_LENGTH, FACTS)
 

@@ -2,7 +2,7 @@
 
 A row of the data set        {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 22"}, or messages in their place, and
                              perhaps "margin": 1.0, by how much the chosen answer is better
-token features               training/batching/preference_batches.py
+token features               training/batching/causal_batches.py
 the model's output           logits (2B, 1), the rewards of the texts, which are the prompt with either answer
 
 A pair that loses all tokens of an answer to tokens.max_length is not trained on. B pairs of a batch.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, TokenRows
-    from training.batching.preference_batches import PadPairTexts
+    from training.batching.causal_batches import PadPairTexts
     from training.evaluation.preferences import Preferences
     from training.recipe import Training
     from training.recipe.column_types import Mask
@@ -83,7 +83,7 @@ class RewardModeling(AnswerPairs):
             yield "prompt", f"has neither a text nor a conversation ({reason})", mask, ""
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
-        """The columns of training.batching.preference_batches, and the margins. A prompt alone is a whole text, with
+        """The columns of training.batching.causal_batches, and the margins. A prompt alone is a whole text, with
         its answer. Raises UserError if a chat template is needed and missing."""
         encoded = encode_rows(encoder, rows, append_eos=self.options.append_eos, answered=True)
         features = pair_features(encoded, encoder.max_length, count_repeated(rows))
@@ -106,7 +106,7 @@ class RewardModeling(AnswerPairs):
             disable_dropout(model)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadPairTexts:
-        from training.batching.preference_batches import PadPairTexts
+        from training.batching.causal_batches import PadPairTexts
 
         return PadPairTexts(tokenizer, multiple)
 

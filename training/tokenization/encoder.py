@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Chat = tuple[str, Mapping[str, str]]
 """A chat template and the special tokens, by name, that it may use."""
+_BATCH_TEXTS = 1000
+"""The texts that are counted together. More need more memory and are not faster."""
 
 
 @dataclass(frozen=True)
@@ -390,3 +392,26 @@ def encode_windows(encoder: Encoder, firsts: list[str], seconds: list[str], stri
         np.fromiter((text == 1 for text in texts), np.bool_, len(ids)),
         np.fromiter(offsets, np.int32, 2 * len(ids)).reshape(-1, 2),
     )
+
+
+def token_counter(folder: Path) -> Callable[[list[str]], int]:
+    """Returns a function that counts the tokens of texts by the folder's tokenizer.json: whole texts, without special
+    tokens around them.
+
+    Raises UserError if the folder has no such file, or one that cannot be read.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        message = (
+            "'tokens' are counted by tokenizer.json, which the model's tokenizer does not have: choose characters, "
+        )
+        message += "which are close, or rows; or save the tokenizer again with its fast class of transformers."
+        raise UserError.of("data", "data.weight_by", message)
+    tokenizer = load_encoder(folder, max_length=1).tokenizer
+    tokenizer.no_truncation()
+
+    def count(texts: list[str]) -> int:
+        batches = (texts[start : start + _BATCH_TEXTS] for start in range(0, len(texts), _BATCH_TEXTS))
+        encoded = (tokenizer.encode_batch_fast(batch, add_special_tokens=False) for batch in batches)
+        return sum(len(encoding) for encodings in encoded for encoding in encodings)
+
+    return count

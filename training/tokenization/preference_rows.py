@@ -154,7 +154,7 @@ def encode_rows(
 
 def pair_features(tokens: Sequence[Sequence[AnswerTokens]], max_length: int, remarks: Mapping[str, int]) -> Features:
     """The token features of N rows of `encode_rows`, each text truncated on the right: see
-    training.batching.preference_batches. Prompts alone become chosen texts without answers. `remarks` are those of
+    training.batching.causal_batches. Prompts alone become chosen texts without answers. `remarks` are those of
     `count_repeated`."""
     nothing = AnswerTokens(np.empty(0, np.int32), np.empty(0, np.bool_))
     texts = [text for row in tokens for text in (*row, *[nothing] * (2 - len(row)))]

@@ -23,7 +23,7 @@ from training.data.mixtures import SetSize, choose_rows, mixed_counts, round_by_
 from training.problems import Problem, UserError
 from training.recipe import Data
 from training.recipe.task_specification import specification
-from training.tokenization.token_counts import token_counter
+from training.tokenization.encoder import token_counter
 
 Pairs = list[tuple[str, str]]
 
@@ -173,7 +173,7 @@ def test_the_same_mixture_has_the_same_bytes_and_another_seed_other_rows(sets: S
 def test_weights_by_tokens_count_the_texts_of_each_set_by_its_tokenizer_without_special_tokens(
     sets: Sets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.tokenization.token_counts.BATCH_TEXTS", 3)
+    monkeypatch.setattr("training.tokenization.encoder._BATCH_TEXTS", 3)
     made = Tokenizer(models.WordLevel({"[UNK]": 0, "[CLS]": 1}, "[UNK]"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 1)])
