@@ -16,10 +16,11 @@ import pyarrow.compute as pc
 
 from training.data.arrow_columns import flat_values, is_list, row_sums, rows_with_any
 from training.data.duplicates import DuplicateTexts
+from training.data.labels import whole_number
 from training.data.mojibake import garbled_texts
 from training.data.readers import Block
 from training.data.row_problems import RowProblems
-from training.data.row_statistics import MISSING_WORDS, SplitStatistics, whole_number
+from training.data.row_statistics import MISSING_WORDS, SplitStatistics
 from training.recipe.source_columns import SourceColumns, StoredColumn
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from training.data.arrow_columns import as_json
 from training.data.ipc_files import ipc_reader
+from training.data.labels import whole_number
 from training.data.readers import Block, Numbers
 from training.data.row_problems import shorten
-from training.data.row_statistics import whole_number
 from training.recipe.source_columns import SourceColumns, StoredColumn
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]

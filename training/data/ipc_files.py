@@ -1,4 +1,7 @@
-"""Arrow IPC files whose bytes depend on their rows alone, and the distribution of a column of lengths."""
+"""The files in which stages store rows, Arrow IPC whose bytes depend on the rows alone; and the spread of lengths.
+
+A user's Arrow files are read by parquet_and_arrow_files.py.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,27 @@
 """load_data: rows of any source, checked, as Arrow files whose bytes depend on the rows alone.
 
+The way of a row, here and in predictions (prediction_rows.py), from one file to the next:
+
+    sources.py listing.py file_systems.py    the files of each split, or the user's object
+    readers.py                               the interface of readers: blocks of rows, and the columns to read
+    csv_files.py json_files.py conll_files.py parquet_and_arrow_files.py hub_datasets.py python_objects.py
+                                             a reader each (training/recipe/tables/formats.py); decoding.py opens
+                                             their files, row_dicts.py makes blocks of Python mappings
+    casting.py                               the columns of the task type in its types, with arrow_columns.py;
+                                             filtering.py: the rows that data.filter takes
+    checks.py                                unusable rows are left out, each with its problem (row_problems.py)
+    holdout.py labels.py mixtures.py         the row's split, the index of its label, its place in a mixture
+    ipc_files.py                             the stored rows
+
 Two passes. The first reads each source once, checks its rows, holds rows out, and stores all on disk with labels as
-names. All labels are known then, so the second pass replaces each by its index. Memory: some blocks
-of rows, the distinct labels and text lengths, and some bytes a row to find equal texts.
+names. All labels are known then, so the second pass replaces each by its index. Memory: some blocks of rows, the
+distinct labels and text lengths, and some bytes a row to find equal texts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,9 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from training.data.arrow_columns import flat_values, is_list, lists_like
 from training.data.casting import UNCODED_TYPES, CastBlock, cast_blocks
 from training.data.checks import ROW_CHECKS, SET_CHECKS, SPLIT_CHECKS, SplitProblem, usable_rows
 from training.data.duplicates import DuplicateTexts, Hashes, hash_rows
@@ -28,10 +39,11 @@ from training.data.file_systems import display_name
 from training.data.holdout import held_out_shares, split_masks
 from training.data.hub_datasets import hub_splits
 from training.data.ipc_files import in_blocks, ipc_reader, ipc_writer
+from training.data.labels import has_unknown, in_order, label_indices, label_places, whole_number
 from training.data.mixtures import SetSize, describe_sets, mixed_counts, mixed_rows, passes
 from training.data.readers import SPLITS, Block, MissingColumns, Numbers, load_reader
 from training.data.row_problems import RowProblems, level_of
-from training.data.row_statistics import SplitStatistics, has_unknown, joined, text_lengths, texts_of, whole_number
+from training.data.row_statistics import SplitStatistics, joined, text_lengths, texts_of
 from training.data.slice_columns import SliceColumns
 from training.data.sources import object_splits
 from training.problems import Problem, UserError, user_code_errors
@@ -385,61 +397,6 @@ def _limit_problems(problems: Iterable[Problem]) -> list[Problem]:
     return distinct
 
 
-def label_places(
-    chosen: Sequence[str] | None, stored: Sequence[str], seen: Collection[str], others: Iterable[str] = ()
-) -> tuple[list[str], dict[str, int]]:
-    """Returns the label names in order, and the index of each label as rows spell it.
-
-    The order is the source's own if it defines its labels, else `in_order` of the labels in the training rows. The
-    recipe's label names replace it. Rows may then spell these names, or count them by whole numbers from 0, or have as
-    many other whole numbers, which are matched in increasing order. Raises UserError for any other numbers.
-
-    If all labels are whole numbers, `1.0` and `+1` are other spellings of `1`, in the training rows and in `others`,
-    those of other splits.
-    """
-    numbers = {label: number for label in seen if (number := whole_number(label))}
-    are_numbers = not stored and len(numbers) == len(seen)
-    natural = list(stored) or in_order(dict.fromkeys(numbers.values() if are_numbers else seen))
-    if chosen is None:
-        names, places = natural, {label: place for place, label in enumerate(natural)}
-    else:
-        names = list(chosen)
-        places = {name: place for place, name in enumerate(names)}
-    if natural and all(map(_is_number, natural)):
-        by_number = {whole_number(name) or name: place for place, name in enumerate(names)}
-        if not set(stored or seen) <= set(names) and not set(natural) <= by_number.keys():
-            places = by_number = _places_by_number(names, natural)
-        spellings = {label: whole_number(label) for label in (*seen, *others)} if are_numbers else {}
-        known = {label: by_number[number] for label, number in spellings.items() if number in by_number}
-        places = known | places
-    return names, places
-
-
-def _places_by_number(names: Sequence[str], labels: Iterable[str]) -> dict[str, int]:
-    """Returns the index of each whole number among the names."""
-    numbers = sorted(labels, key=int)
-    if "0" in numbers and all(0 <= int(label) < len(names) for label in numbers):
-        return {str(place): place for place in range(len(names))}
-    if len(numbers) == len(names):
-        return {label: place for place, label in enumerate(numbers)}
-    message = (
-        f"{len(names)} names do not match the labels of train, {', '.join(numbers[:20])}: numbers count "
-        "the names from 0, or there are as many of them. Write the names into the rows, or give more rows."
-    )
-    raise UserError.of("data", "data.label_names", message)
-
-
-def in_order(labels: Iterable[str]) -> list[str]:
-    """Sorts labels: by value if all are whole numbers, else by spelling."""
-    distinct = list(labels)
-    return sorted(distinct, key=int if all(map(_is_number, distinct)) else str)
-
-
-def _is_number(label: str) -> bool:
-    """Whether it is the usual spelling of a whole number: `-1`, but not `01` or `1.0`."""
-    return whole_number(label) == label
-
-
 def _read_batches(file: Path, numbers: Iterable[int] | None = None) -> Iterator[pa.RecordBatch]:
     """Yields the rows that the first pass wrote, or its batches with these numbers."""
     with ipc_reader(file, mapped=False) as reader:
@@ -466,7 +423,7 @@ def _place_labels(
                 is_unknown = has_unknown(batch.column(column), spelt)
                 removed.append(done + np.flatnonzero(is_unknown))
                 rows = batch.filter(pa.array(~is_unknown)) if is_unknown.any() else batch
-                labels = _label_indices(rows.column(column), spelt, values)
+                labels = label_indices(rows.column(column), spelt, values)
                 rows = rows.set_column(rows.schema.names.index(column), column, labels)
             done += batch.num_rows
             yield pa.RecordBatch.from_arrays(rows.columns, schema=schema)
@@ -479,12 +436,6 @@ def _place_labels(
 
 _CODED_TYPES: Mapping[str, pa.DataType] = {"label": pa.int64(), "labels": pa.list_(pa.int64())}
 """The types of labels in the final files."""
-
-
-def _label_indices(labels: pa.Array, spelt: pa.Array, places: pa.Array) -> pa.Array:
-    """Returns the index of each label; every label has one."""
-    indices = places.take(pc.index_in(flat_values(labels), value_set=spelt))
-    return lists_like(labels, indices) if is_list(labels.type) else indices
 
 
 def _rows_by_label(statistics: SplitStatistics, places: Mapping[str, int]) -> dict[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,17 +11,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from training.data.arrow_columns import flat_values, is_list, row_sums, rows_with_any
+from training.data.arrow_columns import flat_values, is_list, row_sums
 from training.data.ipc_files import Spread
+from training.data.labels import has_unknown
 from training.data.readers import Block
 from training.recipe.source_columns import SourceColumns, StoredColumn
 
 if TYPE_CHECKING:
-    from training.recipe.column_types import Mask
+    pass
 
 # Words that programs write for a missing value. In a file they are ordinary texts.
 MISSING_WORDS = ("na", "n/a", "nan", "null", "none", "<na>")
-_WHOLE_NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]{0,18})(\.0*)?")
 
 
 @dataclass
@@ -145,17 +144,6 @@ def joined(parts: Sequence[SplitStatistics], wanted: SourceColumns) -> SplitStat
     if all(part.named for part in parts):
         found.named = tuple(dict.fromkeys(name for part in parts for name in part.named))
     return found
-
-
-def whole_number(label: str) -> str | None:
-    """Returns `1` for a label such as `1`, `1.0` or `+1`; None for one that is no whole number, such as `01` or `x`."""
-    return str(int(label.partition(".")[0])) if _WHOLE_NUMBER.fullmatch(label) else None
-
-
-def has_unknown(labels: pa.Array, names: pa.Array) -> Mask:
-    """Returns the mask of rows with an unknown label."""
-    unknown = pc.invert(pc.is_in(flat_values(labels), value_set=names))
-    return rows_with_any(labels, unknown) if is_list(labels.type) else unknown.to_numpy(zero_copy_only=False)
 
 
 def text_lengths(rows: pa.RecordBatch, columns: Iterable[StoredColumn]) -> np.ndarray[Any, np.dtype[Any]]:

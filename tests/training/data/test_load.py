@@ -22,7 +22,8 @@ from training.data.casting import cast_blocks
 from training.data.decoding import open_text
 from training.data.hub_datasets import from_dataset, hub_splits
 from training.data.json_files import json_values
-from training.data.load_rows import label_places, load
+from training.data.labels import label_places
+from training.data.load_rows import load
 from training.data.row_problems import RowProblem
 from training.data.slice_columns import SliceColumns
 from training.data.sources import find_split_files, load_object
