@@ -92,7 +92,8 @@ def class_weights(
     1 before scaling. Raises UserError for an unknown label."""
     rows = np.bincount(train_labels, minlength=len(labels))
     if isinstance(requested, str):  # balanced: the rows of each label have the same total weight
-        weights = 1 / np.maximum(rows, 1)
+        # A label without training rows is weighted in the validation loss alone, there as the average training row.
+        weights = np.where(rows > 0, 1 / np.maximum(rows, 1), (rows > 0).sum() / max(1, rows.sum()))
     else:
         if unknown := [name for name in requested if name not in labels]:
             known = ", ".join(labels[:20]) + (", …" if len(labels) > 20 else "")
