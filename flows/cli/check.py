@@ -33,7 +33,7 @@ from tasks.stages.preflight.token_check import (
     scratch_folder,
 )
 from tasks.stages.resolve import pin_data, pin_tokenizer
-from tasks.stages.score import require_fitting, require_fitting_lengths
+from tasks.stages.score import find_frequent_positive, require_fitting, require_fitting_lengths
 from tasks.tracking.connection import MlflowFailed
 from training.problems import NETWORK, UserError
 from training.recipe import Recipe, parse
@@ -101,6 +101,7 @@ def _check(recipe: Recipe, findings: Findings, terminal: Terminal) -> None:
             findings.rows = read_report(folder / "rows")
             findings.problems += findings.rows["problems"]
             _require(require_fitting, recipe, folder / "rows", findings)
+            findings.problems += [problem.model_dump() for problem in find_frequent_positive(recipe, folder / "rows")]
             terminal.stage_started("tokenize", "")
             _count_tokens(recipe, model, folder, findings, terminal)
         except UserError as error:

@@ -33,7 +33,8 @@ from training.recipe.rules.slice_rules import (
     unknown_slices,
 )
 from training.recipe.rules.training_rules import unfitting_weights
-from training.recipe.tables.metrics import entries
+from training.recipe.tables.metrics import ONE_LABEL, entries, frequent_positive, metrics_of_second
+from training.recipe.task_specification import specification_class
 
 
 def _slices(recipe: Recipe) -> dict[str, Any]:
@@ -56,6 +57,17 @@ def require_fitting(recipe: Recipe, data: object) -> None:
     folder = data.path if isinstance(data, Artifact) else data
     if isinstance(folder, Path) and (problems := list(_find_unfitting(recipe, folder))):
         raise UserError(problems)
+
+
+def find_frequent_positive(recipe: Recipe, rows: Path) -> Iterator[Problem]:
+    """The warning about metrics of the second of two labels if it is by far the more frequent one in train, and the
+    recipe does not name the order. `rows` is the folder of load_data."""
+    labels, of_second = json.loads((rows / "labels.json").read_text()), metrics_of_second(recipe.evaluation.metrics)
+    if of_second and specification_class(recipe.task).prediction_type == ONE_LABEL and recipe.data.label_names is None:
+        counts = read_report(rows)["labels"]["train"]
+        if message := frequent_positive({label: counts.get(label, 0) for label in labels}):
+            message = f"{', '.join(of_second)}: {message}"
+            yield Problem(kind="metrics", where="evaluation.metrics", message=message, level="warning")
 
 
 def _find_unfitting(recipe: Recipe, rows: Path) -> Iterator[Problem]:

@@ -78,6 +78,20 @@ def test_metrics_and_floors_that_do_not_fit_the_rows_are_reported_below_the_rows
     assert printed.endswith("\n\n3 errors.\n")
 
 
+def test_a_metric_of_the_second_label_is_reported_where_most_rows_have_it_unless_the_recipe_names_the_order(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "text,label\n" + "".join(f"film {n},{'neg' if n % 5 == 0 else 'pos'}\n" for n in range(20))
+    assert check(file, "--set", "evaluation.metrics=[accuracy, f1]", rows=rows) == 0
+    message = "f1: computed for 'pos', the label of 16 of 20 rows: for 'neg', set data.label_names: [pos, neg]."
+    assert f"warning  evaluation.metrics: {message}" in capsys.readouterr().out
+    assert (
+        check(file, "--set", "evaluation.metrics=[accuracy, f1]", "--set", "data.label_names=[neg, pos]", rows=rows)
+        == 0
+    )
+    assert "computed for" not in capsys.readouterr().out
+
+
 def test_warnings_are_printed_a_line_each_and_count_only_with_strict(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,7 +40,8 @@ def plain(column: pa.Array) -> pa.Array:
 
 
 def as_bytes(column: pa.Array) -> pa.Array:
-    """Returns texts as bytes, and extensions as their storage, without a copy."""
+    """Returns texts as bytes, and extensions as their storage, without a copy. Within lists and objects, columns of
+    type null become booleans without values."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     if types.is_dictionary(column.type):
@@ -49,7 +50,12 @@ def as_bytes(column: pa.Array) -> pa.Array:
     for is_text, to in _BYTES:
         if is_text(column.type):
             return column.view(to)
-    return column.view(_replace_types(column.type, _bytes_type)) if types.is_nested(column.type) else column
+    if not types.is_nested(column.type):
+        return column
+    if (typed := _replace_types(column.type, _null_as_boolean)) != column.type:
+        column.validate()
+        column = column.cast(typed)  # a view of lists and objects with columns of type null has wrong lengths
+    return column.view(_replace_types(column.type, _bytes_type))
 
 
 def decoded(column: pa.Array) -> pa.Array:
@@ -66,6 +72,10 @@ def decoded(column: pa.Array) -> pa.Array:
 
 def _bytes_type(kind: pa.DataType) -> pa.DataType:
     return next((to for is_text, to in _BYTES if is_text(kind)), kind)
+
+
+def _null_as_boolean(kind: pa.DataType) -> pa.DataType:
+    return pa.bool_() if types.is_null(kind) else kind
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:

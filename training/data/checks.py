@@ -262,6 +262,20 @@ def float_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTe
         yield SplitProblem(statistics.first[others[0]], message)
 
 
+def broken_label(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
+    """Labels with a tab, a line break or another control character, as if a part of the text belonged to them: the file
+    may have another delimiter in these rows."""
+    broken = [label for label in statistics.labels if any(unicodedata.category(one) == "Cc" for one in label)]
+    if broken and statistics.split == "train":
+        rows = sum(statistics.labels[label] for label in broken)
+        message = (
+            f"{len(broken):,} of {len(statistics.labels):,} labels of train have a tab, a line break or another "
+            f"control character in them ({_rows(rows)}, such as {broken[0]!r}), each a label for itself: write labels "
+            "without them; if they separate columns, write the rows with one delimiter."
+        )
+        yield SplitProblem(statistics.first[broken[0]], message)
+
+
 def similar_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
     """Labels that differ only by case or spaces, such as `pos` and `Pos `, or by characters that look alike, such as
     `é` as one character and as two: the model learns each as its own label."""
@@ -444,6 +458,7 @@ SPLIT_CHECKS: dict[str, SplitCheck] = {
     "absent_label": absent_label,
     "mixed_labels": mixed_labels,
     "float_labels": float_labels,
+    "broken_label": broken_label,
     "similar_labels": similar_labels,
     "missing_word": missing_word,
     "duplicates": duplicates,

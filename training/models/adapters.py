@@ -47,9 +47,7 @@ def add(network: PreTrainedModel, lora: Lora, new_weights: Sequence[str], auto_c
     trained = _fully_trained_layers(network, lora.modules_to_save or (), new_weights)
     lookalikes = _find_lookalikes(network, trained)
     excluded = [name for name, _ in network.named_modules() if _is_within(name, lookalikes)]
-    names = defaultdict(list)
-    for name, weight in network.named_parameters(remove_duplicate=False):
-        names[id(weight)].append(name)
+    names = _names_of_weights(network)
     config = LoraConfig(
         **lora.model_dump(include=_SETTINGS),
         init_lora_weights=lora.init_lora_weights or True,
@@ -65,8 +63,8 @@ def add(network: PreTrainedModel, lora: Lora, new_weights: Sequence[str], auto_c
     _require_unshared(network, names)
 
 
-def find_unknown_layers(network: PreTrainedModel, lora: Lora) -> list[Problem]:
-    """The problems of names in `lora` that are no layers of the model."""
+def find_unfit_layers(network: PreTrainedModel, lora: Lora) -> list[Problem]:
+    """The problems of names in `lora` that are no layers of the model, or layers that share a weight with others."""
     problems: list[Problem] = []
     targets = lora.target_modules
     named: list[tuple[Callable[..., Any], str]] = [(_fully_trained_layers, name) for name in lora.modules_to_save or ()]
@@ -76,6 +74,10 @@ def find_unknown_layers(network: PreTrainedModel, lora: Lora) -> list[Problem]:
             find(network, [name], ())
         except UserError as error:
             problems += error.problems
+    layers = set[str]().union(*(_find_suffix(dict(network.named_modules()), name) for _, name in named))
+    shared = [names for names in _names_of_weights(network).values() if len(names) > 1]
+    if unfit := [names for names in shared if any(_is_within(_layer_of(name), layers) for name in names)]:
+        problems.append(_shared_weight(unfit[0]))
     return problems
 
 
@@ -245,6 +247,18 @@ def _require_unshared(network: PreTrainedModel, names: Mapping[int, list[str]]) 
         own = getattr(module, "base_layer", None) or getattr(module, "original_module", None)
         for weight in own.parameters() if isinstance(own, nn.Module) else ():
             if len(shared := names.get(id(weight), ())) > 1:
-                message = f"cannot train these layers: {' and '.join(shared)} are one weight, so adapters of one "
-                message += "cannot be merged. Name other target_modules and modules_to_save."
-                raise UserError.of("training", "training.lora", message)
+                raise UserError([_shared_weight(shared)])
+
+
+def _names_of_weights(network: PreTrainedModel) -> dict[int, list[str]]:
+    """The names of each weight, by its identity."""
+    names = defaultdict(list)
+    for name, weight in network.named_parameters(remove_duplicate=False):
+        names[id(weight)].append(name)
+    return names
+
+
+def _shared_weight(names: Iterable[str]) -> Problem:
+    message = f"cannot train these layers: {' and '.join(names)} are one weight, so adapters of one cannot be merged. "
+    message += "Name other target_modules and modules_to_save."
+    return Problem(kind="training", where="training.lora", message=message)

@@ -87,7 +87,7 @@ def check(settings: CheckModelSettings) -> CheckedModel:
     except UserError as error:
         problems += error.problems
     if settings.lora:
-        problems += adapters.find_unknown_layers(network, settings.lora)
+        problems += adapters.find_unfit_layers(network, settings.lora)
     problems += layers.find_unsupported(network, settings.attn_implementation, settings.use_liger_kernel)
     if settings.weights is not None:
         of_weights = compare_weights(network, settings.weights)

@@ -104,6 +104,7 @@ def write_tokens(
                     progress(done + statistics.rows, total)
         done += statistics.rows
     problems = [] if level == "ignore" else list(truncation_problems(by_split, encoder.max_length, level))
+    problems += emptied_problems(by_split, encoder.max_length)
     problems += vocabulary_problems(by_split, vocab_size)
     problems += [*remarked_problems(by_split), *wordless_problems(by_split), *unwritable_problems(by_split)]
     if any(problem.level == "error" for problem in problems):
@@ -237,7 +238,8 @@ class TokenStatistics:
 def truncation_problems(
     by_split: Mapping[str, TokenStatistics], max_length: int, level: Literal["error", "warning"]
 ) -> Iterator[Problem]:
-    """The problems of truncated rows, of truncated targets, and of rows whose targets are all cut off, by split."""
+    """The problems of truncated rows, of truncated targets, and of single rows whose targets are all cut off, by
+    split."""
 
     def problem(where: str, message: str) -> Problem:
         return Problem(kind="tokens", where=where, message=message, check=CHECK, level=level)
@@ -256,12 +258,20 @@ def truncation_problems(
                 f"If the cut is intended, set data.checks.{CHECK} to ignore.",
             )
     for split, found in by_split.items():
-        if found.emptied:
+        if 0 < found.emptied < found.rows:
             yield problem(
                 "tokens.max_length",
                 f"{max_length} cuts off all targets in {found.emptied:,} of {found.rows:,} rows "
                 f"of {split}: they train nothing and count in no metric. Raise it, or remove these rows.",
             )
+
+
+def emptied_problems(by_split: Mapping[str, TokenStatistics], max_length: int) -> Iterator[Problem]:
+    """The problem of splits in which all targets are cut off: nothing is trained there, or no figure has a value."""
+    for split, found in by_split.items():
+        if found.emptied and found.emptied == found.rows:
+            message = f"{max_length} cuts off all targets of {split}: raise it."
+            yield Problem(kind="tokens", where="tokens.max_length", message=message, check=CHECK)
 
 
 REMARKS = {

@@ -241,6 +241,19 @@ def test_labels_that_differ_only_by_case_or_spaces_are_reported_with_their_count
     assert "similar_labels" not in warnings(tmp_path, {"train": rows, "validation": rows[:2]})
 
 
+def test_labels_with_a_tab_or_a_line_break_are_reported_with_an_example(tmp_path: Path) -> None:
+    rows = [(f"t{n}", "pos" if n % 2 else "neg") for n in range(20)]
+    odd = [("x", "pos\tgood"), ("y", "neg\nbad"), ("z", "pos\tgood")]
+    problem = warnings(tmp_path, {"train": [*rows, *odd], "validation": rows[:2]}, checks={"shared_rows": "ignore"})[
+        "broken_label"
+    ]
+    assert problem.where == "train.jsonl row 21" and problem.message.startswith(
+        "2 of 4 labels of train have a tab, a line break or another control character in them (3 rows, such as "
+        "'pos\\tgood'), each a label for itself"
+    )
+    assert "broken_label" not in warnings(tmp_path, {"train": rows, "validation": rows[:2]})
+
+
 @pytest.mark.parametrize(
     ("other", "shown"),
     [

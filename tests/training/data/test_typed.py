@@ -24,7 +24,9 @@ from training.data.parquet_and_arrow_files import BLOCK_BYTES, read_arrow, read_
 from training.data.slice_columns import SliceColumns
 from training.problems import Problem, UserError
 from training.recipe import Data
+from training.recipe.column_types import RowSpecification
 from training.recipe.source_columns import SourceColumns
+from training.task_types.sft import SupervisedFineTuning
 
 GOOD = {"text": ["one", "two", "three"], "label": ["a", "b", "a"], "stars": [1, 2, 3]}
 LONG = "x" * 900_000
@@ -58,12 +60,14 @@ def recipe(name: str, **more: Any) -> Data:
     return Data(**{"source": source, "path": "-", "text": ["text"], "label": "label", **more})
 
 
-def read(folder: Path, name: str, content: bytes, **more: Any) -> list[CastBlock]:
+def read(
+    folder: Path, name: str, content: bytes, task_type: RowSpecification = CLASSIFICATION, **more: Any
+) -> list[CastBlock]:
     """The blocks of one file, shaped."""
     (folder / name).write_bytes(content)
     data = recipe(name, **more)
     reader = read_parquet if data.source == "parquet" else read_arrow
-    wanted = SourceColumns(data, CLASSIFICATION)
+    wanted = SourceColumns(data, task_type)
     return list(
         cast_blocks(reader(wanted, "train", {"train": [str(folder / name)]}, SliceColumns(wanted, folder)), wanted)
     )
@@ -232,6 +236,17 @@ def test_a_cast_that_does_not_exist_names_those_that_do(tmp_path: Path) -> None:
     assert column(read(tmp_path, "odd.arrow", stream(table), cast={"label": "string"}), "label") == ["2026-01-31"]
     nested = source_error(tmp_path, "odd.arrow", stream(table), label="all")
     assert nested.message.endswith("it must hold text or whole numbers.")
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_lists_and_objects_with_a_key_that_is_always_null_are_read(name: str, tmp_path: Path) -> None:
+    """As programs write `tool_calls` of conversations that have none."""
+    said = [[("user", "one"), ("assistant", "two")], [("user", "three"), ("assistant", "four")]]
+    rows = [[{"role": role, "content": text, "calls": None, "all": [None]} for role, text in row] for row in said]
+    made = read(
+        tmp_path, name, FORMS[name](pa.table({"messages": rows})), SupervisedFineTuning(), text=None, label=None
+    )
+    assert list(map(json.loads, column(made, "messages"))) == rows
 
 
 def test_a_column_of_nothing_but_nulls_compares_and_casts(tmp_path: Path) -> None:

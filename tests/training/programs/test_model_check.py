@@ -138,6 +138,14 @@ def test_all_layers_that_the_model_lacks_are_reported_by_name() -> None:
 LLAMA = {**BERT, "model_type": "llama", "intermediate_size": 64, "num_key_value_heads": 1}
 
 
+@pytest.mark.parametrize("lora", [{"modules_to_save": ["lm_head"]}, {"modules_to_save": ["embed_tokens"]}])
+def test_adapters_of_a_layer_that_shares_its_weight_are_refused_before_training(lora: dict[str, Any]) -> None:
+    found = problems({**LLAMA, "tie_word_embeddings": True}, "causal-lm", labels=[], lora=lora)
+    assert found.keys() == {"training.lora"}
+    assert "model.embed_tokens.weight and lm_head.weight are one weight" in found["training.lora"]
+    assert problems({**LLAMA, "tie_word_embeddings": False}, "causal-lm", labels=[], lora=lora) == {}
+
+
 @pytest.mark.parametrize(
     ("config", "auto_class", "task"),
     [

@@ -383,6 +383,15 @@ def test_rows_are_cut_on_the_right_and_those_without_an_answer_left_are_counted_
             token_files.tokenize(task, more, folder, tmp_path / "none", 8)
 
 
+def test_a_length_that_leaves_an_evaluated_split_without_answers_is_refused(tmp_path: Path) -> None:
+    long = [{"role": "user", "content": "a " * 6}, LAST]
+    data = write_rows(tmp_path / "data", train=[[USER, LAST], long], validation=[long, long])
+    with pytest.raises(UserError) as refused:
+        token_files.tokenize(KIND, data, words(tmp_path / "it"), tmp_path / "tokens", 9, level="ignore")
+    (problem,) = [problem for problem in refused.value.problems if problem.level == "error"]
+    assert problem.where == "tokens.max_length" and problem.message == "9 cuts off all targets of validation: raise it."
+
+
 def test_conversations_are_packed_whole_into_the_fullest_row_that_has_room() -> None:
     lists = [[1, 1], [2, 2, 2, 2], [3, 3, 3], [4], [5, 5, 5, 5, 5], [6, 6]]
     lengths = np.array(list(map(len, lists)), np.int32)

@@ -59,8 +59,11 @@ def compute_made(metrics: Mapping[str, evaluate.Metric], predicted: Predictions)
 def remarks(names: Sequence[str], predicted: Predictions) -> list[str]:
     """The remarks of the project's metrics on these rows."""
     made = make([name for name in names if name in list_known(predicted)], predicted)
-    found = {name: metric.remark(predicted) for name, metric in made.items() if isinstance(metric, LabelMetric)}
-    return [f"{name}: {remark}" for name, remark in found.items() if remark]
+    found: dict[str, list[str]] = {}
+    for name, metric in made.items():
+        if isinstance(metric, LabelMetric) and (remark := metric.remark(predicted)):
+            found.setdefault(remark, []).append(name)
+    return [f"{', '.join(named)}: {remark}" for remark, named in found.items()]
 
 
 def make(names: Sequence[str], predicted: Predictions) -> dict[str, evaluate.Metric]:

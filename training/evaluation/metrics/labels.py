@@ -26,6 +26,7 @@ from sklearn import metrics
 from training.evaluation.metrics.definition import LabelMetric, MeanMetric, RatioMetric, SumMetric, share
 from training.evaluation.predictions import Counts, Figure, Floats, OneLabel, Predictions
 from training.evaluation.tags import Places, count_matches, flatten
+from training.recipe.tables.metrics import frequent_positive
 
 Labels = npt.NDArray[Any]
 
@@ -172,6 +173,13 @@ class LabelAverage(SumMetric):
     def of_sums(self, sums: Floats) -> Floats:
         counts = np.split(sums, 3, axis=1)  # (D, L) each
         return self._of_label_counts(*counts)
+
+    def remark(self, predictions: Predictions) -> str:
+        """The label that is judged, if it is by far the more frequent one of two."""
+        if self.average is not None or not isinstance(predictions, OneLabel):
+            return ""
+        rows = np.bincount(predictions.references, minlength=len(predictions.labels)).tolist()
+        return frequent_positive(dict(zip(predictions.labels, rows, strict=True))) or ""
 
     def row_statistics(self, predictions: Predictions) -> Floats | None:
         return None if isinstance(predictions, OneLabel) else super().row_statistics(predictions)

@@ -168,6 +168,23 @@ def more_is_better(figure: str) -> bool:
     return METRICS[figure].more_is_better if figure in METRICS else not figure.endswith("loss")
 
 
+def metrics_of_second(names: Iterable[str]) -> list[str]:
+    """Those of these metrics that are of the second label, where rows have one of two labels."""
+    return [name for name in names if name in METRICS and METRICS[name].needs.get(ONE_LABEL) == "second"]
+
+
+def frequent_positive(rows: Mapping[str, int]) -> str | None:
+    """The message about metrics of the second of two labels if it is by far the more frequent one, as 'ok' is beside
+    'fraud'; None otherwise. `rows` are counts of rows by label, in the order of the model's outputs."""
+    if len(rows) != 2:
+        return None
+    (first, rare), (second, frequent) = rows.items()
+    if not rare or frequent < 2 * rare:
+        return None
+    share = f"{frequent:,} of {rare + frequent:,} rows"
+    return f"computed for {second!r}, the label of {share}: for {first!r}, set data.label_names: [{second}, {first}]."
+
+
 def non_numeric_label(metric: str, labels: Iterable[str]) -> str | None:
     """The message about the first label that a metric of numbers cannot read; None if there is none."""
     strange = next((label for label in labels if not _is_number(label)), None)

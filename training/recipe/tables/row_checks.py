@@ -31,6 +31,7 @@ LEVELS: dict[str, Level] = {
     "absent_label": "warning",
     "mixed_labels": "warning",
     "float_labels": "warning",
+    "broken_label": "warning",
     "similar_labels": "warning",
     "missing_word": "warning",
     "duplicates": "warning",
