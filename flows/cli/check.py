@@ -35,8 +35,9 @@ from tasks.stages.preflight.token_check import (
 from tasks.stages.resolve import pin_data, pin_tokenizer
 from tasks.stages.score import find_frequent_positive, require_fitting, require_fitting_lengths
 from tasks.tracking.connection import MlflowFailed
-from training.problems import NETWORK, UserError
+from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe, parse
+from training.recipe.rules.training_rules import improbable_rates
 
 
 @dataclass
@@ -88,7 +89,11 @@ def check(arguments: argparse.Namespace) -> int:
 
 def _check(recipe: Recipe, findings: Findings, terminal: Terminal) -> None:
     # Only warnings: rows can be checked on a machine that does not publish.
-    findings.problems += [problem.model_dump() | {"level": "warning"} for problem in find_publishing_problems(recipe)]
+    warnings = [*find_publishing_problems(recipe)]
+    warnings += [
+        Problem(kind="training", where=where, message=text) for where, text in improbable_rates(recipe.training)
+    ]
+    findings.problems += [problem.model_dump() | {"level": "warning"} for problem in warnings]
     with scratch_folder() as folder:
         model = _check_model(recipe, findings, terminal)
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Context, Decimal, DecimalException
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -308,8 +309,8 @@ def _appearance(label: str) -> str:
     text = unicodedata.normalize("NFKC", visible.translate(_LATIN).casefold())
     text = "".join("-" if unicodedata.category(character) == "Pd" else character for character in text)
     try:
-        return repr(float(text.replace(",", ".")))
-    except ValueError:
+        return str(Decimal(text.replace(",", ".")).normalize(Context(prec=max(1, len(text)))))  # floats would round
+    except DecimalException:
         return text
 
 

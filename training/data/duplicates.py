@@ -124,8 +124,13 @@ class DuplicateTexts:
         return list(self._splits)[: list(self._splits).index(split)] if split in self._splits else []
 
     def within(self, split: str) -> Equal | None:
-        """Returns the rows whose text is in an earlier row of the split."""
+        """Returns the rows whose text is in an earlier row of the split; of ratings and preferences, those that repeat
+        a judgement: a prompt may have several answers."""
         hashes, order = self._sort_hashes(split)
+        if (rows := self._splits.get(split)) and rows.judged:
+            judgements = np.concatenate(rows.judged) + np.concatenate(rows.labels).astype(np.uint64)
+            order = np.argsort(judgements, kind="stable")
+            hashes = judgements[order]
         repeats = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
         if not len(repeats):
             return None

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from training.data.file_systems import display_name, is_url, is_web, local_path, name_of
-from training.data.listing import Listing, SourceFile
+from training.data.listing import Listing, SourceFile, describe_unread
 from training.jobs.user_code import CodeField
 from training.problems import Problem, UserError, nearest, on_one_line
 from training.recipe.tables.formats import FORMATS, PACKED
@@ -162,8 +162,13 @@ class _Search:
         near = nearest(names[0], [text for file in self.there for text in (file.name, _stem(file.name))])
         return (
             f"no {split} file in {display_name(self._folder)}: looked for {looked}; there is {have}. "
-            f"Name it in data.splits.{split}.{near}"
+            f"Name it in data.splits.{split}.{near}{self._inner_folders()}"
         )
+
+    def _inner_folders(self) -> str:
+        """Returns the sentence on the folders with rows in a folder that has no such file itself."""
+        folders = [] if self.there else self._listing.unread_folders(self._folder, self._suffixes)
+        return f" {describe_unread(self._folder, folders)}." if folders else ""
 
     def _other_files(self) -> str:
         """Returns the files of a local folder that has none of the source's format."""

@@ -23,6 +23,7 @@ from training.distributed.zero import BUCKET
 from training.jobs import resources
 from training.jobs.program import is_out_of_memory
 from training.jobs.protocol import EVENTS, rank, read_events
+from training.recipe.rules.training_rules import improbable_rates
 from training.recipe.tables.engines import ENGINES
 from training.recipe.tables.optimizers import OPTIMIZERS
 from training.task_types.task_type import StepSums
@@ -87,6 +88,8 @@ def report_estimate(task: Task, job_dir: Path) -> None:
         task.events.warning(warning)
     if warning := warmup_warning(task.training, figures["steps"]):
         task.events.warning(warning)
+    for where, message in improbable_rates(task.training):
+        task.events.warning(f"{where}: {message}")
     task.events.write("estimate", **figures)
 
 

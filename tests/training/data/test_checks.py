@@ -96,6 +96,25 @@ def test_judgements_of_equal_answers_in_opposite_ways_are_reported_with_both_row
     assert "1 judgement has its opposite in another row of train (this one repeats row 1 the" in problems[0]["message"]
 
 
+@pytest.mark.parametrize("kind", [Preference(), Kto()])
+def test_a_prompt_with_several_answers_is_no_duplicate_and_a_repeated_judgement_is(
+    tmp_path: Path, kind: RowSpecification
+) -> None:
+    judged: list[tuple[Any, ...]] = [("p", "x", "y"), ("p", "x", "z"), ("q", "x", "y"), ("p", "x", "y")]
+    if isinstance(kind, Kto):
+        judged = [("p", "x", True), ("p", "y", False), ("q", "x", True), ("p", "x", True)]
+    names, files = [*kind.columns], {split: [str(tmp_path / f"{split}.jsonl")] for split in ("train", "validation")}
+    for split, (file,) in files.items():
+        rows = judged if split == "train" else judged[:3]
+        Path(file).write_text("".join(json.dumps(dict(zip(names, row, strict=False))) + "\n" for row in rows))
+    columns = {name: name for name in names if name != "label"}
+    data = Data(source="json", path="-", columns=columns, checks={"shared_rows": "ignore"})
+    load(data, kind, files, tmp_path / "out")
+    problems = json.loads((tmp_path / "out" / "log" / "report.json").read_text())["problems"]
+    assert [(one["check"], Path(one["where"]).name) for one in problems] == [("duplicates", "train.jsonl row 4")]
+    assert "1 row of train repeats the text of an earlier row (this one repeats row 1: " in problems[0]["message"]
+
+
 def test_ratings_of_one_kind_are_reported(tmp_path: Path) -> None:
     files = {split: [str(tmp_path / f"{split}.jsonl")] for split in ("train", "validation")}
     for (file,) in files.values():
@@ -239,6 +258,11 @@ def test_labels_that_differ_only_by_case_or_spaces_are_reported_with_their_count
         "'pos' (10 rows), 'Pos' (1 row), 'pos ' (1 row), ' p os' (1 row);" in problem.message
     )
     assert "similar_labels" not in warnings(tmp_path, {"train": rows, "validation": rows[:2]})
+
+
+def test_whole_numbers_that_differ_in_a_late_digit_do_not_look_alike(tmp_path: Path) -> None:
+    rows = [(f"t{n}", f"900719925474099{n % 2 + 2}") for n in range(20)]
+    assert "similar_labels" not in warnings(tmp_path, {"train": rows, "validation": [("x", rows[0][1])]})
 
 
 def test_labels_with_a_tab_or_a_line_break_are_reported_with_an_example(tmp_path: Path) -> None:

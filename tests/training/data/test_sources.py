@@ -147,6 +147,17 @@ def test_a_folder_with_files_of_another_kind_alone_names_them(tmp_path: Path) ->
         find_files(data(tmp_path))
 
 
+def test_a_folder_with_rows_in_its_folders_alone_names_them_and_the_glob(tmp_path: Path) -> None:
+    for name in ("2024", "2025", "_tmp"):
+        (tmp_path / name).mkdir()
+        touch(tmp_path / name, "rows.csv")
+    with pytest.raises(UserError) as refused:
+        find_files(data(tmp_path))
+    message = refused.value.problems[0].message
+    assert "2 folders in it are not read (2024, 2025): to read all folders, give" in message
+    assert f"{tmp_path.name}/**/*." in message
+
+
 def test_a_held_out_file_alone_is_not_train(tmp_path: Path) -> None:
     touch(tmp_path, "dev.csv", "more.csv")
     with pytest.raises(UserError, match="no train file in"):

@@ -19,6 +19,7 @@ from training.jobs import resources
 from training.jobs.protocol import Events
 from training.problems import UserError
 from training.recipe import ResolvedCompute, Training
+from training.recipe.rules.training_rules import improbable_rates
 
 ESTIMATE = {"micro_batch_size": 8, "trainable": 10, "parameters": 10, "steps": 3, "tokens_per_epoch": 7, "disk_mb": 2}
 
@@ -84,6 +85,25 @@ def test_too_little_memory_names_the_rows_that_would_fit() -> None:
         "memory ran out when a single row was tried: lower to"
     )
     assert "about 1.0 GB of memory per process (of 840 MB), 2.0 MB of disk" in estimation.summary(estimate, 840_000_000)
+
+
+@pytest.mark.parametrize(
+    ("training", "where", "reason"),
+    [
+        ({"learning_rate": 2e5}, "training.learning_rate", "200000 is far above the rates at which adamw_torch_fused"),
+        ({"learning_rate": 5.0, "optim": "adafactor"}, "training.learning_rate", "5 is far above"),
+        ({"learning_rate": 500.0, "optim": "sgd"}, "training.learning_rate", "500 is far above the rates at which sgd"),
+        ({"learning_rate": 0.1, "weight_decay": 10.0}, "training.weight_decay", "takes 100% of each weight away"),
+    ],
+)
+def test_rates_at_which_no_model_learns_are_warned_of(training: dict[str, Any], where: str, reason: str) -> None:
+    ((field, message),) = improbable_rates(Training(**training))
+    assert field == where and reason in message
+
+
+@pytest.mark.parametrize("training", [{}, {"learning_rate": 0.5}, {"learning_rate": 5.0, "optim": "sgd"}])
+def test_unusual_rates_at_which_models_may_learn_are_not_warned_of(training: dict[str, Any]) -> None:
+    assert not list(improbable_rates(Training(**training, weight_decay=0.05)))
 
 
 def test_a_learning_rate_that_only_rises_is_warned_of() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.problems import nearest
 from training.recipe.extra_arguments import arguments, fits, out_of_scope, set_by_project
@@ -16,6 +16,9 @@ from training.recipe.tables.engines import ENGINES
 from training.recipe.tables.metrics import METRICS, more_is_better
 from training.recipe.tables.optimizers import OPTIMIZERS, Optimizer, missing_package, optim_args
 from training.recipe.tables.trackers import TRACKERS
+
+if TYPE_CHECKING:
+    from training.recipe import Training
 
 _WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
 """The schedules to which transformers' get_scheduler does not pass the warm-up."""
@@ -34,6 +37,21 @@ def _steps(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         other = "constant_with_warmup" if scheduler == "constant" else "another schedule"
         message = f"does nothing with `lr_scheduler_type: {scheduler}`: choose {other}, or leave it out."
         yield "training.warmup_steps", message
+
+
+def improbable_rates(training: Training) -> Iterator[tuple[str, str]]:
+    """Yields the rates at which no model learns, most of them slips of a digit or a sign, with the reason. A recipe may
+    have them, because a sweep may try them."""
+    rate, decay = training.learning_rate, training.weight_decay
+    most = 100 if "sgd" in training.optim else 1  # other optimizers move each weight by about the rate at each step
+    if rate > most:
+        message = f"{rate:g} is far above the rates at which {training.optim} trains (up to about {most / 100:g}): "
+        yield "training.learning_rate", f"{message}is a sign or a point missing, as in 2.0e-5?"
+    elif rate * decay >= 0.5:
+        message = (
+            f"{decay:g} times the learning rate ({rate:g}) takes {min(1.0, rate * decay):.0%} of each weight away "
+        )
+        yield "training.weight_decay", f"{message}at every step: usual values are 0 to 0.1."
 
 
 def _evaluation_while_training(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
