@@ -52,13 +52,15 @@ NAMES = ["accuracy", "f1", "precision", "recall"]
 
 
 def test_metrics_of_the_second_label_say_so_where_most_rows_have_it() -> None:
-    most = sure([1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 0], ["fraud", "ok"])
+    labels = [1] * 20 + [0] * 5
+    most = sure(labels, labels, ["fraud", "ok"])
     assert metrics.remarks(["accuracy", "f1", "precision", "recall", "f1_macro", "roc_auc"], most) == [
-        "f1, precision, recall: computed for 'ok', the label of 5 of 6 rows: for 'fraud', set data.label_names: "
+        "f1, precision, recall: computed for 'ok', the label of 20 of 25 rows: for 'fraud', set data.label_names: "
         "[ok, fraud]."
     ]
-    few = sure([0, 0, 0, 0, 1], [0, 0, 0, 0, 1], ["ok", "suspicious"])
-    assert metrics.remarks(["f1"], few) == [] and metrics.remarks(["f1"], TWO) == []
+    few = sure(labels[:12], labels[:12], ["fraud", "ok"])
+    rare = sure(labels[::-1], [1 - label for label in labels], ["ok", "suspicious"])
+    assert metrics.remarks(["f1"], few) == metrics.remarks(["f1"], rare) == []
 
 
 # The libraries, called directly

@@ -168,6 +168,10 @@ def more_is_better(figure: str) -> bool:
     return METRICS[figure].more_is_better if figure in METRICS else not figure.endswith("loss")
 
 
+FEWEST_ROWS = 20
+"""With fewer rows, their labels say nothing about which of them is the frequent one."""
+
+
 def metrics_of_second(names: Iterable[str]) -> list[str]:
     """Those of these metrics that are of the second label, where rows have one of two labels."""
     return [name for name in names if name in METRICS and METRICS[name].needs.get(ONE_LABEL) == "second"]
@@ -179,7 +183,7 @@ def frequent_positive(rows: Mapping[str, int]) -> str | None:
     if len(rows) != 2:
         return None
     (first, rare), (second, frequent) = rows.items()
-    if not rare or frequent < 2 * rare:
+    if not rare or frequent < 2 * rare or rare + frequent < FEWEST_ROWS:
         return None
     share = f"{frequent:,} of {rare + frequent:,} rows"
     return f"computed for {second!r}, the label of {share}: for {first!r}, set data.label_names: [{second}, {first}]."
