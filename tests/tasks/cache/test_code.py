@@ -31,11 +31,12 @@ ALLOWED = {
     "training.recipe.tables.strategies": {"STRATEGIES"},
     # It is read to refuse a model.
     "training.recipe.tables.kernels": {"ATTENTION"},
-    # The entries of the metrics that a stage computes are inputs of it, and the modules that they name count.
+    # The entries of the metrics that a stage computes are inputs of it, and the modules that they name count. A remark
+    # on their labels is a warning.
     "training.recipe.tables.metrics": {
         *("METRICS", "ONE_LABEL", "MANY_LABELS", "TAGS", "NUMBERS", "TEXTS", "TOKENS", "PAIRS"),
         *("metrics_for", "more_is_better", "non_numeric_label", "entries", "metric_modules"),
-        *("UNPAIRED", "ANSWER_METRICS", "WIN_RATE"),
+        *("UNPAIRED", "ANSWER_METRICS", "WIN_RATE", "frequent_positive", "metrics_of_second"),
     },
     # How files are named; the files themselves are inputs of the stage.
     "training.recipe.tables.formats": {"FORMATS", "PACKED", "SOURCES"},
