@@ -32,12 +32,12 @@ from tasks.stages.preflight.token_check import (
     has_exact_counts,
     scratch_folder,
 )
+from tasks.stages.preflight.training_estimate import find_improbable_rates
 from tasks.stages.resolve import pin_data, pin_tokenizer
 from tasks.stages.score import find_frequent_positive, require_fitting, require_fitting_lengths
 from tasks.tracking.connection import MlflowFailed
-from training.problems import NETWORK, Problem, UserError
+from training.problems import NETWORK, UserError
 from training.recipe import Recipe, parse
-from training.recipe.rules.training_rules import improbable_rates
 
 
 @dataclass
@@ -89,10 +89,7 @@ def check(arguments: argparse.Namespace) -> int:
 
 def _check(recipe: Recipe, findings: Findings, terminal: Terminal) -> None:
     # Only warnings: rows can be checked on a machine that does not publish.
-    warnings = [*find_publishing_problems(recipe)]
-    warnings += [
-        Problem(kind="training", where=where, message=text) for where, text in improbable_rates(recipe.training)
-    ]
+    warnings = [*find_publishing_problems(recipe), *find_improbable_rates(recipe)]
     findings.problems += [problem.model_dump() | {"level": "warning"} for problem in warnings]
     with scratch_folder() as folder:
         model = _check_model(recipe, findings, terminal)

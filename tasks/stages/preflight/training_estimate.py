@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ from training.engine import estimation
 from training.engine.fit_settings import FitSettings
 from training.jobs import resources
 from training.jobs.protocol import EVENTS, INPUTS, Job, read_events, sha256, write_atomically
-from training.problems import UserError
+from training.problems import Problem, UserError
+from training.recipe import Recipe
+from training.recipe.rules.training_rules import improbable_rates
 
 STALL_TIMEOUT_S = 600.0
 # Inputs of fit that change neither its memory nor its steps.
@@ -35,6 +37,12 @@ _WITHOUT_EFFECT = {
         *("greater_is_better", "early_stopping_patience", "early_stopping_threshold"),
     )
 }
+
+
+def find_improbable_rates(recipe: Recipe) -> Iterator[Problem]:
+    """The warnings about a learning rate and a decay at which no model learns."""
+    for where, message in improbable_rates(recipe.training):
+        yield Problem(kind="training", where=where, message=message, level="warning")
 
 
 def estimate_lines(key: str, inputs: Mapping[str, Any], training: StageJob) -> list[str]:
@@ -57,6 +65,7 @@ def estimate_lines(key: str, inputs: Mapping[str, Any], training: StageJob) -> l
     available = min(gpus) if gpus else resources.memory_left(processes)
     lines = [estimation.summary(figures, available), estimation.memory_warning(figures, available)]
     lines.append(estimation.warmup_warning(settings.training, figures["steps"]))
+    lines += [f"{where}: {message}" for where, message in improbable_rates(settings.training)]
     try:
         estimation.require_disk(settings.training.engine, home(), figures["disk_mb"] * 10**6)
     except UserError as error:
