@@ -20,7 +20,7 @@ from tasks.home import home
 from tasks.locks import exclusive_lock
 from tasks.registry import lineage, reproduction, untrusted_code
 from tasks.registry.lineage import list_model_files
-from tasks.registry.reproduction import Difference, FigurePair, differing_files, pair_figures
+from tasks.registry.reproduction import Difference, MetricPair, differing_files, pair_metrics
 from tasks.reports.formatting import format_count, format_score
 from tasks.stages.fit import batch_division
 from tasks.stages.resolve import pin, pin_model_folder
@@ -104,7 +104,7 @@ def _compare(
     key = next(stage["key"] for stage in result["stages"] if stage["name"] == "fit")
     recorded, here = record["model"]["files"], list_model_files(key) or {}
     if different := differing_files(recorded, here):
-        figures = pair_figures(record["metrics"] or {}, result["metrics"])
+        figures = pair_metrics(record["metrics"] or {}, result["metrics"])
         return *_describe_difference(different, recorded, here, differences, figures), False
     weights = [name for name in recorded if name.endswith(".safetensors")]
     digests = "; ".join(f"sha256 {recorded[name]['sha256']} {name}" for name in weights)
@@ -117,7 +117,7 @@ def _describe_difference(
     recorded: Mapping[str, Any],
     here: Mapping[str, Any],
     differences: Sequence[Difference],
-    figures: Sequence[FigurePair],
+    figures: Sequence[MetricPair],
 ) -> tuple[list[str], int]:
     """Describes a model with other bytes by its files and metrics; returns lines to print and the exit code."""
     digests = [

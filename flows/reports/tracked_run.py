@@ -14,7 +14,7 @@ from flows.pipeline import Finished
 from tasks.cache.stage import Row, flatten
 from tasks.prefect.flow_runs import page_url
 from tasks.registry import lineage
-from tasks.registry.model_card import format_figures
+from tasks.registry.model_card import format_metrics
 from tasks.reports.model_reports import describe_verdict
 from tasks.tracking.run_tracker import RunTracker
 from tasks.tracking.tracker import JUDGED_TAG, RECIPE
@@ -82,7 +82,7 @@ def _describe(
     without a click."""
     parts = [" · ".join(_links(run, finished))]
     if finished is not None:
-        parts += [describe_verdict(finished.verdict), format_figures(recipe, finished.scores)]
+        parts += [describe_verdict(finished.verdict), format_metrics(recipe, finished.scores)]
     parts += [f"**{problem['where']}**: {problem['message']}" for problem in problems]
     if changes:
         parts.append("\n".join(["What changed:", "", *(f"- {change}" for change in changes)]))

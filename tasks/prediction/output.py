@@ -45,7 +45,7 @@ Result = TypeVar("Result")
 
 
 class Output(ABC):
-    """The place of the predictions."""
+    """A folder of parts, or one file."""
 
     @abstractmethod
     def lacks(self, shard: Shard) -> bool:
@@ -67,28 +67,30 @@ def open_output(prediction: BatchPrediction, model: ModelSpec, scan: Scan, keys:
     Raises UserError for a folder with other files, and if another run writes there.
     """
     output = local_path(prediction.output)
-    place = output if is_url(output) else str(Path(output).expanduser().absolute())
+    location = output if is_url(output) else str(Path(output).expanduser().absolute())
     locks = home() / "locks"
     locks.mkdir(mode=0o700, exist_ok=True)
     with (
-        exclusive_lock(locks / f"output-{digest_of(place)[:32]}.lock") as locked,
+        exclusive_lock(locks / f"output-{digest_of(location)[:32]}.lock") as locked,
         tempfile.TemporaryDirectory(prefix="finetune-") as aside,
     ):
         if not locked:
             raise UserError.of(
                 "option",
                 "output",
-                f"another run writes to {display_name(place)}: wait for its end, or name another output.",
+                f"another run writes to {display_name(location)}: wait for its end, or name another output.",
             )
         if prediction.is_single_file:
-            above, _, name = place.rpartition("/")
-            with contextlib.closing(_SingleFile(_open_place(above, Path(aside)), name, prediction, model, scan)) as one:
+            above, _, name = location.rpartition("/")
+            with contextlib.closing(
+                _SingleFile(_open_folder(above, Path(aside)), name, prediction, model, scan)
+            ) as one:
                 yield one
         else:
-            yield _Folder(_open_place(place, Path(aside)), prediction, model, scan, keys)
+            yield _Folder(_open_folder(location, Path(aside)), prediction, model, scan, keys)
 
 
-class _Place(ABC):
+class _OutputFolder(ABC):
     """A folder for files that appear whole."""
 
     where: str
@@ -119,7 +121,7 @@ class _Place(ABC):
         return True
 
 
-class _LocalFolder(_Place):
+class _LocalFolder(_OutputFolder):
     def __init__(self, folder: Path) -> None:
         self._folder, self.where = folder, display_name(folder)
         try:
@@ -160,7 +162,7 @@ class _LocalFolder(_Place):
         return Digests(home()).of(self._folder / name) == entry["sha256"]
 
 
-class _RemoteFolder(_Place):
+class _RemoteFolder(_OutputFolder):
     """A folder at a URL: an object of a bucket appears whole."""
 
     def __init__(self, url: str, aside: Path) -> None:
@@ -223,34 +225,34 @@ class _RemoteFolder(_Place):
         raise AssertionError("the last try returns or raises")
 
 
-def _open_place(place: str, aside: Path) -> _Place:
-    return _RemoteFolder(place, aside) if is_url(place) else _LocalFolder(Path(place))
+def _open_folder(location: str, aside: Path) -> _OutputFolder:
+    return _RemoteFolder(location, aside) if is_url(location) else _LocalFolder(Path(location))
 
 
 class _Folder(Output):
     def __init__(
-        self, place: _Place, prediction: BatchPrediction, model: ModelSpec, scan: Scan, keys: Mapping[str, str]
+        self, folder: _OutputFolder, prediction: BatchPrediction, model: ModelSpec, scan: Scan, keys: Mapping[str, str]
     ) -> None:
-        self._place, self._model, self._kept = place, model, scan.kept
+        self._folder, self._model, self._kept = folder, model, scan.kept
         self._form, self._escape_formulas = prediction.format or "parquet", prediction.escape_formulas
         form = [self._form, "escape_formulas"] if self._escape_formulas else [self._form]
         self._names = {
             (shard.file, shard.number): _part_name(shard, form, model, scan.kept, keys) for shard in scan.shards
         }
         self._shards = {self._names[shard.file, shard.number]: shard for shard in scan.shards}
-        present = place.sizes()
+        present = folder.sizes()
         if foreign := [name for name in sorted(present) if name != MANIFEST and not _PART.fullmatch(name)]:
-            message = f"{place.where} has files of something else, such as {foreign[0]}: name an empty folder."
+            message = f"{folder.where} has files of something else, such as {foreign[0]}: name an empty folder."
             raise UserError.of("option", "output", message)
         self._stale = {name for name in present if name != MANIFEST} - self._shards.keys()
-        self._manifest = _parse_manifest(place.read(MANIFEST)) if MANIFEST in present else {}
+        self._manifest = _parse_manifest(folder.read(MANIFEST)) if MANIFEST in present else {}
         self._has_manifest = MANIFEST in present
         self._entries: dict[str, dict[str, Any]] = {
             entry["name"]: entry
             for entry in self._manifest.get("parts", ())
             if entry["name"] in self._shards
             and present.get(entry["name"]) == entry["bytes"]
-            and place.is_unchanged(entry["name"], entry)
+            and folder.is_unchanged(entry["name"], entry)
         }
 
     def lacks(self, shard: Shard) -> bool:
@@ -258,7 +260,7 @@ class _Folder(Output):
 
     def write(self, shard: Shard, rows: Rows, predictions: pa.Table, predicted_at_s: int) -> None:
         name = self._names[shard.file, shard.number]
-        staged = self._place.staged(name)
+        staged = self._folder.staged(name)
         with Writer(staged, self._form, self._kept, escape_formulas=self._escape_formulas) as writer:
             writer.write(rows, predictions, _stamp(self._model, shard, predicted_at_s))
         entry = {
@@ -269,7 +271,7 @@ class _Folder(Output):
             "sha256": sha256(staged),
         }
         self._begin_changes()
-        self._place.publish(staged, name)
+        self._folder.publish(staged, name)
         self._entries[name] = entry
 
     def finish(self, counts: Mapping[str, Any]) -> None:
@@ -277,23 +279,25 @@ class _Folder(Output):
             return  # nothing has changed
         self._begin_changes()
         for name in sorted(self._stale):
-            self._place.remove(name)
+            self._folder.remove(name)
         manifest = {**counts, "parts": [self._entries[name] for name in self._names.values()]}
-        staged = self._place.staged(MANIFEST)
+        staged = self._folder.staged(MANIFEST)
         staged.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
         fsync(staged)
-        self._place.publish(staged, MANIFEST)
+        self._folder.publish(staged, MANIFEST)
 
     def _begin_changes(self) -> None:
         if self._has_manifest:
-            self._place.remove(MANIFEST)
+            self._folder.remove(MANIFEST)
             self._has_manifest = False
 
 
 class _SingleFile(Output):
-    def __init__(self, place: _Place, name: str, prediction: BatchPrediction, model: ModelSpec, scan: Scan) -> None:
-        self._place, self._name, self._model = place, name, model
-        self._staged = place.staged(name)
+    def __init__(
+        self, folder: _OutputFolder, name: str, prediction: BatchPrediction, model: ModelSpec, scan: Scan
+    ) -> None:
+        self._folder, self._name, self._model = folder, name, model
+        self._staged = folder.staged(name)
         form = prediction.format or WRITTEN[Path(name).suffix]
         delimiter = "\t" if name.endswith(".tsv") else ","
         self._writer = Writer(self._staged, form, scan.kept, delimiter, prediction.escape_formulas)
@@ -306,7 +310,7 @@ class _SingleFile(Output):
 
     def finish(self, counts: Mapping[str, Any]) -> None:
         self._writer.__exit__(None)
-        self._place.publish(self._staged, self._name)
+        self._folder.publish(self._staged, self._name)
 
     def close(self) -> None:
         self._writer.__exit__(KeyboardInterrupt)

@@ -11,6 +11,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 
 from tasks.cache import store
@@ -78,7 +81,7 @@ def _build_sections(facts: CardFacts) -> Iterator[str]:
     recipe, lock, data, trained, predictions, scores, verdict, exports = facts
     labels = json.loads((data.path / "labels.json").read_text())
     yield _build_introduction(recipe, lock, labels, trained, verdict)
-    yield f"## Figures\n\n{format_figures(recipe, scores)}"
+    yield f"## Figures\n\n{format_metrics(recipe, scores)}"
     if exports:
         yield f"## Exports\n\n{_describe_exports(exports)}"
     yield f"## Data\n\n{_describe_rows(recipe, lock, data)}"
@@ -102,7 +105,7 @@ def _build_introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: 
     return f"{sentence}. Fine-tuned from {base}.{chosen}\n\nDigest of the model: `{trained.parts['model']}`."
 
 
-def format_figures(recipe: Recipe, scores: Artifact) -> str:
+def format_metrics(recipe: Recipe, scores: Artifact) -> str:
     """Formats the metrics of each split with their intervals as a table."""
     table = tabulate_scores(scores.figures)
     titles: dict[str, str] = {recipe.judged_split: Markdown(f"**{escape_markdown(recipe.judged_split)}** (judged)")}
@@ -164,10 +167,6 @@ def _describe_limits(
 
 def _describe_worst_label(recipe: Recipe, predictions: Artifact, labels: list[str]) -> Iterator[str]:
     """A sentence on the label with the lowest recall, if each row has one label."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     split = recipe.judged_split
     file = predictions.path / f"{split}.parquet"
     schema = pq.read_schema(file)

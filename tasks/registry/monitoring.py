@@ -20,7 +20,7 @@ from tasks.cache.results import Artifact, Champion, PinnedFile, label_names
 from tasks.home import home, named_lock
 from tasks.registry import lineage, untrusted_code
 from tasks.registry.model_spec import find_model, read_by
-from tasks.registry.versions import EVALUATIONS_TAG, RECIPE_TAG, SPLIT_TAG, read_figures, read_name, read_tag
+from tasks.registry.versions import EVALUATIONS_TAG, RECIPE_TAG, SPLIT_TAG, read_metrics, read_name, read_tag
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.tracking.connection import MODEL_TAG, connect, mlflow_errors
 from training import task_types
@@ -91,7 +91,7 @@ def find_monitored(model: str, own_task: str = "", data: Mapping[str, Any] | Non
         split=found.tags[SPLIT_TAG],
         load_data=str(read_name(found, "finetune.load_data.key")),
         predict=read_name(found, "finetune.predict.key"),
-        expected=read_figures(found, dict[str, float | None]).get(found.tags[SPLIT_TAG], {}),
+        expected=read_metrics(found, dict[str, float | None]).get(found.tags[SPLIT_TAG], {}),
         mlflow_run=found.run_id,
     )
 

@@ -40,7 +40,7 @@ class Difference(NamedTuple):
     here: str
 
 
-class FigurePair(NamedTuple):
+class MetricPair(NamedTuple):
     """A figure of the recorded model and of its reproduction."""
 
     figure: str
@@ -276,11 +276,11 @@ def differing_files(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> lis
     return [name for name in names if recorded.get(name, {}).get("sha256") != here.get(name, {}).get("sha256")]
 
 
-def pair_figures(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[FigurePair]:
+def pair_metrics(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[MetricPair]:
     """Pairs each figure of the recorded model with that of its reproduction."""
     missing = {"value": None, "low": None, "high": None}
     return [
-        FigurePair(f"{split} {name}", figure, here.get(split, {}).get(name, missing))
+        MetricPair(f"{split} {name}", figure, here.get(split, {}).get(name, missing))
         for split, figures in recorded.items()
         for name, figure in figures.items()
     ]

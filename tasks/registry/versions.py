@@ -184,7 +184,7 @@ def damaged_tag(version: ModelVersion, tag: str, text: str) -> UserError:
     return UserError.of("registry", f"{version.name}/{version.version}", message)
 
 
-def read_figures(version: ModelVersion, figure: Any = Any) -> dict[str, Any]:
+def read_metrics(version: ModelVersion, figure: Any = Any) -> dict[str, Any]:
     """Reads `{"validation": {"accuracy": {"value": 0.8, …}}}` from a version's tag, with figures of a type; empty if it
     has none. Raises UserError as `read_tag` does."""
     return dict(read_tag(version, FIGURES_TAG, dict[str, dict[str, figure]], "{}"))
@@ -256,7 +256,7 @@ def _build_model(model: RegisteredModel, versions: list[ModelVersion], limit: in
 def _build_row(model: RegisteredModel, version: ModelVersion) -> dict[str, Any]:
     number, figures = str(version.version), dict[str, Any]()
     with contextlib.suppress(UserError):  # a damaged tag of one version must not hide the others
-        figures = read_figures(version)
+        figures = read_metrics(version)
     return {
         "version": number,
         "aliases": list_aliases(model, number),

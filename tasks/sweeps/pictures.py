@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tasks.sweeps.study import Study
 from tasks.sweeps.trial import short_names
 
@@ -67,7 +69,6 @@ def _shown_study(study: Study) -> optuna.Study:
 
 def _save(plot: Callable[..., Any], study: optuna.Study, file: Path, named: dict[str, str]) -> None:
     import matplotlib
-    import numpy as np
     from matplotlib import pyplot
 
     matplotlib.use("Agg")

@@ -15,6 +15,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from tasks.sweeps.trial import Trial
 from training.recipe import Parameter, Sweep, grid_values, is_whole, settings_of
 from training.recipe.tables.searches import SAMPLERS
@@ -85,7 +87,6 @@ def _holds(conditions: Mapping[str, Any], chosen: Mapping[str, Any]) -> bool:
 
 
 def _build_sampler(sweep: Sweep, number: int) -> BaseSampler:
-    import numpy as np
     from optuna import samplers
 
     name, settings = settings_of(sweep.sampler, SAMPLERS)

@@ -303,14 +303,14 @@ def _build_row(run: MlflowRun, recipe: str) -> dict[str, Any]:
         "state": state,
         "started_ms": started_ms,
         "seconds": None if ended_ms is None else (ended_ms - started_ms) / 1000,
-        "judged": _read_judged_figure(tags, run.data.metrics),
+        "judged": _read_judged_metric(tags, run.data.metrics),
         "verdict": tags.get("gate.decision"),
         "reason": tags.get("gate.reason"),
         "version": tags.get(VERSION_TAG),
     }
 
 
-def _read_judged_figure(tags: Mapping[str, str], metrics: Mapping[str, float]) -> dict[str, Any] | None:
+def _read_judged_metric(tags: Mapping[str, str], metrics: Mapping[str, float]) -> dict[str, Any] | None:
     """The figure by which models of the recipe are compared; None if the run has not computed it yet."""
     name = tags.get(JUDGED_TAG, "")
     if f"score/{name}/value" not in metrics:

@@ -157,7 +157,7 @@ class RunTracker(Listener):
         if isinstance(result, Artifact):
             logged = {f"{row.name}.digest": result.digest}
             figures |= dict(_flatten_numbers(result.figures))
-            figures |= read_slice_figures(result.path) if row.name == "score" else {}
+            figures |= read_slice_metrics(result.path) if row.name == "score" else {}
             self._log_artifact(result, row)
         if isinstance(result, Verdict):
             logged = {f"{row.name}.decision": result.decision, f"{row.name}.reason": result.reason}
@@ -315,7 +315,7 @@ def _flatten_numbers(figures: Mapping[str, Any], prefix: str = "") -> Iterator[t
             yield prefix + name, float(value)
 
 
-def read_slice_figures(scores: Path) -> dict[str, float]:
+def read_slice_metrics(scores: Path) -> dict[str, float]:
     """Metrics of the largest groups of each slice, by `SPLIT/SLICE:GROUP/METRIC`, a name that MLflow accepts."""
     return {
         f"{split}/{format_group_name(name + '=' + group['group'])}/{metric}": score["value"]

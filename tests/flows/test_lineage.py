@@ -23,7 +23,7 @@ from tasks.registry.reproduction import (
     RecordedBatches,
     differences,
     differing_files,
-    pair_figures,
+    pair_metrics,
     recorded_recipe,
 )
 from tasks.stages.fit import batch_division
@@ -266,7 +266,7 @@ def test_other_bytes_are_a_reproduction_where_something_differs_and_the_figures_
     recorded = {"model.safetensors": {"sha256": "a" * 64}, "config.json": {"sha256": "c" * 64}}
     here = {**recorded, "model.safetensors": {"sha256": "b" * 64}}
     assert differing_files(recorded, here) == ["model.safetensors"] and differing_files(recorded, recorded) == []
-    figures = pair_figures(
+    figures = pair_metrics(
         {"validation": {"accuracy": {"value": 0.875, "low": 0.8125, "high": 0.9375}}},
         {"validation": {"accuracy": {"value": value, "low": value - 0.0625, "high": value + 0.0625}}},
     )

@@ -19,7 +19,7 @@ from tasks.prefect import artifacts
 from tasks.reports.formatting import escape_markdown, format_code, format_markdown, format_score
 from tasks.reports.model_reports import find_worst_errors, find_worst_groups, tabulate_slices
 from tasks.reports.row_reports import describe_rows, emit_warnings, tabulate_problems
-from tasks.tracking.run_tracker import format_group_name, read_slice_figures
+from tasks.tracking.run_tracker import format_group_name, read_slice_metrics
 from tests.arrow import group
 from tests.tasks.watching import Heard
 from training.problems import Problem
@@ -179,11 +179,11 @@ def test_groups_are_a_table_that_ends(tmp_path: Path) -> None:
 
 def test_mlflow_takes_the_names_of_all_groups_and_gets_the_largest(tmp_path: Path) -> None:
     odd = ["1-12 tokens", "日本", "", ".", "a/../b", "a/b", "a=b", "x" * 300, "a|b", "a\nb"]
-    found = read_slice_figures(scores(tmp_path, [group(name, 5, accuracy=0.5) for name in odd], "$/"))
+    found = read_slice_metrics(scores(tmp_path, [group(name, 5, accuracy=0.5) for name in odd], "$/"))
     assert len(found) == len(odd) + 1
     for name in found:
         _validate_metric_name(f"score/{name}")
         assert len(name) < MAX_ENTITY_KEY_LENGTH - len("score/")
     assert format_group_name("x=a:b") == "x:a:b" and re.fullmatch("x:a_b_[0-9a-f]{8}", format_group_name("x=a=b"))
-    plain = read_slice_figures(scores(tmp_path, [group(f"g{n}", n, accuracy=n / 30, f1=None) for n in range(30)]))
+    plain = read_slice_metrics(scores(tmp_path, [group(f"g{n}", n, accuracy=n / 30, f1=None) for n in range(30)]))
     assert list(plain)[:2] == ["validation/genre:g29/accuracy", "validation/genre:g28/accuracy"] and len(plain) == 21
