@@ -11,7 +11,6 @@ A stage whose work needs no process of its own has a function in place of the pr
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import shutil
 from collections import Counter
@@ -23,30 +22,15 @@ from typing import Any
 
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Inputs, Stage, Work
-from tasks.cache.store import link_or_copy
-from tasks.jobs.batch_memory import BatchDivision
-from tasks.jobs.commands import LAUNCH, Launch, python_argv
+from tasks.jobs.commands import Launch, python_argv
 from tasks.jobs.engines.engine import Runner
 from tasks.jobs.engines.local import LOCAL
-from tasks.jobs.launch import EventReader, require_finished, run_job
-from training.jobs import protocol
+from tasks.jobs.retries import DEFAULT_STALL_TIMEOUT_S, BatchDivision, run_child
 from training.jobs.protocol import (
-    CHECKPOINTS,
-    EVENTS,
     INPUTS,
-    LOGS,
-    OUTPUT,
-    Failure,
-    Outcome,
     Settings,
-    finished_output,
     values_in_key,
 )
-
-RETRIED = ("interrupted", "lost_rank", "stalled", "not_started")
-"""Failures after which the program is started again, from its last checkpoint."""
-TRIES = 3
-DEFAULT_STALL_TIMEOUT_S = 600.0
 
 Function = Callable[[Work, Any, Mapping[str, Path]], dict[str, Any]]
 """Gets the settings and the folders by name, fills `Work.out`, and returns the figures."""
@@ -214,83 +198,3 @@ def job_of(stage: Stage[Any], *arguments: Any) -> Job:
     job = stage.prepare(*arguments)
     assert isinstance(job, Job), f"{stage.name} has no job"
     return job
-
-
-def run_child(
-    work: Work,
-    program: str,
-    argv: Sequence[str],
-    *,
-    settings: Settings | Mapping[str, Any],
-    inputs: Mapping[str, Path],
-    env: Mapping[str, str] | None = None,
-    stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
-    batches: BatchDivision | None = None,
-    before_try: Callable[[], None] = lambda: None,
-    runner: Runner[Any] = LOCAL,
-) -> dict[str, Any]:
-    """Runs the program to its end, fills `work.out` with its output and its log, and returns its figures.
-
-    A program that can divide its batches gets `batches`, and finds `micro_batch_divisor` in its settings: if memory
-    runs out, it resumes with smaller batches. `before_try` is called after job.json is written. `runner` runs it.
-    Raises UserError for the user's mistakes and launch.JobFailed for all other failures.
-    """
-    job = work.job
-    if any((job / CHECKPOINTS).glob("checkpoint-*")) or finished_output(job):
-        work.state = "resumed"
-    if batches:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            # A resumed job keeps its division, whatever other work of this kind has found since.
-            batches.divisor = int(protocol.Job.read(job).settings["micro_batch_divisor"])
-        if batches.divisor > 1:
-            note = f"{batches.rows} rows at a time: more did not fit into memory before"
-            note += f" (to try: rm {batches.file})" if batches.lasting > 1 else ""
-            work.on_events([{"kind": "note", "message": note}])
-    values = settings.model_dump(mode="json") if isinstance(settings, Settings) else dict(settings)
-    places = {name: str(path) for name, path in inputs.items()}
-    events, tries = EventReader(job / EVENTS, work.on_events), TRIES
-    while True:
-        if batches:
-            values["micro_batch_divisor"] = batches.divisor
-        protocol.Job(program=program, key=work.key, settings=values, inputs=places).write(job)
-        if finished_output(job) is None:
-            before_try()
-        outcome = run_job(job, argv, env=env or {}, events=events, stall_timeout_s=stall_timeout_s, runner=runner)
-        if (failure := outcome.failure) is None:
-            break
-        tries -= failure.kind in RETRIED
-        work.on_events([prepare_next_try(outcome, failure, tries, batches)])
-        work.state = "resumed"
-    if batches:
-        batches.save()
-    _link_output(job, work.out)
-    return dict(outcome.figures)
-
-
-def prepare_next_try(outcome: Outcome, failure: Failure, tries: int, batches: BatchDivision | None) -> dict[str, Any]:
-    """Halves the batches if memory ran out. Returns the warning that names the failure and the next step.
-
-    `tries` is how often the program may still be started again. Raises UserError or launch.JobFailed if another try
-    would not help.
-    """
-    if failure.kind == "out_of_memory" and batches is not None and batches.halve(lasting=failure.proven):
-        next_step = f"Continuing with at most {batches.rows} rows at a time."
-    elif failure.kind in RETRIED and tries > 0:
-        next_step = "Trying again."
-    else:
-        if failure.kind == "out_of_memory":
-            advice = "Smaller batches do not help: lower tokens.max_length, or choose a smaller model."
-            failure = failure.model_copy(update={"message": f"{failure.message} {advice}"})
-        require_finished(outcome.model_copy(update={"failure": failure}))
-    cause = failure.message.splitlines()[0].removesuffix(".")
-    return {"kind": "warning", "message": f"{cause}. {next_step}"}
-
-
-def _link_output(job: Path, out: Path) -> None:
-    """Links the job's output into the artifact's folder: the job stays complete until the artifact is published."""
-    shutil.copytree(job / OUTPUT, out, copy_function=link_or_copy, dirs_exist_ok=True)
-    log = out / "log"
-    log.mkdir(exist_ok=True)
-    for file in (job / EVENTS, job / LAUNCH, *sorted((job / LOGS).glob("*.log"))):
-        if file.is_file():
-            shutil.copyfile(file, log / file.name)

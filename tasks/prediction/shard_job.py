@@ -18,14 +18,13 @@ from tasks.cache.stage import Listener, Work
 from tasks.cache.store import link_or_copy
 from tasks.environment import BUCKETS, passed
 from tasks.home import home
-from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.commands import python_argv
 from tasks.jobs.engines import engine_of
 from tasks.jobs.engines.engine import Engine, Program
 from tasks.jobs.engines.local import LOCAL
 from tasks.jobs.hardware import assigned_gpus, device, visible_gpus
-from tasks.jobs.job import DEFAULT_STALL_TIMEOUT_S, TRIES, prepare_next_try
 from tasks.jobs.launch import EventReader, follow_job
+from tasks.jobs.retries import DEFAULT_STALL_TIMEOUT_S, TRIES, BatchDivision, prepare_next_try
 from tasks.prediction.input_rows import Shard
 from tasks.registry.champions import find_folders
 from tasks.registry.model_spec import ModelSpec

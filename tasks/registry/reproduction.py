@@ -17,9 +17,9 @@ from tasks.cache.garbage_collection import in_use
 from tasks.cache.results import Artifact, Lock, PinnedFile
 from tasks.cache.stage import Listener, Row, Work
 from tasks.home import home, without_credentials
-from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import require_finished, run_job
+from tasks.jobs.retries import BatchDivision
 from tasks.registry.champions import PARTS, find_folders
 from tasks.registry.lineage import RECIPE_SET
 from tasks.shared_store.bucket_remote import open_remote

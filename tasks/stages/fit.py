@@ -13,12 +13,12 @@ from tasks.cache.results import Artifact, Lock, label_names
 from tasks.cache.stage import Work
 from tasks.home import signing_key
 from tasks.hub.checkpoint_uploads import upload_checkpoints
-from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.commands import Launch, accelerate_argv, accelerate_environment
 from tasks.jobs.engines import engine_of
 from tasks.jobs.engines.engine import Engine, Program, Runner
 from tasks.jobs.hardware import device, visible_gpus
 from tasks.jobs.job import Files, Job, files_of, folder_of, stage
+from tasks.jobs.retries import BatchDivision
 from tasks.shared_store.bucket_remote import open_remote
 from training import distributed, task_types
 from training.engine import checkpoints

@@ -10,9 +10,9 @@ from typing import Any
 
 from tasks.cache.code import figures_code
 from tasks.cache.results import Artifact, Champion, Lock
-from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.commands import build_predict_launch
 from tasks.jobs.job import Job, files_of, folder_of, stage
+from tasks.jobs.retries import BatchDivision
 from tasks.registry.champions import files_of_version
 from training import task_types
 from training.programs.predict import ForwardSettings, PredictSettings

@@ -13,8 +13,8 @@ from typing import Any
 
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Work
-from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.job import Files, Job, files_of, stage
+from tasks.jobs.retries import BatchDivision
 from tasks.prediction.drift_samples import Sample
 from tasks.registry.champions import files_of_version
 from tasks.registry.monitoring import MonitoredVersion

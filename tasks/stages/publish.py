@@ -11,7 +11,7 @@ from tasks.cache.stage import Inputs, Work, action
 from tasks.home import named_lock
 from tasks.hub.client import PublishSettings, build_environment
 from tasks.jobs.commands import python_argv
-from tasks.jobs.job import run_child
+from tasks.jobs.retries import run_child
 from tasks.registry.exports import export_files, released_exports
 from tasks.registry.model_card import CURVES, CardFacts, build_card
 from training import task_types

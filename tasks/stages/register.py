@@ -15,7 +15,7 @@ from tasks.cache.results import Artifact, Lock, PinnedFile, Promotion, Verdict, 
 from tasks.cache.stage import Inputs, Row, Work, action
 from tasks.home import named_lock, registry_place
 from tasks.jobs.commands import python_argv
-from tasks.jobs.job import run_child
+from tasks.jobs.retries import run_child
 from tasks.registry import lineage, promotions
 from tasks.registry.exports import log_exports, released_exports
 from tasks.registry.log_model import LogModelSettings

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 
-from tasks.jobs.job import RETRIED, TRIES
+from tasks.jobs.retries import RETRIED, TRIES
 from tests.drill.compare import Left, left_by, tracking_faults
 from tests.drill.ground import WAYS, Ground, Run, victims
 from tests.drill.watch import Watch

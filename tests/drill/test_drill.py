@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import pytest
 
-from tasks.jobs.job import TRIES
+from tasks.jobs.retries import TRIES
 from tests.drill import kills as killing
 from tests.drill import watch as watching
 from tests.drill.compare import Left

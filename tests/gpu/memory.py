@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tasks.cache.stage import Listener, Work
-from tasks.jobs.batch_memory import BatchDivision
 from tasks.jobs.commands import accelerate_argv, accelerate_environment
-from tasks.jobs.job import run_child
+from tasks.jobs.retries import BatchDivision, run_child
 from tests.gpu.cases import Result
 from tests.gpu.ground import STALL_TIMEOUT_S, Ground
 from training.jobs.program import is_out_of_memory

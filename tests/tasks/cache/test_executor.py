@@ -26,8 +26,8 @@ from tasks.cache.history import History
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Inputs, Listener, Row, Stage, Work, action
 from tasks.jobs.commands import python_argv
-from tasks.jobs.job import run_child
 from tasks.jobs.launch import JobFailed
+from tasks.jobs.retries import run_child
 from tests.fork_server import COMMANDS, Fork, run_code
 from tests.tasks.plain_stages import stage
 from training.jobs.protocol import Job, Outcome, sha256, write_atomically

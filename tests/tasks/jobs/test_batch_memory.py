@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tasks.cache.stage import Work
-from tasks.jobs.batch_memory import BatchDivision
-from tasks.jobs.job import run_child
+from tasks.jobs.retries import BatchDivision, run_child
 from tests.training import tiny
 from training.jobs.protocol import Job
 

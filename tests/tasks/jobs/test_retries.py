@@ -11,9 +11,8 @@ import pytest
 
 from tasks.cache.stage import Work
 from tasks.jobs import launch
-from tasks.jobs.batch_memory import BatchDivision
-from tasks.jobs.job import TRIES, prepare_next_try, run_child
 from tasks.jobs.launch import JobFailed
+from tasks.jobs.retries import TRIES, BatchDivision, prepare_next_try, run_child
 from tests.raised import raised_problems
 from tests.tasks.watching import Heard
 from training.jobs.protocol import Failure, Outcome, read_events
