@@ -11,8 +11,8 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from flows.batch_plan import PreparedBatch, history_name, history_of, prepare
+from flows.callers import EXPECTED, WORKER, Caller, fail
 from flows.drift import announce_drift, run_drift_stages
-from flows.frame import EXPECTED, WORKER, Caller, fail
 from flows.reports.predictions import Shards, build_result, count, describe
 from tasks.cache.executor import Executor
 from tasks.cache.garbage_collection import in_use

@@ -10,7 +10,7 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 
-from flows.frame import WORKER, Caller, run_for_version
+from flows.callers import WORKER, Caller, run_for_version
 from tasks.cache.executor import Executor
 from tasks.cache.results import Artifact, NumberedComparison
 from tasks.prediction.drift_samples import Sample, draw_sample

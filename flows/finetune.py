@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import Abort
 from prefect.runtime import flow_run
 
-from flows.frame import WORKER, Caller, fail, state_of
+from flows.callers import WORKER, Caller, fail, state_of
 from flows.naming import flow_run_name
 from flows.pipeline import Finished, pipeline
 from flows.plan import launch_training_early

@@ -9,8 +9,8 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
+from flows.callers import WORKER, Caller
 from flows.finetune import fine_tune
-from flows.frame import WORKER, Caller
 from flows.naming import flow_run_name
 from flows.pipeline import pipeline
 from flows.plan import build_cached_result, find_unchanged_run, launch_training_early, list_changes

@@ -17,8 +17,8 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Failed
 
+from flows.callers import WORKER, Caller, fail, state_of
 from flows.finetune import FromSweep, finetune, run_finetune
-from flows.frame import WORKER, Caller, fail, state_of
 from flows.naming import sweep_run_name
 from flows.pipeline import Scored, TrainingInputs, prepare, train_and_score
 from flows.plan import divide_gpus
@@ -31,11 +31,11 @@ from tasks.cache.planner import Planner
 from tasks.cache.results import Artifact, Champion, Comparison, Lock, Selection
 from tasks.cache.stage import Listener
 from tasks.home import home
-from tasks.jobs import warm
+from tasks.jobs import warm_process
 from tasks.jobs.engines.local import early_launches
 from tasks.jobs.hardware import visible_gpus
 from tasks.jobs.launch import JobFailed
-from tasks.jobs.slots import Slots
+from tasks.jobs.parallel_calls import Slots
 from tasks.prefect import events
 from tasks.prefect.artifacts import ArtifactSender, PrefectProgress, Table
 from tasks.registry import untrusted_code
@@ -147,7 +147,7 @@ def _search(
     """Prepares the data, runs the trials, and releases the best. After an error, the result has what was known."""
     recipe = parse(values, overrides)
     ready = prepare(executor, recipe)
-    warm.start()  # threads of several trials would each start one
+    warm_process.start()  # threads of several trials would each start one
     key = study_key(recipe, sweep, ready.lock, ready.data, ready.model)
     with only_sweep(key), _table_artifact() as show:
         study = Study(key, recipe, sweep)

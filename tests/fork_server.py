@@ -45,7 +45,7 @@ COMMANDS, PROGRAMS, SERVERS = "commands", "programs", "servers"
 """The three levels."""
 FORKED = {
     **dict.fromkeys(("prefect", "tests.flows.forked", "tests.hub.stages"), COMMANDS),
-    **dict.fromkeys(("training.jobs.warm", "tests.flows.scarce_memory"), PROGRAMS),
+    **dict.fromkeys(("training.jobs.warm_process", "tests.flows.scarce_memory"), PROGRAMS),
     **dict.fromkeys(("tasks.prefect.prefect_server", "tasks.services.mlflow_server", "uvicorn"), SERVERS),
 }
 OWN = ("training.programs.", "tasks.registry.")

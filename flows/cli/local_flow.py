@@ -24,7 +24,7 @@ from training.recipe import Recipe
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
 
-    from flows.frame import Caller
+    from flows.callers import Caller
 
 SILENT_S = 60.0
 """Without a trace for so long, a run that no process runs was killed."""
@@ -105,7 +105,7 @@ def call_in_this_process(
     where = "prefect"
     try:
         ensure_prefect_server(meanwhile=_import_flow)
-        from flows.frame import Caller
+        from flows.callers import Caller
         from tasks.prefect import events, flow_runs
 
         flow_runs.deliver_final_states()

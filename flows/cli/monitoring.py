@@ -31,7 +31,7 @@ from tasks.reports.model_reports import (
 from training.problems import UserError
 
 if TYPE_CHECKING:
-    from flows.frame import Caller
+    from flows.callers import Caller
 
 
 def add_drift_arguments(parser: argparse.ArgumentParser) -> None:

@@ -32,7 +32,7 @@ from training.problems import Problem, UserError, renamed
 from training.recipe import BatchPrediction, parse_batch_prediction, split_version_name
 
 if TYPE_CHECKING:
-    from flows.frame import Caller
+    from flows.callers import Caller
 
 OF_FILES = {
     "data": "--set",

@@ -24,7 +24,7 @@ from flows.reports.tables import export_lines, metric_lines, verdict_lines
 from flows.reports.terminal import Quiet, Terminal, stage_line
 from tasks.cache.planner import Planner
 from tasks.cache.results import Verdict
-from tasks.jobs import warm
+from tasks.jobs import warm_process
 from tasks.jobs.engines.local import early_launches
 from tasks.prefect.deployments import FLOWS
 from tasks.prefect.prefect_server import ensure_prefect_server
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         overrides = parse_set(arguments.set)
         with early_launches():
             if any(row.state == "will run" and STAGES[row.name].summarize for row in planner.rows):
-                warm.start()  # it imports while the Prefect server starts
+                warm_process.start()  # it imports while the Prefect server starts
             launch_training_early(recipe, planner, planned.lock)
             result = fine_tune_here(recipe, overrides=overrides, force=force, quiet=arguments.quiet)
         return _print_result(recipe, result, out, arguments.require_promotion)

@@ -14,7 +14,7 @@ from tasks.environment import added_environment
 from tasks.jobs.hardware import visible_gpus
 from training.jobs.protocol import write_atomically
 from training.jobs.resources import cores
-from training.jobs.warm import LAUNCHER
+from training.jobs.warm_process import LAUNCHER
 from training.recipe.tables.strategies import STRATEGIES
 
 GROUP_OF_ONE = {

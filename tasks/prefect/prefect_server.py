@@ -4,8 +4,8 @@
 
 The parent process binds the port and passes the socket as a descriptor: `finetune up` (tasks/services), or a run, with
 which the server ends. Both servers use one database in the home, unless the user names another one. The guard
-(tasks/prefect/guard.py) decides which requests reach the server: they need its password. The pages themselves need
-none, as they hold no data.
+(tasks/prefect/request_guard.py) decides which requests reach the server: they need its password. The pages themselves
+need none, as they hold no data.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tasks.database_templates import create_database
 from tasks.environment import PREFECT_SERVER, prepare_environment, server_environment
 from tasks.home import home, home_path
 from tasks.loopback import check_listener
-from tasks.prefect.guard import HOSTS, Guard, serve
+from tasks.prefect.request_guard import HOSTS, Guard, serve
 from tasks.prefect.servers import (
     PREFECT,
     auth_string,

@@ -1,8 +1,8 @@
 """MLflow's server of one home, on loopback: `python -m tasks.services.mlflow_server PORT --fd N`.
 
 `mlflow server` accepts no socket, and reads a request's body before it asks for a password. So this program serves
-MLflow's application itself, behind the guard (tasks/prefect/guard.py), which asks for the password of the server. The
-parent process binds the port and passes the socket as a descriptor.
+MLflow's application itself, behind the guard (tasks/prefect/request_guard.py), which asks for the password of the
+server. The parent process binds the port and passes the socket as a descriptor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 
 from tasks.environment import prepare_environment
 from tasks.home import home, mlflow_artifacts
-from tasks.prefect.guard import Guard, serve
+from tasks.prefect.request_guard import Guard, serve
 from tasks.prefect.servers import MLFLOW, ensure_password
 from tasks.tracking import connection
 

@@ -32,7 +32,7 @@ from unittest.mock import patch
 import tasks.registry
 import training
 from flows.cli.main import main
-from tasks.jobs import warm
+from tasks.jobs import warm_process
 from tasks.jobs.commands import accelerate_environment, python_argv
 from tasks.prefect import servers
 from tasks.prefect.prefect_server import ensure_prefect_server
@@ -174,14 +174,18 @@ def _run_warm(file: Path, folder: Path) -> int:
             accelerate_environment(use_cpu=use_cpu, **others) | {"ACCELERATE_USE_CPU": str(use_cpu)}  # the launcher's
         ),
     }
-    modules = (*warm.MODULES, *_modules())
-    with patch.multiple("tasks.stages.fit", **fit), patch.object(warm, "MODULES", modules), warm.warm_programs():
+    modules = (*warm_process.MODULES, *_modules())
+    with (
+        patch.multiple("tasks.stages.fit", **fit),
+        patch.object(warm_process, "MODULES", modules),
+        warm_process.warm_programs(),
+    ):
         for number in range(1 + ROUNDS):
             home = folder / f"warm-{number}"
             code = main(["run", str(file), "--quiet", "--home", str(home), "--json", f"{home}.json"])
             if code != 0:
                 return code
-        if warm._current is None or warm._current._process.poll() is not None:
+        if warm_process._current is None or warm_process._current._process.poll() is not None:
             raise RuntimeError("the warm process has ended: it cannot import one of the modules")
     return 0
 

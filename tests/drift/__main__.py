@@ -17,8 +17,11 @@ import pyarrow.parquet as pq
 
 from tests.benchmarks.table import machine
 from tests.drift.subject import Model, Pool, Shift, cut, misspell
-from training.evaluation.drift.report import Thresholds, compare, estimate_accuracy, judge
+from training.evaluation.drift.verdict import Thresholds, compare, estimate_accuracy, judge
 from training.evaluation.significance import alpha_spent
+
+USUAL = Thresholds(cohens_w=0.1, distance=0.1, auc=0.55)
+"""The defaults of the recipe."""
 
 REFERENCE_ROWS = 1_000
 NEW_ROWS = (100, 200, 500, 1_000, 2_000)
@@ -92,7 +95,7 @@ class Subject:
             found = {ALPHA: 0, alpha_spent(1, ALPHA): 0}
             for trial in range(reports):
                 samples = Shift(self.pool).draw(np.random.default_rng([trial, rows]), REFERENCE_ROWS, rows)
-                comparisons = compare(*samples, Thresholds())
+                comparisons = compare(*samples, USUAL)
                 for alpha in found:
                     found[alpha] += judge(comparisons, alpha)[0] != "steady"
             shares = [f"{count / reports:.1%}" for count in found.values()]
@@ -113,7 +116,7 @@ class Subject:
                 verdicts = []
                 for trial in range(trials):
                     samples = shift.draw(np.random.default_rng([trial, rows, 1]), REFERENCE_ROWS, rows)
-                    verdicts.append(judge(compare(*samples, Thresholds()), alpha_spent(1, ALPHA))[0])
+                    verdicts.append(judge(compare(*samples, USUAL), alpha_spent(1, ALPHA))[0])
                 drifted, watch = (sum(verdict == kind for verdict in verdicts) for kind in ("drifted", "watch"))
                 cells.append(f"{drifted / trials:.0%} ({(drifted + watch) / trials:.0%})")
             yield f"| {name} | {' | '.join(cells)} |"

@@ -24,7 +24,7 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.trainers import WordPieceTrainer
 
-from training.evaluation.drift.report import Observations
+from training.evaluation.drift.verdict import Observations
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]

@@ -175,7 +175,7 @@ def victims(flow: int) -> dict[str, list[int]]:
     found = {"flow": [flow]}
     for supervisor in descendants(flow):
         words = argv(supervisor)
-        if words[1:3] == ["-m", "training.jobs.warm"]:
+        if words[1:3] == ["-m", "training.jobs.warm_process"]:
             found["warm process"] = [supervisor]
         if words[1:3] != ["-m", "training.jobs.supervise"]:
             continue

@@ -21,9 +21,9 @@ import pytest
 import yaml
 
 from flows import finetune as flow
+from flows.callers import Caller
 from flows.cli.local_flow import fine_tune_here
 from flows.cli.main import main
-from flows.frame import Caller
 from tasks.cache.stage import Listener
 from tasks.home import home as create_home
 from tasks.prefect import flow_runs

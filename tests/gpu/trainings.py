@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tasks.jobs import warm
+from tasks.jobs import warm_process
 from tests.gpu.cases import Result
 from tests.gpu.ground import Ground
 from tests.matrix.cells import TRAINING, Exported, Victim
@@ -82,9 +82,9 @@ def train_as_fork(ground: Ground, folder: Path, task: str) -> Result:
         # A fork shows the environment of the warm process, which alone has this variable.
         forks_seen.extend(variable(pid, "PYTORCH_NVML_BASED_CUDA_CHECK") is not None for pid in started)
 
-    with mock.patch.object(warm, "MODULES", warm.TRAINING), warm.warm_programs():
-        warm.start()
-        warm.wait_for(warm.TRAINING[-1])
+    with mock.patch.object(warm_process, "MODULES", warm_process.TRAINING), warm_process.warm_programs():
+        warm_process.start()
+        warm_process.wait_for(warm_process.TRAINING[-1])
         outcomes.append(ground.run(jobs[1], on_events=look, threads=None))
     for outcome in outcomes:
         if outcome.failure is not None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from training.data.csv_quotes import QuotedFields
+from training.data.csv_quote_problems import QuotedFields
 from training.data.decoding import LONGEST_ROW_BYTES, SEPARATOR, open_text
 from training.data.file_systems import display_name
 from training.data.ipc_files import BLOCK_ROWS

@@ -461,6 +461,6 @@ _FIELD = CodeField(
     kind="training",
     where="training.trainer",
     example="my_trainer:Mine",
-    accepted="a subclass of training.trainer.ExactTrainer",
+    accepted="a subclass of training.engine.trainer.ExactTrainer",
     accepts=lambda value: isinstance(value, type) and issubclass(value, ExactTrainer),
 )

@@ -13,7 +13,8 @@ paired       For any other figure, two conditions at once.
                 bootstrap would promote it. A worst case among the rows bounds the mean from below at any number of rows
                 (Gaffke, 2005; Learned-Miller and Thomas, 2019): 0 failures in N rows become the rule of three.
 
-A p-value is the larger of the two, and a model is better if it is at most 1 - confidence.
+training/programs/compare.py chooses the test. A p-value is the larger of the two, and a model is better if it is at
+most 1 - confidence.
 """
 
 from __future__ import annotations

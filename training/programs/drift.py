@@ -2,7 +2,7 @@
 
 inputs     profile, rows (each a folder of training.programs.observe)
 settings   DriftSettings, below
-output     report.json     training.evaluation.drift.report.build_report
+output     report.json     training.evaluation.drift.verdict.build_report
            log/report.png  all effects with their intervals and thresholds, and the distributions
 figures    verdict, comparisons (each without details), rows, alpha, estimated_accuracy
 """
@@ -36,8 +36,8 @@ class DriftSettings(Settings):
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Compares the rows. Returns the figures."""
-    from training.evaluation.drift.report import Thresholds, build_report, read_observations
     from training.evaluation.drift.report_plots import draw_report
+    from training.evaluation.drift.verdict import Thresholds, build_report, read_observations
 
     settings = DriftSettings.model_validate(job.settings)
     reference, new = (read_observations(Path(job.inputs[name])) for name in ("profile", "rows"))

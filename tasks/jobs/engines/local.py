@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tasks.environment import added_environment, environment
 from tasks.home import home
-from tasks.jobs import warm
+from tasks.jobs import warm_process
 from tasks.jobs.engines.engine import Engine, OnEvents, Program
 from tasks.locks import is_held
 from training.jobs.processes import identity, send, start_ticks
@@ -164,7 +164,7 @@ def _start_supervisor(job: Path, argv: Sequence[str], env: Mapping[str, str]) ->
     """
     request = {"folder": str(job), "argv": [*argv], "env": dict(env), "grace_s": STOP_GRACE_S}
     with open(job / LOGS / "supervisor.log", "ab") as log:
-        pid = _start(lambda stdin, lifeline: warm.fork(request, stdin, lifeline, log)) or _start(
+        pid = _start(lambda stdin, lifeline: warm_process.fork(request, stdin, lifeline, log)) or _start(
             lambda stdin, _: _start_process(request, stdin, log)
         )
     return Handle(job=str(job), pid=pid, started=start_ticks(pid))
@@ -215,12 +215,12 @@ class EarlyLaunch:
         self._handle: Handle | None = None
         self._closed = False
         self._turn = threading.Lock()
-        warm.start()
+        warm_process.start()
         self._thread = threading.Thread(target=self._start, daemon=True)
         self._thread.start()
 
     def _start(self) -> None:
-        warm.wait_for(warm.TRAINING[-1])  # forks need not import these modules then
+        warm_process.wait_for(warm_process.TRAINING[-1])  # forks need not import these modules then
         with self._turn, contextlib.suppress(OSError):  # without it, the program starts with its job
             if self._closed:
                 return
@@ -268,9 +268,9 @@ _closing = contextlib.ExitStack()  # of this process, like the warm process
 
 
 @contextlib.contextmanager
-def early_launches(warm_process: bool = True) -> Iterator[None]:
+def early_launches(from_warm: bool = True) -> Iterator[None]:
     """Inside, one program may start before its job is known. With a warm process, programs are forks of it."""
-    with warm.warm_programs() if warm_process else contextlib.nullcontext():
+    with warm_process.warm_programs() if from_warm else contextlib.nullcontext():
         try:
             yield
         finally:

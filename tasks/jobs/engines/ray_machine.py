@@ -82,7 +82,7 @@ class Machine:
         self._reports: list[dict[str, Any]] = []
         self._closing = contextlib.ExitStack()
         # The one program here is a launcher, whose ranks are no forks.
-        self._closing.enter_context(early_launches(warm_process=False))
+        self._closing.enter_context(early_launches(from_warm=False))
         self._offset = 0
         self._receiving: dict[tuple[str, str], tuple[contextlib.ExitStack, Path]] = {}
         self._heard = time.monotonic()

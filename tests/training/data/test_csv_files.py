@@ -12,7 +12,7 @@ import pytest
 from tests.arrow import read_arrow
 from tests.raised import raised_problems
 from tests.training.data.task_types import CLASSIFICATION, Lines
-from training.data.csv_quotes import QuotedFields
+from training.data.csv_quote_problems import QuotedFields
 from training.data.load_rows import load
 from training.problems import Problem, UserError
 from training.recipe import Data

@@ -16,11 +16,14 @@ from tests.training import programs_here, tiny
 from tests.training.counting import write_assistant
 from training import task_types
 from training.data.prediction_rows import RowReader
-from training.evaluation.drift.report import Thresholds, build_report, read_observations
+from training.evaluation.drift.verdict import Thresholds, build_report, read_observations
 from training.programs import drift, observe
 from training.recipe import parse
 from training.recipe.rules.column_rules import source_columns
 from training.recipe.tables.metrics import PAIRS, UNPAIRED
+
+USUAL = Thresholds(cohens_w=0.1, distance=0.1, auc=0.55)
+"""The defaults of the recipe."""
 
 
 def write_sample(file: Path, reader: RowReader) -> Path:
@@ -63,7 +66,7 @@ def test_the_rows_of_a_split_and_of_a_file_are_observed_alike(task: str, tmp_pat
     np.testing.assert_allclose(*embeddings, atol=1e-5)
     reference, new = read_observations(stored), read_observations(of_file)
     assert reference.fields.keys() == new.fields.keys() and (reference.fields or task == "token-classification")
-    report = build_report(reference, new, Thresholds(), alpha=0.05, min_rows=20)
+    report = build_report(reference, new, USUAL, alpha=0.05, min_rows=20)
     assert report["verdict"] == "steady"
     assert {line["value"] for line in report["comparisons"] if line["unit"] != "auc"} <= {0.0}
     assert (reference.correct is not None) == (task == "sequence-classification")

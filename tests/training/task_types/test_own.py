@@ -90,7 +90,7 @@ def test_evaluation_during_training_uses_the_collator_of_predictions() -> None:
     ("settings", "where", "message"),
     [
         ({"trainer": "tests.training.own:Masked"}, "training.trainer",
-         "is the class Masked: it must be a subclass of training.trainer.ExactTrainer."),
+         "is the class Masked: it must be a subclass of training.engine.trainer.ExactTrainer."),
         ({"trainer": "tests.training.own:Lonely"}, "training.trainer", "got an unexpected keyword argument 'model'"),
         ({"callbacks": ["tests.training.own:Slow"]}, "training.callbacks[0]", "Did you mean 'Slower'?"),
         ({"callbacks": ["tests.training.own:NeedsMore"]}, "training.callbacks[0]", "created without arguments"),

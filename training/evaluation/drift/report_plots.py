@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from training.evaluation.drift.report import Observations
+from training.evaluation.drift.verdict import Observations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from tasks.environment import added_environment, environment
-from training.jobs.warm import BEGIN, DIGITS
+from training.jobs.warm_process import BEGIN, DIGITS
 
 TRAINING = (
     *("accelerate.commands.launch", "training.engine.inference", "training.models.loading"),
@@ -44,7 +44,7 @@ class WarmProcess:
         self._turn = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "training.jobs.warm", *MODULES, ROOM],
+                [sys.executable, "-m", "training.jobs.warm_process", *MODULES, ROOM],
                 stdin=theirs.fileno(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -66,7 +66,7 @@ class WarmProcess:
         `lifeline` is closed.
 
         Args:
-            request: as in training.jobs.warm.
+            request: as in training.jobs.warm_process.
             stdin: the supervisor's standard input.
             lifeline: the other end of its standard input.
             log: the supervisor's output.

@@ -1,4 +1,4 @@
-"""The frame of all flows: the caller in this process, and the ends of a run."""
+"""The callers of flows: a command in this process, or a worker; and the ends of a run."""
 
 from __future__ import annotations
 

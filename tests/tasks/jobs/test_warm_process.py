@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tasks.jobs import warm
+from tasks.jobs import warm_process
 from tasks.jobs.engines.local import LOCAL
 from tasks.jobs.launch import run_job
 from tests.fork_server import NEW_PYTHON
@@ -51,9 +51,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "modules" / f"{PRELOADED}.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
-    monkeypatch.setattr(warm, "MODULES", (PRELOADED,))
+    monkeypatch.setattr(warm_process, "MODULES", (PRELOADED,))
     monkeypatch.setattr(sys, "executable", NEW_PYTHON)
-    with warm.warm_programs():
+    with warm_process.warm_programs():
         yield
 
 
@@ -78,7 +78,7 @@ def is_warm(ended: dict[str, Any] | Failure) -> bool:
 
 
 def warm_pid() -> int:
-    process = warm._current
+    process = warm_process._current
     assert process is not None
     return process.pid
 
@@ -112,7 +112,7 @@ def test_after_a_change_of_an_imported_module_programs_are_new_processes(tmp_pat
 
 def test_outside_a_run_programs_are_new_processes(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(warm, "_allowed", False)
+        patch.setattr(warm_process, "_allowed", False)
         assert not is_warm(run(tmp_path))
 
 
@@ -163,7 +163,7 @@ class LosesAnswers:
 
 def test_a_job_runs_once_even_if_the_warm_process_dies_before_it_answers(tmp_path: Path) -> None:
     assert is_warm(run(tmp_path))
-    process = warm._current
+    process = warm_process._current
     assert process is not None
     process._connection = connection = LosesAnswers(process._connection)  # type: ignore[assignment]
     job = write_job(tmp_path, "open(job_dir / 'runs', 'a').write('once ')")
@@ -189,10 +189,10 @@ def test_a_program_dies_with_its_supervisor_and_the_next_try_starts_at_once(tmp_
 
 def test_the_warm_process_ends_with_the_run(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(warm, "_allowed", False)
-        patch.setattr(warm, "_current", None)
-        with warm.warm_programs():
-            warm.start()
+        patch.setattr(warm_process, "_allowed", False)
+        patch.setattr(warm_process, "_current", None)
+        with warm_process.warm_programs():
+            warm_process.start()
             pid = warm_pid()
             assert start_ticks(pid)
         assert not start_ticks(pid)

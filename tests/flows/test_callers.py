@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from flows.batch_predict import batch_predict
+from flows.callers import WORKER, Caller
 from flows.drift import drift
 from flows.evaluate import evaluate
 from flows.finetune import finetune
-from flows.frame import WORKER, Caller
 from flows.retrain import retrain
 from flows.sweep import sweep
 from tasks.cache.stage import Listener

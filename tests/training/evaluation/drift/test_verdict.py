@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from training.evaluation.drift import report as drift_report
+from training.evaluation.drift import verdict as drift_report
 from training.evaluation.drift.effects import Effect
-from training.evaluation.drift.report import (
+from training.evaluation.drift.verdict import (
     DriftComparison,
     Observations,
     Thresholds,
@@ -22,6 +22,9 @@ from training.evaluation.drift.report import (
     judge,
 )
 from training.evaluation.significance import alpha_spent
+
+USUAL = Thresholds(cohens_w=0.1, distance=0.1, auc=0.55)
+"""The defaults of the recipe."""
 
 WORDS = [f"word{number}" for number in range(300)]
 REPORTS = 100
@@ -45,13 +48,13 @@ def rows(seed: int, number: int = 200, new_words: float = 0.0, hard: float = 1.0
 
 
 def verdict(new: Observations, alpha: float = 0.05, min_rows: int = 100) -> str:
-    report = build_report(rows(0, 400), new, Thresholds(), alpha=alpha, min_rows=min_rows)
+    report = build_report(rows(0, 400), new, USUAL, alpha=alpha, min_rows=min_rows)
     return str(report["verdict"])
 
 
 def test_without_a_shift_one_report_in_twenty_is_not_steady_at_most() -> None:
     """Reference rows are drawn again too. The benchmark of `tests/drift` does this with real rows."""
-    found = [judge(compare(rows(n, 300), rows(10_000 + n), Thresholds()), 0.05)[0] for n in range(REPORTS)]
+    found = [judge(compare(rows(n, 300), rows(10_000 + n), USUAL), 0.05)[0] for n in range(REPORTS)]
     assert REPORTS - found.count("steady") <= 12  # 5, and three standard deviations
 
 
@@ -64,14 +67,14 @@ def test_few_rows_with_a_text_leave_all_figures_defined(with_text: int) -> None:
     """An undefined p-value would also hide every other difference of the report."""
     new = rows(1, 300, new_words=0.5)
     few = replace(new, texts=[text if place < with_text else "" for place, text in enumerate(new.texts)])
-    report = build_report(rows(0, 400), few, Thresholds(), alpha=0.05, min_rows=100)
+    report = build_report(rows(0, 400), few, USUAL, alpha=0.05, min_rows=100)
     json.dumps(report, allow_nan=False)
     assert report["verdict"] == "drifted"
     assert ("words" in [line["name"] for line in report["comparisons"]]) == (with_text == 4)
 
 
 def test_the_most_telling_words_are_those_of_the_new_rows() -> None:
-    report = build_report(rows(0, 400), rows(1, 300, new_words=0.5), Thresholds(), alpha=0.05, min_rows=100)
+    report = build_report(rows(0, 400), rows(1, 300, new_words=0.5), USUAL, alpha=0.05, min_rows=100)
     (line,) = [line for line in report["comparisons"] if line["name"] == "words"]
     assert line["words"][0]["word"] == "newcomer" and line["words"][0]["speaks_for"] == "new"
     assert line["words"][0]["reference"] == 0 and 0.4 < line["words"][0]["new"] < 0.6
@@ -108,15 +111,13 @@ def test_equal_rows_in_a_larger_sample_are_not_more_often_repeated() -> None:
         np.random.default_rng(seed).integers(0, 500, number).astype(str).tolist()
         for seed, number in ((1, 3000), (2, 200))
     ]
-    (line,) = [
-        c for c in compare(Observations(texts[0]), Observations(texts[1]), Thresholds()) if c.name == "repeated rows"
-    ]
+    (line,) = [c for c in compare(Observations(texts[0]), Observations(texts[1]), USUAL) if c.name == "repeated rows"]
     assert line.effect.p_value > 0.01
 
 
 def test_rows_in_another_script_and_empty_rows_are_found_by_name() -> None:
     new = ["привет мир как дела"] * 100 + [""] * 100
-    found = {c.name: c for c in compare(Observations(rows(0).texts), Observations(new), Thresholds())}
+    found = {c.name: c for c in compare(Observations(rows(0).texts), Observations(new), USUAL)}
     assert all(found[name].effect.p_threshold < 1e-6 for name in ("script", "empty rows", "repeated rows"))
 
 

@@ -1,6 +1,6 @@
 """The warm process of a run: it imports what programs need, once, and starts each program as a fork of itself.
 
-    python -m training.jobs.warm MODULE ... ROOM
+    python -m training.jobs.warm_process MODULE ... ROOM
 
 It imports the modules in this order and prints the name of each. ROOM is a text of spaces, in whose memory a fork shows
 its own command. The standard input is a socket, from which it reads requests, also between two imports. A request is

@@ -60,12 +60,11 @@ Calibrate = Callable[[Floats], Floats]
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The smallest effects that matter, by unit. By default, about a tenth of the rows differ: a tenth of the rows has
-    another one of two labels, a tenth lies on the other side of some number, or a tenth can be told from all others."""
+    """The smallest effects that matter, by unit, as in release.drift of the recipe."""
 
-    cohens_w: float = 0.1
-    distance: float = 0.1
-    auc: float = 0.55
+    cohens_w: float
+    distance: float
+    auc: float
 
     def of(self, unit: Unit) -> float:
         return float(getattr(self, unit))

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.jobs import slots
+from tasks.jobs import parallel_calls
 from tasks.jobs.commands import python_argv
 from tasks.jobs.hardware import assigned_gpus
 from tasks.jobs.launch import run_job
-from tasks.jobs.slots import Slots
+from tasks.jobs.parallel_calls import Slots
 from tasks.locks import FlockManager, cancelled
 from training.jobs.protocol import EVENTS, Job, read_events
 
@@ -21,7 +21,7 @@ from training.jobs.protocol import EVENTS, Job, read_events
 def test_no_more_items_run_at_once_than_there_are_slots_and_each_has_gpus_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(slots, "visible_gpus", lambda: ["0", "1", "2", "3"])
+    monkeypatch.setattr(parallel_calls, "visible_gpus", lambda: ["0", "1", "2", "3"])
     turn, running, most, seen = threading.Lock(), 0, 0, []
 
     def call(item: int) -> Sequence[str] | None:
@@ -92,7 +92,7 @@ def test_an_item_that_waits_for_the_lock_of_another_run_is_stopped_with_the_othe
 
 
 def test_an_item_that_hangs_does_not_keep_the_others_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "STOP_WITHIN_S", 0.2)
+    monkeypatch.setattr(parallel_calls, "STOP_WITHIN_S", 0.2)
     released = threading.Event()
     at_once: Slots[int, bool] = Slots(2, lambda item: released.wait(60))
     at_once.start(1)
