@@ -143,7 +143,11 @@ def test_a_comparison_is_made_again_if_its_number_is_another(home: Path) -> None
     )
 
     def values(count: NumberedComparison | None) -> Any:
-        return compare.inputs(recipe(), CHAMPION, count, rows("rows"), tokens, trained, predictions, rival).values
+        return (
+            compare.prepare(recipe(), CHAMPION, count, rows("rows"), tokens, trained, predictions, rival)
+            .inputs()
+            .values
+        )
 
     first, second = (NumberedComparison(comparison=n, confidence=0.99) for n in (1, 2))
     assert values(None) != values(first) != values(second) and values(first) == values(first)
