@@ -126,8 +126,8 @@ def _write(output: Output, shard: Shard, rows: Any, ref: Artifact) -> None:
 
 
 def _remember_earlier_rows(prepared: PreparedBatch) -> None:
-    """Remembers the rows that are not new. Call it before anything is predicted: the rows of a run that is killed, and
-    of one with too few of them, are new in the next run too."""
+    """Remembers the rows that are not new. Call it before anything is predicted. Rows count as compared only
+    after the report is stored, so a killed run compares them again, and so does one with too few rows."""
     if isinstance(prepared.monitoring, Monitoring):
         history_of(prepared.prediction).remember_compared(prepared.monitoring.new_rows.before)
 

@@ -28,7 +28,7 @@ _TOKENS_ABOUT_TOOLS = 200
 _LENGTHS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
 _TOKENS_OF_BATCH = 4096
 _STEPS = 600
-"""Optimizer steps that a small set of rows is passed for."""
+"""Optimizer steps to reach on small data sets."""
 _ENGLISH_WORDS = (
     *("the", "a", "an", "and", "of", "to", "in", "is", "are", "was", "for", "on", "with", "that", "this", "it"),
     *("you", "i", "not", "be", "have", "has", "at", "as", "by", "from", "or"),
@@ -71,7 +71,9 @@ class RowsFound:
     @property
     def described_rows(self) -> str:
         """The number of rows that were read, in words."""
-        return f"{'first ' if self.sample.rows >= SAMPLE_ROWS else ''}{self.sample.rows:,} rows"
+        rows = f"{'first ' if self.sample.rows >= SAMPLE_ROWS else ''}{self.sample.rows:,} rows"
+        unreadable = self.sample.unreadable
+        return f"{rows}, {unreadable:,} of them with problems that check lists" if unreadable else rows
 
     def recipe(self, name: str, task: str | None = None, model: str = MODELS[0]) -> Fields:
         """The fields of a recipe for the rows.
@@ -83,17 +85,19 @@ class RowsFound:
 
         Raises UserError if the task type does not fit the rows.
         """
-        guess = self._choose(task)
-        second = next((f"{other.task}: {other.reason}" for other in self.guesses if other is not guess), "")
-        sample, guess = _with_names(self.sample, guess)
+        chosen = self._choose(task)
+        sample, guess = _with_names(self.sample, chosen)
+        other = next((other for other in self.guesses if other is not chosen), None)
+        second = "" if other is None else f"{other.task}: {_with_names(self.sample, other)[1].reason}"
         fields: Fields = {"name": Choice(name), "task": Choice(guess.task, guess.reason, second)}
         fields |= {f"data.{field}": choice for field, choice in sample.fields.items()}
         fields |= {f"data.{field}": Choice(value) for field, value in guess.data.items()}
         fields |= _held_out(sample)
         english = is_english(_texts_of(sample, guess))
-        fields |= _model(guess.task, model, english=english)
-        fields |= _training(sample, guess, fields, english=english)
-        fields |= _evaluation(sample, guess)
+        fields |= _model(guess.task, model, english=english, writes_tools="tools" in guess.texts)
+        evaluation = _evaluation(sample, guess)
+        fields |= _training(sample, guess, fields, evaluation["evaluation.metrics"].value[0], english=english)
+        fields |= evaluation
         fields["release.registry"] = Choice(name)
         return fields
 
@@ -134,7 +138,10 @@ def _with_names(sample: FirstRows, guess: TaskGuess) -> tuple[FirstRows, TaskGue
     columns = {roles.get(name, name): values for name, values in sample.columns.items()}
     data = {key: renamed(value) for key, value in guess.data.items()}
     texts = [roles.get(name, name) for name in guess.texts]
-    return replace(sample, fields=fields, columns=columns), replace(guess, data=data, texts=texts)
+    reason = guess.reason
+    for name, role in roles.items():
+        reason = reason.replace(repr(name), repr(role))
+    return replace(sample, fields=fields, columns=columns), replace(guess, data=data, texts=texts, reason=reason)
 
 
 def is_english(texts: Sequence[str]) -> bool:
@@ -161,7 +168,7 @@ def values_of(fields: Fields) -> dict[str, Any]:
 
 def as_yaml(fields: Fields, header: Sequence[str] = ()) -> str:
     """The deployment file with these fields; a guess has a comment with its reason and the second-best value."""
-    lines = [*(f"# {line}" for line in header), "deployments:", f"- name: {fields['name'].value}"]
+    lines = [*(f"# {line}" for line in header), "deployments:", f"- name: {_in_flow(fields['name'].value)}"]
     lines += ["  entrypoint: flows.finetune:finetune", "  work_pool: {name: finetune}", "  parameters:", "    recipe:"]
     shown: list[str] = []
     for path, choice in fields.items():
@@ -221,7 +228,7 @@ def _held_out(sample: FirstRows) -> Fields:
     return fields
 
 
-def _model(task: str, model: str, *, english: bool) -> Fields:
+def _model(task: str, model: str, *, english: bool, writes_tools: bool) -> Fields:
     if model == SCRATCH:
         config = {**_OF_SCRATCH.get(task, {"model_type": "bert", **_SMALL}), "vocab_size": 8000}
         reason = "random weights, for trying without a network; --model small starts from a pretrained model"
@@ -231,10 +238,11 @@ def _model(task: str, model: str, *, english: bool) -> Fields:
         return {"model.source": Choice("folder"), "model.path": Choice(model)}
     if model not in SIZES:
         return {"model.source": Choice("hub"), "model.path": Choice(model)}
-    offered = base_models(task, english=english)
+    offered = base_models(task, english=english and not writes_tools)
     size: Size = next(one for one in SIZES if one == model)
     chosen = offered[size]
     language = "the texts are English" if english else "the texts are not English, or not only"
+    language = "its chat template writes tools" if writes_tools else language
     about = f"{language}; {chosen.parameters / 1e6:,.0f} M parameters, {chosen.license}, "
     about += f"{chosen.memory_gb:.1f} GB to train them and more for the batch"
     second = "; ".join(
@@ -243,7 +251,7 @@ def _model(task: str, model: str, *, english: bool) -> Fields:
     return {"model.source": Choice("hub"), "model.path": Choice(chosen.path, about, second)}
 
 
-def _training(sample: FirstRows, guess: TaskGuess, fields: Fields, *, english: bool) -> Fields:
+def _training(sample: FirstRows, guess: TaskGuess, fields: Fields, metric: str, *, english: bool) -> Fields:
     longest = _longest(sample, guess, english=english)
     length = next((one for one in _LENGTHS if one >= longest), _LENGTHS[-1])
     path = fields.get("model.path")
@@ -267,7 +275,7 @@ def _training(sample: FirstRows, guess: TaskGuess, fields: Fields, *, english: b
     found["training.per_device_train_batch_size"] = Choice(rows, reason, str(max(1, rows // 2)))
     found["training.warmup_steps"] = Choice(0.06)
     if guess.task not in _CHOOSE_BY_LOSS:
-        found["training.metric_for_best_model"] = Choice(_METRICS.get(guess.task, _OTHER_METRICS)[0])
+        found["training.metric_for_best_model"] = Choice(metric)
     return found
 
 

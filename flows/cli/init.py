@@ -72,4 +72,7 @@ def _ask_for_task(found: RowsFound) -> str | None:
 
 
 def _ask(question: str, default: str) -> str:
-    return input(f"{question} [{default}]: ").strip() or default
+    try:
+        return input(f"{question} [{default}]: ").strip() or default
+    except EOFError:
+        return default

@@ -94,7 +94,7 @@ def recipe_of(name: str) -> dict[str, object]:
         ("pairs.jsonl", preferred, "", "preference"),
     ],
 )
-def test_check_finds_no_error_in_what_init_wrote(
+def test_check_finds_no_error_in_what_init_wrote_for_a_model_from_scratch(
     folder: Path,
     file: str,
     row: Callable[[random.Random], str],
@@ -110,7 +110,7 @@ def test_check_finds_no_error_in_what_init_wrote(
     assert main(["check", f"deployments/{name}.yaml"]) == 0
 
 
-def test_each_guess_has_its_reason_and_the_second_best(folder: Path) -> None:
+def test_guesses_have_their_reason_and_the_second_best(folder: Path) -> None:
     write("mails.csv", labelled(";"), "text;label")
     assert main(["init", "mails.csv"]) == 0
     lines = Path("deployments/mails.yaml").read_text().splitlines()
@@ -124,6 +124,24 @@ def test_texts_in_another_language_get_a_multilingual_model(folder: Path) -> Non
     write("mails.csv", lambda draw: labelled(",")(draw).replace("the", "für"), "text,label")
     assert main(["init", "mails.csv", "--model", "medium"]) == 0
     assert recipe_of("mails")["model"] == {"source": "hub", "path": "FacebookAI/xlm-roberta-base"}
+
+
+def test_rare_labels_are_judged_and_chosen_by_the_macro_average(folder: Path) -> None:
+    write(
+        "2024.csv", lambda draw: f"{sentence(draw, 'pets')},{'rare' if draw.random() < 0.1 else 'usual'}", "text,label"
+    )
+    assert main(["init", "2024.csv"]) == 0
+    recipe = recipe_of("2024")
+    assert dict(recipe["evaluation"])["metrics"] == ["f1_macro", "accuracy"]  # type: ignore[call-overload]
+    assert dict(recipe["training"])["metric_for_best_model"] == "f1_macro"  # type: ignore[call-overload]
+    assert yaml.safe_load(Path("deployments/2024.yaml").read_text())["deployments"][0]["name"] == "2024"
+
+
+def test_tools_get_a_model_whose_template_writes_them(folder: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "feed"}}]
+    write("tools.jsonl", lambda draw: json.dumps({**json.loads(conversation(draw)), "tools": tools}))
+    assert main(["init", "tools.jsonl"]) == 0
+    assert dict(recipe_of("tools")["model"])["path"] == "Qwen/Qwen2.5-0.5B-Instruct"  # type: ignore[call-overload]
 
 
 def test_an_existing_recipe_is_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

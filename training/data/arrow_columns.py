@@ -282,7 +282,9 @@ def from_arrow(column: pa.Array, name: str, form: Form, names: Sequence[str]) ->
     """Converts Arrow lists and objects in the same way; whole numbers become the label names at these indices. Returns
     columns of other types unchanged."""
     if form in _ANY_JSON:
-        return _convert_each(plain(column), lambda value: _check_value(value.as_py(), name, form), form)
+        return _convert_each(
+            plain(column), lambda value: _check_value(as_messages(value.as_py(), from_arrow=True), name, form), form
+        )
     if types.is_null(column.type):
         return pa.nulls(len(column), pa.list_(pa.string())), {}
     if not is_list(column.type):

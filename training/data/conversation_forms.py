@@ -19,15 +19,16 @@ _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "ass
 _NEWER_ROLES = {"developer": "system", "function": "tool"}
 
 
-def as_messages(value: Any) -> Any:
-    """Returns the conversation as a list of messages; any other value as it is."""
+def as_messages(value: Any, *, from_arrow: bool = False) -> Any:
+    """Returns the conversation as a list of messages; any other value as it is. Arrow gives all objects of a column the
+    same fields, so with `from_arrow` arguments of calls that are null are left out."""
     if isinstance(value, Mapping) and isinstance(value.get("messages"), list):
         others = {name for name, one in value.items() if one not in (None, [])} - {"messages"}
         if others <= {"parallel_tool_calls"}:
             value = value["messages"]
     if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
         return value
-    return [_as_message(message) for message in value]
+    return [_as_message(message, from_arrow) for message in value]
 
 
 def as_tools(value: Any) -> Any:
@@ -40,42 +41,64 @@ def as_tools(value: Any) -> Any:
             return value
     if not isinstance(value, list):
         return value
+    value = without_nulls(value)
     is_bare = [isinstance(tool, Mapping) and "name" in tool and "function" not in tool for tool in value]
     return [{"type": "function", "function": tool} if bare else tool for tool, bare in zip(value, is_bare, strict=True)]
 
 
-def _as_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _as_message(message: Mapping[str, Any], from_arrow: bool) -> Mapping[str, Any]:
     given = {name: one for name, one in message.items() if one is not None}
     if given.keys() >= {"from", "value"} and not given.keys() & {"role", "content"}:
         role = _ROLES.get(_text(given["from"]))
         if role is not None:
             others = {name: one for name, one in given.items() if name not in ("from", "value")}
-            return {"role": role, "content": given["value"], **others}
+            message = {"role": role, "content": given["value"], **others}
     changed = dict(message)
     if (role := _NEWER_ROLES.get(_text(message.get("role")))) is not None:
         changed["role"] = role
     if isinstance(call := changed.get("function_call"), Mapping):
         del changed["function_call"]
         changed["tool_calls"] = [{"type": "function", "function": call}]
+    if not changed.get("tool_calls"):  # templates take an empty list for a call
+        changed.pop("tool_calls", None)
     if calls := changed.get("tool_calls"):
         changed["content"] = message.get("content") or ""
         if isinstance(calls, list):
-            changed["tool_calls"] = [_as_call(call) for call in calls]
+            changed["tool_calls"] = [_as_call(call, from_arrow) for call in calls]
     return changed
 
 
-def _as_call(call: Any) -> Any:
+def _as_call(call: Any, from_arrow: bool) -> Any:
     """A call with its arguments as an object if they are the JSON of one."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return call
     arguments = _text(function.get("arguments"))
+    if arguments is None:
+        arguments = {}
+    if from_arrow:
+        arguments = without_nulls(arguments)
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
+            arguments = json.loads(arguments or "{}", object_pairs_hook=_unique)
         except (ValueError, RecursionError):
             return call
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def without_nulls(value: Any) -> Any:
+    """Returns the value without fields of objects that are null."""
+    if isinstance(value, Mapping):
+        return {name: without_nulls(one) for name, one in value.items() if one is not None}
+    return [without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object with these names. Raises ValueError if one of them is repeated."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is repeated")
+    return found
 
 
 def _text(value: Any) -> Any:

@@ -30,6 +30,7 @@ from training.recipe.tables.formats import FORMATS
 SAMPLE_ROWS = 3000
 _HEAD_BYTES = 1_000_000
 _DELIMITERS = (",", "\t", ";", "|")
+_NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 _LONG_NAME = 60
 _WORDS_OF_NAME = 5
 
@@ -56,6 +57,8 @@ class FirstRows:
     label_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The names of the labels of a column, if the source defines them."""
     splits: Sequence[str] = ("train",)
+    unreadable: int = 0
+    """Rows with a problem, such as too few columns."""
     has_names: bool = True
     """Whether the source names its columns."""
 
@@ -239,7 +242,8 @@ def _share_of_rows(lines: Sequence[str], delimiter: str, quoting: str) -> float:
 
 def _is_quoted(head: str) -> bool:
     """Whether quotation marks enclose fields: each that opens one is closed before a delimiter or line end."""
-    opened = re.findall(r'(?:^|[,;\t|])"', head, re.MULTILINE)
+    head = head.replace('""', "")  # a quotation mark inside a quoted field, or an empty field
+    opened = re.findall(r'(?:^|[,;\t|])"(?![,;\t|]|\r?$)', head, re.MULTILINE)
     closed = re.findall(r'"(?=[,;\t|]|\r?$)', head, re.MULTILINE)
     return not (opened or closed) or min(len(opened), len(closed)) >= 0.9 * max(len(opened), len(closed)) > 0
 
@@ -258,12 +262,16 @@ def _first_word_is_label(lines: Sequence[str]) -> tuple[str, int] | None:
 def _not_a_header(rows: Sequence[Sequence[str]]) -> str:
     """Why the first row has values instead of names; empty if it has names."""
     first = rows[0]
-    if number := next((cell for cell in first if re.fullmatch(r"[+-]?\d+([.,]\d+)?", cell.strip())), None):
-        return f"the first row has the number {number} in place of a name"
-    if text := next((cell for cell in first if len(cell) > _LONG_NAME or len(cell.split()) > _WORDS_OF_NAME), None):
-        return f"the first row has the text {text[:30]!r} in place of a name"
+    if first == [str(number) for number in range(len(first))]:  # the names that pandas gives
+        return ""
     for place, cell in enumerate(first):
         below = [row[place] for row in rows[1:] if len(row) > place]
+        numbers = sum(_NUMBER.fullmatch(one.strip()) is not None for one in below)
+        if _NUMBER.fullmatch(cell.strip()) and numbers > len(below) / 2:
+            return f"the first row has the number {cell} in place of a name"
+        is_long = len(cell) > _LONG_NAME or len(cell.split()) > _WORDS_OF_NAME
+        if is_long and not cell.strip().endswith("?"):  # surveys have questions as names
+            return f"the first row has the text {cell[:30]!r} in place of a name"
         if cell.strip() and below.count(cell) > max(1, len(below) / 1000) and len(set(below)) < len(below) / 2:
             return f"{cell!r} of the first row is also a value of other rows"
     return ""
@@ -282,9 +290,14 @@ def _read(sample: FirstRows, pinned: Mapping[str, Sequence[str]]) -> None:
         for name, values in block.slices.items():
             read_before = sample.columns.setdefault(name, [None] * read)
             read_before += [None] * (read - len(read_before)) + _as_values(values)
-        read += len(block.numbers)
+        read += max([len(block.numbers), *map(len, block.slices.values())])
+        sample.unreadable += len({problem.row for problem in block.row_problems})
         if read >= SAMPLE_ROWS:
             break
+    if not read:
+        message = f"{data.path!r} has no row that can be read"
+        message += f", and {sample.unreadable:,} with problems: check how it is written." if sample.unreadable else "."
+        raise UserError.of("option", "PATH", message)
     for values in sample.columns.values():
         values += [None] * (read - len(values))
         del values[SAMPLE_ROWS:]
@@ -300,7 +313,7 @@ class _AnyRows(RowSpecification):
 
 
 class _AllColumns:
-    """All columns of a source, as training/data/blocks.py reads them beside those of a task type."""
+    """All columns of a source, as training/data/readers.py reads them beside those of a task type."""
 
     def __init__(self, sample: FirstRows) -> None:
         self._sample = sample

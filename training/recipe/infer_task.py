@@ -249,12 +249,8 @@ def _texts(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
         yield _text_to_text(one, other)
     if texts:
         name = texts[0].name
-        yield TaskGuess(
-            "causal-lm", f"only {name!r} has texts, and no column has labels", {"text": [name]}, texts=(name,)
-        )
-        yield TaskGuess(
-            "masked-lm", f"only {name!r} has texts, and no column has labels", {"text": [name]}, texts=(name,)
-        )
+        yield TaskGuess("causal-lm", f"{name!r} has texts", {"text": [name]}, texts=(name,))
+        yield TaskGuess("masked-lm", f"{name!r} has texts", {"text": [name]}, texts=(name,))
 
 
 def _text_to_text(one: str, other: str) -> TaskGuess:

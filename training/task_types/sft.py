@@ -113,7 +113,7 @@ class SupervisedFineTuning(CausalLM):
         for mask, reason in _find_problems(rows, answered=False):
             yield "messages", f"has no conversation ({reason})", mask, ""
         for mask, reason in _find_tool_problems(rows):
-            yield "messages", f"has no tools ({reason})", mask, ""
+            yield "tools", f"has no tools ({reason})", mask, ""
 
     def without_answers(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the rows without target columns, and without answers at the end of conversations."""

@@ -120,17 +120,21 @@ class ChatTemplate:
         return text, span
 
     def _require_all(self, messages: Messages, tools: Tools, text: str, **options: bool) -> None:
-        """Raises UserError if the text of the messages is the same without one of their contents or calls, or with
-        other tools: a template may ignore a role, or know no calls. Contents that it writes in another way are no such
-        case."""
+        """Raises UserError if the text of the messages is the same without one of their contents, or with other
+        arguments of a call or other tools: a template may ignore a role, or write no calls. A content that the template
+        rewrites, such as by trimming, is accepted."""
         where = _first_words(messages)
         for place, message in enumerate(messages):
             others = {}
             content = message["content"].strip()
             if content and content not in text:
                 others["content"] = {**message, "content": f"{message['content']} ."}
-            if message.get(CALLS):
-                others[CALLS] = {**message, CALLS: None}
+            for number, call in enumerate(message.get(CALLS) or ()):
+                function = call["function"]
+                changed = {**function, "arguments": {**(function.get("arguments") or {}), "_": 0}}
+                calls = [*message[CALLS]]
+                calls[number] = {**call, "function": changed}
+                others[f"{CALLS}[{number}]" if number else CALLS] = {**message, CALLS: calls}
             for name, other in others.items():
                 if self._render([*messages[:place], other, *messages[place + 1 :]], tools, **options)[0] == text:
                     raise UserError.of(
@@ -139,7 +143,10 @@ class ChatTemplate:
                         f"does not write the {name} of message {place + 1}, by {message['role']!r}, of {where}: it "
                         "would have no effect. Change the template, or the rows.",
                     )
-        renamed = [{**tool, "function": {**tool["function"], "name": f"{tool['function']['name']}_"}} for tool in tools]
+        renamed = [
+            {**tool, "function": {**tool["function"], "name": f"{tool['function']['name']}_", "parameters": {"_": {}}}}
+            for tool in tools
+        ]
         if tools and self._render(messages, renamed, **options)[0] == text:
             reason = f"does not write the tools of {where}: they would have no effect"
             raise UserError.of("model", FIELD, f"{reason}. Change the template, or the rows.")

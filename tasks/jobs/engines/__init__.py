@@ -1,4 +1,4 @@
-"""The engines by name. The rest of the project has an engine from `engine_of`, and does not look which it is."""
+"""The engines by name. Other modules call `engine_of`, and use the methods of `Engine` only."""
 
 from __future__ import annotations
 

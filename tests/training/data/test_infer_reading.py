@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from training.data.infer_reading import sample_rows
+from training.data.infer_reading import SAMPLE_ROWS, sample_rows
 from training.problems import UserError
 
 TEXTS = [f"the printer on floor {number} is broken" for number in range(40)]
@@ -31,6 +31,8 @@ def table(delimiter: str = ",", header: str = "text,team", text: str = "{}") -> 
         ("rows.csv", table("\t"), "utf-8", {"delimiter": "\t"}),
         ("rows.tsv", table("\t"), "utf-8", {}),
         ("rows.csv", table(text='"{}, or not"'), "utf-8", {}),
+        ("rows.csv", table(text='"{} ""x"", or"'), "utf-8", {}),
+        ("rows.csv", table(text='"{}\n"'), "utf-8", {}),
         ("rows.tsv", table("\t", text='"{} he said'), "utf-8", {"quoting": "none"}),
         ("rows.csv", table(header="text,team").replace("printer", "Gerät"), "cp1252", {"encoding": "cp1252"}),
         ("rows.csv", table().replace("printer", "принтер на этаже сломан"), "cp1251", {"encoding": "cp1251"}),
@@ -52,6 +54,18 @@ def test_a_first_row_of_values_is_no_header(tmp_path: Path) -> None:
     sample = sample_rows(str(tmp_path / "rows.csv"))
     assert sample.data["header"] == ["column_1", "column_2"] and not sample.has_names
     assert sample.columns == {"column_1": TEXTS, "column_2": TEAMS}
+
+
+@pytest.mark.parametrize("header", ["0,team", "2018,team", "Is the printer on your floor broken?,team"])
+def test_numbers_and_questions_may_be_names_of_columns(tmp_path: Path, header: str) -> None:
+    (tmp_path / "rows.csv").write_text(table(header=header))
+    sample = sample_rows(str(tmp_path / "rows.csv"))
+    assert [*sample.columns] == header.split(",") and "header" not in sample.data
+
+
+def test_rows_with_problems_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(table() + "a,b,c\n" * 3)
+    assert sample_rows(str(tmp_path / "rows.csv")).unreadable == 3
 
 
 def test_lines_that_begin_with_a_label_are_split_once(tmp_path: Path) -> None:
@@ -95,8 +109,16 @@ def test_a_folder_has_the_splits_of_its_files(tmp_path: Path) -> None:
     assert sample.columns == {"text": TEXTS, "label": TEAMS}
 
 
-@pytest.mark.parametrize("name", ["missing.csv", "empty"])
+def test_of_a_large_file_the_first_rows_are_read(tmp_path: Path) -> None:
+    numbers = [*range(100_000)]
+    pq.write_table(pa.table({"text": numbers}), tmp_path / "rows.parquet", row_group_size=1000)
+    sample = sample_rows(str(tmp_path / "rows.parquet"))
+    assert sample.columns == {"text": numbers[:SAMPLE_ROWS]}
+
+
+@pytest.mark.parametrize("name", ["missing.csv", "empty", "header.csv"])
 def test_nothing_to_read_is_one_message_that_names_the_path(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "header.csv").write_text("text,label\n")
     with pytest.raises(UserError, match=name):
         sample_rows(str(tmp_path / name))

@@ -23,6 +23,14 @@ TEMPLATE = (
 )
 WITHOUT_TOOLS = TEMPLATE.replace("{{ tools | tojson }}", "")
 WITHOUT_CALLS = TEMPLATE.replace("m.tool_calls or []", "[]")
+WITHOUT_ARGUMENTS = TEMPLATE.replace("{{ call.function.arguments | tojson }}", "")
+TYPES_ONLY = TEMPLATE.replace("{{ tools | tojson }}", "{{ tools | map(attribute='type') | join }}")
+FIRST_CALL = TEMPLATE.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")
+ALTERNATING = TEMPLATE.replace(
+    "<{{ m.role }}>",
+    "{% if m.role == 'assistant' and not m.tool_calls and loop.nextitem and loop.nextitem.role == 'tool' %}"
+    "{{ raise_exception('no call before a result') }}{% endif %}<{{ m.role }}>",
+)
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}}
 TALK: list[dict[str, Any]] = [
@@ -57,11 +65,24 @@ def test_a_call_of_weight_0_is_not_learnt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "words"), [(WITHOUT_TOOLS, "the tools of"), (WITHOUT_CALLS, "tool_calls of message 2")]
+    ("template", "words"),
+    [
+        (WITHOUT_TOOLS, "the tools of"),
+        (TYPES_ONLY, "the tools of"),
+        (WITHOUT_CALLS, "tool_calls of message 2"),
+        (WITHOUT_ARGUMENTS, "tool_calls of message 2"),
+        (FIRST_CALL, r"tool_calls\[1\] of message 2"),
+    ],
 )
-def test_a_template_that_writes_no_tools_or_calls_is_refused(template: str, words: str) -> None:
+def test_a_template_that_writes_no_tools_or_only_a_part_of_the_calls_is_refused(template: str, words: str) -> None:
+    other = {**CALL, "function": {"name": "weather", "arguments": {"city": "Bonn"}}}
+    talk = [TALK[0], {**TALK[1], "tool_calls": [CALL, other]}, *TALK[2:]]
     with pytest.raises(UserError, match=words):
-        ChatTemplate(template, {}).render_answers(TALK, TOOLS)
+        ChatTemplate(template, {}).render_answers(talk, TOOLS)
+
+
+def test_a_template_that_wants_a_call_before_each_result_is_accepted() -> None:
+    assert ChatTemplate(ALTERNATING, {}).render_answers(TALK, TOOLS)[1]
 
 
 def test_special_tokens_in_arguments_and_declarations_are_text() -> None:
@@ -84,6 +105,25 @@ def test_special_tokens_in_arguments_and_declarations_are_text() -> None:
 )
 def test_the_forms_of_a_call_are_one(written: dict[str, Any]) -> None:
     assert as_messages([written]) == [TALK[1]]
+
+
+def test_an_empty_list_of_calls_is_no_call_and_missing_arguments_are_none() -> None:
+    assert as_messages([{**TALK[3], "tool_calls": []}]) == [TALK[3]]
+    (message,) = as_messages([{"role": "assistant", "tool_calls": [{"function": {"name": "now", "arguments": None}}]}])
+    assert message["tool_calls"][0]["function"]["arguments"] == {}
+
+
+def test_arguments_with_a_repeated_name_are_a_problem_of_the_row() -> None:
+    call = {"function": {"name": "f", "arguments": '{"a": 1, "a": 2}'}}
+    talk = as_messages([TALK[0], {"role": "assistant", "tool_calls": [call]}])
+    assert "arguments that are no JSON object" in str(find_problem(talk, answered=True))
+
+
+def test_nulls_that_arrow_adds_to_arguments_are_left_out() -> None:
+    call = {"function": {"name": "f", "arguments": {"a": 1, "b": None}}}
+    talk = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    assert as_messages(talk, from_arrow=True)[0]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert as_messages(talk)[0]["tool_calls"][0]["function"]["arguments"] == {"a": 1, "b": None}
 
 
 @pytest.mark.parametrize("written", [TOOLS, [TOOLS[0]["function"]], json.dumps(TOOLS)])

@@ -72,12 +72,13 @@ _CHAT_MODELS = {
     True: _sizes(
         BaseModel("HuggingFaceTB/SmolLM2-135M-Instruct", 135_000_000, _APACHE, _ENGLISH, 8192),
         BaseModel("HuggingFaceTB/SmolLM2-360M-Instruct", 362_000_000, _APACHE, _ENGLISH, 8192),
-        BaseModel("Qwen/Qwen3-1.7B", 1_721_000_000, _APACHE, _MANY, 40960),
+        BaseModel("HuggingFaceTB/SmolLM2-1.7B-Instruct", 1_711_000_000, _APACHE, _ENGLISH, 8192),
     ),
+    # Their templates write earlier turns as they write the last one, and tools; that of Qwen3 does not.
     False: _sizes(
-        BaseModel("Qwen/Qwen3-0.6B", 596_000_000, _APACHE, _MANY, 40960),
-        BaseModel("Qwen/Qwen3-1.7B", 1_721_000_000, _APACHE, _MANY, 40960),
-        BaseModel("Qwen/Qwen3-4B", 4_022_000_000, _APACHE, _MANY, 40960),
+        BaseModel("Qwen/Qwen2.5-0.5B-Instruct", 494_000_000, _APACHE, "29 languages", 32768),
+        BaseModel("Qwen/Qwen2.5-1.5B-Instruct", 1_544_000_000, _APACHE, "29 languages", 32768),
+        BaseModel("Qwen/Qwen3-4B-Instruct-2507", 4_022_000_000, _APACHE, _MANY, 262144),
     ),
 }
 _ENCODER_DECODERS = {
