@@ -63,7 +63,7 @@ class Listing:
         path = os.path.abspath(os.path.expanduser(path))
         if os.path.isdir(path):
             with as_user_error(path):
-                files = [file.path for file in os.scandir(path) if file.is_file()]
+                files = [file.path for file in os.scandir(path) if _is_no_folder(file.path)]
             return path, _with_suffixes(suffixes, map(SourceFile, files))
         if os.path.isfile(path):
             return os.path.dirname(path), [SourceFile(path)]
@@ -106,7 +106,7 @@ class Listing:
     def find_matches(self, pattern: str) -> list[SourceFile]:
         """Returns the files of a path, a URL or a glob of either, sorted by name; possibly none."""
         if not is_url(pattern):
-            files = [file for file in glob.glob(pattern, recursive=True) if os.path.isfile(file)]
+            files = [file for file in glob.glob(pattern, recursive=True) if _is_no_folder(file)]
             if glob.has_magic(pattern):
                 _require_inside(files, pattern)
             return _sort(map(SourceFile, files))
@@ -213,6 +213,12 @@ def _join(folder: str, name: str) -> str:
     if is_url(folder) and not os.path.isabs(name):
         return f"{folder}/{name}"
     return os.path.join(folder, name)
+
+
+def _is_no_folder(path: str) -> bool:
+    """Whether the path is a file, or a pipe, socket or device, which are refused by name when they are opened. Without
+    them, rows would be missing."""
+    return os.path.exists(path) and not os.path.isdir(path)
 
 
 def _existing_folder(path: str) -> str:

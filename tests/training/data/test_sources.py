@@ -15,6 +15,7 @@ import pytest
 from tests.raised import raised_problems
 from training.data.file_systems import display_name
 from training.data.sources import find_split_files, fingerprint, is_rows, load_object
+from training.local_files import find_foreign
 from training.problems import UserError
 from training.recipe import Data
 
@@ -59,6 +60,15 @@ def test_a_file_name_that_is_no_text_is_refused_before_rows_are_read(tmp_path: P
         find_files(data(tmp_path / path))
     (problem,) = refused.value.problems
     assert problem.where == f"{tmp_path}/mails \\xff.csv" and problem.message == "its name is not in UTF-8: rename it."
+
+
+@pytest.mark.parametrize("path", ["", "*.csv"])
+def test_a_pipe_with_the_name_of_a_split_is_not_passed_over(tmp_path: Path, path: str) -> None:
+    (tmp_path / "train.csv").write_text("text,label\na,b\n")
+    os.mkfifo(tmp_path / "validation.csv")
+    found, _, _ = find_split_files(Data(source="csv", path=str(tmp_path / path)))
+    (pipe,) = found["validation"]
+    assert "is a pipe, a socket or a device" in str(find_foreign([pipe.file])[0])
 
 
 def test_a_file_name_adds_no_line_to_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
