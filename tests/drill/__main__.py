@@ -86,7 +86,7 @@ def _ground(folder: Path, settings: Sequence[str] | None = None) -> Ground:
     from tasks.prefect.prefect_server import ensure_prefect_server
     from tests.drill.ground import Ground
 
-    os.environ["FINETUNE_HOME"] = str(folder / "home-of-the-server")
+    os.environ.setdefault("FINETUNE_HOME", str(folder / "home-of-the-server"))  # of the first ground: the server is one
     os.environ["PREFECT_API_AUTH_STRING"] = servers.auth_string()
     server = ensure_prefect_server()
     return Ground(folder, server) if settings is None else Ground(folder, server, settings)
