@@ -1,11 +1,12 @@
-"""The environment variables of commands, programs and servers. A program or server gets those that it needs, and no
-others.
+"""The environment variables of commands, programs and servers. Programs and servers get only those that they need.
 
 | process | gets |
 |---|---|
 | a command, a worker, and the runs that it starts | the whole environment, and ENVIRONMENT |
 | a program of a job | BASE, the names in FINETUNE_PASS_ENV, and what its stage adds: HUB, BUCKETS, MLFLOW |
 | a server | BASE, and its own settings: PREFECT_SERVER, or BASE alone for MLflow's |
+
+Processes with several ranks or GPUs also get the variables of tasks/jobs/commands.py.
 """
 
 from __future__ import annotations
@@ -213,7 +214,7 @@ def environment(added: Mapping[str, str]) -> dict[str, str]:
 
 
 def base_environment(*patterns: str) -> dict[str, str]:
-    """The variables of BASE, those that the user names, and those that fit the patterns."""
+    """The variables of BASE, those named in FINETUNE_PASS_ENV, and those whose names match one of the patterns."""
     named = [name.strip() for name in os.environ.get(PASS_ENV, "").split(",")]
     return _base() | passed([*named, *patterns])
 

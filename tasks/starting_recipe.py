@@ -1,4 +1,4 @@
-"""A first recipe for some rows, field by field: the values, the reasons of those that are guesses, and the YAML."""
+"""The recipe that `finetune init` writes: the value of each field, the reason of each guess, and the file as YAML."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from flows.cli.shared import COMPLETED
 from tasks.starting_recipe import MODELS, RowsFound, as_yaml, find_rows, values_of
+from training.jobs.protocol import write_atomically
 from training.problems import UserError
 from training.recipe import parse
 
@@ -49,8 +50,12 @@ def init(arguments: argparse.Namespace) -> int:
     if SCHEMA.exists():
         header.insert(0, f"yaml-language-server: $schema={SCHEMA.relative_to(FOLDER)}")
     parse(values_of(fields))
-    FOLDER.mkdir(exist_ok=True)
-    file.write_text(as_yaml(fields, header), encoding="utf-8")
+    try:
+        FOLDER.mkdir(exist_ok=True)
+        write_atomically(file, as_yaml(fields, header).encode())
+    except OSError as error:
+        message = f"{file} cannot be written ({error.strerror}): call the command in a folder where it can."
+        raise UserError.of("option", "--name", message) from error
     print(f"{file}: {fields['task'].value}, from the {found.described_rows}: {fields['task'].reason}.")
     print(f"Read its comments, then:\n  finetune check {file}\n  finetune run   {file}")
     return COMPLETED

@@ -22,7 +22,8 @@ def require(held: bool, otherwise: str) -> None:
 
 
 def judge(name: str, play: Callable[[], str | None]) -> str:
-    """Plays it to its end. The result: as promised, skipped or FAULT, with what the function returned or raised."""
+    """Runs the function, and prints and returns its result: `as promised`, `skipped` or `FAULT`, with the text that it
+    returned or the error that it raised."""
     began = time.monotonic()
     try:
         about = play()

@@ -144,6 +144,16 @@ def test_tools_get_a_model_whose_template_writes_them(folder: Path) -> None:
     assert dict(recipe_of("tools")["model"])["path"] == "Qwen/Qwen2.5-0.5B-Instruct"  # type: ignore[call-overload]
 
 
+def test_a_folder_that_cannot_be_made_is_one_message(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write("mails.csv", labelled(","), "text,label")
+    Path("deployments").write_text("a file")
+    assert main(["init", "mails.csv"]) == 2
+    assert "deployments/mails.yaml cannot be written (File exists)" in capsys.readouterr().err
+
+
 def test_an_existing_recipe_is_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write("mails.csv", labelled(","), "text,label")
     Path("deployments/mails.yaml").write_text("mine")

@@ -158,7 +158,7 @@ def state_of_fit(file: Path, capsys: pytest.CaptureFixture[str]) -> str:
 def test_edits_that_cannot_change_the_weights_leave_fit_cached(
     checkout: Path, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All at once: the plan names the files of those that count."""
+    """All edits are made at once; a plan names the changed files that are in a key."""
     for edit, (change, paths) in EDITS.items():
         edited = 0
         for path in paths:

@@ -225,8 +225,8 @@ def split_at(separator: str, column: pa.Array) -> pa.Array:
 
 
 def split_cells(separator: str, column: pa.Array, name: str) -> tuple[pa.Array, Wrong]:
-    """Splits the texts of a column as `split_at` does, and names those that are lists already: their brackets and
-    quotation marks would become parts of labels."""
+    """Splits the texts of a column as `split_at` does. Also returns a problem for each text that is a list already,
+    because its brackets and quotation marks would become parts of labels."""
     texts = column.cast(pa.string())
     in_brackets = pc.fill_null(pc.match_substring_regex(texts, _LIST), False)
     places = pc.indices_nonzero(in_brackets).to_pylist()

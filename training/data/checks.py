@@ -356,8 +356,8 @@ def duplicates(statistics: SplitStatistics, places: Places, texts: DuplicateText
 
 
 def conflicting_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
-    """Equal texts with different labels: one label is wrong, or the text is ambiguous. Likewise an answer to a prompt
-    that is rated both true and false, and two answers of which each is the better one in some row."""
+    """Equal texts with different labels: one label is wrong, or the text is ambiguous. Likewise an answer that
+    is rated true in one row and false in another, and a pair of answers that two rows prefer in opposite ways."""
     if equal := texts.conflicts(statistics.split):
         later, earlier = equal.first
         if statistics.wanted.labels is None:

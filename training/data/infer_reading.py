@@ -54,8 +54,6 @@ class FirstRows:
     """Fields of the recipe's section `data`, without columns."""
     columns: dict[str, list[Any]] = field(default_factory=dict)
     """The values of each column, None for missing ones."""
-    label_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """The names of the labels of a column, if the source defines them."""
     splits: Sequence[str] = ("train",)
     unreadable: int = 0
     """Rows with a problem, such as too few columns."""
@@ -284,7 +282,7 @@ def _quoted(delimiter: str) -> str:
 def _read(sample: FirstRows, pinned: Mapping[str, Sequence[str]]) -> None:
     """Reads the rows with all columns, by the reader of the source."""
     data = Data(**sample.data, limit=SAMPLE_ROWS)
-    columns = _AllColumns(sample)
+    columns = _AllColumns()
     read = 0
     for block in load_reader(data.source)(InputColumns(data, _AnyRows()), "train", pinned, columns):
         for name, values in block.slices.items():
@@ -314,9 +312,6 @@ class _AnyRows(RowSpecification):
 
 class _AllColumns:
     """All columns of a source, as training/data/readers.py reads them beside those of a task type."""
-
-    def __init__(self, sample: FirstRows) -> None:
-        self._sample = sample
 
     def of_file(self, names: Sequence[str], column_types: Sequence[pa.DataType] = ()) -> dict[str, str]:
         return {name: name for name in names}

@@ -1,4 +1,4 @@
-"""Mixtures: exactly the promised rows of each set, joined splits, and problems between sets."""
+"""Mixtures: the number of rows of each set, splits that are joined, and problems between sets."""
 
 from __future__ import annotations
 
