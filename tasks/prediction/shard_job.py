@@ -255,7 +255,7 @@ class _Program:
         Job(program=PROGRAM, key=job.name, settings=values.model_dump(mode="json"), inputs=places).write(job)
         argv, env = python_argv(PROGRAM), self._environment()
         compute = ResolvedCompute(num_processes=1, mixed_precision=spec.mixed_precision)
-        imports = Imports(modules=["training.engine.serving", *task_types.code_modules(spec.task["task"])])
+        imports = Imports(modules=["training.engine.predictor", *task_types.code_modules(spec.task["task"])])
         program = Program(PROGRAM, argv, env, compute, imports, logins=BUCKETS)
         return follow_job(
             job,

@@ -84,7 +84,7 @@ def predict_values(model: ModelSpec, rows: Sequence[Sequence[str]]) -> list[list
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Predicts the `rows` of the settings, and returns `predictions`, a list of lines for people per row."""
-    from training.engine.serving import Predictor
+    from training.engine.predictor import Predictor
 
     settings = PredictRowsSettings.model_validate(job.settings)
     task_type, columns = task_types.load(settings.task, settings.options), settings.columns

@@ -144,7 +144,7 @@ def _build_python_model(task_type: TaskType, folder: Path, settings: LogModelSet
     the user's task type with its imports; no pickle."""
     import mlflow
 
-    for name, source in code_behind(["training.engine.serving", type(task_type).__module__]).files.items():
+    for name, source in code_behind(["training.engine.predictor", type(task_type).__module__]).files.items():
         (code / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source.file, code / name)
     shutil.copytree(PROJECT / "training", code / "training", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.pyc"))
@@ -205,7 +205,7 @@ def _compare(
     settings: LogModelSettings,
 ) -> list[dict[str, Any]]:
     """The predictions of the logged model. Raises RuntimeError if they differ from the stored ones."""
-    from training.engine.serving import Predictor
+    from training.engine.predictor import Predictor
 
     predictions = Predictor(task_type, *_find_parts(folder), settings.max_length).predict(rows)
     for row, now, before in zip(rows.to_pylist(), predictions, stored, strict=True):

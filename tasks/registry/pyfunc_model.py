@@ -18,7 +18,7 @@ class Served(mlflow.pyfunc.PythonModel):
     def load_context(self, context: Any) -> None:
         """Loads the model from safetensors."""
         from training import task_types
-        from training.engine.serving import Predictor
+        from training.engine.predictor import Predictor
 
         settings, folder = context.model_config, Path(context.artifacts["model"])
         self._predictor = Predictor(task_types.from_settings(settings), folder, folder, settings["max_length"])

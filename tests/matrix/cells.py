@@ -304,7 +304,7 @@ class Exported:
         """Whether predictions for single rows equal the stored ones of the split."""
         import pyarrow as pa
 
-        from training.engine.serving import Predictor
+        from training.engine.predictor import Predictor
         from training.recipe.rules.column_rules import source_columns
 
         recipe = parse(tiny.recipe_of(self.settings["task"], self._world / "rows"))

@@ -61,7 +61,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Predicts the shards in their order. Returns the figures."""
     import torch
 
-    from training.engine.serving import Predictor
+    from training.engine.predictor import Predictor
     from training.models import loading
 
     loading.make_deterministic()

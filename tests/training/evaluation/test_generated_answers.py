@@ -15,7 +15,7 @@ from tests import fork_server
 from tests import task_types as tiny_tasks
 from tests.arrow import read_arrow
 from tests.training.forks import events, finish, run_main
-from training.engine.serving import Predictor
+from training.engine.predictor import Predictor
 from training.evaluation import metrics
 from training.evaluation.preferences import Preferences, lengths_of
 from training.jobs.protocol import Job

@@ -16,7 +16,7 @@ from tests.training import programs_here, tiny
 from tests.training.programs_here import warnings_of
 from training import task_types
 from training.data.prediction_rows import RowReader, WantedShard, digest_inputs
-from training.engine.serving import Predictor
+from training.engine.predictor import Predictor
 from training.jobs.protocol import read_events
 from training.problems import UserError
 from training.programs import predict_shards

@@ -21,7 +21,7 @@ from tests.training.task_types.test_preference import FIGURES, record
 from tests.training.task_types.test_sft import BOT, USER, words
 from training.batching.batches import TokenRows
 from training.engine.collation import add_step_sums
-from training.engine.serving import Predictor
+from training.engine.predictor import Predictor
 from training.evaluation import metrics
 from training.evaluation.baseline import choose_constant
 from training.evaluation.bootstrap import draws

@@ -34,7 +34,7 @@ from tests.training.vocabularies import TEXTS, WORD_PIECES, word_pieces
 from training import task_types
 from training.batching.batches import IGNORED, EvaluationBatches, LengthGroupedBatches, TokenRows
 from training.batching.random_states import SeededBatch
-from training.engine.serving import Predictor
+from training.engine.predictor import Predictor
 from training.evaluation.metrics import compute
 from training.evaluation.predictions import Likelihoods
 from training.models.loading import export, load_for_training, load_tokenizer

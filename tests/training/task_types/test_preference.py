@@ -23,7 +23,7 @@ from tests.training.task_types import preference_model
 from tests.training.task_types.test_sft import AGAIN, BOT, CHATML, LAST, MARKED, REWRITES, USER, words
 from training import task_types
 from training.batching.batches import TokenRows
-from training.engine.serving import Predictor
+from training.engine.predictor import Predictor
 from training.evaluation import metrics
 from training.evaluation.baseline import choose_constant
 from training.models.loading import load_tokenizer

@@ -25,7 +25,7 @@ from tests.training.forks import finish, run_main
 from tests.training.programs_here import PREDICT, SCORE
 from training.batching.batches import TokenRows
 from training.data.load_rows import load
-from training.engine.serving import Predictor
+from training.engine.predictor import Predictor
 from training.evaluation import metrics
 from training.jobs.protocol import Job
 from training.models.loading import load_tokenizer

@@ -24,7 +24,7 @@ from tests.training.task_types import preference_model
 from tests.training.task_types.test_preference import FIGURES, record
 from tests.training.task_types.test_sft import BOT, USER, words
 from training.batching.batches import TokenRows
-from training.engine.serving import Predictor
+from training.engine.predictor import Predictor
 from training.models.loading import load_tokenizer
 from training.recipe import Training
 from training.task_types.reward_modeling import RewardModeling

@@ -26,7 +26,7 @@ from tests.training.programs_here import COMPARE, PREDICT, SCORE, run, warnings_
 from tests.training.vocabularies import WORD_PIECES, save_repository, word_pieces
 from training.batching.batches import TokenRows
 from training.distributed import fsdp
-from training.engine.serving import Predictor
+from training.engine.predictor import Predictor
 from training.evaluation import metrics
 from training.evaluation.generated_texts import Generated
 from training.evaluation.metrics.resampling import figures

@@ -30,7 +30,7 @@ from tests.training.vocabularies import CHAT, ROBERTA, chat, roberta, save_repos
 from training.batching.batches import IGNORED, TokenRows
 from training.data.ipc_files import ipc_writer
 from training.data.prediction_rows import RowReader, WantedShard, digest_inputs
-from training.engine.serving import Predictor
+from training.engine.predictor import Predictor
 from training.models.loading import load_tokenizer
 from training.problems import UserError
 from training.programs import create_model, predict_shards

@@ -15,7 +15,7 @@ from tests.task_types import ROWS, build_world, write_fit_job
 from tests.training.forks import finish, run_fit
 from tests.training.tiny import CONFIG, WORDS
 from training import task_types
-from training.engine.serving import Predictor
+from training.engine.predictor import Predictor
 from training.jobs.protocol import Events, Job
 from training.programs import predict, score
 from training.recipe import parse
