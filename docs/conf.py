@@ -14,7 +14,8 @@ extensions = ["myst_parser", "sphinx_copybutton", "reference_tables"]
 exclude_patterns = ["build"]
 html_theme = "furo"
 html_title = "finetune"
-html_static_path: list[str] = []
+html_static_path = ["static"]
+html_css_files = ["door.css"]
 
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3

@@ -212,6 +212,17 @@ def test_every_file_that_a_page_links_to_is_there() -> None:
             assert "://" in link or (ROOT / name).parent.joinpath(link).exists(), (name, link)
 
 
+def test_a_page_that_hides_its_part_of_the_navigation_links_all_of_it() -> None:
+    groups = 0
+    for name, page in PAGES.items():
+        for pages in re.findall(r"```{toctree}\n:hidden:\n\n(.*?)\n```", page, re.DOTALL):
+            for entry in pages.splitlines():
+                path = re.sub(r".*<(.*)>", r"\1", entry)
+                assert f"]({path}.md)" in page, (name, path)
+            groups += 1
+    assert groups >= 7
+
+
 def test_every_path_of_the_project_that_contributing_names_is_there() -> None:
     paths = re.findall(r"`((?:flows|tasks|training|tests|docs|deployments|infra)/[\w/.-]*)`", PAGES["CONTRIBUTING.md"])
     assert len(paths) >= 10
