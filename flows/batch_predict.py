@@ -13,7 +13,7 @@ from prefect.states import Completed
 from flows.batch_plan import PreparedBatch, history_name, history_of, prepare
 from flows.callers import EXPECTED, WORKER, Caller, fail
 from flows.drift import announce_drift, run_drift_stages
-from flows.reports.predictions import Shards, build_result, count, describe
+from flows.reports.batch_prediction_report import Shards, build_result, count, describe
 from tasks.cache.executor import Executor
 from tasks.cache.garbage_collection import in_use
 from tasks.cache.remote import Remote
@@ -26,8 +26,8 @@ from tasks.prediction.input_rows import Shard, require_few_errors
 from tasks.prediction.output import Output, open_output
 from tasks.prediction.shard_job import FIELDS, PREDICTIONS, ShardPredictor, remember_rate, require_engine
 from tasks.prefect import events
-from tasks.prefect.artifacts import PrefectProgress
-from tasks.registry.monitoring import find_rows
+from tasks.prefect.prefect_artifacts import PrefectProgress
+from tasks.registry.monitored_versions import find_rows
 from tasks.reports.formatting import format_count
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.predict_shard import predict_shard

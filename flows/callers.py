@@ -20,8 +20,8 @@ from tasks.cache.garbage_collection import in_use
 from tasks.cache.stage import Listener
 from tasks.jobs.launch import JobFailed
 from tasks.prefect import events
-from tasks.prefect.artifacts import PrefectProgress
-from tasks.registry.monitoring import MonitoredVersion, find_monitored
+from tasks.prefect.prefect_artifacts import PrefectProgress
+from tasks.registry.monitored_versions import MonitoredVersion, find_monitored
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.tracking.connection import MlflowFailed
 from tasks.tracking.outbox import running

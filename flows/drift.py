@@ -16,7 +16,7 @@ from tasks.cache.results import Artifact, NumberedComparison
 from tasks.prediction.drift_samples import Sample, draw_sample
 from tasks.prediction.input_rows import list_files
 from tasks.prefect import events
-from tasks.registry.monitoring import MonitoredVersion, find_rows, read_drift_section, require_single_inputs
+from tasks.registry.monitored_versions import MonitoredVersion, find_rows, read_drift_section, require_single_inputs
 from tasks.reports.model_reports import describe_drift, summarize_drift
 from tasks.stages.drift import count_look, record_drift
 from tasks.stages.drift import drift as compare_rows

@@ -15,7 +15,13 @@ from tasks.cache.input_files import pin_files
 from tasks.cache.results import Artifact
 from tasks.prediction.input_rows import list_files
 from tasks.prefect import events
-from tasks.registry.monitoring import LaterEvaluation, MonitoredVersion, find_rows, read_recipe, require_no_reference
+from tasks.registry.monitored_versions import (
+    LaterEvaluation,
+    MonitoredVersion,
+    find_rows,
+    read_recipe,
+    require_no_reference,
+)
 from tasks.reports.model_reports import summarize_evaluation
 from tasks.stages.evaluate import evaluate as score_labelled
 from tasks.stages.evaluate import load_labelled, predict_labelled, record_evaluation

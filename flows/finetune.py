@@ -26,7 +26,7 @@ from tasks.cache.results import Lock, Selection
 from tasks.home import home, tracking_is_local
 from tasks.jobs.engines.local import early_launches
 from tasks.prefect import events, flow_runs
-from tasks.prefect.artifacts import PrefectProgress
+from tasks.prefect.prefect_artifacts import PrefectProgress
 from tasks.registry import untrusted_code
 from tasks.reports.stage_summaries import STAGES_WITH_REPORT
 from tasks.shared_store.bucket_remote import open_remote

@@ -31,13 +31,13 @@ from tasks.cache.planner import Planner
 from tasks.cache.results import Artifact, Champion, Comparison, Lock, Selection
 from tasks.cache.stage import Listener
 from tasks.home import home
-from tasks.jobs import warm_process
+from tasks.jobs import fork_client
 from tasks.jobs.engines.local import early_launches
 from tasks.jobs.hardware import visible_gpus
 from tasks.jobs.launch import JobFailed
 from tasks.jobs.parallel_calls import Slots
 from tasks.prefect import events
-from tasks.prefect.artifacts import ArtifactSender, PrefectProgress, Table
+from tasks.prefect.prefect_artifacts import ArtifactSender, PrefectProgress, Table
 from tasks.registry import untrusted_code
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.compare import compare, find_champion
@@ -45,7 +45,7 @@ from tasks.stages.fit import engine_for
 from tasks.stages.predict import predict_champion
 from tasks.sweeps.pictures import draw_pictures
 from tasks.sweeps.study import Study, only_sweep, study_key
-from tasks.sweeps.trial import UNFINISHED, Trial
+from tasks.sweeps.trial_state import UNFINISHED, Trial
 from tasks.tracking.connection import MlflowFailed
 from tasks.tracking.run_tracker import RunTracker
 from tasks.tracking.tracker import STUDY_TAG
@@ -147,7 +147,7 @@ def _search(
     """Prepares the data, runs the trials, and releases the best. After an error, the result has what was known."""
     recipe = parse(values, overrides)
     ready = prepare(executor, recipe)
-    warm_process.start()  # threads of several trials would each start one
+    fork_client.start()  # threads of several trials would each start one
     key = study_key(recipe, sweep, ready.lock, ready.data, ready.model)
     with only_sweep(key), _table_artifact() as show:
         study = Study(key, recipe, sweep)

@@ -22,10 +22,10 @@ from tasks.cache.results import Artifact, Lock
 from tasks.cache.stage import Listener, Paused, Row
 from tasks.jobs.launch import JobFailed
 from tasks.prefect import events
-from tasks.prefect.artifacts import PrefectProgress
+from tasks.prefect.prefect_artifacts import PrefectProgress
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.sweeps.study import Study
-from tasks.sweeps.trial import UNFINISHED, Trial
+from tasks.sweeps.trial_state import UNFINISHED, Trial
 from tasks.tracking.run_tracker import RunTracker
 from tasks.tracking.tracker import STUDY_TAG, TRIAL_STATE_TAG, TRIAL_TAG
 from training.jobs.protocol import EVENTS, read_events

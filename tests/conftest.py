@@ -49,7 +49,7 @@ SLOW = (
     *("tests/flows/test_services.py", "tests/flows/test_run.py", "tests/flows/test_hub.py"),
     *("tests/training/distributed/test_ranks.py", "tests/training/distributed/test_strategies.py"),
     *("tests/flows/test_notify.py", "tests/hub/test_stages.py", "tests/tasks/jobs/test_batch_memory.py"),
-    *("tests/tasks/shared_store/test_checkpoints.py", "tests/tasks/prefect/test_prefect_server.py"),
+    *("tests/tasks/shared_store/test_shared_checkpoints.py", "tests/tasks/services/test_prefect_server.py"),
 )
 """Modules of tests that take longest, most of it waiting."""
 
@@ -117,7 +117,7 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A Prefect server with a database of its own; one a session, since it takes a second to start."""
     from prefect.testing import utilities
 
-    from tasks.prefect import prefect_server
+    from tasks.services import prefect_server
 
     folder = tmp_path_factory.mktemp("prefect")
     prefect_server._create_database(folder / "prefect-test.db")  # the server would migrate a new one for seconds

@@ -45,8 +45,8 @@ COMMANDS, PROGRAMS, SERVERS = "commands", "programs", "servers"
 """The three levels."""
 FORKED = {
     **dict.fromkeys(("prefect", "tests.flows.forked", "tests.hub.stages"), COMMANDS),
-    **dict.fromkeys(("training.jobs.warm_process", "tests.flows.scarce_memory"), PROGRAMS),
-    **dict.fromkeys(("tasks.prefect.prefect_server", "tasks.services.mlflow_server", "uvicorn"), SERVERS),
+    **dict.fromkeys(("training.jobs.fork_server", "tests.flows.scarce_memory"), PROGRAMS),
+    **dict.fromkeys(("tasks.services.prefect_server", "tasks.services.mlflow_server", "uvicorn"), SERVERS),
 }
 OWN = ("training.programs.", "tasks.registry.")
 PASSED_FILE = "--fd="

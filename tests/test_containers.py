@@ -13,7 +13,7 @@ import pytest
 import yaml
 from compose_spec import PyCompose
 
-from tasks.services import init
+from tasks.services import container_init
 from tests.test_infra import help_of
 
 ROOT = Path(__file__).parent.parent
@@ -93,10 +93,10 @@ def test_the_worker_of_the_image_has_the_options_that_it_is_given() -> None:
 
 
 def test_a_stopped_container_has_the_time_that_its_runs_need() -> None:
-    assert init.RUNS_STOP_S < init.STOP_S
+    assert container_init.RUNS_STOP_S < container_init.STOP_S
     grace = services()["worker"]["stop_grace_period"]
-    assert float(grace.removesuffix("s")) > init.STOP_S
-    assert manifest()["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > init.STOP_S
+    assert float(grace.removesuffix("s")) > container_init.STOP_S
+    assert manifest()["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > container_init.STOP_S
 
 
 def manifest() -> dict[str, Any]:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from flows.cli.shared import COMPLETED, output_file, write_json
 from flows.reports.tables import align
-from tasks.prefect import deployments, servers
+from tasks import servers
+from tasks.prefect import deployments
 from tasks.prefect.deployments import deployment_schema, require_server
-from tasks.prefect.servers import ServicesFailed
+from tasks.servers import ServicesFailed
 from training.problems import UserError
 
 FOLDER = Path("deployments")

@@ -16,7 +16,7 @@ from flows.reports.terminal import Quiet, Terminal, open_terminal
 from tasks.cache.results import Lock
 from tasks.cache.stage import Listener
 from tasks.home import home
-from tasks.prefect.prefect_server import ensure_prefect_server
+from tasks.services.prefect_server import ensure_prefect_server
 from tasks.tracking import connection
 from training.problems import full_disk
 from training.recipe import Recipe

@@ -11,8 +11,8 @@ from typing import Any
 from flows.cli.shared import COMPLETED, add_json_argument, add_limit_argument, add_version_arguments, write_json
 from flows.reports.tables import align, export_lines, fit_to_terminal, terminal_width, wrap
 from tasks.registry import promotions
-from tasks.registry.exports import export_version
 from tasks.registry.model_spec import find_model
+from tasks.registry.version_exports import export_version
 from tasks.registry.versions import list_models
 from tasks.reports.formatting import format_size, format_value
 from training.problems import UserError

@@ -28,7 +28,7 @@ from tasks.stages.fit import engine_for, fit, launch, resolved_compute
 from tasks.stages.load_data import counts_tokens
 from tasks.stages.preflight.training_estimate import estimate_lines
 from tasks.sweeps.study import Study, only_sweep, study_key
-from tasks.sweeps.trial import UNFINISHED, Trial
+from tasks.sweeps.trial_state import UNFINISHED, Trial
 from tasks.tracking.connection import find_registry_problems
 from training.problems import UserError
 from training.recipe import ENTRYPOINT, SWEEP_ENTRYPOINT, Recipe, Sweep, load_sweep, parse, parse_set, read_entries

@@ -20,7 +20,7 @@ from flows.cli.shared import (
     parse_reading,
     write_json,
 )
-from flows.reports.predictions import build_result, count, describe, describe_errors
+from flows.reports.batch_prediction_report import build_result, count, describe, describe_errors
 from flows.reports.terminal import Terminal
 from tasks.prediction.input_rows import require_few_errors
 from tasks.prediction.shard_job import last_rate

@@ -24,12 +24,12 @@ from flows.reports.tables import export_lines, metric_lines, verdict_lines
 from flows.reports.terminal import Quiet, Terminal, stage_line
 from tasks.cache.planner import Planner
 from tasks.cache.results import Verdict
-from tasks.jobs import warm_process
+from tasks.jobs import fork_client
 from tasks.jobs.engines.local import early_launches
 from tasks.prefect.deployments import FLOWS
-from tasks.prefect.prefect_server import ensure_prefect_server
 from tasks.registry import untrusted_code
 from tasks.reports.stage_summaries import STAGES
+from tasks.services.prefect_server import ensure_prefect_server
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.register import format_example_arguments
 from tasks.tracking.connection import MlflowFailed
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         overrides = parse_set(arguments.set)
         with early_launches():
             if any(row.state == "will run" and STAGES[row.name].summarize for row in planner.rows):
-                warm_process.start()  # it imports while the Prefect server starts
+                fork_client.start()  # it imports while the Prefect server starts
             launch_training_early(recipe, planner, planned.lock)
             result = fine_tune_here(recipe, overrides=overrides, force=force, quiet=arguments.quiet)
         return _print_result(recipe, result, out, arguments.require_promotion)

@@ -9,9 +9,9 @@ import time
 
 from flows.cli.shared import COMPLETED, FAILED
 from flows.reports.tables import align, terminal_width, wrap
-from tasks.prefect import servers
-from tasks.prefect.servers import MLFLOW_PORT, PREFECT_PORT, ServicesState
+from tasks import servers
 from tasks.reports.formatting import format_count
+from tasks.servers import MLFLOW_PORT, PREFECT_PORT, ServicesState
 from tasks.services import lifecycle
 from tasks.services.doctor import Finding, run_checks
 

@@ -14,11 +14,11 @@ from types import FrameType
 from typing import Any
 
 from flows.reports.tables import problem_line
-from tasks.environment import find_environment_problems, prepare_environment
+from tasks import servers
+from tasks.environment_variables import find_environment_problems, prepare_environment
 from tasks.home import home
 from tasks.jobs.launch import JobFailed
-from tasks.prefect import servers
-from tasks.prefect.servers import ServicesFailed
+from tasks.servers import ServicesFailed
 from tasks.tracking.connection import MlflowFailed
 from training.jobs.protocol import without_nan, write_atomically
 from training.problems import DISK, NETWORK, UserError, full_disk, rename

@@ -20,9 +20,9 @@ from flows.reports.sweep_table import SweepTerminal, table_lines, tabulate_trial
 from flows.reports.tables import verdict_lines
 from flows.reports.terminal import Quiet, Terminal
 from tasks.cache.results import Verdict
-from tasks.jobs import warm_process
+from tasks.jobs import fork_client
 from tasks.jobs.engines.local import early_launches
-from tasks.sweeps.trial import Trial
+from tasks.sweeps.trial_state import Trial
 from training.problems import UserError
 from training.recipe import Recipe, Sweep, load_sweep, parse_set
 
@@ -59,7 +59,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     if not arguments.quiet:
         print(f"{recipe.name}: starting a sweep of {sweep.trials} trials", file=sys.stderr)
     with early_launches():
-        warm_process.start()
+        fork_client.start()
         result = call_in_this_process(call, Quiet() if arguments.quiet else Terminal(recipe=recipe))
     write_json(arguments.json, result)
     code = _print_result(recipe, sweep, result)

@@ -14,7 +14,7 @@ from flows.reports.tables import align
 from flows.reports.terminal import can_redraw
 from tasks.cache.stage import Listener
 from tasks.reports.formatting import format_score
-from tasks.sweeps.trial import Trial, short_names
+from tasks.sweeps.trial_state import Trial, short_names
 from training.recipe import Sweep
 
 REFRESHES_PER_SECOND = 4

@@ -12,7 +12,7 @@ from typing import Literal
 
 from tasks.cache.history import History
 from tasks.cache.results import PinnedCommit
-from tasks.environment import ACCESS_TOKENS, HUB, passed
+from tasks.environment_variables import ACCESS_TOKENS, HUB, passed
 from tasks.home import without_credentials
 from training.jobs.protocol import Settings
 from training.problems import NETWORK, Problem, UserError, server_error

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.cache.results import Lock
-from tasks.environment import added_environment
+from tasks.environment_variables import added_environment
 from tasks.jobs.hardware import visible_gpus
+from training.jobs.fork_server import LAUNCHER
 from training.jobs.protocol import write_atomically
 from training.jobs.resources import cores
-from training.jobs.warm_process import LAUNCHER
 from training.recipe.tables.strategies import STRATEGIES
 
 GROUP_OF_ONE = {

@@ -11,7 +11,12 @@ from typing import Any, NamedTuple
 
 from tasks.prediction.input_rows import Progress, Shard, require_usable_files, scan_rows
 from tasks.registry.model_spec import ModelSpec
-from tasks.registry.monitoring import MonitoredVersion, find_monitored, read_drift_section, require_single_inputs
+from tasks.registry.monitored_versions import (
+    MonitoredVersion,
+    find_monitored,
+    read_drift_section,
+    require_single_inputs,
+)
 from training import task_types
 from training.data.casting import Values
 from training.data.listing import SourceFile

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from tasks.cache.digests import digest_of
 from tasks.cache.stage import Listener, Work
 from tasks.cache.store import link_or_copy
-from tasks.environment import BUCKETS, passed
+from tasks.environment_variables import BUCKETS, passed
 from tasks.home import home
 from tasks.jobs.commands import python_argv
 from tasks.jobs.engines import engine_of

@@ -14,8 +14,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from tasks.prefect import run_folder, servers
-from tasks.prefect.servers import PREFECT, VARIABLES, ServicesFailed
+from tasks import servers
+from tasks.prefect import run_folder
+from tasks.servers import PREFECT, VARIABLES, ServicesFailed
 from training.jobs.search_path import start_variables
 from training.problems import Problem, UserError, nearest
 from training.recipe import (
@@ -34,7 +35,7 @@ from training.recipe.task_specification import specification_class
 
 PREFECT_PROGRAM = """
 import runpy
-from tasks.environment import ignore_prefect_settings_here
+from tasks.environment_variables import ignore_prefect_settings_here
 ignore_prefect_settings_here()
 runpy.run_module("prefect", run_name="__main__", alter_sys=True)
 """

@@ -36,9 +36,10 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import Abort
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-from tasks.prefect import flow_runs, servers
+from tasks import servers
+from tasks.prefect import flow_runs
 from tasks.prefect.deployments import require_server
-from tasks.prefect.servers import ServicesFailed
+from tasks.servers import ServicesFailed
 from training.problems import UserError, nearest
 
 DATA_UPDATED, ALIVE, VERDICT = "finetune.data.updated", "finetune.run.alive", "finetune.verdict"

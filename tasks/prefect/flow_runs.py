@@ -26,7 +26,7 @@ from prefect.states import AwaitingRetry
 
 from tasks.home import home
 from tasks.prefect.deployments import FLOWS, MODEL_FLOWS
-from tasks.prefect.servers import read_running
+from tasks.servers import read_running
 from tasks.tracking.outbox import PENDING_STATE, Outbox, is_running_here, was_killed_here
 from training.jobs.protocol import write_atomically
 from training.problems import UserError

@@ -31,14 +31,14 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from tasks.environment import ACCESS_TOKENS
+from tasks import servers
+from tasks.environment_variables import ACCESS_TOKENS
 from tasks.home import home, home_path, require_usable_path, without_credentials
 from tasks.jobs.engines.ray_engine import free
 from tasks.jobs.hardware import describe_gpus
 from tasks.locks import is_held
-from tasks.prefect import servers
-from tasks.prefect.prefect_server import database_url
-from tasks.prefect.servers import MLFLOW, MLFLOW_PORT, PREFECT, PREFECT_PORT, VARIABLES, ServicesState
+from tasks.servers import MLFLOW, MLFLOW_PORT, PREFECT, PREFECT_PORT, VARIABLES, ServicesState
+from tasks.services.prefect_server import database_url
 from tasks.tracking import connection
 from training.problems import UserError
 

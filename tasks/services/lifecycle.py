@@ -1,7 +1,7 @@
 """Start, stop and status of the services of `finetune up`: the servers of Prefect and MLflow, and a worker.
 
 The process manager (tasks/services/process_manager.py) runs the services; `up` starts it and `down` stops it. Their
-addresses and the files under <home>/services are in tasks/prefect/servers.py. The process manager prints to
+addresses and the files under <home>/services are in tasks/servers.py. The process manager prints to
 <home>/services/process_manager.log, each service to <home>/services/NAME/logs.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tasks.home import home
 from tasks.locks import FlockManager
-from tasks.prefect.servers import (
+from tasks.servers import (
     LOCK,
     MLFLOW,
     POOL,

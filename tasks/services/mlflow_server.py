@@ -1,7 +1,7 @@
 """MLflow's server of one home, on loopback: `python -m tasks.services.mlflow_server PORT --fd N`.
 
 `mlflow server` accepts no socket, and reads a request's body before it asks for a password. So this program serves
-MLflow's application itself, behind the guard (tasks/prefect/request_guard.py), which asks for the password of the
+MLflow's application itself, behind the guard (tasks/services/request_guard.py), which asks for the password of the
 server. The parent process binds the port and passes the socket as a descriptor.
 """
 
@@ -12,10 +12,10 @@ import os
 import socket
 import sys
 
-from tasks.environment import prepare_environment
+from tasks.environment_variables import prepare_environment
 from tasks.home import home, mlflow_artifacts
-from tasks.prefect.request_guard import Guard, serve
-from tasks.prefect.servers import MLFLOW, ensure_password
+from tasks.servers import MLFLOW, ensure_password
+from tasks.services.request_guard import Guard, serve
 from tasks.tracking import connection
 
 ARTIFACT_ROOT = "mlflow-artifacts:/"

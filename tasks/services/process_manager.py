@@ -30,9 +30,9 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from tasks.environment import PREFECT_SERVER, prepare_environment, server_environment
+from tasks.environment_variables import PREFECT_SERVER, prepare_environment, server_environment
 from tasks.loopback import check_listener
-from tasks.prefect.servers import (
+from tasks.servers import (
     LOCK,
     MLFLOW,
     POOL,
@@ -48,7 +48,7 @@ from tasks.prefect.servers import (
     worker_name,
     write_state,
 )
-from tasks.services.init import stop_runs
+from tasks.services.container_init import stop_runs
 from training.jobs.processes import start_ticks
 
 TICK_S = 0.2
@@ -196,7 +196,7 @@ def _build_services(ports: Mapping[str, int], temporary: str) -> list[Service]:
             sockets,
         )
         for name, program, variables, api in (
-            (PREFECT, "tasks.prefect.prefect_server", PREFECT_SERVER, "/api"),
+            (PREFECT, "tasks.services.prefect_server", PREFECT_SERVER, "/api"),
             (MLFLOW, "tasks.services.mlflow_server", (), ""),
         )
         if name in ports

@@ -14,10 +14,10 @@ from tasks.cache.remote import Progress, Remote, no_progress
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Work
 from tasks.home import home, named_lock
-from tasks.shared_store.artifacts import ArtifactUploads, DamagedObject, SharedStore
 from tasks.shared_store.bucket import VARIABLE, Bucket, BucketError
-from tasks.shared_store.checkpoints import remove_checkpoints, share_checkpoints
 from tasks.shared_store.leases import Leases
+from tasks.shared_store.shared_artifacts import ArtifactUploads, DamagedObject, SharedStore
+from tasks.shared_store.shared_checkpoints import remove_checkpoints, share_checkpoints
 from tasks.shared_store.transfers import count_bytes
 
 

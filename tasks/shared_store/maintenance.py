@@ -20,9 +20,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 from tasks.home import named_lock
-from tasks.shared_store.artifacts import DamagedObject, manifest_name, parse_manifest
 from tasks.shared_store.bucket import VARIABLE, Bucket, BucketError, Entry, Forbidden, NotFound
 from tasks.shared_store.leases import ANNOUNCEMENTS, REMOVAL, Leases
+from tasks.shared_store.shared_artifacts import DamagedObject, manifest_name, parse_manifest
 from training.problems import UserError
 
 Item = TypeVar("Item")

@@ -13,7 +13,7 @@ from tasks.cache.stage import Inputs, Work, action
 from tasks.home import registry_place
 from tasks.jobs.job import Job, stage, whole
 from tasks.registry.comparisons import number_comparison
-from tasks.registry.monitoring import MonitoredVersion
+from tasks.registry.monitored_versions import MonitoredVersion
 from tasks.registry.versions import DRIFT_TAG, PROFILE_TAG
 from tasks.tracking.connection import connect, mlflow_errors
 from training.data.file_systems import name_of

@@ -13,7 +13,7 @@ from tasks.cache.stage import Inputs, Work, action
 from tasks.home import registry_place
 from tasks.jobs.job import Job, files_of, stage, whole
 from tasks.registry.champions import files_of_version
-from tasks.registry.monitoring import (
+from tasks.registry.monitored_versions import (
     LaterEvaluation,
     MonitoredVersion,
     find_predictions,

@@ -17,7 +17,7 @@ from tasks.jobs.job import Files, Job, files_of, stage
 from tasks.jobs.retries import BatchDivision
 from tasks.prediction.drift_samples import Sample
 from tasks.registry.champions import files_of_version
-from tasks.registry.monitoring import MonitoredVersion
+from tasks.registry.monitored_versions import MonitoredVersion
 from training import task_types
 from training.programs.observe import SAMPLE, ObserveSettings
 from training.recipe.fields import Drift

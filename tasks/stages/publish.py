@@ -12,8 +12,8 @@ from tasks.home import named_lock
 from tasks.hub.client import PublishSettings, build_environment
 from tasks.jobs.commands import python_argv
 from tasks.jobs.retries import run_child
-from tasks.registry.exports import export_files, released_exports
 from tasks.registry.model_card import CURVES, CardFacts, build_card
+from tasks.registry.version_exports import export_files, released_exports
 from training import task_types
 from training.recipe import Recipe
 

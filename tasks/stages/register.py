@@ -17,9 +17,9 @@ from tasks.home import named_lock, registry_place
 from tasks.jobs.commands import python_argv
 from tasks.jobs.retries import run_child
 from tasks.registry import lineage, promotions
-from tasks.registry.exports import log_exports, released_exports
 from tasks.registry.log_model import LogModelSettings
 from tasks.registry.model_card import CardFacts, build_description
+from tasks.registry.version_exports import log_exports, released_exports
 from tasks.registry.versions import (
     BASE_VERSION_TAG,
     COLUMNS_TAG,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tasks.sweeps.study import Study
-from tasks.sweeps.trial import short_names
+from tasks.sweeps.trial_state import short_names
 
 if TYPE_CHECKING:
     import optuna

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from tasks.sweeps.trial import Trial
+from tasks.sweeps.trial_state import Trial
 from training.recipe import Parameter, Sweep, grid_values, is_whole, settings_of
 from training.recipe.tables.searches import SAMPLERS
 

@@ -34,7 +34,7 @@ from tasks.sweeps.search_algorithms import (
     propose,
     settings_from,
 )
-from tasks.sweeps.trial import Trial, TrialState
+from tasks.sweeps.trial_state import Trial, TrialState
 from training import task_types
 from training.jobs.protocol import write_atomically
 from training.problems import UserError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
 from tasks.database_templates import create_database
-from tasks.environment import BUCKETS, DATABASE, MLFLOW, passed
+from tasks.environment_variables import BUCKETS, DATABASE, MLFLOW, passed
 from tasks.home import (
     home,
     mlflow_artifacts,

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.environment import prepare_environment
+from tasks.environment_variables import prepare_environment
 from tests.benchmarks import (
     batches,
     checkpoints,

@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.environment import environment
+from tasks.environment_variables import environment
 from tasks.jobs.commands import python_argv
 from tasks.jobs.hardware import mixed_precision
 from tests.benchmarks.subject import KIND, MAX_TOKENS, Subject, peak_mib, run, write_job

@@ -9,8 +9,8 @@ server, the home's databases. The files of the libraries are in the system's cac
     after the last stage     from its line to the end of the process
 
 The work of a stage is its seconds in a warm run, the median of several: the same recipe in another new home, by a
-process that has run the recipe before and whose warm process has imported all modules of all programs. There, fit too
-is a fork of the warm process, without a launcher, so its work is loading the model and the rows, training and
+process that has run the recipe before and whose fork server has imported all modules of all programs. There, fit too
+is a fork of the fork server, without a launcher, so its work is loading the model and the rows, training and
 exporting. The comparison does not depend on how and when a run starts its programs. All runs must train the same
 weights.
 """
@@ -32,11 +32,11 @@ from unittest.mock import patch
 import tasks.registry
 import training
 from flows.cli.main import main
-from tasks.jobs import warm_process
+from tasks import servers
+from tasks.jobs import fork_client
 from tasks.jobs.commands import accelerate_environment, python_argv
-from tasks.prefect import servers
-from tasks.prefect.prefect_server import ensure_prefect_server
 from tasks.reports.stage_summaries import STAGES
+from tasks.services.prefect_server import ensure_prefect_server
 from tests.benchmarks.subject import Subject
 from tests.benchmarks.table import Row
 from tests.flows.small import command, environment, write_project
@@ -166,7 +166,7 @@ def _read_result(out: Path) -> tuple[dict[str, float], str]:
 
 
 def _run_warm(file: Path, folder: Path) -> int:
-    """Runs the recipe once, and then the warm runs, each in a new home, with all programs as forks of the warm process.
+    """Runs the recipe once, and then the warm runs, each in a new home, with all programs as forks of the fork server.
     Returns the exit code."""
     fit = {
         "accelerate_argv": lambda program, **_: python_argv(program),
@@ -174,19 +174,19 @@ def _run_warm(file: Path, folder: Path) -> int:
             accelerate_environment(use_cpu=use_cpu, **others) | {"ACCELERATE_USE_CPU": str(use_cpu)}  # the launcher's
         ),
     }
-    modules = (*warm_process.MODULES, *_modules())
+    modules = (*fork_client.MODULES, *_modules())
     with (
         patch.multiple("tasks.stages.fit", **fit),
-        patch.object(warm_process, "MODULES", modules),
-        warm_process.warm_programs(),
+        patch.object(fork_client, "MODULES", modules),
+        fork_client.forked_programs(),
     ):
         for number in range(1 + ROUNDS):
             home = folder / f"warm-{number}"
             code = main(["run", str(file), "--quiet", "--home", str(home), "--json", f"{home}.json"])
             if code != 0:
                 return code
-        if warm_process._current is None or warm_process._current._process.poll() is not None:
-            raise RuntimeError("the warm process has ended: it cannot import one of the modules")
+        if fork_client._current is None or fork_client._current._process.poll() is not None:
+            raise RuntimeError("the fork server has ended: it cannot import one of the modules")
     return 0
 
 

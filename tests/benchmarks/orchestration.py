@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tasks.prefect import servers
-from tasks.prefect.prefect_server import ensure_prefect_server
+from tasks import servers
+from tasks.services.prefect_server import ensure_prefect_server
 from tests.benchmarks.subject import Subject
 from tests.benchmarks.table import Row
 from tests.flows.small import finetune, write_project

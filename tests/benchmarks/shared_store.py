@@ -20,8 +20,8 @@ import obstore
 from obstore.store import LocalStore, ObjectStore, S3Store
 
 from tasks.cache import store
-from tasks.shared_store.artifacts import SharedStore
 from tasks.shared_store.bucket import CHUNK_BYTES, PART_BYTES, PARTS_AT_ONCE, Bucket
+from tasks.shared_store.shared_artifacts import SharedStore
 from tasks.shared_store.transfers import FILES_AT_ONCE
 from tests.benchmarks.orchestration import run_project
 from tests.benchmarks.subject import Subject

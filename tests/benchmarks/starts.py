@@ -57,7 +57,7 @@ def _measure_servers(folder: Path) -> list[Row]:
     """The Prefect server of a run: in a new home, and in one that has its database."""
     program = """
 import time
-from tasks.prefect.prefect_server import ensure_prefect_server
+from tasks.services.prefect_server import ensure_prefect_server
 import prefect.settings
 began = time.monotonic()
 ensure_prefect_server()

@@ -4,7 +4,7 @@
                           [--only kills|store|predict|cluster|slurm|sweep|NAME ...]
 
 First the recipe of tests/flows/small.py runs undisturbed, in each of the ways of tests/drill/ground.py. Then runs of it
-get SIGKILL, each time to the flow, the warm process, the supervisor, the launcher or a rank, at an instant drawn from
+get SIGKILL, each time to the flow, the fork server, the supervisor, the launcher or a rank, at an instant drawn from
 the whole of a run; the next run starts at once. What each training ends with must be what the undisturbed run ended
 with, no process may outlive its run, and MLflow must have one closed run a flow run; the state check
 (training/engine/state_check.py) covers each resume. Then come the fires of tests/drill/fires.py, the faults of a shared
@@ -82,8 +82,8 @@ def _drill(folder: Path, options: argparse.Namespace) -> bool:
 
 def _ground(folder: Path, settings: Sequence[str] | None = None) -> Ground:
     """A place for runs, which have homes of their own and share a Prefect server. `settings`: see Ground."""
-    from tasks.prefect import servers
-    from tasks.prefect.prefect_server import ensure_prefect_server
+    from tasks import servers
+    from tasks.services.prefect_server import ensure_prefect_server
     from tests.drill.ground import Ground
 
     os.environ.setdefault("FINETUNE_HOME", str(folder / "home-of-the-server"))  # of the first ground: the server is one

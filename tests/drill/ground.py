@@ -170,13 +170,13 @@ def argv(pid: int) -> list[str]:
 
 
 def victims(flow: int) -> dict[str, list[int]]:
-    """The living processes of a run by part: flow, warm process, supervisor, launcher, rank, or program if nothing
+    """The living processes of a run by part: flow, fork server, supervisor, launcher, rank, or program if nothing
     launches one; waiting launcher, with its supervisor and ranks, until it has its job."""
     found = {"flow": [flow]}
     for supervisor in descendants(flow):
         words = argv(supervisor)
-        if words[1:3] == ["-m", "training.jobs.warm_process"]:
-            found["warm process"] = [supervisor]
+        if words[1:3] == ["-m", "training.jobs.fork_server"]:
+            found["fork server"] = [supervisor]
         if words[1:3] != ["-m", "training.jobs.supervise"]:
             continue
         below = {pid: argv(pid) for pid in descendants(supervisor)}
@@ -185,7 +185,7 @@ def victims(flow: int) -> dict[str, list[int]]:
             found["waiting launcher"] = [supervisor, *below]
             continue
         found["supervisor"] = [supervisor]
-        launched = [pid for pid, words in below.items() if "training.programs.launch" in words]
+        launched = [pid for pid, words in below.items() if "training.programs.accelerate_launch" in words]
         programs = [pid for pid, words in below.items() if "-m" in words and pid not in launched]
         parts = {"launcher": launched, "rank" if launched else "program": programs}
         found |= {part: pids for part, pids in parts.items() if pids}

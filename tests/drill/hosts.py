@@ -151,7 +151,7 @@ class Host:
             if words and words[0].startswith("ray::Machine"):
                 found.setdefault("actor", []).append(pid)
             elif words and words[-1].startswith((f"{self.home}/cluster/", f"{self.home}/waiting/")):
-                launches = "training.programs.launch" in words
+                launches = "training.programs.accelerate_launch" in words
                 part = "supervisor" if "training.jobs.supervise" in words else "launcher" if launches else "rank"
                 found.setdefault(part, []).append(pid)
         return found

@@ -18,7 +18,7 @@ from tests.drill.ground import WAYS, Ground, Run, victims
 from tests.drill.watch import Watch
 
 WAITING = "waiting launcher"
-PARTS = ("flow", "warm process", WAITING, "supervisor", "launcher", "rank")
+PARTS = ("flow", "fork server", WAITING, "supervisor", "launcher", "rank")
 """Who is drawn. Before there is a launcher or a rank, the next part above it dies in its place."""
 SHORT = 2.5
 """Bends the draw of delays towards short ones: many kills come upon one training, since a run that was killed goes on

@@ -77,7 +77,7 @@ def worker(training: Training) -> tuple[str, str]:
 
 def prefect(training: Training) -> tuple[str, str]:
     """The run goes on without it."""
-    training.kill("tasks.prefect.prefect_server")
+    training.kill("tasks.services.prefect_server")
     time.sleep(2)  # for the worker to notice
     seconds = 2 + wait_until(training.all_answer, BACK_WITHIN_S)
     return f"it is back after {seconds:.0f} s", ""

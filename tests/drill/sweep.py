@@ -1,4 +1,4 @@
-"""Kills of a sweep: of its flow, the warm process, a trial's supervisor, launcher or rank.
+"""Kills of a sweep: of its flow, the fork server, a trial's supervisor, launcher or rank.
 
 The trials, their figures and the released model must be those of an undisturbed sweep.
 """
@@ -18,7 +18,7 @@ import yaml
 from tests.drill.ground import Ground, Run, victims
 from tests.drill.watch import Watch
 
-PARTS = ("flow", "warm process", "supervisor", "launcher", "rank")
+PARTS = ("flow", "fork server", "supervisor", "launcher", "rank")
 PROCESSES = (1, 2)
 """Of each training, in turn."""
 SWEEP = {

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from flows.cli.main import start
-from tasks.prefect import servers
+from tasks import servers
 from tests import fork_server
 from tests.flows.small import environment
 

@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 
 from tasks.cache.stage import Listener, Work
 from tasks.prediction.drift_samples import draw_sample
-from tasks.registry.monitoring import find_monitored
+from tasks.registry.monitored_versions import find_monitored
 from tasks.stages import profile
 from tests.flows.forked import finetune
 from tests.flows.small import FinishedRun, write_rows

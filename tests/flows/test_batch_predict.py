@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 from flows import batch_plan, batch_predict
 from flows.batch_plan import prepare
 from flows.cli.main import main
-from flows.reports.predictions import Shards, count
+from flows.reports.batch_prediction_report import Shards, count
 from tasks.cache import store
 from tasks.cache.remote import Remote
 from tasks.cache.stage import Listener

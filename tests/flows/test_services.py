@@ -24,7 +24,7 @@ import pytest
 import yaml
 
 from tasks.prefect.events import VERDICT
-from tasks.prefect.servers import MLFLOW, PREFECT, is_healthy
+from tasks.servers import MLFLOW, PREFECT, is_healthy
 from tests import fork_server
 from tests.flows.forked import finetune
 from tests.flows.slowly import QUICK

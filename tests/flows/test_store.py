@@ -17,8 +17,8 @@ from tasks.cache.garbage_collection import Sizes, bytes_on_disk
 from tasks.registry.retention import find_shared_needs
 from tasks.reports.formatting import format_size
 from tasks.shared_store import maintenance
-from tasks.shared_store.artifacts import SharedStore
 from tasks.shared_store.bucket import Bucket
+from tasks.shared_store.shared_artifacts import SharedStore
 from tasks.tracking.connection import connect
 from tests.flows.small import FinishedRun
 from tests.made import KEY, artifact

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tasks.jobs import warm_process
+from tasks.jobs import fork_client
 from tests.gpu.cases import Result
 from tests.gpu.ground import Ground
 from tests.matrix.cells import TRAINING, Exported, Victim
@@ -68,7 +68,7 @@ def train_and_resume(
 
 
 def train_as_fork(ground: Ground, folder: Path, task: str) -> Result:
-    """Trains in a new process and in a fork of the warm process, and compares all bytes."""
+    """Trains in a new process and in a fork of the fork server, and compares all bytes."""
     compute = {"strategy": "ddp", "num_processes": 1, "mixed_precision": "bf16"}
     training = {**TRAINING, "extra": {"full_determinism": True}}
     jobs = [
@@ -79,12 +79,12 @@ def train_as_fork(ground: Ground, folder: Path, task: str) -> Result:
 
     def look(events: list[dict[str, Any]]) -> None:
         started = [event["pid"] for event in events if event["kind"] == "started"]
-        # A fork shows the environment of the warm process, which alone has this variable.
+        # A fork shows the environment of the fork server, which alone has this variable.
         forks_seen.extend(variable(pid, "PYTORCH_NVML_BASED_CUDA_CHECK") is not None for pid in started)
 
-    with mock.patch.object(warm_process, "MODULES", warm_process.TRAINING), warm_process.warm_programs():
-        warm_process.start()
-        warm_process.wait_for(warm_process.TRAINING[-1])
+    with mock.patch.object(fork_client, "MODULES", fork_client.TRAINING), fork_client.forked_programs():
+        fork_client.start()
+        fork_client.wait_for(fork_client.TRAINING[-1])
         outcomes.append(ground.run(jobs[1], on_events=look, threads=None))
     for outcome in outcomes:
         if outcome.failure is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tasks.cache import store
 from tasks.cache.stage import Work
-from tasks.environment import prepare_environment
+from tasks.environment_variables import prepare_environment
 from tasks.stages.load_data import load_data
 from tasks.stages.load_model import load_model
 from tasks.stages.resolve import pin

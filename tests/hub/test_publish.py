@@ -14,8 +14,8 @@ from huggingface_hub import ModelCard
 
 from tasks.cache.results import Artifact, Comparison, Lock, PinnedCommit, PinnedFile, PinnedRows, Verdict, Version
 from tasks.cache.stage import Work
-from tasks.registry.exports import released_exports
 from tasks.registry.model_card import CardFacts, build_card, build_description
+from tasks.registry.version_exports import released_exports
 from tasks.stages.publish import publish
 from tests.arrow import group
 from tests.hub.server import Hub

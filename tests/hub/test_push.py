@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi, constants
 
-from tasks.environment import ACCESS_TOKENS
+from tasks.environment_variables import ACCESS_TOKENS
 from tasks.hub.client import find_publishing_problems
 from tasks.hub.push import Branch, Pushed, connect, push
 from tests.hub.server import CUT, Hub

@@ -173,7 +173,7 @@ class Container:
         began = time.monotonic()
         if self._working:
             for pid in self._pids():
-                if b"tasks.services.init" in _command_line(pid):
+                if b"tasks.services.container_init" in _command_line(pid):
                     send(pid, signal.SIGTERM)
         else:
             subprocess.run([self._engine.name, "kill", "--signal", "TERM", self.name], stdout=subprocess.DEVNULL)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.environment import prepare_environment
+from tasks import servers
+from tasks.environment_variables import prepare_environment
 from tasks.home import home as create_home
 from tasks.home import home_path, registry_place, tracking_is_local, tracking_uri, with_this_home, without_credentials
-from tasks.prefect import servers
 from training.problems import UserError
 
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def main() -> int:
     """The command line."""
-    from tasks.prefect import servers
+    from tasks import servers
     from tests.servers import closed_port
     from tests.ui.browser import Missing
     from tests.ui.pages import look

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tasks.prefect import servers
+from tasks import servers
 from tests.ui.browser import Missing, Page, browser
 from training.recipe import Lora, Recipe
 from training.recipe.fields import Hub

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from training.data.arrow_columns import flat_values, is_list, row_sums, rows_with_any
 from training.data.duplicates import DuplicateTexts
-from training.data.labels import whole_number
+from training.data.label_indices import whole_number
 from training.data.mojibake import garbled_texts
 from training.data.readers import Block
 from training.data.row_problems import RowProblems

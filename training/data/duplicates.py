@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from training.data.arrow_columns import as_json
 from training.data.ipc_files import ipc_reader
-from training.data.labels import whole_number
+from training.data.label_indices import whole_number
 from training.data.readers import Block, Numbers
 from training.data.row_problems import shorten
 from training.recipe.source_columns import SourceColumns, StoredColumn

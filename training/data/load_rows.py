@@ -10,7 +10,7 @@ The way of a row, here and in predictions (prediction_rows.py), from one file to
     casting.py                               the columns of the task type in its types, with arrow_columns.py;
                                              filtering.py: the rows that data.filter takes
     checks.py                                unusable rows are left out, each with its problem (row_problems.py)
-    holdout.py labels.py mixtures.py         the row's split, the index of its label, its place in a mixture
+    holdout.py mixtures.py label_indices.py  the row's split, the index of its label, its place in a mixture
     ipc_files.py                             the stored rows
 
 Two passes. The first reads each source once, checks its rows, holds rows out, and stores all on disk with labels as
@@ -39,7 +39,7 @@ from training.data.file_systems import display_name
 from training.data.holdout import held_out_shares, split_masks
 from training.data.hub_datasets import hub_splits
 from training.data.ipc_files import in_blocks, ipc_reader, ipc_writer
-from training.data.labels import has_unknown, in_order, label_indices, label_places, whole_number
+from training.data.label_indices import has_unknown, in_order, label_indices, label_places, whole_number
 from training.data.mixtures import SetSize, describe_sets, mixed_counts, mixed_rows, passes
 from training.data.readers import SPLITS, Block, MissingColumns, Numbers, load_reader
 from training.data.row_problems import RowProblems, level_of

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from training.data.arrow_columns import flat_values, is_list, row_sums
 from training.data.ipc_files import Spread
-from training.data.labels import has_unknown
+from training.data.label_indices import has_unknown
 from training.data.readers import Block
 from training.recipe.source_columns import SourceColumns, StoredColumn
 

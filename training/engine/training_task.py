@@ -36,7 +36,7 @@ import torch
 from training import distributed
 from training.batching.batches import TokenRows, steps_per_epoch
 from training.distributed import machine_files, ranks
-from training.engine import checkpoints, environment
+from training.engine import checkpoints, training_environment
 from training.jobs.program import Interrupted, stop_requested
 from training.jobs.protocol import Events, rank
 from training.jobs.user_code import CodeField
@@ -111,7 +111,7 @@ class Task:
     def environment(self) -> dict[str, Any]:
         """The environment that must be the same to resume exactly from a checkpoint of this process."""
         steps = steps_per_epoch(len(self.train), self.global_batch_size, self.compute.num_processes)
-        return environment.training_environment(self.training, self.compute, self.global_batch_size, steps)
+        return training_environment.training_environment(self.training, self.compute, self.global_batch_size, steps)
 
     @contextmanager
     def write_checkpoint(self, step: int, needs: Sequence[str]) -> Iterator[Path]:
@@ -167,7 +167,7 @@ class Task:
         # An earlier one than the named checkpoint was copied because the named one needs it; the copy of the named one
         # was interrupted, or is damaged.
         if found is not None and (named is None or checkpoints.step_of(found) >= checkpoints.step_of(named)):
-            return found, self._threads_for(found, environment.ACCEPTED)
+            return found, self._threads_for(found, training_environment.ACCEPTED)
         if named is None:
             return None, None
         checkpoints.require_intact(named)
@@ -188,9 +188,9 @@ class Task:
             self.environment(),
             self.training.inexact_resume,
         )
-        if differences := environment.find_differences(checkpoint, where, written, here, accepted=accepted):
+        if differences := training_environment.find_differences(checkpoint, where, written, here, accepted=accepted):
             self.events.warning(f"{checkpoint.name} was written with {differences}: this run ends with other weights.")
-        threads, current = written.get(environment.THREADS), here[environment.THREADS]
+        threads, current = written.get(training_environment.THREADS), here[training_environment.THREADS]
         if accepted or threads in (None, current):
             return None
         message = f"computing with {threads} threads per process, not {current}"

@@ -72,7 +72,7 @@ class Supervisor:
         self._argv = list(argv)
         self._grace_s = grace_s
         self._forks = forks
-        # The parent of a fork is the warm process, which may end before the job.
+        # The parent of a fork is the fork server, which may end before the job.
         self._parent = None if forks else os.getppid()
         self._watching_stdin = True
         self._kill_at: float | None = None

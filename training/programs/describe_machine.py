@@ -1,12 +1,13 @@
 """The program that describes the hardware that a training would use here:
-`python -m training.programs.describe_machine JOB`. Its figures are those of `training.engine.environment.machine`."""
+`python -m training.programs.describe_machine JOB`. Its figures are those of
+`training.engine.training_environment.machine`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from training.engine.environment import machine
+from training.engine.training_environment import machine
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job
 

@@ -18,7 +18,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.engine import environment
+from training.engine import training_environment
 from training.engine.fit_settings import FitSettings
 from training.jobs.program import restart_with, restore_garbage_collection, run_program
 from training.jobs.protocol import EVENTS, OUTPUT, Events, Job, rank, read_events
@@ -80,7 +80,9 @@ def _write_log(task: Task, reported: list[dict[str, Any]], log: Path) -> None:
     from training.evaluation import plots
 
     plots.draw_curves(reported, log / "loss.png")
-    (log / "environment.json").write_text(json.dumps({**environment.machine(), **task.environment()}, indent=1))
+    (log / "environment.json").write_text(
+        json.dumps({**training_environment.machine(), **task.environment()}, indent=1)
+    )
 
 
 def _figures(task: Task, trained: Trained, reported: list[dict[str, Any]], peak_bytes: int) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from typing import IO, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks.environment import added_environment, environment
+from tasks.environment_variables import added_environment, environment
 from tasks.home import home
-from tasks.jobs import warm_process
+from tasks.jobs import fork_client
 from tasks.jobs.engines.engine import Engine, OnEvents, Program
 from tasks.locks import is_held
 from training.jobs.processes import identity, send, start_ticks
@@ -75,7 +75,7 @@ class LocalEngine(Engine):
         return None
 
     def keep_open(self, several: bool) -> contextlib.AbstractContextManager[None]:
-        """Nothing: programs share the warm process inside `early_launches`."""
+        """Nothing: programs share the fork server inside `early_launches`."""
         return contextlib.nullcontext()
 
     def start_early(self, program: Program) -> None:
@@ -107,7 +107,7 @@ class LocalEngine(Engine):
             return True
         if lifeline := _lifelines.pop(handle.pid, None):
             os.close(lifeline)
-            with contextlib.suppress(ChildProcessError):  # a fork is the warm process's child
+            with contextlib.suppress(ChildProcessError):  # a fork is the fork server's child
                 os.waitpid(handle.pid, 0)
         return False
 
@@ -164,7 +164,7 @@ def _start_supervisor(job: Path, argv: Sequence[str], env: Mapping[str, str]) ->
     """
     request = {"folder": str(job), "argv": [*argv], "env": dict(env), "grace_s": STOP_GRACE_S}
     with open(job / LOGS / "supervisor.log", "ab") as log:
-        pid = _start(lambda stdin, lifeline: warm_process.fork(request, stdin, lifeline, log)) or _start(
+        pid = _start(lambda stdin, lifeline: fork_client.fork(request, stdin, lifeline, log)) or _start(
             lambda stdin, _: _start_process(request, stdin, log)
         )
     return Handle(job=str(job), pid=pid, started=start_ticks(pid))
@@ -215,12 +215,12 @@ class EarlyLaunch:
         self._handle: Handle | None = None
         self._closed = False
         self._turn = threading.Lock()
-        warm_process.start()
+        fork_client.start()
         self._thread = threading.Thread(target=self._start, daemon=True)
         self._thread.start()
 
     def _start(self) -> None:
-        warm_process.wait_for(warm_process.TRAINING[-1])  # forks need not import these modules then
+        fork_client.wait_for(fork_client.TRAINING[-1])  # forks need not import these modules then
         with self._turn, contextlib.suppress(OSError):  # without it, the program starts with its job
             if self._closed:
                 return
@@ -264,13 +264,13 @@ def _pass_job(handle: Handle, job: Path) -> Handle | None:
     return handle.model_copy(update={"job": str(job)})
 
 
-_closing = contextlib.ExitStack()  # of this process, like the warm process
+_closing = contextlib.ExitStack()  # of this process, like the fork server
 
 
 @contextlib.contextmanager
-def early_launches(from_warm: bool = True) -> Iterator[None]:
-    """Inside, one program may start before its job is known. With a warm process, programs are forks of it."""
-    with warm_process.warm_programs() if from_warm else contextlib.nullcontext():
+def early_launches(forks: bool = True) -> Iterator[None]:
+    """Inside, one program may start before its job is known. With a fork server, programs are forks of it."""
+    with fork_client.forked_programs() if forks else contextlib.nullcontext():
         try:
             yield
         finally:

@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks.environment import RAY_CLUSTER, base_environment
+from tasks.environment_variables import RAY_CLUSTER, base_environment
 from tasks.home import home
 from tasks.jobs.engines.engine import Engine, OnEvents, Program
 from tasks.jobs.engines.local import at_end, newest_log

@@ -30,7 +30,7 @@ from tasks.cache import store
 from tasks.cache.code import code_behind
 from tasks.cache.digests import digest_of
 from tasks.cache.stage import Listener, Work
-from tasks.environment import passed
+from tasks.environment_variables import passed
 from tasks.home import home, signing_key
 from tasks.jobs.commands import Machines, accelerate_argv, accelerate_environment
 from tasks.jobs.engines.engine import Program
@@ -82,7 +82,7 @@ class Machine:
         self._reports: list[dict[str, Any]] = []
         self._closing = contextlib.ExitStack()
         # The one program here is a launcher, whose ranks are no forks.
-        self._closing.enter_context(early_launches(from_warm=False))
+        self._closing.enter_context(early_launches(forks=False))
         self._offset = 0
         self._receiving: dict[tuple[str, str], tuple[contextlib.ExitStack, Path]] = {}
         self._heard = time.monotonic()

@@ -17,7 +17,7 @@ def _leave_after_a_checkpoint() -> None:
         os._exit(0)
 
 
-if "training.programs.fit" in sys.orig_argv and "training.programs.launch" not in sys.orig_argv:
+if "training.programs.fit" in sys.orig_argv and "training.programs.accelerate_launch" not in sys.orig_argv:
     match os.environ.get("FINETUNE_FAULT"):
         case "abort-at-exit":
             atexit.register(os.abort)

@@ -21,7 +21,7 @@ LOOK = """
 import json, subprocess, sys
 from pathlib import Path
 from tasks.cache.code import code_behind, library_versions, users_code
-from tasks.environment import environment
+from tasks.environment_variables import environment
 from training.jobs.user_code import CodeField
 from training.jobs.protocol import Job, read_outcome
 

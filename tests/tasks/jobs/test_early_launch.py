@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tasks.jobs import warm_process
+from tasks.jobs import fork_client
 from tasks.jobs.commands import accelerate_argv, accelerate_environment
 from tasks.jobs.engines.engine import Program
 from tasks.jobs.engines.local import LOCAL, early_launches
@@ -60,7 +60,7 @@ def modules(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     (folder / f"{PRELOADED}.py").write_text(preloaded(version=1))
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    monkeypatch.setattr(warm_process, "MODULES", ())
+    monkeypatch.setattr(fork_client, "MODULES", ())
     monkeypatch.setattr(sys, "executable", NEW_PYTHON)
     with early_launches():
         yield folder

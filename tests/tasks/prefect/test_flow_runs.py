@@ -17,7 +17,8 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Completed, Crashed, Running, State
 
-from tasks.prefect import events, flow_runs, servers
+from tasks import servers
+from tasks.prefect import events, flow_runs
 from tasks.prefect.events import without_prefect_heartbeats
 from tasks.prefect.flow_runs import RESUMABLE, find, report_killed
 from tasks.tracking.outbox import Outbox, running

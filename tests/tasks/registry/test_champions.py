@@ -13,7 +13,7 @@ from tasks.cache.stage import Work
 from tasks.home import home as create_home
 from tasks.registry.champions import find_current, find_folders
 from tasks.registry.model_spec import find_model
-from tasks.registry.monitoring import find_monitored, read_evaluations
+from tasks.registry.monitored_versions import find_monitored, read_evaluations
 from tasks.registry.reproduction import start_model
 from tasks.registry.versions import (
     COLUMNS_TAG,

@@ -17,7 +17,7 @@ from flows.cli.main import main
 from tasks.cache.results import Champion
 from tasks.registry import untrusted_code
 from tasks.registry.lineage import LINEAGE
-from tasks.registry.monitoring import MonitoredVersion, read_recipe
+from tasks.registry.monitored_versions import MonitoredVersion, read_recipe
 from tasks.tracking.connection import FLOW_RUN_TAG
 from tests.raised import raised_problems
 from training.problems import UserError

@@ -15,7 +15,7 @@ from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
 
 from tasks.cache.code import code_digests
 from tasks.cache.stage import Work
-from tasks.prefect import artifacts
+from tasks.prefect import prefect_artifacts
 from tasks.reports.formatting import escape_markdown, format_code, format_markdown, format_score
 from tasks.reports.model_reports import find_worst_errors, find_worst_groups, tabulate_slices
 from tasks.reports.row_reports import describe_rows, emit_warnings, tabulate_problems
@@ -34,7 +34,7 @@ from training.recipe import Recipe, parse
 def test_texts_of_rows_are_shown_as_they_are_where_markdown_is_rendered(text: str) -> None:
     rendered = MarkdownIt("commonmark").render(escape_markdown(text))
     assert rendered == f"<p>{html.escape(text)}</p>\n"
-    (cell,) = artifacts.Table([{text: text}], "").cells()
+    (cell,) = prefect_artifacts.Table([{text: text}], "").cells()
     assert cell == {escape_markdown(text): escape_markdown(text)}
     assert escape_markdown(text) in format_markdown([{"label": text}])
     assert MarkdownIt("js-default").render(escape_markdown("www.a.org https://a.org")).count("<a ") == 0

@@ -12,9 +12,9 @@ import pytest
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, PREFECT_API_URL, temporary_settings
 
 from flows.cli.main import main
-from tasks.prefect import prefect_server, servers
-from tasks.prefect.servers import MLFLOW, PREFECT, ServicesFailed, ServicesState
-from tasks.services import lifecycle, process_manager
+from tasks import servers
+from tasks.servers import MLFLOW, PREFECT, ServicesFailed, ServicesState
+from tasks.services import lifecycle, prefect_server, process_manager
 from training.jobs.processes import start_ticks
 from training.problems import UserError
 

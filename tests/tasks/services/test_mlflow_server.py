@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from tasks.home import home, mlflow_artifacts
-from tasks.prefect.servers import MLFLOW, ensure_password, is_healthy
+from tasks.servers import MLFLOW, ensure_password, is_healthy
 from tasks.tracking.connection import connect
 from tests.fork_server import NEW_PYTHON
 from tests.waiting import wait_until

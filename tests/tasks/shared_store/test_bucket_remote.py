@@ -21,9 +21,9 @@ from tasks.cache.remote import Remote
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Inputs, Listener, Row, Work, action
 from tasks.home import with_this_home
-from tasks.shared_store.artifacts import SharedStore
 from tasks.shared_store.bucket import Bucket
 from tasks.shared_store.bucket_remote import BucketRemote
+from tasks.shared_store.shared_artifacts import SharedStore
 from tests.s3 import BUCKET, S3
 from tests.tasks.plain_stages import stage
 from tests.tasks.shared import QUICK, on_s3, s3
@@ -286,7 +286,7 @@ def test_what_a_run_could_not_upload_is_named_and_uploaded_by_the_next_run(homes
 def test_a_failed_upload_is_tried_again_while_a_long_stage_runs(
     homes: Homes, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.shared_store.artifacts.RETRY_AFTER_S", 0.5)
+    monkeypatch.setattr("tasks.shared_store.shared_artifacts.RETRY_AFTER_S", 0.5)
     remote, failed = homes.use("first"), Event()
 
     def fail_at_first(request: str) -> int | None:

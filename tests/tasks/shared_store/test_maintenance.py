@@ -13,10 +13,10 @@ import pytest
 
 from tasks.cache import store
 from tasks.shared_store import maintenance
-from tasks.shared_store.artifacts import SharedStore
 from tasks.shared_store.bucket import Bucket, Entry, Forbidden
 from tasks.shared_store.leases import Leases, announce
 from tasks.shared_store.maintenance import LeaseLost, Maintenance, Plan
+from tasks.shared_store.shared_artifacts import SharedStore
 from tests.s3 import S3
 from tests.tasks.shared import QUICK, bucket, on_s3, s3, url
 

@@ -9,7 +9,7 @@ from tasks.cache.stage import Work
 from tasks.home import signing_key
 from tasks.jobs.commands import accelerate_argv, accelerate_environment, python_argv
 from tasks.jobs.retries import BatchDivision, run_child
-from tasks.shared_store import checkpoints as shared_checkpoints
+from tasks.shared_store import shared_checkpoints as shared_checkpoints
 from tasks.shared_store.bucket import Bucket
 from tests.fork_server import PAUSE
 from tests.tasks.watching import Heard

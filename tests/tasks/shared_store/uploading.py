@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tasks.shared_store.artifacts import SharedStore
 from tasks.shared_store.bucket import Bucket
+from tasks.shared_store.shared_artifacts import SharedStore
 
 
 def upload(home: Path, url: str, stage: str, key: str) -> None:

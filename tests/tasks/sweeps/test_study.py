@@ -10,7 +10,7 @@ import pytest
 
 from tasks.sweeps.search_algorithms import SuccessiveHalving
 from tasks.sweeps.study import Study, only_sweep
-from tasks.sweeps.trial import Trial
+from tasks.sweeps.trial_state import Trial
 from training.problems import UserError
 from training.recipe import parse_sweep
 

@@ -22,7 +22,7 @@ from training.data.casting import cast_blocks
 from training.data.decoding import open_text
 from training.data.hub_datasets import from_dataset, hub_splits
 from training.data.json_files import json_values
-from training.data.labels import label_places
+from training.data.label_indices import label_places
 from training.data.load_rows import load
 from training.data.row_problems import RowProblem
 from training.data.slice_columns import SliceColumns

@@ -38,7 +38,7 @@ def run(job_dir: Path, settings: dict[str, Any], **inputs: Path) -> tuple[dict[s
     return programs_here.run(observe, job_dir, inputs, **settings), job_dir / "output"
 
 
-# Rows that are pairs of answers are refused before the program starts: tasks.registry.monitoring.
+# Rows that are pairs of answers are refused before the program starts: tasks.registry.monitored_versions.
 @pytest.mark.parametrize(
     "task", [task for task in TINY if task_types.class_of(task).prediction_type not in (PAIRS, UNPAIRED)]
 )

@@ -1,6 +1,6 @@
-"""The warm process of a run: it imports what programs need, once, and starts each program as a fork of itself.
+"""The fork server of a run: it imports what programs need, once, and starts each program as a fork of itself.
 
-    python -m training.jobs.warm_process MODULE ... ROOM
+    python -m training.jobs.fork_server MODULE ... ROOM
 
 It imports the modules in this order and prints the name of each. ROOM is a text of spaces, in whose memory a fork shows
 its own command. The standard input is a socket, from which it reads requests, also between two imports. A request is
@@ -45,7 +45,7 @@ DIGITS = 10
 BEGIN = b"\n"
 """What a supervisor reads from its standard input before it begins."""
 _new_process = subprocess.Popen
-LAUNCHER = "training.programs.launch"
+LAUNCHER = "training.programs.accelerate_launch"
 HIDDEN = ("deepspeed", "peft")
 """Packages that few programs need: see `restart_with`. Libraries import them where they are installed, which takes
 seconds."""

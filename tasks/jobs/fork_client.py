@@ -1,4 +1,4 @@
-"""The warm process of a run, from which launch.py forks the supervisors of jobs."""
+"""The run's side of its fork server (training/jobs/fork_server.py), from which the supervisors of jobs are forked."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from tasks.environment import added_environment, environment
-from training.jobs.warm_process import BEGIN, DIGITS
+from tasks.environment_variables import added_environment, environment
+from training.jobs.fork_server import BEGIN, DIGITS
 
 TRAINING = (
     *("accelerate.commands.launch", "training.engine.inference", "training.models.loading"),
@@ -30,12 +30,12 @@ MODULES = (
 ROOM = " " * 2000
 """A last argument, whose memory is used to show the commands of forks."""
 
-# Of this process: programs of all threads are forks of one warm process.
+# Of this process: programs of all threads are forks of one fork server.
 _allowed = False
-_current: WarmProcess | None = None
+_current: ForkServer | None = None
 
 
-class WarmProcess:
+class ForkServer:
     """A process that has imported MODULES, and what it starts."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class WarmProcess:
         self._turn = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "training.jobs.warm_process", *MODULES, ROOM],
+                [sys.executable, "-m", "training.jobs.fork_server", *MODULES, ROOM],
                 stdin=theirs.fileno(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -62,11 +62,11 @@ class WarmProcess:
     def fork(self, request: Mapping[str, Any], stdin: int, lifeline: int, log: IO[bytes]) -> int:
         """Starts a supervisor and returns its pid; 0 if it has to be started as a process of its own.
 
-        A supervisor whose pid is lost, because the warm process is killed, ends without starting its job when
+        A supervisor whose pid is lost, because the fork server is killed, ends without starting its job when
         `lifeline` is closed.
 
         Args:
-            request: as in training.jobs.warm_process.
+            request: as in training.jobs.fork_server.
             stdin: the supervisor's standard input.
             lifeline: the other end of its standard input.
             log: the supervisor's output.
@@ -107,8 +107,8 @@ class WarmProcess:
 
 
 @contextlib.contextmanager
-def warm_programs() -> Iterator[None]:
-    """Inside, programs are forks of a warm process, which starts when it is first needed and ends with the block."""
+def forked_programs() -> Iterator[None]:
+    """Inside, programs are forks of a fork server, which starts when it is first needed and ends with the block."""
     global _allowed, _current
     outer, _allowed = _allowed, True
     try:
@@ -121,20 +121,20 @@ def warm_programs() -> Iterator[None]:
 
 
 def start() -> None:
-    """Starts the warm process: inside `warm_programs`, as soon as a program will be needed."""
+    """Starts the fork server: inside `forked_programs`, as soon as a program will be needed."""
     global _current
     if _allowed and _current is None:
-        _current = WarmProcess()
+        _current = ForkServer()
 
 
 def wait_for(module: str) -> None:
-    """Waits until the warm process has imported one of MODULES, if there is a warm process."""
+    """Waits until the fork server has imported one of MODULES, if there is a fork server."""
     if _current is not None:
         _current.wait_for(module)
 
 
 def fork(request: Mapping[str, Any], stdin: int, lifeline: int, log: IO[bytes]) -> int:
-    """Starts a supervisor as a fork of the warm process and returns its pid; 0 outside `warm_programs`. See
-    WarmProcess.fork."""
+    """Starts a supervisor as a fork of the fork server and returns its pid; 0 outside `forked_programs`. See
+    ForkServer.fork."""
     start()
     return _current.fork(request, stdin, lifeline, log) if _current else 0

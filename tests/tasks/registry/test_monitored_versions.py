@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tasks.cache.results import Champion
-from tasks.registry.monitoring import MonitoredVersion, require_no_reference, require_single_inputs
+from tasks.registry.monitored_versions import MonitoredVersion, require_no_reference, require_single_inputs
 from training.problems import UserError
 
 

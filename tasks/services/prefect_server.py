@@ -1,10 +1,10 @@
 """The Prefect server of one home, on loopback: its program, and its start for a run that has no other server.
 
-    python -m tasks.prefect.prefect_server PORT --fd N [--for-one-run]
+    python -m tasks.services.prefect_server PORT --fd N [--for-one-run]
 
 The parent process binds the port and passes the socket as a descriptor: `finetune up` (tasks/services), or a run, with
 which the server ends. Both servers use one database in the home, unless the user names another one. The guard
-(tasks/prefect/request_guard.py) decides which requests reach the server: they need its password. The pages themselves
+(tasks/services/request_guard.py) decides which requests reach the server: they need its password. The pages themselves
 need none, as they hold no data.
 """
 
@@ -27,11 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from tasks.database_templates import create_database
-from tasks.environment import PREFECT_SERVER, prepare_environment, server_environment
+from tasks.environment_variables import PREFECT_SERVER, prepare_environment, server_environment
 from tasks.home import home, home_path
 from tasks.loopback import check_listener
-from tasks.prefect.request_guard import HOSTS, Guard, serve
-from tasks.prefect.servers import (
+from tasks.servers import (
     PREFECT,
     auth_string,
     ensure_password,
@@ -40,6 +39,7 @@ from tasks.prefect.servers import (
     read_on_other_machine,
     read_running,
 )
+from tasks.services.request_guard import HOSTS, Guard, serve
 from training.jobs.processes import die_with_parent
 from training.jobs.search_path import start_variables
 from training.problems import UserError
@@ -117,7 +117,7 @@ def _close_at_end(server: subprocess.Popen[bytes], listening: socket.socket) -> 
 
 def _start_server(port: int, descriptor: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tasks.prefect.prefect_server", str(port), f"--fd={descriptor}", "--for-one-run"],
+        [sys.executable, "-m", "tasks.services.prefect_server", str(port), f"--fd={descriptor}", "--for-one-run"],
         env={**server_environment(PREFECT_SERVER), "FINETUNE_HOME": str(home()), **start_variables()},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -152,7 +152,7 @@ def _stop_server(server: subprocess.Popen[bytes]) -> None:
 
 def main() -> None:
     """Parses the command line and runs the server until it is stopped."""
-    parser = argparse.ArgumentParser(prog="python -m tasks.prefect.prefect_server")
+    parser = argparse.ArgumentParser(prog="python -m tasks.services.prefect_server")
     parser.add_argument("port", type=int)
     parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket that is bound to the port")
     parser.add_argument("--for-one-run", action="store_true", help="without UI and background services")

@@ -1,4 +1,4 @@
-"""The warm process: a program that is its fork does what a new process does."""
+"""The fork server: a program that is its fork does what a new process does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tasks.jobs import warm_process
+from tasks.jobs import fork_client
 from tasks.jobs.engines.local import LOCAL
 from tasks.jobs.launch import run_job
 from tests.fork_server import NEW_PYTHON
@@ -32,7 +32,7 @@ def main(job_dir, job, events):
     events.note(str(job.settings.get("note")))
     exec(job.settings["code"], globals() | locals())
     return {{
-        "warm": {PRELOADED!r} in sys.modules,
+        "forked": {PRELOADED!r} in sys.modules,
         "secret": os.environ.get("SECRET"),
         "argv": Path("/proc/self/cmdline").read_text().split("\\0")[1:4],
         "threads": len(os.listdir("/proc/self/task")),
@@ -45,15 +45,15 @@ if __name__ == "__main__":
 
 @pytest.fixture(autouse=True)
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A warm process for the module `own_program`."""
+    """A fork server for the module `own_program`."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "own_program.py").write_text(PROGRAM)
     (tmp_path / "modules" / f"{PRELOADED}.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
-    monkeypatch.setattr(warm_process, "MODULES", (PRELOADED,))
+    monkeypatch.setattr(fork_client, "MODULES", (PRELOADED,))
     monkeypatch.setattr(sys, "executable", NEW_PYTHON)
-    with warm_process.warm_programs():
+    with fork_client.forked_programs():
         yield
 
 
@@ -72,13 +72,13 @@ def run(folder: Path, code: str = "", **env: str) -> dict[str, Any] | Failure:
     return outcome.failure or outcome.figures
 
 
-def is_warm(ended: dict[str, Any] | Failure) -> bool:
+def is_forked(ended: dict[str, Any] | Failure) -> bool:
     assert isinstance(ended, dict), ended
-    return bool(ended["warm"])
+    return bool(ended["forked"])
 
 
-def warm_pid() -> int:
-    process = warm_process._current
+def server_pid() -> int:
+    process = fork_client._current
     assert process is not None
     return process.pid
 
@@ -91,7 +91,7 @@ def pid_at_work(job: Path) -> int:
 def test_a_program_finds_the_modules_imported_and_is_shown_by_its_own_command(tmp_path: Path) -> None:
     job = write_job(tmp_path)
     figures = run_job(job, argv(), stall_timeout_s=60, poll_s=0.02).figures
-    assert figures == {"warm": True, "secret": None, "argv": ["-m", "own_program", str(job)], "threads": 1}
+    assert figures == {"forked": True, "secret": None, "argv": ["-m", "own_program", str(job)], "threads": 1}
 
 
 def test_each_program_has_its_own_environment(tmp_path: Path) -> None:
@@ -101,19 +101,19 @@ def test_each_program_has_its_own_environment(tmp_path: Path) -> None:
 
 
 def test_a_variable_that_libraries_read_on_import_makes_a_new_process(tmp_path: Path) -> None:
-    assert not is_warm(run(tmp_path, OMP_NUM_THREADS="7"))
+    assert not is_forked(run(tmp_path, OMP_NUM_THREADS="7"))
 
 
 def test_after_a_change_of_an_imported_module_programs_are_new_processes(tmp_path: Path) -> None:
-    assert is_warm(run(tmp_path))
+    assert is_forked(run(tmp_path))
     (tmp_path / "modules" / f"{PRELOADED}.py").write_text("changed = True")
-    assert not is_warm(run(tmp_path))
+    assert not is_forked(run(tmp_path))
 
 
 def test_outside_a_run_programs_are_new_processes(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(warm_process, "_allowed", False)
-        assert not is_warm(run(tmp_path))
+        patch.setattr(fork_client, "_allowed", False)
+        assert not is_forked(run(tmp_path))
 
 
 def test_a_program_ends_after_all_exit_handlers_without_freeing_its_objects(tmp_path: Path) -> None:
@@ -124,30 +124,30 @@ def test_a_program_ends_after_all_exit_handlers_without_freeing_its_objects(tmp_
         tmp_path, "training.kept = type('Kept', (), {'__del__': lambda kept: (job_dir / 'freed').touch()})()"
     )
     outcome = run_job(job, argv(), stall_timeout_s=60, poll_s=0.02)
-    assert outcome.figures["warm"]
+    assert outcome.figures["forked"]
     assert (job / "handled").exists() and not (job / "freed").exists()
 
 
 def test_a_crash_in_native_code_ends_that_program_alone(tmp_path: Path) -> None:
     failure = run(tmp_path, "os.abort()")
     assert isinstance(failure, Failure) and "crashed in native code" in failure.message
-    assert is_warm(run(tmp_path))
+    assert is_forked(run(tmp_path))
 
 
-def test_a_job_outlives_the_warm_process_and_the_next_one_is_a_new_process(tmp_path: Path) -> None:
+def test_a_job_outlives_the_fork_server_and_the_next_one_is_a_new_process(tmp_path: Path) -> None:
     job = write_job(tmp_path, "time.sleep(60)")
     handle = LOCAL.start(job, argv(), {})
     pid = pid_at_work(job)
-    os.kill(warm_pid(), signal.SIGKILL)
-    wait_until(lambda: not start_ticks(warm_pid()))
-    assert not is_warm(run(tmp_path))
+    os.kill(server_pid(), signal.SIGKILL)
+    wait_until(lambda: not start_ticks(server_pid()))
+    assert not is_forked(run(tmp_path))
     assert LOCAL.poll(handle) and start_ticks(pid)
     LOCAL.stop(handle, 5)
     assert not start_ticks(pid)
 
 
 class LosesAnswers:
-    """The connection to a warm process whose answers are lost, as if it were killed after it has forked."""
+    """The connection to a fork server whose answers are lost, as if it were killed after it has forked."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -161,14 +161,14 @@ class LosesAnswers:
         return getattr(self._connection, name)
 
 
-def test_a_job_runs_once_even_if_the_warm_process_dies_before_it_answers(tmp_path: Path) -> None:
-    assert is_warm(run(tmp_path))
-    process = warm_process._current
+def test_a_job_runs_once_even_if_the_fork_server_dies_before_it_answers(tmp_path: Path) -> None:
+    assert is_forked(run(tmp_path))
+    process = fork_client._current
     assert process is not None
     process._connection = connection = LosesAnswers(process._connection)  # type: ignore[assignment]
     job = write_job(tmp_path, "open(job_dir / 'runs', 'a').write('once ')")
     outcome = run_job(job, argv(), stall_timeout_s=60, poll_s=0.02)
-    assert outcome.failure is None and not outcome.figures["warm"]
+    assert outcome.failure is None and not outcome.figures["forked"]
     (unknown,) = connection.pids
     wait_until(lambda: not start_ticks(unknown))
     assert (job / "runs").read_text() == "once "
@@ -184,15 +184,15 @@ def test_a_program_dies_with_its_supervisor_and_the_next_try_starts_at_once(tmp_
     wait_until(lambda: not start_ticks(pid))
     Job(program="own", key="k", settings={"code": ""}).write(job)
     outcome = run_job(job, argv(), stall_timeout_s=60, poll_s=0.02)
-    assert outcome.figures["warm"] and not start_ticks(orphan)
+    assert outcome.figures["forked"] and not start_ticks(orphan)
 
 
-def test_the_warm_process_ends_with_the_run(tmp_path: Path) -> None:
+def test_the_fork_server_ends_with_the_run(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(warm_process, "_allowed", False)
-        patch.setattr(warm_process, "_current", None)
-        with warm_process.warm_programs():
-            warm_process.start()
-            pid = warm_pid()
+        patch.setattr(fork_client, "_allowed", False)
+        patch.setattr(fork_client, "_current", None)
+        with fork_client.forked_programs():
+            fork_client.start()
+            pid = server_pid()
             assert start_ticks(pid)
         assert not start_ticks(pid)

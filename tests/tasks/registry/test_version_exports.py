@@ -21,7 +21,7 @@ def write_and_read(home: Path) -> dict[str, Any]:
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from tasks.registry import exports
+    from tasks.registry import version_exports
     from training.jobs.protocol import OUTPUT, Events, Job
     from training.models.loading import export, load_for_training, load_tokenizer
     from training.task_types import load
@@ -44,8 +44,8 @@ def write_and_read(home: Path) -> dict[str, Any]:
     settings = {"task": "sft", "options": {"max_new_tokens": 7}, "export": "safetensors"}
     inputs = {"model": str(home / "logged/model"), "tokenizer": str(home / "logged/components/tokenizer")}
     (home / "job" / OUTPUT).mkdir(parents=True)
-    job = Job(program=exports.__name__, key="export", settings=settings, inputs=inputs)
-    exports.main(home / "job", job, Events(home / "job/events.jsonl"))
+    job = Job(program=version_exports.__name__, key="export", settings=settings, inputs=inputs)
+    version_exports.main(home / "job", job, Events(home / "job/events.jsonl"))
     out = home / "job" / OUTPUT
     loaded, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     with safe_open(out / "model.safetensors", "pt") as file:

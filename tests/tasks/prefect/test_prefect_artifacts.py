@@ -22,8 +22,8 @@ from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
 
 from tasks.cache.results import Artifact, Publication, Version
 from tasks.cache.stage import Row
-from tasks.prefect import artifacts
-from tasks.prefect.artifacts import PrefectProgress
+from tasks.prefect import prefect_artifacts
+from tasks.prefect.prefect_artifacts import PrefectProgress
 from tasks.tracking.connection import run_url
 from training.problems import Problem
 
@@ -32,8 +32,10 @@ UP_TO = [{"kind": "progress", "done": done, "total": 4} for done in range(1, 4)]
 
 @pytest.fixture(autouse=True)
 def quick(prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(artifacts, "UPDATE_S", 0.0)
-    monkeypatch.setattr(artifacts, "END_WAIT_S", 60.0)  # what is shown is tested here, not how fast the server is
+    monkeypatch.setattr(prefect_artifacts, "UPDATE_S", 0.0)
+    monkeypatch.setattr(
+        prefect_artifacts, "END_WAIT_S", 60.0
+    )  # what is shown is tested here, not how fast the server is
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         yield
 
@@ -121,7 +123,7 @@ def test_a_run_that_is_being_cancelled_is_not_shown_as_waiting() -> None:
         run = uuid.UUID(flow_run.get_id())
         with get_client(sync_client=True) as client:
             client.set_flow_run_state(run, State(type=StateType.CANCELLING), force=True)
-            artifacts.Running(run, "Waiting").update(run)
+            prefect_artifacts.Running(run, "Waiting").update(run)
             return client.read_flow_run(run).state_name
 
     assert body() == "Cancelling"
@@ -185,8 +187,8 @@ def test_figures_worst_errors_and_the_groups_of_slices_are_tables_of_their_own(
 ) -> None:
     wrong = [{"split": "test", "text": "good", "label": "pos", "prediction": "neg", "probability": "0.9"}]
     groups = [{"split": "test", "slice": "genre", "group": "war", "rows": "12", "accuracy": "0.5000"}]
-    monkeypatch.setattr(artifacts, "find_worst_errors", lambda scores: wrong)
-    monkeypatch.setattr(artifacts, "tabulate_slices", lambda scores: groups)
+    monkeypatch.setattr(prefect_artifacts, "find_worst_errors", lambda scores: wrong)
+    monkeypatch.setattr(prefect_artifacts, "tabulate_slices", lambda scores: groups)
 
     @flow(name="scored")
     def body() -> str:
@@ -255,8 +257,8 @@ def test_evaluations_warnings_and_a_line_a_stage_are_logged(caplog: pytest.LogCa
 
 @pytest.mark.filterwarnings("ignore:Artifact creation outside")
 def test_a_server_that_is_down_delays_no_stage(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifacts, "END_WAIT_S", 5.0)
-    monkeypatch.setattr(artifacts, "get_run_logger", lambda: logging.getLogger("no-run"))
+    monkeypatch.setattr(prefect_artifacts, "END_WAIT_S", 5.0)
+    monkeypatch.setattr(prefect_artifacts, "get_run_logger", lambda: logging.getLogger("no-run"))
     shown = PrefectProgress()
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
         started = time.monotonic()

@@ -18,8 +18,8 @@ import pytest
 from tasks.cache import digests, store
 from tasks.cache.digests import digest_of
 from tasks.cache.results import Artifact
-from tasks.shared_store.artifacts import DamagedObject, SharedStore
 from tasks.shared_store.bucket import PART_BYTES, Bucket, Forbidden, Unavailable
+from tasks.shared_store.shared_artifacts import DamagedObject, SharedStore
 from tests.fork_server import COMMANDS, Fork
 from tests.s3 import S3
 from tests.tasks.shared import QUICK, bucket, kill_at_write, on_s3, s3, url

@@ -16,7 +16,7 @@ from tests.machine import ROOT
 from tests.waiting import wait_until
 from training.jobs.processes import descendants, start_ticks
 
-INIT = [sys.executable, "-m", "tasks.services.init"]
+INIT = [sys.executable, "-m", "tasks.services.container_init"]
 WORKER = """
 import os, pathlib, signal, subprocess, sys, time
 seen = pathlib.Path("seen")
@@ -96,7 +96,9 @@ def test_as_process_one_it_stops_like_anywhere_else(tmp_path: Path) -> None:
         pytest.skip("this user may not make a PID namespace")
     outer = start_worker(tmp_path, before=unshare)
     (first,) = [
-        pid for pid in descendants(outer.pid) if b"tasks.services.init" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        pid
+        for pid in descendants(outer.pid)
+        if b"tasks.services.container_init" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
     os.kill(first, signal.SIGTERM)
     assert outer.wait(20) == 3

@@ -18,7 +18,7 @@ import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from tasks.prefect.servers import USER
+from tasks.servers import USER
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

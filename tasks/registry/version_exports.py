@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 
-PROGRAM = "tasks.registry.exports"
+PROGRAM = "tasks.registry.version_exports"
 STALL_TIMEOUT_S = 1800.0
 WEIGHTS = "model.safetensors"
 FOLDER = "export"

@@ -18,7 +18,7 @@ from tasks.cache.stage import Work
 from tasks.home import home as create_home
 from tasks.shared_store.bucket import Bucket
 from tasks.shared_store.bucket_remote import BucketRemote
-from tasks.shared_store.checkpoints import Checkpoints, CheckpointUploader, remove_checkpoints, share_checkpoints
+from tasks.shared_store.shared_checkpoints import Checkpoints, CheckpointUploader, remove_checkpoints, share_checkpoints
 from tests import fork_server
 from tests.fork_server import COMMANDS, Fork
 from tests.s3 import S3
@@ -45,7 +45,7 @@ def use_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UseHome:
         (create_home() / "seal.key").write_bytes(name.encode())
         return Work(KEY, tmp_path / "out", "run", (Heard(),), "fit")
 
-    monkeypatch.setattr("tasks.shared_store.checkpoints.LOOK_AGAIN_AFTER_S", 0.1)
+    monkeypatch.setattr("tasks.shared_store.shared_checkpoints.LOOK_AGAIN_AFTER_S", 0.1)
     use("first")
     return use
 

@@ -1,6 +1,6 @@
 """The first process of a container.
 
-    python -m tasks.services.init COMMAND [ARGUMENT ...]
+    python -m tasks.services.container_init COMMAND [ARGUMENT ...]
 
 It starts the command and exits with the command's status (128 + the signal's number after a signal). Linux gives the
 first process of a container every orphan, and no default action for signals. So this one
@@ -120,7 +120,7 @@ def stop_runs(give_up: Callable[[], bool] = lambda: False) -> None:
 def main() -> None:
     """Runs the command of the command line."""
     if len(sys.argv) < 2:
-        sys.exit("usage: python -m tasks.services.init COMMAND [ARGUMENT ...]")
+        sys.exit("usage: python -m tasks.services.container_init COMMAND [ARGUMENT ...]")
     sys.exit(Init(sys.argv[1:]).run())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from training.engine.environment import find_differences
+from training.engine.training_environment import find_differences
 from training.problems import UserError
 
 HERE: dict[str, Any] = {

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli.main import main
-from tasks.environment import (
+from tasks.environment_variables import (
     BUCKETS,
     PREFECT_SERVER,
     environment,
@@ -28,8 +28,7 @@ from tasks.environment import (
 )
 from tasks.home import home as create_home
 from tasks.hub import client
-from tasks.prefect import prefect_server
-from tasks.services import process_manager
+from tasks.services import prefect_server, process_manager
 from tasks.stages import fit
 from tasks.tracking import connection
 from tests.fork_server import NEW_PYTHON
@@ -227,7 +226,7 @@ def test_settings_of_prefect_in_the_working_directory_are_one_message_before_any
 
 @pytest.mark.parametrize("first", ["", "import prefect.settings; "])
 def test_prefect_reads_no_settings_that_appear_in_the_working_directory_later(tmp_path: Path, first: str) -> None:
-    program = f"{first}from tasks import environment; environment.prepare_environment(); "
+    program = f"{first}from tasks import environment_variables; environment_variables.prepare_environment(); "
     program += "from pathlib import Path; Path('.env').write_text('PREFECT_API_URL=http://one'); "
     program += "Path('prefect.toml').write_text('api.key = \"two\"'); "
     program += "Path('pyproject.toml').write_text('[tool.prefect]\\nhome = \"three\"'); "

@@ -17,7 +17,7 @@ from typing import IO, NamedTuple
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from tasks.prefect.prefect_server import ensure_prefect_server
+from tasks.services.prefect_server import ensure_prefect_server
 from tests.fork_server import COMMANDS, Fork, run_code
 from tests.listening import listening
 from tests.waiting import wait_until
@@ -25,7 +25,7 @@ from training.jobs.processes import descendants
 
 START = """
 import sys, time
-from tasks.prefect.prefect_server import ensure_prefect_server
+from tasks.services.prefect_server import ensure_prefect_server
 print(ensure_prefect_server(), flush=True)
 sys.stdin.read()
 """

@@ -1,4 +1,5 @@
-"""`accelerate launch`, whose processes meet where no stranger does: `python -m training.programs.launch OPTION …`.
+"""`accelerate launch`, whose processes meet where no stranger does:
+`python -m training.programs.accelerate_launch OPTION …`.
 
 They find each other at torch's store, a server without a login, which by default listens on all interfaces. On one
 machine there is no such server: see training.distributed.one_machine. With several machines, the store listens on the
