@@ -259,7 +259,10 @@ def _metrics(names: Iterable[str], prediction_type: str | None) -> str:
 
 def formats() -> str:
     """The file sources, and the suffixes of their files."""
-    rows = ((f"`{name}`", ", ".join(f"`{suffix}`" for suffix in one.suffixes)) for name, one in FORMATS.items())
+    rows = (
+        (f"`{name}`", ", ".join(f"`{suffix}`" for suffix in one.suffixes) or "a folder with a folder of `.txt` a label")
+        for name, one in FORMATS.items()
+    )
     return table(("`data.source`", "suffixes"), rows)
 
 

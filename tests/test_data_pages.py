@@ -56,7 +56,7 @@ class Reader:
 
     def file(self, content: str, name: str, encoding: str = "utf-8") -> str:
         """Writes a file."""
-        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(content.encode(encoding))
         return content
 

@@ -63,7 +63,7 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         nargs="+",
         action="extend",
-        help=f"{files}data, or .txt (a text a line); repeatable",
+        help=f"{files}data, or .txt (a text a line; after training on folders of texts, one text); repeatable",
     )
     parser.add_argument(
         "--output",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tasks.cache.digests import Digests
+from tasks.cache.digests import Digests, digest_of
 from tasks.cache.results import PinnedFile
 from tasks.home import home
 from training.data.file_systems import as_user_error, display_name, is_url, read_pieces
-from training.data.listing import SourceFile, stat_url
+from training.data.listing import SourceFile, list_texts, stat_url
 from training.local_files import find_foreign
 from training.problems import Problem, UserError
 
@@ -18,11 +19,21 @@ Progress = Callable[[int, int], None]
 
 
 def digests_of(files: Iterable[SourceFile], progress: Progress = lambda done, total: None) -> dict[str, str]:
-    """The sha256 of each file, hex, by path or URL. Raises UserError for a file that cannot be read.
+    """The sha256 of each file, hex, by path or URL; that of a folder of texts is of their names and digests. Raises
+    UserError for a file that cannot be read.
 
     `progress` is called while files at URLs are read, with the bytes read and the total.
     """
     files = list(files)
+    folders = {file.file: list_texts(file.file)[0] for file in files if os.path.isdir(file.file)}
+    if folders:
+        inner = digests_of((text for texts in folders.values() for text in texts), progress)
+        named = {
+            folder: sorted((os.path.relpath(text.file, folder), inner[text.file]) for text in texts)
+            for folder, texts in folders.items()
+        }
+        others = digests_of((file for file in files if file.file not in folders), progress)
+        return others | {folder: digest_of(pairs) for folder, pairs in named.items()}
     local = [Path(file.file) for file in files if not is_url(file.file)]
     if foreign := find_foreign(map(str, local)):
         raise UserError(foreign)

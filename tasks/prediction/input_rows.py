@@ -7,6 +7,7 @@ memory does not grow with the rows. If ids are checked, 20 bytes a row are in te
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from training import task_types
 from training.data.arrow_columns import as_json
 from training.data.batch_requests import ID as OPENAI_ID
 from training.data.file_systems import display_name, is_url, local_path
-from training.data.listing import Listing, SourceFile, describe_unread
+from training.data.listing import Listing, SourceFile, describe_unread, list_texts
 from training.data.prediction_files import GENERATED, STAMPS, KeptColumns, predicted_names
 from training.data.prediction_rows import RowReader, Rows, digest_all, digest_inputs, format_of
 from training.problems import Problem, UserError
@@ -103,7 +104,8 @@ def list_files(
     rules: ReadingRules,
     remarks: list[str] | None = None,
 ) -> list[SourceFile]:
-    """The files of paths, folders, globs and URLs, each once. Raises UserError with the problems of all of them.
+    """The files of paths, folders, globs and URLs, each once; a folder of texts is one. Raises UserError with the
+    problems of all of them.
 
     Args:
         inputs: The paths.
@@ -118,7 +120,10 @@ def list_files(
     for number, path in enumerate(inputs):
         where = f"{field}[{number}]"
         try:
-            _, files = listing.find_files(path, suffixes)
+            folder, files = listing.find_files(path, suffixes)
+            texts = rules.folder_source if os.path.isdir(os.path.expanduser(local_path(path))) else None
+            if texts and all(format_of(file.file, rules) == texts for file in files):
+                files = [SourceFile(folder)] if list_texts(folder)[0] else []
         except UserError as error:
             problems += [
                 problem.model_copy(update={"where": where}) if problem.where == "data.path" else problem
@@ -142,7 +147,7 @@ def list_files(
                 message = f"{display_name(file.file)} is in the output: name another output, or move the file."
                 problems.append(Problem(kind="data", where=where, message=message))
             found[file.file] = file
-        if remarks is not None:
+        if remarks is not None and not any(os.path.isdir(file.file) for file in files):
             own = output if output is None or is_url(output) else str(Path(output).expanduser().absolute())
             base = local_path(path).rstrip("/")
             inner = [

@@ -6,6 +6,7 @@ The lock is stored with the flow run, so that a retried run uses the content of 
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from tasks.jobs.hardware import gpu_compute_capabilities, mixed_precision, visib
 from tasks.registry.champions import digest_rows, find_base, find_start
 from tasks.tracking.connection import find_registry_problems
 from training.data.file_systems import is_url
-from training.data.listing import SourceFile, describe_unread
+from training.data.listing import SourceFile, describe_unread, list_texts
 from training.data.sources import find_split_files, fingerprint, load_object, object_splits
 from training.evaluation.hub_metrics import PREFIX, fetch
 from training.jobs.protocol import write_atomically
@@ -33,6 +34,7 @@ from training.recipe import Compute, Data, Recipe
 from training.recipe.fields import Lora, packages_of
 from training.recipe.rules.release_rules import absent_splits
 from training.recipe.tables.exports import INSTALL, missing_packages
+from training.recipe.tables.formats import FORMATS
 from training.recipe.tables.kernels import kernels_of
 from training.tokenization.chat_templates import require_template
 
@@ -256,8 +258,7 @@ def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict
                 pinned[index] = PinnedRows(fingerprint=fingerprint(load_object(one.path)))
             else:
                 files[index], unread, folders = find_split_files(one)
-                found["notes"] += _name_unread(one, unread)
-                found["notes"] += [describe_unread(one.path, folders)] if folders else []
+                found["notes"] += _name_unread(one, unread, folders)
         except UserError as error:
             problems += data.locate(error.problems, index)
     if problems:
@@ -276,7 +277,16 @@ def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict
     return {"data_hub": only.hub, "data_files": only.files, "data_fingerprint": only.fingerprint}
 
 
-def _name_unread(data: Data, unread: Sequence[SourceFile]) -> Iterator[str]:
+def _name_unread(data: Data, unread: Sequence[SourceFile], folders: Sequence[str]) -> Iterator[str]:
+    if FORMATS[data.source].is_folder:
+        files = [os.path.relpath(file.file, os.path.expanduser(data.path)) for file in unread]
+        for names, reason in ((folders, "in no split"), (files, "of another suffix than .txt")):
+            some = ", ".join(map(on_one_line, names[:3])) + (", …" if len(names) > 3 else "")
+            if names:
+                yield f"{data.path}: not read, because {reason}: {len(names):,} ({some})"
+        return
+    if folders:
+        yield describe_unread(data.path, folders)
     if unread:
         some = ", ".join(on_one_line(file.name) for file in unread[:3]) + (", …" if len(unread) > 3 else "")
         count = "1 file is" if len(unread) == 1 else f"{len(unread):,} files are"
@@ -284,7 +294,10 @@ def _name_unread(data: Data, unread: Sequence[SourceFile]) -> Iterator[str]:
 
 
 def _size(file: SourceFile) -> int | None:
-    return file.size_bytes if is_url(file.file) else Path(file.file).stat().st_size
+    if is_url(file.file):
+        return file.size_bytes
+    texts = list_texts(file.file)[0] if os.path.isdir(file.file) else [file]
+    return sum(Path(text.file).stat().st_size for text in texts)
 
 
 def _pin_model(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from training.recipe.tables.formats import PACKED
 if TYPE_CHECKING:
     from training.recipe import Data
 
-_MARKS = {
+MARKS = {
     codecs.BOM_UTF32_LE: "utf-32",  # begins as that of UTF-16 does, so it comes first
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
@@ -257,7 +257,7 @@ def _need_utf8(start: bytes, file: str) -> None:
 
 def _find_mark(start: bytes) -> str | None:
     """Returns the encoding by a text's byte order mark."""
-    return next((encoding for mark, encoding in _MARKS.items() if start.startswith(mark)), None)
+    return next((encoding for mark, encoding in MARKS.items() if start.startswith(mark)), None)
 
 
 def _encode(text: str) -> bytes:

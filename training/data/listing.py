@@ -6,6 +6,7 @@ import glob
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,6 +23,11 @@ _TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "modified",
 
 MAX_ENTRIES = 1_000
 """The entries below a folder of a folder among which a file of rows is looked for."""
+
+TEXT_SUFFIX = ".txt"
+"""The end of the names of files in a folder of texts, if one of them ends so."""
+_LITTER = ("__MACOSX", "Thumbs.db", "desktop.ini")
+"""What desktops leave in folders."""
 
 # Some file systems store whole seconds, and clocks differ.
 SETTLED_S = 3.0
@@ -159,6 +165,46 @@ class Listing:
             else:
                 self._folders[url] = _sort(_source_file(f"{url}/{name_of(info['name'])}", info) for info in files)
         return self._folders[url]
+
+
+def list_texts(folder: str) -> tuple[list[SourceFile], list[SourceFile]]:
+    """Returns the files of a folder of texts at any depth, one of each label in turn, so that the first ones have all
+    labels; and those that are not read: if the name of one ends in .txt, those of other names.
+
+    Hidden ones are left out. Raises UserError for a link to a folder, whose files would be missing.
+    """
+    found, links = list[str](), list[str]()
+    with as_user_error(folder):
+        for base, folders, files in os.walk(folder, onerror=_raise):
+            folders[:] = [name for name in folders if _is_shown(name)]
+            links += [path for name in folders if os.path.islink(path := os.path.join(base, name))]
+            found += [os.path.join(base, name) for name in files if _is_shown(name)]
+    if links:
+        message = "is a link to a folder, whose files are not read: copy them here."
+        raise UserError(Problem(kind="data", where=display_name(path), message=message) for path in links)
+    texts = [path for path in found if path.lower().endswith(TEXT_SUFFIX)] or found
+    others = sorted({*found} - {*texts})
+    ranks, by_rank = Counter[str | None](), dict[str, tuple[int, str]]()
+    for file in _sort(map(SourceFile, texts)):
+        label = text_label(folder, file.file)
+        by_rank[file.file] = (ranks[label], label or "")
+        ranks[label] += 1
+    return [SourceFile(path) for path in sorted(by_rank, key=by_rank.__getitem__)], [*map(SourceFile, others)]
+
+
+def text_label(folder: str, file: str) -> str | None:
+    """Returns the label of a file in a folder of texts: the name of the folder in it that leads to the file, or None if
+    the file is directly in it."""
+    first, slash, _ = os.path.relpath(file, folder).partition("/")
+    return first if slash else None
+
+
+def _is_shown(name: str) -> bool:
+    return name[0] != "." and name not in _LITTER
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def stat_url(url: str) -> SourceFile | None:

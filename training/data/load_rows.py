@@ -4,8 +4,8 @@ The way of a row, here and in predictions (prediction_rows.py), from one file to
 
     sources.py listing.py file_systems.py    the files of each split, or the user's object
     readers.py                               the interface of readers: blocks of rows, and the columns to read
-    csv_files.py json_files.py conll_files.py parquet_and_arrow_files.py hub_datasets.py python_objects.py
-                                             a reader each (training/recipe/tables/formats.py); decoding.py opens
+    csv_files.py json_files.py conll_files.py parquet_and_arrow_files.py hub_datasets.py text_folders.py
+    python_objects.py                        a reader each (training/recipe/tables/formats.py); decoding.py opens
                                              their files, row_dicts.py makes blocks of Python mappings
     casting.py                               the columns of the task type in its types, with arrow_columns.py;
                                              filtering.py: the rows that data.filter takes

@@ -1,7 +1,8 @@
 """Rows to predict: files read by the readers and rules of training, with an error in place of the inputs of an unusable
 row.
 
-Every format of files in training/recipe/tables/formats.py is read, and .txt: a text a line. The rows of a file keep
+Every format of files in training/recipe/tables/formats.py is read, and .txt: a text a line, or one text for a model
+that was trained on folders of texts. The rows of a file keep
 their order, and each is yielded once: a row that cannot be read at all has nothing but its number and its error. What
 training refuses in a row is the row's error; what training warns of is a warning.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -456,8 +458,9 @@ def read_shards(reader: RowReader, wanted: Sequence[WantedShard], shard_rows: in
 
 
 def format_of(file: str, rules: ReadingRules) -> str:
-    """The format of a file, a key of FORMATS or TEXT_LINES. Raises UserError for a file of another format."""
-    found = rules.format_of(name_of(file))
+    """The format of a file or of a folder of texts, a key of FORMATS or TEXT_LINES. Raises UserError for a file of
+    another format."""
+    found = rules.folder_source if os.path.isdir(file) else rules.format_of(name_of(file))
     if found is None:
         known = ", ".join(rules.suffixes)
         raise UserError.of(

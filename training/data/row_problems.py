@@ -138,7 +138,7 @@ class RowProblems:
                     kind="data", where=where, message=f"{description}: {advice}", check=sort.check, level=level
                 )
                 continue
-            mend = FIXES.get(sort.check, "") if wanted.data.source in ("csv", "json") else ""
+            mend = FIXES.get(sort.check, "") if wanted.data.source in ("csv", "json", "textfolder") else ""
             end = f"{mend}correct or remove {them}, or leave {them} out: data.checks.{sort.check}: warning."
             if level == "warning":
                 end = "left out."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import glob
+import itertools
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -11,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from training.data.file_systems import display_name, is_url, is_web, local_path, name_of
-from training.data.listing import Listing, SourceFile, describe_unread
+from training.data.listing import Listing, SourceFile, describe_unread, list_texts
 from training.jobs.user_code import CodeField
 from training.problems import Problem, UserError, nearest, on_one_line
 from training.recipe.tables.formats import FORMATS, PACKED
@@ -56,7 +57,11 @@ def find_split_files(data: Data) -> tuple[dict[str, list[SourceFile]], list[Sour
     the files of a folder or glob are assigned by their names (`train.csv`, `dev.csv`, …); if no name is of a split, all
     are train. Shards as the Hub writes them (`train-00000-of-00002.parquet`) belong to their name. Raises
     UserError with the names that were looked for and the files that exist.
+
+    A split of a source of folders is a folder, or several.
     """
+    if FORMATS[data.source].is_folder:
+        return _find_text_folders(data)
     listing, suffixes = Listing(), FORMATS[data.source].suffixes
     if data.splits is not None and is_web(data.path):
         search = _Search(data, listing, data.path.rstrip("/"), [])
@@ -72,6 +77,45 @@ def find_split_files(data: Data) -> tuple[dict[str, list[SourceFile]], list[Sour
     if data.splits is not None:
         return found, [], []
     return found, [file for file in search.there if file not in taken], listing.unread_folders(data.path, suffixes)
+
+
+def _find_text_folders(data: Data) -> tuple[dict[str, list[SourceFile]], list[SourceFile], list[str]]:
+    """As `find_split_files`, for folders of texts: `data.path` itself is train, unless it has a folder `train` with
+    folders in it. The files that are not read are those beside the splits and beside texts."""
+    named = {split: [names] if isinstance(names, str) else names for split, names in (data.splits or {}).items()}
+    if url := next(filter(is_url, map(local_path, [data.path, *itertools.chain(*named.values())])), None):
+        message = f"{display_name(url)}: folders of texts are read on this machine: copy the folder here."
+        raise UserError.of("data", "data.path", message)
+    top = os.path.abspath(os.path.expanduser(local_path(data.path)))
+    if not os.path.isdir(top):
+        Listing().find_files(glob.escape(data.path), ())
+        message = f"{display_name(top)} is a file: name the folder that holds a folder of texts for each label."
+        raise UserError.of("data", "data.path", message)
+    inner = sorted(entry.name for entry in os.scandir(top) if entry.is_dir() and entry.name[0] not in "._")
+    if data.splits is None and "train" in inner and any(one.is_dir() for one in os.scandir(os.path.join(top, "train"))):
+        named = {split: [one for one in inner if one in names] for split, names in FILE_NAMES.items()}
+    elif data.splits is None:
+        named = {"train": ["."]}
+    found, others, problems = dict[str, list[SourceFile]](), list[SourceFile](), list[Problem]()
+    for split, names in named.items():
+        for name in names:
+            folder = os.path.normpath(os.path.join(top, os.path.expanduser(local_path(name))))
+            texts, unread = list_texts(folder) if os.path.isdir(folder) else ([], [])
+            found.setdefault(split, []).append(SourceFile(folder))
+            others += unread
+            if not texts:
+                message = f"{display_name(folder)} has no text file: the folders here are {', '.join(inner) or 'none'}."
+                message += nearest(name, inner)
+                where = "data.path" if data.splits is None else f"data.splits.{split}"
+                problems.append(Problem(kind="data", where=where, message=message))
+        if data.splits is None and len(names) > 1:
+            message = f"the {split} split could be any of {', '.join(names)}: name its folder in data.splits.{split}."
+            problems.append(Problem(kind="data", where="data.path", message=message))
+    if problems:
+        raise UserError(problems)
+    taken = {os.path.basename(file.file) for files in found.values() for file in files}
+    beside = [] if data.splits is not None or named["train"] == ["."] else [one for one in inner if one not in taken]
+    return found, others, beside
 
 
 class _Search:

@@ -57,8 +57,9 @@ class _Rows(Section):
     revision: Annotated[str | None, PLACE] = None
     """Branch, tag or commit of a Hub dataset (null: main). It is pinned to a commit before rows are read."""
     splits: Annotated[dict[str, NameOrNames] | None, PLACE] = None
-    """The Hub split, or the file or files, of train and optionally of validation and test (null: found by name; without
-    such names, all files are train). Without a validation split, rows of train are held out."""
+    """The Hub split, or the file or files (of a textfolder the folder or folders), of train and optionally of
+    validation and test (null: found by name; without such names, all files are train). Without a validation split, rows
+    of train are held out."""
     validation_size: float = Field(default=0.1, gt=0, lt=1)
     """Share of the train rows held out for validation if there is no validation split. A hash of the text chooses the
     rows: equal texts stay together, and old rows stay in their split when rows are added."""
@@ -80,7 +81,7 @@ class _Rows(Section):
     early if only columns that the recipe does not use are missing. The names of all columns of a CoNLL file (null:
     those of CoNLL-U in .conllu files; in others `tokens`, the first column, and `tags`, the last)."""
     encoding: Text = "utf-8"
-    """The text encoding of CSV, JSON and CoNLL files: utf-8, utf-16, latin-1, cp1252, …"""
+    """The text encoding of CSV, JSON, CoNLL and text files: utf-8, utf-16, latin-1, cp1252, …"""
     rename: dict[Text, Text] = Field(default_factory=dict)
     """New names of columns by their old names. All other fields use the new names."""
     cast: dict[Text, ColumnType] = Field(default_factory=dict)
@@ -141,7 +142,8 @@ class Data(_Rows):
     source: Annotated[str, NameIn([*SOURCES, MIX])] = MIX
     """hub: a dataset of the Hugging Face Hub. csv (also tab-separated), json (one object a line, or one array of
     objects), conll (a word and its tags a line), parquet, arrow: files; csv, json and conll may be packed by gzip or
-    zstd. python: a function or object that returns the rows. mix: the sets in `mix`."""
+    zstd. textfolder: a folder of texts for each label, such as `spam/1.txt`, with the columns `text`, `label` and
+    `file_name`. python: a function or object that returns the rows. mix: the sets in `mix`."""
     path: Annotated[str, RunsCode(), PLACE] = ""
     """The dataset's name on the Hub; or a file, folder, glob or URL (`s3://…`, `https://…`); or `module:name`. Relative
     paths start from the working directory. Empty for a mixture."""

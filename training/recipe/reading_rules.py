@@ -80,7 +80,16 @@ class ReadingRules(ClosedModel):
         found = next((source for source, form in FORMATS.items() if name.endswith(form.suffixes)), None)
         others = {suffix: one["source"] for one in self.sets for suffix in one.get("suffixes", ())}
         found = found or next((source for suffix, source in others.items() if name.endswith(suffix)), None)
-        return TEXT_LINES if found is None and name.endswith(f".{TEXT_LINES}") else found
+        of_text = self.folder_source or TEXT_LINES
+        return of_text if found is None and name.endswith(f".{TEXT_LINES}") else found
+
+    @property
+    def folder_source(self) -> str | None:
+        """The format whose rows are whole files of text, if the recipe or an option has it; else such a file has a text
+        a line."""
+        sets = [self.overrides] if "source" in self.overrides else self.sets
+        sources = [str(one.get("source")) for one in sets]
+        return next((one for one in sources if one in FORMATS and FORMATS[one].is_folder), None)
 
     @property
     def suffixes(self) -> list[str]:
@@ -121,7 +130,7 @@ class ReadingRules(ClosedModel):
 
 def _other_suffixes(data: Data) -> list[str]:
     """Returns the suffixes of the recipe's files that are not those of its format, such as .txt for tables."""
-    if data.source not in FORMATS:
+    if data.source not in FORMATS or FORMATS[data.source].is_folder:
         return []
     named = [name for names in (data.splits or {}).values() for name in ([names] if isinstance(names, str) else names)]
     paths = [path for path in (data.path, *named) if not os.path.isdir(os.path.expanduser(path))]

@@ -26,6 +26,8 @@ class RowSource:
     """Fields of `data` that are for this format, or for this one and others that name them too."""
     libraries: tuple[str, ...] = ("pyarrow",)
     """The libraries that shape the rows."""
+    is_folder: bool = False
+    """Whether a row is a whole file, and a split is a folder."""
 
 
 def _also_packed(*suffixes: str) -> tuple[str, ...]:
@@ -54,9 +56,10 @@ SOURCES: dict[str, RowSource] = {
     ),
     "parquet": RowSource("training.data.parquet_and_arrow_files:read_parquet", (".parquet", ".pq"), (".parquet",)),
     "arrow": RowSource("training.data.parquet_and_arrow_files:read_arrow", (".arrow", ".feather", ".ipc")),
+    "textfolder": RowSource("training.data.text_folders:read_text_folder", fields=("encoding",), is_folder=True),
     "python": RowSource("training.data.python_objects:read_object"),
 }
 """The values of data.source."""
 
-FORMATS = {name: source for name, source in SOURCES.items() if source.suffixes}
+FORMATS = {name: source for name, source in SOURCES.items() if source.suffixes or source.is_folder}
 """The values of data.source that stand for files."""
