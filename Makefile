@@ -2,7 +2,8 @@
 # make drill: the tests that take minutes each; then kill runs at random instants and compare what comes of them.
 # make matrix: every engine and kind with every strategy: trains, goes on after kills, exports, answers; the README's
 # tables are renewed.
-# make ui: run the demo through real servers, look at it in a Chromium of the system, and take the README's pictures.
+# make ui: record the tutorial's run in a terminal; run the demo through real servers, look at it in a Chromium of the
+# system, and take pictures of it for the documentation.
 # make team: PostgreSQL, a bucket, Prefect and MLflow with passwords and two workers; one burns down while it trains.
 # make image: build the container image with docker, podman or buildah, and run the demo in it. BASE is the base image;
 # without a registry: make image BASE=debootstrap.

@@ -84,8 +84,9 @@ def prepare(folder: str) -> None:
 
 
 def search_path_of_shell() -> str:
-    """PATH with the forked `python` and `finetune` before those of the environment."""
-    return os.pathsep.join([os.environ[FOLDER], str(Path(NEW_PYTHON).parent), os.environ["PATH"]])
+    """PATH with the `python` and `finetune` of the environment; in a test, those that fork come before them."""
+    forks = [os.environ[FOLDER]] if FOLDER in os.environ else []
+    return os.pathsep.join([*forks, str(Path(NEW_PYTHON).parent), os.environ["PATH"]])
 
 
 def forked_python() -> str:

@@ -86,9 +86,9 @@ class Reader:
             os.environ.update(pair.split("=", 1) for pair in shlex.split(command)[1:])
             return ""
         if not command.startswith("finetune "):
-            path = search_path_of_shell()
-            subprocess.run(["sh", "-c", command], check=True, env={**os.environ, "PATH": path})
-            return ""
+            env = {**os.environ, "PATH": search_path_of_shell()}
+            done = subprocess.run(["sh", "-c", command], check=True, stdout=subprocess.PIPE, text=True, env=env)
+            return done.stdout
         command, _, into = command.partition(" > ")
         with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(printed):
             self._code = main(shlex.split(command)[1:])

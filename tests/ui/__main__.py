@@ -1,8 +1,9 @@
-"""Real servers, a run of the demo by a worker, and a headless Chromium that checks and pictures its pages.
+"""A recording of a terminal; then real servers, a run of the demo by a worker, and a headless Chromium that checks and
+pictures its pages.
 
     python -m tests.ui
 
-Each page must show its texts. The pictures go to tests/ui/pictures/; docs/how-to/servers.md shows three.
+Each page must show its texts. The pictures that the documentation shows are in tests/ui/pictures/.
 The exit status is 1 if a page lacks a text. Chromium comes with the system: apt-get install chromium.
 """
 
@@ -21,9 +22,11 @@ def main() -> int:
     """The command line."""
     from tasks import servers
     from tests.servers import closed_port
+    from tests.ui import recording
     from tests.ui.browser import Missing
     from tests.ui.pages import look
 
+    recording.main()
     with tempfile.TemporaryDirectory(prefix="finetune-ui-", ignore_cleanup_errors=True) as folder:
         os.environ.update(FINETUNE_HOME=f"{folder}/home", PREFECT_HOME=f"{folder}/prefect", DO_NOT_TRACK="1")
         for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
