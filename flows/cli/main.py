@@ -33,6 +33,7 @@ COMMANDS = {
     "rollback": "models",
     "predict": "predict",
     "chat": "chat",
+    "serve": "serve",
     "export": "models",
     "drift": "monitoring",
     "evaluate": "monitoring",

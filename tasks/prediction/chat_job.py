@@ -31,8 +31,8 @@ def require_assistant(model: ModelSpec, max_new_tokens: int | None) -> ModelSpec
     """The model with this limit of an answer's tokens, or with its own. Raises UserError for a model that generates no
     text after a text, and for a limit that its options do not allow."""
     name, task, options = f"{model.name} version {model.version}", model.task["task"], dict(model.task["options"])
-    if not _can_talk(task):
-        talking = ", ".join(filter(_can_talk, task_types.TASK_TYPES))
+    if not can_talk(task):
+        talking = ", ".join(filter(can_talk, task_types.TASK_TYPES))
         message = f"{name} is a model for the task type {task}, which holds no conversation: choose one for {talking}, "
         raise UserError.of("option", "NAME", f"{message}or ask it by `finetune predict`.")
     if max_new_tokens is not None:
@@ -48,7 +48,7 @@ def require_assistant(model: ModelSpec, max_new_tokens: int | None) -> ModelSpec
     return replace(model, task={"task": task, "options": options})
 
 
-def _can_talk(task: str) -> bool:
+def can_talk(task: str) -> bool:
     """Whether models of the task type continue a text with new text."""
     task_type = task_types.class_of(task)
     return task_type.auto_class == "AutoModelForCausalLM" and task_type.generates_text

@@ -139,6 +139,16 @@ def find_version(client: MlflowClient, name: str, number: str) -> ModelVersion |
     return next(iter(client.search_model_versions(filter_string=filter_string, max_results=1)), None)
 
 
+def find_version_number(name: str, alias: str = "") -> str:
+    """Finds the version that has the alias, by default the champion's. Raises UserError, and MlflowFailed."""
+    with mlflow_errors():
+        model = need_model(connect(), name)
+        alias = alias or read_alias_names(model).champion
+        if alias not in model.aliases:
+            raise UserError.of("registry", "NAME", f"{name!r} has no alias {alias!r}.")
+        return str(model.aliases[alias])
+
+
 def list_versions(client: MlflowClient, name: str, limit: int) -> list[ModelVersion]:
     """Lists the last `limit` versions of a registered model, newest first."""
     versions = search_all(

@@ -2,8 +2,8 @@
 
 In this order:
 
-1. The password, in an Authorization header: without it 401, also for a request that is wrong in other ways. Pages
-   without data and health checks are open; nothing of a body sent to them is read.
+1. The password, or the token, in an Authorization header: without it 401, also for a request that is wrong in other
+   ways. Pages without data and health checks are open; nothing of a body sent to them is read.
 2. The Host: 127.0.0.1 or localhost, otherwise 403. So a name that a web page has pointed at this machine is refused.
 3. The origin: in a browser, only the server's own pages may read or write, otherwise 403. Links from other pages work.
 4. The length of the body: 413 if it is announced, or found while it is read, to be too long.
@@ -12,7 +12,6 @@ In this order:
 from __future__ import annotations
 
 import base64
-import binascii
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -41,6 +40,11 @@ class Guard:
         password: of the server.
         is_open: whether a path needs no password.
         is_stream: whether a body that is sent to a path may have any length.
+        hint: where the password is shown, for the message of a request without it.
+        is_token: whether the password is a bearer token.
+        any_host: whether the server may have any name: it listens for other machines, and its token, which no browser
+            sends by itself, protects it from pages of others.
+        body_bytes: the longest body.
         asks_for_login: whether a browser shows its own dialog for the password.
         websockets: whether the application checks the password of WebSockets itself, in their first message.
     """
@@ -53,11 +57,17 @@ class Guard:
         *,
         is_open: Callable[[str], bool],
         is_stream: Callable[[str], bool] = lambda path: False,
+        hint: str = "finetune status --password shows the login",
+        is_token: bool = False,
+        any_host: bool = False,
+        body_bytes: int = BODY_BYTES,
         asks_for_login: bool = False,
         websockets: bool = False,
     ) -> None:
         self._app = app
-        self._login = f"{USER}:{password}".encode()
+        login = f"{USER}:{password}".encode()
+        self._scheme, self._login = ("bearer", password.encode()) if is_token else ("basic", base64.b64encode(login))
+        self._hint, self._any_host, self._body_bytes = hint, any_host, body_bytes
         self._origins = {f"http://{host}:{port}" for host in HOSTS}
         self._is_open = is_open
         self._is_stream = is_stream
@@ -79,7 +89,7 @@ class Guard:
             return await self._app(scope, _without_body(receive), send)
         if self._is_stream(scope["path"]):
             return await self._app(scope, receive, send)
-        if _announced(headers["content-length"]) > BODY_BYTES:
+        if _announced(headers["content-length"]) > self._body_bytes:
             return await self._respond(scope, 413, send)
         return await self._pass_on(scope, receive, send)
 
@@ -92,6 +102,8 @@ class Guard:
         is_open |= scope["type"] == "websocket" and self._websockets
         if not (logged_in or is_open):
             return 401
+        if self._any_host:
+            return None
         host = headers["host"]
         if host.partition(":")[0] not in HOSTS:
             return 403
@@ -104,18 +116,14 @@ class Guard:
         return 403 if foreign and not (followed and scope.get("method") in ("GET", "HEAD")) else None
 
     def _has_login(self, header: str) -> bool:
-        scheme, _, encoded = header.partition(" ")
-        try:
-            login = base64.b64decode(encoded, validate=True)
-        except (binascii.Error, ValueError):
-            return False
-        return scheme.lower() == "basic" and secrets.compare_digest(login, self._login)
+        scheme, _, given = header.partition(" ")
+        return scheme.lower() == self._scheme and secrets.compare_digest(given.encode("latin-1"), self._login)
 
     async def _respond(self, scope: Message, status: int, send: Send) -> None:
         if scope["type"] == "websocket":
             return await send({"type": "websocket.close", "code": 1008})
         text = {
-            401: b'{"exception_message": "Unauthorized: finetune status --password shows the login"}',
+            401: f'{{"exception_message": "Unauthorized: {self._hint}"}}'.encode(),
             403: b'{"exception_message": "Forbidden: the request names another host, or comes from another page"}',
             413: b'{"exception_message": "The body of the request is too long"}',
         }[status]
@@ -134,7 +142,7 @@ class Guard:
             nonlocal received, too_long
             message = await receive()
             received += len(message.get("body", b""))
-            too_long = too_long or received > BODY_BYTES
+            too_long = too_long or received > self._body_bytes
             if too_long:  # not the end of the connection, which some applications take for the end of the body
                 raise ValueError("the body of the request is too long")
             return message

@@ -38,6 +38,7 @@ from training.data.decoding import open_text
 from training.data.file_systems import display_name, name_of
 from training.data.ipc_files import BLOCK_ROWS
 from training.data.readers import Block, ExtraColumns, load_reader, match_columns
+from training.data.row_dicts import from_mappings
 from training.data.row_problems import RowProblem, RowProblems, level_of
 from training.jobs.protocol import Settings
 from training.problems import Problem, UserError, nearest
@@ -233,17 +234,30 @@ class RowReader:
         Raises UserError for a file that is unreadable, or lacks a column that the model needs or that is kept.
         """
         source = format_of(file, self._rules)
-        data = self._rules.data(source, needs_filter=self._needs_filter)
-        beside = tuple(name for name in self._kept if name not in self._columns.values())
-        specification = cast(RowSpecification, self._task_type)
-        wanted = InputColumns(data, specification, (), self._columns, beside, self._needs_filter)
-        kept = _KeptColumns(wanted, self._kept, self.ignored_fields)
+        wanted, kept = self._columns_of(source)
         reader = _read_lines if source == TEXT_LINES else load_reader(source)
         reading = _FileReading(file, wanted, self._task_type, self._kept)
         yield from reading.in_order(reader(wanted, SPLIT, {SPLIT: [file]}, kept))
         self.warnings[file] = reading.warnings()
         if self._rules.has_filter and (lacking := reading.lacking_filter):
             self.unfiltered[file] = lacking
+
+    def read_mappings(self, rows: Sequence[Any], where: str) -> list[Rows]:
+        """Returns rows that are Python mappings, read as those of a file of JSON lines; `where` names them in messages.
+
+        Raises UserError if they lack a column that the model needs.
+        """
+        wanted, kept = self._columns_of("json")
+        reading = _FileReading(where, wanted, self._task_type, self._kept)
+        return [*reading.in_order(from_mappings(enumerate(rows, 1), wanted, where, kept))]
+
+    def _columns_of(self, source: str) -> tuple[InputColumns, _KeptColumns]:
+        """The columns to read from files of a format, and those that travel along."""
+        data = self._rules.data(source, needs_filter=self._needs_filter)
+        beside = tuple(name for name in self._kept if name not in self._columns.values())
+        specification = cast(RowSpecification, self._task_type)
+        wanted = InputColumns(data, specification, (), self._columns, beside, self._needs_filter)
+        return wanted, _KeptColumns(wanted, self._kept, self.ignored_fields)
 
     def shards(self, file: str, shard_rows: int) -> Iterator[Rows]:
         """Yields the rows of the file in parts of `shard_rows`; the last may have fewer. They stay the same when rows

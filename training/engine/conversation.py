@@ -1,29 +1,75 @@
-"""Answers of an assistant, token by token: a causal language model with a chat template.
+"""Answers of a causal language model, token by token: to conversations by its chat template, and after plain texts.
 
-T tokens of a prompt, S tokens of an answer.
+N prompts of a batch, T tokens of the longest prompt, S tokens of the longest answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import pyarrow as pa
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList, TextStreamer
+from transformers import StoppingCriteria, StoppingCriteriaList
 
 from training.models import loading
-from training.task_types.generation import Generation, drop_spaces, limit_to_positions
+from training.task_types.generation import (
+    Generation,
+    drop_end_tokens,
+    drop_spaces,
+    limit_to_positions,
+    listed,
+    unset_ineffective,
+)
 from training.tokenization.answer_tokens import AnswerTokens, encode_answers
 from training.tokenization.chat_templates import ChatTemplate
 from training.tokenization.transformers_encoder import load_encoder
 
 if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+    from training.engine.predictor import Predictor
+    from training.task_types.causal_lm import CausalLM
     from training.task_types.task_type import TaskType
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+
+DECODE_EVERY = 512
+"""An answer is decoded after each token, an answer of more tokens than this after every second one, and so on."""
+MOST_NEW_TOKENS = 4096
+"""The most tokens of an answer by a model without a limit of positions."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. Requests of one batch share it. None keeps the settings of the model's recipe."""
+
+    temperature: float | None = None
+    """0 takes the likeliest token."""
+    top_p: float | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt to answer."""
+
+    prompt: AnswerTokens
+    max_new_tokens: int | None = None
+    """None for that of the model's recipe."""
+    stop: Sequence[str] = ()
+    """Texts before which the answer ends."""
+    keep_special: bool = False
+    """Whether special tokens other than end tokens belong to the answer's text: calls of tools may begin with one."""
+    on_text: Callable[[str], None] = lambda text: None
+    """Receives each part of the answer, in whole words."""
+    stop_requested: Callable[[], bool] = lambda: False
+    """Asked after each token; the answer ends if it returns True."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +83,9 @@ class Reply:
     """The oldest messages that were left out, because the conversation is longer than the model reads."""
     stopped: bool
     """Whether it was stopped on request."""
+    prompt_tokens: int = 0
+    finish_reason: str = "stop"
+    """`stop`, or `length` for an answer that has as many tokens as it may have."""
 
 
 class Assistant:
@@ -45,7 +94,7 @@ class Assistant:
     Args:
         task_type: of the model; its options are those of text generation.
         folder: of its weights.
-        tokenizer: the folder of its tokenizer, which has a chat template.
+        tokenizer: the folder of its tokenizer.
         max_length: tokens of a prompt.
         mixed_precision: no, bf16 or fp16.
         device: where the model computes.
@@ -61,51 +110,117 @@ class Assistant:
         mixed_precision: str = "no",
         device: str | torch.device = "cpu",
     ) -> None:
+        self._task_type = task_type
         self._encoder = load_encoder(tokenizer, folder, max_length)
         self._tokenizer = loading.load_tokenizer(tokenizer, folder)
-        assert self._encoder.chat is not None
-        self._template = ChatTemplate(*self._encoder.chat, self._encoder.special_texts)
         self._network = loading.load_trained(task_type, folder).to(device)
-        self._settings = cast(Generation, task_type.options).settings_for(self._network)
-        self._max_length = limit_to_positions(self._network, self._settings, max_length)
+        self._prepare(max_length, mixed_precision)
+
+    @classmethod
+    def of(cls, predictor: Predictor, max_length: int, mixed_precision: str) -> Assistant:
+        """An assistant with the model of a predictor, which is loaded once for both."""
+        self = cls.__new__(cls)
+        self._task_type, self._encoder = predictor.task_type, predictor.encoder
+        self._tokenizer, self._network = predictor.tokenizer, predictor.network
+        self._prepare(max_length, mixed_precision)
+        return self
+
+    def _prepare(self, max_length: int, mixed_precision: str) -> None:
+        chat = self._encoder.chat
+        self._template = ChatTemplate(*chat, self._encoder.special_texts) if chat else None
+        self._settings = cast(Generation, self._task_type.options).settings_for(self._network)
+        self.max_length = limit_to_positions(self._network, self._settings, max_length)
+        """The most tokens of a prompt."""
+        self._positions = getattr(self._network.config.get_text_config(), "max_position_embeddings", None)
         self._autocast = (self._network.device.type, loading.DTYPES[mixed_precision], mixed_precision != "no")
 
     def answer(self, messages: Messages, on_text: Callable[[str], None], stop_requested: Callable[[], bool]) -> Reply:
-        """Answers the conversation, whose last message is the user's.
+        """Answers the conversation, whose last message is the user's. Its oldest messages are left out if it is longer
+        than the model reads.
 
         `on_text` is called with each part of the answer, in whole words; with several beams once, at the end. After
         each token the answer ends if `stop_requested` returns True. Raises UserError if the chat template fails.
         """
-        prompt, dropped = self._encode(messages)
-        reader = _Reader(self._tokenizer, prompt.spaces, on_text)
-        check = _StopRequested(stop_requested)
-        ids = torch.from_numpy(prompt.ids[None].astype(np.int64)).to(self._network.device)  # (1, T)
+        prompt, dropped = self._shorten(messages)
+        (reply,) = self.generate([Request(prompt, on_text=on_text, stop_requested=stop_requested)])
+        return Reply(**{**vars(reply), "dropped": dropped})
+
+    def encode_messages(self, messages: Messages, tools: Tools = ()) -> AnswerTokens:
+        """The tokens of a conversation with the start of its answer, by the chat template, which the model must have.
+        Raises UserError if the template fails."""
+        assert self._template is not None
+        text = self._template.render_prompt(messages, tools)
+        (prompt,) = encode_answers(self._encoder, [text], [[]], is_text=False, append_eos=False)
+        return prompt
+
+    def encode_text(self, text: str) -> AnswerTokens:
+        """The tokens of a plain text to continue."""
+        if "text" in self._task_type.columns:
+            rows = pa.RecordBatch.from_pydict({"text": pa.array([text], pa.string())})
+            (prompt,) = cast("CausalLM", self._task_type).prompts(self._encoder, rows, self._settings)
+            return prompt
+        (prompt,) = encode_answers(self._encoder, [text], [[]], is_text=True, append_eos=False)
+        return prompt._replace(ids=drop_end_tokens(prompt.ids, self._settings))
+
+    def most_new_tokens(self, request: Request) -> int:
+        """The most tokens of a request's answer: as many as it asks for, if the model has positions for them."""
+        wanted = request.max_new_tokens or cast(int, self._settings.max_new_tokens)
+        left = MOST_NEW_TOKENS if self._positions is None else self._positions - len(request.prompt.ids)
+        return max(1, min(wanted, left))
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling = Sampling()) -> list[Reply]:
+        """Answers several prompts, of at most `max_length` tokens each, in one batch."""
+        settings = self._settings_by(sampling)
+        edges = (settings.bos_token_id, *listed(settings.eos_token_id))
+        begin = next((token for token in edges if token is not None), 0)
+        rows = [one.prompt.ids if len(one.prompt.ids) else np.array([begin], np.int32) for one in requests]
+        most = [self.most_new_tokens(one) for one in requests]
+        settings.update(max_new_tokens=max(most), num_return_sequences=1)
+        width = max(map(len, rows))
+        ids = np.full((len(rows), width), settings.pad_token_id or 0, np.int64)  # (N, T)
+        mask = np.zeros((len(rows), width), np.int64)
+        for row_ids, row_mask, row in zip(ids, mask, rows, strict=True):  # padded on the left
+            row_ids[width - len(row) :], row_mask[width - len(row) :] = row, 1
+        ends = frozenset(listed(settings.eos_token_id))
+        answers = [_Answer(one, n, self._tokenizer, ends) for one, n in zip(requests, most, strict=True)]
+        # Beams change until the end: their tokens are no part of an answer yet.
+        follows = _EachToken(answers) if settings.num_beams == 1 else _StopOfAll(answers)
+        if sampling.seed is not None:
+            torch.manual_seed(sampling.seed)
         kind, dtype, enabled = self._autocast
         with torch.inference_mode(), torch.autocast(kind, dtype, enabled=enabled):
             generated = self._network.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                generation_config=self._settings,
-                stopping_criteria=StoppingCriteriaList([check]),
-                # transformers cannot stream beams, which change until the end.
-                **({"streamer": reader} if self._settings.num_beams == 1 else {}),
-            )  # (1, T + S)
-        answer = generated[0, ids.shape[1] :]
-        text = drop_spaces(str(self._tokenizer.decode(answer, skip_special_tokens=True)), prompt.spaces)
-        if self._settings.num_beams != 1:
-            on_text(text)
-        return Reply(text, len(answer), dropped, check.stopped)
+                input_ids=torch.from_numpy(ids).to(self._network.device),
+                attention_mask=torch.from_numpy(mask).to(self._network.device),
+                generation_config=settings,
+                stopping_criteria=StoppingCriteriaList([follows]),
+            )  # (N, T + S)
+        if settings.num_beams != 1:
+            for answer, tokens in zip(answers, generated[:, width:].tolist(), strict=True):
+                for token in tokens:
+                    if not answer.finish_reason:
+                        answer.add(token, decode=False)
+        return [answer.close(len(row)) for answer, row in zip(answers, rows, strict=True)]
 
-    def _encode(self, messages: Messages) -> tuple[AnswerTokens, int]:
+    def _settings_by(self, sampling: Sampling) -> GenerationConfig:
+        settings = deepcopy(self._settings)
+        if sampling.temperature == 0:
+            settings.update(do_sample=False, num_beams=1)
+        elif sampling.temperature is not None or sampling.top_p is not None:
+            temperature, top_p = sampling.temperature or 1.0, 1.0 if sampling.top_p is None else sampling.top_p
+            settings.update(do_sample=True, num_beams=1, temperature=temperature, top_p=top_p, top_k=0)
+        unset_ineffective(settings)
+        return settings
+
+    def _shorten(self, messages: Messages) -> tuple[AnswerTokens, int]:
         """The tokens of the prompt, and the number of messages that were dropped: the oldest, except a first
         one by the system. A single message that is too long loses its beginning."""
         dropped = 0
         while True:
-            text = self._template.render_prompt(messages)
-            (prompt,) = encode_answers(self._encoder, [text], [[]], is_text=False, append_eos=False)
+            prompt = self.encode_messages(messages)
             first = int(messages[0]["role"] == "system")
-            if len(prompt.ids) <= self._max_length or len(messages) <= first + 1:
-                return prompt._replace(ids=prompt.ids[-self._max_length :]), dropped
+            if len(prompt.ids) <= self.max_length or len(messages) <= first + 1:
+                return prompt._replace(ids=prompt.ids[-self.max_length :]), dropped
             # The next question begins the conversation: templates want user and assistant in turns.
             count = next(
                 (n for n, message in enumerate(messages[first + 1 :], 1) if message["role"] == "user"),
@@ -115,26 +230,92 @@ class Assistant:
             dropped += count
 
 
-class _Reader(TextStreamer):
-    """Passes on the text of an answer, without the spaces at the end of its prompt."""
+@dataclass
+class _Answer:
+    """An answer as it grows."""
 
-    def __init__(self, tokenizer: Any, spaces: str, on_text: Callable[[str], None]) -> None:
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self._spaces, self._on_text = spaces, on_text
+    request: Request
+    most: int
+    """The most tokens that it may have."""
+    tokenizer: PreTrainedTokenizerBase
+    ends: frozenset[int]
+    """The tokens that end it."""
+    ids: list[int] = field(default_factory=list)
+    tokens: int = 0
+    finish_reason: str = ""
+    """Empty until it ends."""
+    stopped: bool = False
+    _text: str = ""
+    _written: int = 0
+    """Characters that were passed on."""
 
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        rest = drop_spaces(text, self._spaces)
-        self._spaces = "" if rest else self._spaces[len(text) :]
-        if rest:
-            self._on_text(rest)
+    def add(self, token: int, *, decode: bool = True) -> None:
+        """Adds a token, and passes on the words that are whole."""
+        self.tokens += 1
+        if token in self.ends:
+            self.finish_reason = "stop"
+            return
+        self.ids.append(token)
+        if decode and len(self.ids) % (1 + len(self.ids) // DECODE_EVERY) == 0:
+            self._decode()
+            self._write(self._whole_words())
+        if not self.finish_reason and self.tokens >= self.most:
+            self.finish_reason = "length"
+        if not self.finish_reason and self.request.stop_requested():
+            self.finish_reason, self.stopped = "stop", True
+
+    def close(self, prompt_tokens: int) -> Reply:
+        """Passes on the rest, and returns the answer."""
+        self._decode()
+        self._write(len(self._text))
+        reason = self.finish_reason or "length"
+        return Reply(self._text, self.tokens, 0, self.stopped, prompt_tokens, reason)
+
+    def _decode(self) -> None:
+        text = str(self.tokenizer.decode(self.ids, skip_special_tokens=not self.request.keep_special))
+        self._text = drop_spaces(text, self.request.prompt.spaces)
+        places = [place for stop in self.request.stop if (place := self._text.find(stop)) >= 0]
+        if places:
+            self._text, self.finish_reason = self._text[: min(places)], "stop"
+
+    def _whole_words(self) -> int:
+        """The characters that no further token changes, and that begin none of the texts before which it ends."""
+        last = self._text[-1:]
+        whole = len(self._text) if last == "\n" or _is_ideograph(last) else self._text.rfind(" ") + 1
+        longest = max(map(len, self.request.stop), default=1)
+        return min(whole, len(self._text) - longest + 1)
+
+    def _write(self, end: int) -> None:
+        if end > self._written:
+            self.request.on_text(self._text[self._written : end])
+            self._written = end
 
 
-class _StopRequested(StoppingCriteria):
-    """Ends an answer on request."""
+def _is_ideograph(letter: str) -> bool:
+    """Whether a letter is of a script without spaces between words."""
+    return "\u3040" <= letter <= "\u30ff" or "\u3400" <= letter <= "\u9fff" or "\U00020000" <= letter <= "\U0002fa1f"
 
-    def __init__(self, requested: Callable[[], bool]) -> None:
-        self._requested, self.stopped = requested, False
+
+class _EachToken(StoppingCriteria):
+    """Follows each answer of a batch, and ends it alone."""
+
+    def __init__(self, answers: Sequence[_Answer]) -> None:
+        self._answers = answers
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
-        self.stopped = self.stopped or self._requested()
-        return torch.full((len(input_ids),), self.stopped, device=input_ids.device)
+        for answer, token in zip(self._answers, input_ids[:, -1].tolist(), strict=True):
+            if not answer.finish_reason:
+                answer.add(token)
+        return torch.tensor([bool(answer.finish_reason) for answer in self._answers], device=input_ids.device)
+
+
+class _StopOfAll(StoppingCriteria):
+    """Ends a batch when all of its answers are to stop."""
+
+    def __init__(self, answers: Sequence[_Answer]) -> None:
+        self._answers = answers
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
+        for answer in self._answers:
+            answer.stopped = answer.stopped or answer.request.stop_requested()
+        return torch.full((len(input_ids),), all(answer.stopped for answer in self._answers), device=input_ids.device)

@@ -47,14 +47,14 @@ class Predictor:
         mixed_precision: str = "no",
         device: str | torch.device = "cpu",
     ) -> None:
-        self._task_type, self._batch_rows, self._precision = task_type, batch_rows, mixed_precision
-        self._encoder = load_encoder(tokenizer, folder, max_length)
-        self._tokenizer = loading.load_tokenizer(tokenizer, folder)
-        self._collate = task_type.collator(self._tokenizer, loading.padding_multiple())
-        self._network = loading.load_trained(task_type, folder).to(device)
-        self.labels: list[str] = task_type.labels_of(self._network.config)
+        self.task_type, self._batch_rows, self._precision = task_type, batch_rows, mixed_precision
+        self.encoder = load_encoder(tokenizer, folder, max_length)
+        self.tokenizer = loading.load_tokenizer(tokenizer, folder)
+        self._collate = task_type.collator(self.tokenizer, loading.padding_multiple())
+        self.network = loading.load_trained(task_type, folder).to(device)
+        self.labels: list[str] = task_type.labels_of(self.network.config)
         """The names of the labels, in the order of the outputs."""
-        self._vocab_size = loading.vocab_size(self._network)
+        self._vocab_size = loading.vocab_size(self.network)
         self.spelt = 0
         """Rows so far whose texts spell special tokens, which are read as such."""
         self.beyond = 0
@@ -77,22 +77,22 @@ class Predictor:
         if not rows.num_rows:
             return []
         report = report or _no_report
-        features = self._task_type.features(self._encoder, rows).rows
+        features = self.task_type.features(self.encoder, rows).rows
         beyond = np.unique(find_beyond(features, self._vocab_size))
         if len(beyond):
             self.beyond += len(beyond)
             kept = np.setdiff1d(np.arange(rows.num_rows), beyond)
             of_kept = iter(self.predict(rows.take(pa.array(kept)), report))
             return [{} if row in beyond else next(of_kept) for row in range(rows.num_rows)]
-        spelt = find_spelt(rows, self._encoder.special_texts)[0] & ~self._task_type.is_rendered(rows)
+        spelt = find_spelt(rows, self.encoder.special_texts)[0] & ~self.task_type.is_rendered(rows)
         self.spelt += int(np.count_nonzero(spelt))
         token_rows = TokenRows(
-            pa.Table.from_batches(self._task_type.token_rows("rows", self._encoder.max_length, iter([features])))
+            pa.Table.from_batches(self.task_type.token_rows("rows", self.encoder.max_length, iter([features])))
         )
         # Of a model that generates texts, the second pass takes nearly all of the time; of others the first.
-        passes = (_no_report, report) if self._task_type.generates_text else (report, _no_report)
+        passes = (_no_report, report) if self.task_type.generates_text else (report, _no_report)
         found = predict(
-            self._task_type, self._network, token_rows, self._collate, self._batch_rows, self._precision, passes[0]
+            self.task_type, self.network, token_rows, self._collate, self._batch_rows, self._precision, passes[0]
         )
         # Texts are generated in batches of this order: similar lengths need little padding.
         order = np.argsort(-token_rows.tokens, kind="stable")
@@ -106,12 +106,12 @@ class Predictor:
         return in_order
 
     def _complete(self, predictions: pa.Table, rows: pa.RecordBatch) -> list[dict[str, Any]]:
-        dtype, kind = loading.DTYPES[self._precision], self._network.device.type
+        dtype, kind = loading.DTYPES[self._precision], self.network.device.type
         with torch.autocast(kind, dtype, enabled=self._precision != "no"):
-            predictions = self._task_type.predictions_on_request(
-                predictions, rows, self._network, self._tokenizer, self._encoder
+            predictions = self.task_type.predictions_on_request(
+                predictions, rows, self.network, self.tokenizer, self.encoder
             )
-        return self._task_type.to_records(self._task_type.decode(predictions, self._tokenizer), self.labels)
+        return self.task_type.to_records(self.task_type.decode(predictions, self.tokenizer), self.labels)
 
 
 def _no_report(done: int) -> None:

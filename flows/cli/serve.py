@@ -1,0 +1,74 @@
+"""The command `serve`: an HTTP server for a registered model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from flows.cli.shared import COMPLETED, add_version_arguments
+from tasks.registry.model_spec import ModelSpec
+from tasks.serving.server import PORT, ServeOptions, token_file
+from tasks.serving.server import serve as run_server
+from training.problems import Problem, UserError
+from training.recipe import split_version_name
+
+
+def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    add_version_arguments(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine alone)")
+    parser.add_argument("--port", type=int, default=PORT, help=f"default: {PORT}")
+    parser.add_argument("--batch-size", metavar="ROWS", type=int, default=32, help="rows in one forward pass")
+    parser.add_argument("--record", metavar="FOLDER", type=Path, help="record served rows and their predictions here")
+    parser.add_argument(
+        "--record-share", metavar="SHARE", type=float, default=1.0, help="the share of rows to record (default: all)"
+    )
+    parser.add_argument(
+        "--record-rows",
+        metavar="ROWS",
+        type=int,
+        default=100_000,
+        help="the most rows to keep; the oldest go (default: 100000)",
+    )
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Serve a registered model over HTTP.
+
+    The version with the alias answers, and after a promotion the new one, without a lost request. Generators have
+    OpenAI's API; rows of other models go to /predict. Requests need the token of this home.
+    """
+    if problems := _find_problems(arguments):
+        raise UserError(problems)
+    name, alias, version = split_version_name(arguments.model)
+    options = ServeOptions(
+        name=name,
+        alias=alias,
+        version=version,
+        task=arguments.task,
+        host=arguments.host,
+        port=arguments.port,
+        batch_size=arguments.batch_size,
+        record=arguments.record,
+        record_share=arguments.record_share,
+        record_rows=arguments.record_rows,
+    )
+    print(f"loading {arguments.model}: about 10 seconds", file=sys.stderr)
+    run_server(options, _print_address)
+    return COMPLETED
+
+
+def _print_address(model: ModelSpec, address: str) -> None:
+    print(f"{model.name} is served at {address}; its API is at {address}/docs. Ctrl-C stops it.")
+    print(f'Requests need the token: -H "Authorization: Bearer $(cat {token_file()})"', flush=True)
+
+
+def _find_problems(arguments: argparse.Namespace) -> list[Problem]:
+    wrong = {
+        "--port": not 0 <= arguments.port < 2**16 and f"{arguments.port} is no port: give 0 to 65535.",
+        "--batch-size": arguments.batch_size < 1 and f"{arguments.batch_size} is given: give 1 or more.",
+        "--record-share": not 0 < arguments.record_share <= 1
+        and f"{arguments.record_share:g} is given: give more than 0 and at most 1.",
+        "--record-rows": arguments.record_rows < 1 and f"{arguments.record_rows} is given: give 1 or more.",
+    }
+    return [Problem(kind="option", where=where, message=text) for where, text in wrong.items() if text]

@@ -1,0 +1,139 @@
+"""The HTTP application of `finetune serve`.
+
+POST /predict                   rows, for every task type
+POST /v1/chat/completions       and /v1/completions, GET /v1/models: tasks/serving/openai_api.py
+GET  /health                    whether a version answers, without a token
+GET  /metrics                   Prometheus
+GET  /docs, /openapi.json       the description of these, without a token
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.prefect.request_guard import App, Message, Receive, Send
+from tasks.serving.metrics import Metrics
+from tasks.serving.model_process import ModelProcess, ProcessLost
+from tasks.serving.openai_api import build_routes
+from tasks.serving.recorded_rows import RecordedRows
+from tasks.serving.responses import CLIENT_GONE, RequestRefused, said_error, until_gone
+from tasks.serving.served_model import Busy, NotLoaded, ServedModel
+from training.programs.serve import Predicted
+
+OPEN_PATHS = ("/health", "/docs", "/openapi.json")
+"""Paths that need no token."""
+MOST_ROWS = 1_000
+"""In one request of /predict."""
+
+
+class PredictRequest(BaseModel):
+    """The body of /predict."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rows: list[dict[str, Any]] = Field(min_length=1, max_length=MOST_ROWS)
+    """Rows with the columns that the model reads, as objects."""
+
+
+def build_app(
+    served: ServedModel[ModelProcess],
+    metrics: Metrics,
+    recorded: RecordedRows | None,
+    *,
+    generates: bool,
+    holds_conversations: bool,
+) -> FastAPI:
+    """The application.
+
+    Args:
+        served: the model, which is loaded.
+        metrics: its figures.
+        recorded: where rows are recorded, if they are.
+        generates: whether the model continues texts.
+        holds_conversations: whether it has a chat template.
+    """
+    app = FastAPI(title=served.name, description="Served by finetune.", redoc_url=None)
+
+    @app.post("/predict")
+    async def predict(body: PredictRequest, request: Request) -> Response:
+        """Predictions of rows, in their order. An unusable row has an error in place of its prediction."""
+        async with served.use() as process:
+            said = await until_gone(request, process.predict(body.rows))
+            version = process.model.version
+        if not isinstance(said, Predicted):
+            raise said_error(said)
+        usable = sum(record is not None for record in said.records)
+        metrics.count_rows(usable, len(said.records) - usable)
+        if recorded is not None:
+            recorded.add_predictions(body.rows, said.records, version)
+        found = [
+            {"error": error} if record is None else record
+            for record, error in zip(said.records, said.errors, strict=True)
+        ]
+        return JSONResponse({"model": f"{served.name}/{version}", "predictions": found})
+
+    @app.get("/health")
+    async def health() -> Response:
+        """Whether a version answers, and which."""
+        version = served.current.model.version if served.current else None
+        state = {"status": "ok" if version else "loading", "model": served.name, "version": version}
+        return JSONResponse({**state, "waiting": served.waiting, "problem": served.failed}, 200 if version else 503)
+
+    @app.get("/metrics")
+    async def prometheus() -> Response:
+        """Figures for Prometheus."""
+        return Response(metrics.as_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.exception_handler(RequestRefused)
+    async def refused(request: Request, error: RequestRefused) -> Response:
+        return error.response()
+
+    @app.exception_handler(Busy)
+    async def busy(request: Request, error: Busy) -> Response:
+        return RequestRefused(429, str(error), code="busy", retry_after_s=error.retry_after_s).response()
+
+    @app.exception_handler(NotLoaded)
+    @app.exception_handler(ProcessLost)
+    async def unavailable(request: Request, error: Exception) -> Response:
+        return RequestRefused(503, str(error), retry_after_s=1).response()
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        problems = [(".".join(map(str, one["loc"][1:])) or "body", one["msg"]) for one in error.errors()]
+        message = "\n".join(f"{where}: {text}" for where, text in problems)
+        return RequestRefused(400, message, problems[0][0]).response()
+
+    if generates:
+        app.include_router(build_routes(served, metrics, recorded, holds_conversations=holds_conversations))
+    return app
+
+
+class Counted:
+    """An ASGI application that counts the requests to another one."""
+
+    def __init__(self, app: App, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Passes a request on, and counts it at its end."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        began_s, status = time.monotonic(), CLIENT_GONE
+
+        async def note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        finally:
+            path = getattr(scope.get("route"), "path", "other")
+            self._metrics.count_request(path, status, time.monotonic() - began_s)

@@ -1,0 +1,191 @@
+"""A version of a registered model in a child program, and the requests to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, Callable, Generator
+from pathlib import Path
+from typing import Any
+
+from tasks.cache.garbage_collection import in_use
+from tasks.jobs.commands import python_argv
+from tasks.jobs.launch import EventReader, follow_job, require_finished
+from tasks.registry.champions import find_folders_for_job
+from tasks.registry.model_spec import ModelSpec
+from training.jobs.protocol import EVENTS, Job, Outcome
+from training.models.repository_files import chat_template
+from training.programs.serve import (
+    ASKED,
+    READY,
+    SAID,
+    Answered,
+    Failed,
+    Generate,
+    Predict,
+    Predicted,
+    Refused,
+    ServeSettings,
+    Stop,
+    Text,
+    socket_path,
+)
+
+PROGRAM = "training.programs.serve"
+POLL_S = 0.05
+NEVER_STALLED_S = float("inf")
+"""Hours may pass between two requests."""
+LONGEST_LINE_BYTES = 256 * 2**20
+
+Said = Predicted | Text | Answered | Refused | Failed
+
+
+class ProcessLost(Exception):
+    """The program ended before it answered a request."""
+
+    def __init__(self) -> None:
+        super().__init__("the program of the model ended before it answered: send the request again.")
+
+
+class ModelProcess:
+    """A version that is loaded, until `stop`.
+
+    Args:
+        model: the version.
+        batch_size: rows in one forward pass.
+        on_end: called in the event loop when the program has ended, unless `stop` ended it.
+    """
+
+    def __init__(self, model: ModelSpec, batch_size: int, on_end: Callable[[ModelProcess], None]) -> None:
+        self.model = model
+        self._batch_size, self._on_end = batch_size, on_end
+        self._files = contextlib.ExitStack()
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Queue[Said | None]] = {}
+        self._idle = asyncio.Event()
+        self._stopping = False
+        self.has_chat_template = False
+        """Whether the tokenizer has one; known after `start`."""
+
+    async def start(self) -> None:
+        """Loads the model. Raises UserError and MlflowFailed, and JobFailed if the program ends before it is ready."""
+        try:
+            self._job, self._looks = await asyncio.to_thread(self._launch)
+            with socket_path(self._job) as path:
+                self._reader, self._writer = await asyncio.open_unix_connection(path, limit=LONGEST_LINE_BYTES)
+        except BaseException:
+            await asyncio.to_thread(self._close)
+            raise
+        self._receiver = asyncio.create_task(self._receive())
+
+    async def stop(self) -> None:
+        """Waits for the answers to all requests, and ends the program."""
+        self._stopping = True
+        while self._waiting:
+            self._idle.clear()
+            await self._idle.wait()
+        self._writer.close()
+        await self._receiver
+        await asyncio.to_thread(self._close)
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests without a whole answer."""
+        return len(self._waiting)
+
+    async def predict(self, rows: list[Any]) -> Predicted | Refused | Failed:
+        """Predicts rows. Raises ProcessLost."""
+        async for said in self._ask(Predict, rows=rows):
+            assert not isinstance(said, Text | Answered)
+            return said
+        raise AssertionError("an answer has an end")
+
+    async def generate(self, **fields: Any) -> AsyncGenerator[Text | Answered | Refused | Failed]:
+        """Yields the parts of an answer, and at last the whole; `fields` are those of Generate. Closing the iterator
+        ends the generation. Raises ProcessLost."""
+        answer = self._ask(Generate, **fields)
+        try:
+            async for said in answer:
+                assert not isinstance(said, Predicted)
+                yield said
+        finally:
+            await answer.aclose()
+
+    async def _ask(self, form: type[Predict] | type[Generate], **fields: Any) -> AsyncGenerator[Said]:
+        """Sends a request, and yields the messages of its answer up to the last."""
+        number, said = next(self._numbers), None
+        queue = self._waiting[number] = asyncio.Queue()
+        try:
+            self._send(form(id=number, **fields))
+            while said is None or isinstance(said, Text):
+                said = await queue.get()
+                if said is None:
+                    raise ProcessLost()
+                yield said
+        finally:
+            del self._waiting[number]
+            if said is None or isinstance(said, Text):
+                self._send(Stop(id=number))
+            if not self._waiting:
+                self._idle.set()
+
+    def _send(self, message: Predict | Generate | Stop) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(ASKED.dump_json(message) + b"\n")
+
+    async def _receive(self) -> None:
+        with contextlib.suppress(OSError):
+            while line := await self._reader.readline():
+                said = SAID.validate_json(line)
+                if queue := self._waiting.get(said.id):
+                    queue.put_nowait(said)
+        self._writer.close()
+        for queue in self._waiting.values():
+            queue.put_nowait(None)
+        if not self._stopping:
+            self._on_end(self)
+
+    def _launch(self) -> tuple[Path, Generator[None, None, Outcome]]:
+        """Starts the program, and waits until it is ready."""
+        with in_use():
+            work, folders = self._files.enter_context(find_folders_for_job("serve", self.model.champion))
+            settings = ServeSettings(
+                **self.model.task,
+                columns=dict(self.model.columns),
+                reading=self.model.rules.model_dump(mode="json"),
+                max_length=self.model.max_length,
+                batch_size=self._batch_size,
+                mixed_precision=self.model.mixed_precision,
+            )
+            inputs = {part: str(folder) for part, folder in folders.items()}
+            self.has_chat_template = chat_template(folders["tokenizer"]) is not None
+            Job(program=PROGRAM, key=work.key, settings=settings.model_dump(), inputs=inputs).write(work.job)
+            events: list[dict[str, Any]] = []
+            looks = follow_job(
+                work.job,
+                python_argv(PROGRAM),
+                events=EventReader(work.job / EVENTS, events.extend),
+                stall_timeout_s=NEVER_STALLED_S,
+                poll_s=POLL_S,
+            )
+            self._files.callback(looks.close)
+            while not any(event["kind"] == READY for event in events):
+                try:
+                    next(looks)
+                except StopIteration as ended:
+                    require_finished(ended.value)
+        return work.job, looks
+
+    def explain_end(self) -> str:
+        """The reason why the program ended, which takes as long as its processes need to end."""
+        try:
+            while True:
+                next(self._looks)
+        except StopIteration as ended:
+            failure = ended.value.failure if isinstance(ended.value, Outcome) else None
+            return failure.message if failure else "It ended without an error."
+
+    def _close(self) -> None:
+        """Ends the program, and removes its files."""
+        self._files.close()

@@ -1,0 +1,174 @@
+"""The server of a registered model: its sockets, its token, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from tasks.home import create_secret, home
+from tasks.prediction.chat_job import can_talk
+from tasks.prefect.request_guard import App, Guard
+from tasks.prefect.servers import take_port
+from tasks.registry.model_spec import ModelSpec
+from tasks.serving.http_api import OPEN_PATHS, Counted, build_app
+from tasks.serving.metrics import Metrics
+from tasks.serving.model_process import ModelProcess
+from tasks.serving.recorded_rows import RecordedRows
+from tasks.serving.served_model import ServedModel
+from training.problems import UserError
+
+PORT = 8000
+LOOPBACK = ("127.0.0.1", "localhost")
+BODY_BYTES = 16 * 2**20
+"""The longest body of a request."""
+DRAIN_S = 30
+"""Requests that are not answered so long after SIGTERM are given up."""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What is served, and how."""
+
+    name: str
+    alias: str = ""
+    """Empty for the champion's."""
+    version: str = ""
+    task: str = ""
+    """The user's own task type, whose code may run."""
+    host: str = LOOPBACK[0]
+    port: int = PORT
+    batch_size: int = 32
+    record: Path | None = None
+    record_share: float = 1.0
+    record_rows: int = 100_000
+
+
+def token_file() -> Path:
+    """The file with the token of the servers of this home; created if missing."""
+    folder = home() / "services"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return create_secret(folder / "serve.token", secrets.token_urlsafe(32).encode())
+
+
+def serve(options: ServeOptions, on_ready: Callable[[ModelSpec, str], None]) -> None:
+    """Serves until SIGTERM or SIGINT, and answers the requests of before.
+
+    `on_ready` is called with the version and the address when the server answers. Raises UserError, MlflowFailed, and
+    JobFailed if the version cannot be loaded.
+    """
+    with _listen(options.host, options.port) as listening:
+        asyncio.run(_serve(options, listening, on_ready))
+
+
+async def _serve(options: ServeOptions, listening: socket.socket, on_ready: Callable[[ModelSpec, str], None]) -> None:
+    def load(model: ModelSpec, on_end: Callable[[ModelProcess], None]) -> ModelProcess:
+        return ModelProcess(model, options.batch_size, on_end)
+
+    served = ServedModel(options.name, options.alias, options.version, options.task, load, _tell)
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    starting = asyncio.create_task(served.start())
+    stopped = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+        await starting
+    except asyncio.CancelledError:
+        return
+    finally:
+        stopped.cancel()
+    assert served.current is not None
+    model, metrics = served.current.model, Metrics(served)
+    recorded = _open_records(options, metrics)
+    app = build_app(
+        served,
+        metrics,
+        recorded,
+        generates=can_talk(model.task["task"]),
+        holds_conversations=served.current.has_chat_template,
+    )
+    host, port = listening.getsockname()[:2]
+    server = uvicorn.Server(
+        uvicorn.Config(
+            _guarded(Counted(app, metrics), options, port),
+            http="h11",  # limits the length of headers
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=DRAIN_S,
+            lifespan="off",
+        )
+    )
+    server.capture_signals = contextlib.nullcontext  # type: ignore[assignment]  # they have handlers above
+    following = asyncio.create_task(served.follow())
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    stopped = asyncio.create_task(stopping.wait())
+    on_ready(model, f"http://{host}:{port}")
+    try:
+        await asyncio.wait({serving, stopped, following}, return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        await serving
+        if following.done():
+            following.result()
+    finally:
+        following.cancel()
+        stopped.cancel()
+        await served.stop()
+
+
+def _guarded(app: App, options: ServeOptions, port: int) -> Guard:
+    file = token_file()
+    return Guard(
+        app,
+        port,
+        file.read_text(),
+        is_open=OPEN_PATHS.__contains__,
+        hint=f"send the header Authorization: Bearer TOKEN, with the token in {file}",
+        is_token=True,
+        any_host=options.host not in LOOPBACK,
+        body_bytes=BODY_BYTES,
+    )
+
+
+@contextlib.contextmanager
+def _listen(host: str, port: int) -> Iterator[socket.socket]:
+    """The socket that listens. Raises UserError for a port or host that cannot be used."""
+    try:
+        sockets = take_port(port) if host in LOOPBACK else (socket.create_server((host, port)),)
+    except OSError as error:
+        message = f"{host}:{port} cannot be used ({error.strerror}): name another port, by --port, or another host."
+        raise UserError.of("option", "--port", message) from error
+    with contextlib.ExitStack() as opened:
+        for one in sockets:
+            opened.enter_context(one)
+        yield sockets[0]
+
+
+def _open_records(options: ServeOptions, metrics: Metrics) -> RecordedRows | None:
+    """Raises UserError for a folder that cannot be used."""
+    if options.record is None:
+        return None
+
+    def fail(rows: int, reason: str) -> None:
+        if not metrics.unrecorded_rows:
+            _tell(f"Rows are not recorded in {options.record}: {reason}. Requests are answered as before.")
+        metrics.count_unrecorded(rows)
+
+    try:
+        return RecordedRows(options.record, options.name, options.record_share, options.record_rows, fail)
+    except OSError as error:
+        raise UserError.of("option", "--record", f"{options.record} cannot be used: {error.strerror}.") from error
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,394 @@
+"""The program that holds a served model: `python -m training.programs.serve JOB`.
+
+inputs     model, tokenizer (folders, which may be one)
+settings   ServeSettings, below
+socket     SOCKET in the job's folder: one connection, with a message a line in JSON, each with the `id` of its request
+           to it     Predict, Generate, Stop
+           from it   Predicted; Text and Answered; Refused, Failed
+events     `ready` when it listens
+output     none
+
+Requests that wait together are one batch, up to the batch size. It ends when the connection ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import traceback
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from training import task_types
+from training.data.casting import to_batch
+from training.data.conversation_forms import as_messages, as_tools
+from training.data.prediction_rows import RowReader
+from training.jobs.program import is_out_of_memory, restore_garbage_collection, run_program
+from training.jobs.protocol import Events, Job, TaskSettings
+from training.problems import Problem, UserError
+from training.recipe.reading_rules import ReadingRules
+
+if TYPE_CHECKING:
+    from training.engine.conversation import Assistant, Request
+    from training.engine.predictor import Predictor
+    from training.task_types.task_type import TaskType
+
+SOCKET = "serve.socket"
+READY = "ready"
+BATCH_PROMPTS = 16
+"""The most answers that are generated at once."""
+LONGEST_PATH = 100
+"""Bytes of a Unix socket's path that every system takes."""
+
+
+class ServeSettings(TaskSettings):
+    """The settings of a job of this program."""
+
+    columns: dict[str, str]
+    """The rows' names for the columns that the model reads, by the task type's."""
+    reading: dict[str, Any] = Field(default_factory=dict)
+    """How rows are read: training.recipe.reading_rules.ReadingRules."""
+    max_length: int
+    """Tokens a row, or of a prompt."""
+    batch_size: int
+    """Rows in one forward pass."""
+    mixed_precision: Literal["no", "bf16", "fp16"]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: int
+    """Of the request."""
+
+
+class Predict(_Message):
+    """A request for predictions of rows."""
+
+    kind: Literal["predict"] = "predict"
+    rows: list[Any]
+
+
+class Generate(_Message):
+    """A request for an answer to a conversation, or for the continuation of a text."""
+
+    kind: Literal["generate"] = "generate"
+    messages: list[Any] | None = None
+    tools: list[Any] | None = None
+    text: str | None = None
+    """In place of messages."""
+    max_new_tokens: int | None = None
+    stop: list[str] = []
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stream: bool = False
+
+
+class Stop(_Message):
+    """The end of a request whose answer nobody reads."""
+
+    kind: Literal["stop"] = "stop"
+
+
+class Predicted(_Message):
+    """The predictions of a request's rows."""
+
+    kind: Literal["predicted"] = "predicted"
+    records: list[dict[str, Any] | None]
+    """None for a row that has an error."""
+    errors: list[str | None]
+
+
+class Text(_Message):
+    """A part of an answer."""
+
+    kind: Literal["text"] = "text"
+    text: str
+
+
+class Answered(_Message):
+    """A whole answer."""
+
+    kind: Literal["answered"] = "answered"
+    text: str
+    tokens: int
+    prompt_tokens: int
+    finish_reason: str
+    """`stop` or `length`."""
+
+
+class Refused(_Message):
+    """The mistakes of a request."""
+
+    kind: Literal["refused"] = "refused"
+    problems: list[Problem]
+
+
+class Failed(_Message):
+    """A failure that is not the request's fault."""
+
+    kind: Literal["failed"] = "failed"
+    message: str
+
+
+Asked = Annotated[Predict | Generate | Stop, Field(discriminator="kind")]
+Said = Annotated[Predicted | Text | Answered | Refused | Failed, Field(discriminator="kind")]
+ASKED: TypeAdapter[Predict | Generate | Stop] = TypeAdapter(Asked)
+SAID: TypeAdapter[Predicted | Text | Answered | Refused | Failed] = TypeAdapter(Said)
+
+
+def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
+    """Answers requests until the connection ends."""
+    import torch
+
+    from training.engine.predictor import Predictor
+    from training.models import loading
+
+    loading.make_deterministic()
+    settings = ServeSettings.model_validate(job.settings)
+    task_type = task_types.load(settings.task, settings.options)
+    predictor = Predictor(
+        task_type,
+        Path(job.inputs["model"]),
+        Path(job.inputs["tokenizer"]),
+        settings.max_length,
+        batch_rows=settings.batch_size,
+        mixed_precision=settings.mixed_precision,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+    )
+    with socket_path(job_dir) as path, socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen(1)
+        events.write(READY)
+        connection, _ = listening.accept()
+    restore_garbage_collection()
+    with connection:
+        inbox = _Inbox(connection)
+        model = _Model(task_type, predictor, settings, inbox)
+        while batch := inbox.take(settings.batch_size):
+            model.answer(batch)
+    return {}
+
+
+@contextlib.contextmanager
+def socket_path(job_dir: Path) -> Iterator[str]:
+    """A path of the job's socket, which is short enough for the kernel however long the folder's is."""
+    folder = os.open(job_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{SOCKET}"
+    finally:
+        os.close(folder)
+
+
+class _Inbox:
+    """The requests that wait, which a thread of its own receives."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._waiting = connection, deque[Predict | Generate]()
+        self._changed, self._ended = threading.Condition(), False
+        self._stopped: set[int] = set()
+        threading.Thread(target=self._receive, name="requests", daemon=True).start()
+
+    def take(self, most_rows: int) -> list[Predict] | list[Generate]:
+        """Waits for a request, and returns it with all that can be in one batch with it; none at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._ended)
+            if self._ended:
+                return []
+            first = self._waiting[0]
+            if isinstance(first, Predict):
+                return self._take_rows(most_rows)
+            alike = [one for one in self._waiting if isinstance(one, Generate) and _sampling(one) == _sampling(first)]
+            # With a seed an answer must not depend on the answers beside it.
+            return self._remove(alike[: BATCH_PROMPTS if first.seed is None else 1])
+
+    def is_stopped(self, request: int) -> bool:
+        """Whether nobody reads the answer to this request any more."""
+        return self._ended or request in self._stopped
+
+    def send(self, *messages: _Message) -> None:
+        """Sends messages. A connection that has ended is noticed by `take`."""
+        with contextlib.suppress(OSError):
+            self._connection.sendall(b"".join(message.model_dump_json().encode() + b"\n" for message in messages))
+
+    def forget(self, requests: Iterable[Predict | Generate]) -> None:
+        """Forgets which of these, which are answered, were stopped."""
+        self._stopped.difference_update(one.id for one in requests)
+
+    def _take_rows(self, most: int) -> list[Predict]:
+        found, rows = list[Predict](), 0
+        for one in self._waiting:
+            if isinstance(one, Predict) and (not found or rows + len(one.rows) <= most):
+                found.append(one)
+                rows += len(one.rows)
+        return self._remove(found)
+
+    def _remove(self, taken: list[Any]) -> list[Any]:
+        ids = {one.id for one in taken}
+        self._waiting = deque(one for one in self._waiting if one.id not in ids)
+        return taken
+
+    def _receive(self) -> None:
+        with contextlib.suppress(OSError), self._connection.makefile("rb") as lines:
+            for line in lines:
+                message = ASKED.validate_json(line)
+                with self._changed:
+                    if isinstance(message, Stop):
+                        self._stopped.add(message.id)
+                    else:
+                        self._waiting.append(message)
+                        self._changed.notify()
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+
+
+def _sampling(request: Generate) -> tuple[float | None, float | None, int | None]:
+    return request.temperature, request.top_p, request.seed
+
+
+class _Model:
+    """Answers batches of requests."""
+
+    def __init__(self, task_type: TaskType, predictor: Predictor, settings: ServeSettings, inbox: _Inbox) -> None:
+        self._task_type, self._predictor, self._settings, self._inbox = task_type, predictor, settings, inbox
+        self._reader = RowReader(task_type, settings.columns, rules=ReadingRules.model_validate(settings.reading))
+        self._assistant: Assistant | None = None
+        if task_type.generates_text and task_type.auto_class == "AutoModelForCausalLM":
+            from training.engine.conversation import Assistant
+
+            self._assistant = Assistant.of(predictor, settings.max_length, settings.mixed_precision)
+
+    def answer(self, requests: Sequence[Predict | Generate]) -> None:
+        """Answers the requests. If a batch fails, each request is tried alone, so that one does not fail others."""
+        wanted = [one for one in requests if not self._inbox.is_stopped(one.id)]
+        try:
+            if wanted:
+                self._answer_batch(wanted)
+        except Exception as error:
+            if len(wanted) > 1 and not isinstance(wanted[0], Generate):
+                for one in wanted:
+                    self.answer([one])
+            else:
+                traceback.print_exc()
+                reason = "the memory ran out" if is_out_of_memory(error) else f"{type(error).__name__}: {error}"
+                self._inbox.send(*(Failed(id=one.id, message=reason) for one in wanted))
+        self._inbox.forget(requests)
+
+    def _answer_batch(self, requests: Sequence[Any]) -> None:
+        if isinstance(requests[0], Predict):
+            by_names: dict[Any, list[Predict]] = {}
+            for one in requests:
+                by_names.setdefault(_names(one.rows), []).append(one)
+            for alike in by_names.values():
+                self._predict(alike)
+        else:
+            self._generate(requests)
+
+    def _predict(self, requests: Sequence[Predict]) -> None:
+        """Predicts rows that have the same columns."""
+        counts = [len(one.rows) for one in requests]
+        try:
+            parts = self._reader.read_mappings([row for one in requests for row in one.rows], "rows")
+        except UserError as error:
+            self._inbox.send(*(Refused(id=one.id, problems=[*error.problems]) for one in requests))
+            return
+        inputs = [values for part in parts for values in part.inputs]
+        usable = [values for values in inputs if values is not None]
+        records = iter(self._predictor.predict(to_batch(self._task_type, self._settings.columns, usable)))
+        found: list[dict[str, Any] | None] = [None if values is None else next(records) for values in inputs]
+        errors = [
+            None if error is None else f"{error.description}{error.value}" for part in parts for error in part.errors
+        ]
+        for place, record in enumerate(found):
+            if record == {}:
+                found[place], errors[place] = None, "has tokens that the model does not have"
+        start, answers = 0, list[Predicted]()
+        for one, count in zip(requests, counts, strict=True):
+            stop = start + count
+            answers.append(Predicted(id=one.id, records=found[start:stop], errors=errors[start:stop]))
+            start = stop
+        self._inbox.send(*answers)
+
+    def _generate(self, requests: Sequence[Generate]) -> None:
+        from training.engine.conversation import Sampling
+
+        assert self._assistant is not None
+        ready = list[tuple[Generate, Request]]()
+        for one in requests:
+            try:
+                ready.append((one, self._encode(one)))
+            except UserError as error:
+                self._inbox.send(Refused(id=one.id, problems=[*error.problems]))
+        if not ready:
+            return
+        sampling = Sampling(requests[0].temperature, requests[0].top_p, requests[0].seed)
+        for (one, _), reply in zip(ready, self._assistant.generate([each for _, each in ready], sampling), strict=True):
+            self._inbox.send(
+                Answered(
+                    id=one.id,
+                    text=reply.text,
+                    tokens=reply.tokens,
+                    prompt_tokens=reply.prompt_tokens,
+                    finish_reason=reply.finish_reason,
+                )
+            )
+
+    def _encode(self, request: Generate) -> Request:
+        """Raises UserError for a prompt that the model cannot read."""
+        from training.engine.conversation import Request
+
+        assert self._assistant is not None
+        if request.messages is not None:
+            messages, tools = as_messages(request.messages), as_tools(request.tools or [])
+            if problem := find_conversation_problem(messages, tools):
+                raise UserError.of("data", "messages", f"{problem}.")
+            prompt = self._assistant.encode_messages(messages, tools)
+        else:
+            prompt = self._assistant.encode_text(request.text or "")
+        if len(prompt.ids) > self._assistant.max_length:
+            message = f"{len(prompt.ids):,} tokens are given, and the model reads at most "
+            message += f"{self._assistant.max_length:,}: shorten the prompt."
+            raise UserError.of("context_length", "messages" if request.messages is not None else "prompt", message)
+
+        def on_text(text: str) -> None:
+            self._inbox.send(Text(id=request.id, text=text))
+
+        return Request(
+            prompt,
+            request.max_new_tokens,
+            request.stop,
+            keep_special=bool(request.tools),
+            stop_requested=lambda: self._inbox.is_stopped(request.id),
+            **({"on_text": on_text} if request.stream else {}),
+        )
+
+
+def find_conversation_problem(messages: Any, tools: Any) -> str | None:
+    """The first problem of a conversation to answer, in words; None if there is none."""
+    from training.tokenization.chat_templates import find_problem, find_tool_problem
+
+    if problem := find_problem(messages, answered=False):
+        return f"this is no conversation: {problem}"
+    if messages[-1]["role"] == "assistant":
+        return "the last message is the assistant's, and there is nothing to answer"
+    if problem := find_tool_problem(tools):
+        return f"these are no tools: {problem}"
+    return None
+
+
+def _names(rows: Sequence[Any]) -> Any:
+    """The columns of rows if all have the same; otherwise a value that no other request has."""
+    names = {frozenset(row) if isinstance(row, dict) else None for row in rows}
+    return names.pop() if len(names) == 1 and None not in names else id(rows)
+
+
+if __name__ == "__main__":
+    run_program(main)
