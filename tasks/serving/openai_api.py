@@ -16,7 +16,6 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
-from training.tokenization.tool_calls import parse_message, settled_content
 
 from tasks.serving.metrics import Metrics
 from tasks.serving.model_process import ModelProcess, ProcessLost
@@ -24,6 +23,7 @@ from tasks.serving.recorded_rows import RecordedRows
 from tasks.serving.responses import RequestRefused, StreamOf, refuse, said_error, until_gone
 from tasks.serving.served_model import ServedModel
 from training.programs.serve import Answered, Text
+from training.tokenization.tool_calls import parse_message, settled_content
 
 MOST_PROMPTS = 16
 """In one request of completions."""

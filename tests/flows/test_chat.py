@@ -16,14 +16,11 @@ from typing import Any
 import pytest
 
 from flows.cli.main import main
-from tasks.registry.versions import COLUMNS_TAG, TASK_TAG
-from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect
 from tests.flows.forked import code_with_forked_programs, finetune
+from tests.flows.served import register
 from tests.flows.small import environment
 from tests.fork_server import NEW_PYTHON
-from tests.made import KEY, artifact
 from tests.training.counting import write_assistant
-from training import task_types
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = """\
@@ -36,19 +33,6 @@ DEADLINE_S = 120.0
 
 def command(*arguments: str) -> list[str]:
     return [NEW_PYTHON, "-c", code_with_forked_programs(CODE), "chat", *arguments]
-
-
-def register(folder: Path, task: str = "sft", **options: Any) -> None:
-    """The model in the folder as the champion of `counter`, with its files in the store."""
-    made = artifact("fit", {f"model/{file.name}": file.read_bytes() for file in folder.iterdir()})
-    client = connect()
-    client.create_registered_model("counter")
-    columns = task_types.class_of(task).columns
-    column = "messages" if "messages" in columns else next(iter(columns))
-    tags = {TASK_TAG: json.dumps({"task": task, "options": options}), COLUMNS_TAG: json.dumps({column: "talk"})}
-    tags |= {MAX_LENGTH_TAG: "64", MODEL_TAG: made.parts["model"], "finetune.fit.key": KEY}
-    client.create_model_version("counter", "file:///nowhere", tags=tags)
-    client.set_registered_model_alias("counter", "champion", "1")
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """An assistant that counts: a GPT-2 whose weights say which word follows which, so that every answer is known.
 
-The last word of the prompt decides: after `three` comes `four five … nine`, after `on` comes `on` for ever. The chat
-template writes the questions and answers one after another, behind them the system's message, and after the question
-`count` the number of messages.
+The last word of the prompt decides: after `three` comes `four five … nine`, after `on` comes `on` for ever, after
+`tool` a call. The chat template writes the tools, the questions and answers one after another, behind them the system's
+message, and after the question `count` the number of messages.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ from __future__ import annotations
 from pathlib import Path
 
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-WORDS = ["<pad>", "<unk>", "<end>", *NUMBERS, "on", "count"]
-FOLLOWS = dict(zip(NUMBERS, [*NUMBERS[1:], "<end>"], strict=True)) | {"on": "on", "count": "<end>", "<end>": "<end>"}
+CALL = '<tool_call>{"name":"count","arguments":{"to":3}}</tool_call>'
+WORDS = ["<pad>", "<unk>", "<end>", *NUMBERS, "on", "count", "tool", CALL]
+FOLLOWS = dict(zip(NUMBERS, [*NUMBERS[1:], "<end>"], strict=True)) | {"on": "on", "tool": CALL}
+FOLLOWS |= dict.fromkeys(("count", "<end>", CALL), "<end>")
 POSITIONS = 4096
 TEMPLATE = """\
 {%- set numbers = "one two three four five six seven eight nine".split() -%}
-{%- for message in messages if message.role != "system" -%}{{ message.content }} {% endfor -%}
+{%- if tools %}{{ tools | tojson }} {% endif -%}
+{%- for message in messages if message.role != "system" -%}
+{{ message.content }}{{ message.tool_calls | tojson if message.tool_calls }} {% endfor -%}
 {%- if messages[0].role == "system" -%}{{ messages[0].content }} {% endif -%}
 {%- if messages[-1].content == "count" -%}{{ numbers[messages | length - 1] }}{%- endif -%}"""
 

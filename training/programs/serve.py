@@ -20,6 +20,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -35,9 +36,10 @@ from training.problems import Problem, UserError
 from training.recipe.reading_rules import ReadingRules
 
 if TYPE_CHECKING:
-    from training.engine.conversation import Assistant, Request
+    from training.engine.conversation import Assistant
     from training.engine.predictor import Predictor
     from training.task_types.task_type import TaskType
+    from training.tokenization.answer_tokens import AnswerTokens
 
 SOCKET = "serve.socket"
 READY = "ready"
@@ -262,9 +264,9 @@ class _Model:
         self._reader = RowReader(task_type, settings.columns, rules=ReadingRules.model_validate(settings.reading))
         self._assistant: Assistant | None = None
         if task_type.generates_text and task_type.auto_class == "AutoModelForCausalLM":
-            from training.engine.conversation import Assistant
+            from training.engine import conversation
 
-            self._assistant = Assistant.of(predictor, settings.max_length, settings.mixed_precision)
+            self._assistant = conversation.Assistant.of(predictor, settings.max_length, settings.mixed_precision)
 
     def answer(self, requests: Sequence[Predict | Generate]) -> None:
         """Answers the requests. If a batch fails, each request is tried alone, so that one does not fail others."""
@@ -318,15 +320,25 @@ class _Model:
         self._inbox.send(*answers)
 
     def _generate(self, requests: Sequence[Generate]) -> None:
-        from training.engine.conversation import Sampling
+        from training.engine.conversation import Request, Sampling
 
         assert self._assistant is not None
         ready = list[tuple[Generate, Request]]()
         for one in requests:
             try:
-                ready.append((one, self._encode(one)))
+                prompt = self._encode(one)
             except UserError as error:
                 self._inbox.send(Refused(id=one.id, problems=[*error.problems]))
+                continue
+            request = Request(
+                prompt,
+                one.max_new_tokens,
+                one.stop,
+                keep_special=bool(one.tools),
+                stop_requested=partial(self._inbox.is_stopped, one.id),
+                **({"on_text": partial(self._send_text, one.id)} if one.stream else {}),
+            )
+            ready.append((one, request))
         if not ready:
             return
         sampling = Sampling(requests[0].temperature, requests[0].top_p, requests[0].seed)
@@ -341,10 +353,11 @@ class _Model:
                 )
             )
 
-    def _encode(self, request: Generate) -> Request:
-        """Raises UserError for a prompt that the model cannot read."""
-        from training.engine.conversation import Request
+    def _send_text(self, request: int, text: str) -> None:
+        self._inbox.send(Text(id=request, text=text))
 
+    def _encode(self, request: Generate) -> AnswerTokens:
+        """The tokens of a prompt. Raises UserError for one that the model cannot read."""
         assert self._assistant is not None
         if request.messages is not None:
             messages, tools = as_messages(request.messages), as_tools(request.tools or [])
@@ -357,18 +370,7 @@ class _Model:
             message = f"{len(prompt.ids):,} tokens are given, and the model reads at most "
             message += f"{self._assistant.max_length:,}: shorten the prompt."
             raise UserError.of("context_length", "messages" if request.messages is not None else "prompt", message)
-
-        def on_text(text: str) -> None:
-            self._inbox.send(Text(id=request.id, text=text))
-
-        return Request(
-            prompt,
-            request.max_new_tokens,
-            request.stop,
-            keep_special=bool(request.tools),
-            stop_requested=lambda: self._inbox.is_stopped(request.id),
-            **({"on_text": on_text} if request.stream else {}),
-        )
+        return prompt
 
 
 def find_conversation_problem(messages: Any, tools: Any) -> str | None:

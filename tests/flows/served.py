@@ -1,0 +1,89 @@
+"""Registered models of tests, and `finetune serve` as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tasks.registry.versions import COLUMNS_TAG, TASK_TAG
+from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect
+from tests.flows.forked import code_with_forked_programs
+from tests.flows.small import environment
+from tests.fork_server import NEW_PYTHON
+from tests.made import KEY, artifact
+from tests.waiting import wait_until
+from training import task_types
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = "from flows.cli.main import main; sys.exit(main())"
+
+
+def register(folder: Path, task: str = "sft", **options: Any) -> None:
+    """The model in the folder as the champion of `counter`, with its files in the store."""
+    made = artifact("fit", {f"model/{file.name}": file.read_bytes() for file in folder.iterdir()})
+    connect().create_registered_model("counter")
+    add_version(made.parts["model"], task, **options)
+    connect().set_registered_model_alias("counter", "champion", "1")
+
+
+def add_version(digest: str, task: str = "sft", **options: Any) -> str:
+    """A further version of `counter` with the same files; with another digest, one whose files are nowhere. Returns its
+    number."""
+    columns = task_types.class_of(task).columns
+    column = "messages" if "messages" in columns else next(iter(columns))
+    tags = {TASK_TAG: json.dumps({"task": task, "options": options}), COLUMNS_TAG: json.dumps({column: "talk"})}
+    tags |= {MAX_LENGTH_TAG: "64", MODEL_TAG: digest, "finetune.fit.key": KEY}
+    return str(connect().create_model_version("counter", "file:///nowhere", tags=tags).version)
+
+
+class Server:
+    """`finetune serve` with these arguments, on a port that is free.
+
+    Args:
+        home: of the model.
+        arguments: of the command.
+    """
+
+    def __init__(self, home: Path, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [NEW_PYTHON, "-c", code_with_forked_programs(CODE), "serve", *arguments, "--port", "0"],
+            cwd=ROOT,
+            env=environment(home),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.printed = ""
+        threading.Thread(target=self._read, daemon=True).start()
+        wait_until(lambda: "Requests need the token" in self.printed or self.process.poll() is not None)
+        found = re.search(r"http://127\.0\.0\.1:\d+", self.printed)
+        assert found, self.printed
+        self.url = found[0]
+        self.token = (home / "services" / "serve.token").read_text()
+        self.client = httpx.Client(
+            base_url=self.url, headers={"Authorization": f"Bearer {self.token}"}, timeout=60, trust_env=False
+        )
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.client.close()
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(60)
+
+    def says(self, text: str) -> None:
+        """Waits until the server has printed the text."""
+        wait_until(lambda: text in self.printed)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.printed += line

@@ -1,0 +1,294 @@
+"""`finetune serve`: a real server, the real client of OpenAI's API, and models whose answers are known."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from flows.cli.main import main
+from tasks.tracking.connection import MODEL_TAG, connect
+from tests.flows.forked import finetune
+from tests.flows.served import Server, add_version, register
+from tests.flows.small import FinishedRun
+from tests.training.counting import write_assistant
+from tests.waiting import wait_until
+from training.jobs.processes import descendants
+
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "count", "parameters": {"type": "object", "properties": {}}}}
+]
+
+
+def user(text: str) -> Any:
+    return {"role": "user", "content": text}
+
+
+@pytest.fixture(scope="module")
+def counter_home(tmp_path_factory: pytest.TempPathFactory, fresh_database: Path) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("counter")
+    home = folder / "home"
+    home.mkdir(mode=0o700)
+    (home / "mlflow.db").write_bytes(fresh_database.read_bytes())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FINETUNE_HOME", str(home))
+        register(write_assistant(folder / "model"), max_new_tokens=3)
+        yield home
+
+
+@pytest.fixture(scope="module")
+def counter(counter_home: Path) -> Iterator[Server]:
+    with Server(counter_home, "counter") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def api(counter: Server) -> openai.OpenAI:
+    return openai.OpenAI(
+        base_url=f"{counter.url}/v1",
+        api_key=counter.token,
+        max_retries=0,
+        http_client=httpx.Client(trust_env=False),
+    )
+
+
+# Rows
+
+
+def test_rows_have_the_predictions_of_finetune_predict_and_an_unusable_row_its_error(
+    finished: FinishedRun, tmp_path: Path
+) -> None:
+    texts = ["the film was superb", "a dull and grim plot", "fine"]
+    file, out, record = tmp_path / "rows.jsonl", tmp_path / "out.jsonl", tmp_path / "recorded"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    run = finetune(finished.home, "predict", "small", "--input", str(file), "--output", str(out), "--no-drift")
+    assert run.returncode == 0, run.stderr
+    expected = [json.loads(line) for line in out.read_text().splitlines()]
+    rows: list[Any] = [{"text": text} for text in texts] + [{"text": " "}, {"text": 4}]
+    with Server(finished.home, "small", "--record", str(record)) as server:
+        answer = server.client.post("/predict", json={"rows": rows}).json()
+        wrong = server.client.post("/predict", json={"rows": [{"txt": "fine"}]})
+        drift = finetune(finished.home, "drift", "small", "--input", str(record), "--set", "least_rows=1")
+    assert answer["model"] == "small/1"
+    for given, stored in zip(answer["predictions"][:3], expected, strict=True):
+        assert given["label"] == stored["label"]
+        assert given["probability"] == pytest.approx(stored["probability"], abs=1e-5)
+    assert answer["predictions"][3:] == [
+        {"error": "has no text in column 'text'"},
+        {"error": "holds int in column 'text' where a text belongs: 4"},
+    ]
+    assert wrong.status_code == 400 and "has no column 'text': it has txt" in wrong.json()["error"]["message"]
+    recorded = [json.loads(line) for file in record.iterdir() for line in file.read_text().splitlines()]
+    assert [row["text"] for row in recorded] == texts
+    assert all(row["served_by"] == "small/1" and row["prediction"]["label"] for row in recorded)
+    assert "least_rows" in drift.stderr or "Verdict" in drift.stdout, drift.stderr
+
+
+# OpenAI's API, by its client
+
+
+def test_an_answer_has_the_form_and_the_counts_of_openais_api(api: openai.OpenAI) -> None:
+    assert [model.id for model in api.models.list()] == ["counter"]
+    answer = api.chat.completions.create(model="counter", messages=[user("eight")])
+    (choice,) = answer.choices
+    assert (choice.message.content, choice.finish_reason, answer.model) == ("nine", "stop", "counter/1")
+    assert answer.usage and (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (1, 2)
+    short = api.chat.completions.create(model="counter", messages=[user("one")], max_tokens=2, temperature=0)
+    assert (short.choices[0].message.content, short.choices[0].finish_reason) == ("two three", "length")
+    cut = api.chat.completions.create(model="counter", messages=[user("one")], max_tokens=9, stop=["five", "six"])
+    assert (cut.choices[0].message.content, cut.choices[0].finish_reason) == ("two three four ", "stop")
+
+
+def test_a_stream_has_the_words_as_they_come_and_the_counts_at_its_end(api: openai.OpenAI) -> None:
+    parts = [
+        *api.chat.completions.create(
+            model="counter", messages=[user("five")], max_tokens=9, stream=True, stream_options={"include_usage": True}
+        )
+    ]
+    words = [part.choices[0].delta.content for part in parts if part.choices]
+    assert words == ["", "six ", "seven ", "eight ", "nine", None]
+    assert parts[-2].choices[0].finish_reason == "stop"
+    assert parts[-1].usage and parts[-1].usage.completion_tokens == 5
+
+
+def test_a_stream_holds_back_what_may_be_the_beginning_of_a_stop(api: openai.OpenAI) -> None:
+    parts = api.chat.completions.create(
+        model="counter", messages=[user("five")], max_tokens=9, stream=True, stop="eight nine"
+    )
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == "six seven "
+
+
+def test_texts_are_continued(api: openai.OpenAI) -> None:
+    answer = api.completions.create(model="counter", prompt=["one two", "seven"])
+    assert [choice.text for choice in answer.choices] == ["three four five", "eight nine"]
+    assert [choice.finish_reason for choice in answer.choices] == ["length", "stop"]
+    streamed = api.completions.create(model="counter", prompt="seven", stream=True)
+    assert "".join(part.choices[0].text for part in streamed) == "eight nine"
+
+
+def test_an_answer_can_call_a_tool_whole_and_in_a_stream(api: openai.OpenAI) -> None:
+    whole = api.chat.completions.create(model="counter", messages=[user("tool")], tools=TOOLS)
+    (call,) = whole.choices[0].message.tool_calls or ()
+    assert call.type == "function" and (call.function.name, json.loads(call.function.arguments)) == ("count", {"to": 3})
+    assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == (None, "tool_calls")
+    parts = [*api.chat.completions.create(model="counter", messages=[user("tool")], tools=TOOLS, stream=True)]
+    assert not any(part.choices[0].delta.content for part in parts)
+    (streamed,) = [part.choices[0].delta.tool_calls for part in parts if part.choices[0].delta.tool_calls]
+    assert streamed and streamed[0].function and streamed[0].function.name == "count"
+    assert parts[-1].choices[0].finish_reason == "tool_calls"
+    back = [user("tool"), whole.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "seven"}]
+    after = api.chat.completions.create(model="counter", messages=back, tools=TOOLS)
+    assert after.choices[0].message.content == "eight nine"
+
+
+def test_a_seed_and_a_temperature_give_the_same_answer_twice(api: openai.OpenAI) -> None:
+    def ask() -> str | None:
+        answer = api.chat.completions.create(
+            model="counter", messages=[user("one")], temperature=1.9, seed=7, max_tokens=9
+        )
+        return answer.choices[0].message.content
+
+    assert ask() == ask()
+
+
+def test_a_request_that_cannot_be_answered_is_refused_by_its_field(api: openai.OpenAI) -> None:
+    def refused(**fields: Any) -> str:
+        request: dict[str, Any] = {"model": "counter", "messages": [user("one")]} | fields
+        with pytest.raises(openai.APIStatusError) as caught:
+            api.chat.completions.create(**request)
+        return f"{caught.value.status_code} {caught.value.param} {caught.value.code} {caught.value.message}"
+
+    assert refused(model="gpt-4").startswith("404 model model_not_found")
+    assert "n: 2 has no effect on this model" in refused(n=2)
+    assert "response_format" in refused(response_format={"type": "json_object"})
+    assert "400 messages" in refused(messages=[]) and "it has no message" in refused(messages=[])
+    assert "the last message is the assistant's" in refused(messages=[{"role": "assistant", "content": "one"}])
+    assert refused(messages=[user("one " * 65)]).startswith("400 messages context_length_exceeded")
+    assert "temperature" in refused(temperature=3)
+
+
+# The guard
+
+
+def test_a_request_needs_the_token_a_name_of_this_machine_and_a_body_that_fits(counter: Server) -> None:
+    def status(path: str = "/predict", **options: Any) -> int:
+        return httpx.post(counter.url + path, trust_env=False, **options).status_code
+
+    token = {"Authorization": f"Bearer {counter.token}"}
+    assert status(json={}) == 401
+    assert status(json={}, headers={"Authorization": "Bearer no"}) == 401
+    assert status(json={}, headers=token | {"Host": "example.com"}) == 403
+    assert status(json={}, headers=token | {"Origin": "https://example.com"}) == 403
+    assert status(content=b"x" * (16 * 2**20 + 1), headers=token) == 413
+    assert status(json={}, headers=token) == 400
+    assert httpx.get(counter.url + "/health", trust_env=False).json()["status"] == "ok"
+    assert httpx.get(counter.url + "/metrics", trust_env=False).status_code == 401
+    figures = counter.client.get("/metrics").text
+    assert 'finetune_version{model="counter",version="1"} 1.0' in figures
+    assert 'finetune_requests_total{path="/predict",status="400"}' in figures
+
+
+# Clients that go away, promotions, deaths
+
+
+def test_a_client_that_goes_away_ends_its_generation(counter: Server) -> None:
+    body = json.dumps({"model": "counter", "messages": [user("on")], "max_tokens": 4000, "stream": True})
+    for stream in ("true", "false"):
+        with socket.create_connection(("127.0.0.1", httpx.URL(counter.url).port or 0)) as connection:
+            sent = body.replace("true", stream).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {counter.token}\r\n"
+            head += f"Content-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
+            connection.sendall(head.encode() + sent)
+            wait_until(lambda: counter.client.get("/health").json()["waiting"] == 1)
+        wait_until(lambda: counter.client.get("/health").json()["waiting"] == 0, timeout_s=10)
+    answer = counter.client.post("/v1/completions", json={"model": "counter", "prompt": "eight"}, timeout=10)
+    assert answer.json()["choices"][0]["text"] == "nine"
+
+
+def test_a_promotion_loses_no_request_and_a_version_that_does_not_load_changes_nothing(
+    counter_home: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FINETUNE_HOME", str(counter_home))
+    client = connect()
+    digest = client.get_model_version("counter", "1").tags[MODEL_TAG]
+    newer, broken = add_version(digest, max_new_tokens=1), add_version("0" * 64, max_new_tokens=1)
+    with Server(counter_home, "counter") as server:
+        stop, answers = threading.Event(), list[tuple[int, str, str]]()
+
+        def ask() -> None:
+            while not stop.is_set():
+                found = server.client.post("/v1/completions", json={"model": "counter", "prompt": "one"})
+                body = found.json()
+                answers.append((found.status_code, body["model"], body["choices"][0]["text"]))
+
+        with ThreadPoolExecutor(4) as threads:
+            for _ in range(4):
+                threads.submit(ask)
+            try:
+                client.set_registered_model_alias("counter", "champion", broken)
+                server.says(f"Version {broken} is not loaded")
+                server.says("Version 1 goes on answering")
+                assert server.client.get("/health").json()["problem"]
+                client.set_registered_model_alias("counter", "champion", newer)
+                server.says(f"counter version {newer} answers, in place of version 1.")
+                wait_until(lambda: answers[-1][1] == f"counter/{newer}")
+            finally:
+                client.set_registered_model_alias("counter", "champion", "1")
+                stop.set()
+        assert {answer for answer in answers} == {
+            (200, "counter/1", "two three four"),
+            (200, f"counter/{newer}", "two"),
+        }
+        server.says(f"counter version 1 answers, in place of version {newer}.")
+
+
+def test_a_program_that_is_killed_is_started_again_and_a_server_that_is_stopped_answers_first(
+    counter_home: Path, tmp_path: Path
+) -> None:
+    before = {*(counter_home / "jobs").glob("serve-*")}
+    with Server(counter_home, "counter/1") as server:
+        below = descendants(server.process.pid)
+        (program,) = [pid for pid in below if not descendants(pid)]
+        os.kill(program, signal.SIGKILL)
+        server.says("The program of version 1 has ended. The program was killed")
+        answer = server.client.post("/v1/completions", json={"model": "counter", "prompt": "eight"})
+        assert answer.json()["choices"][0]["text"] == "nine"
+
+        def ask() -> str:
+            body = {"model": "counter", "prompt": "on", "max_tokens": 400}
+            return str(server.client.post("/v1/completions", json=body).json()["choices"][0]["text"])
+
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(ask)
+            wait_until(lambda: server.client.get("/health").json()["waiting"] == 1)
+            below = descendants(server.process.pid)
+            server.process.terminate()
+            assert waiting.result() == " ".join(["on"] * 400)
+        assert server.process.wait(60) == 0
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), timeout_s=10)
+        assert {*(counter_home / "jobs").glob("serve-*")} == before
+
+
+# Mistakes
+
+
+def test_mistakes_are_one_message(counter_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "counter", "--port", str(port)]) == 2
+    assert f"--port: 127.0.0.1:{port} cannot be used" in capsys.readouterr().err
+    assert main(["serve", "contour"]) == 2
+    assert "no model 'contour' is registered" in capsys.readouterr().err
+    assert main(["serve", "counter", "--batch-size", "0", "--record-share", "2"]) == 2
+    printed = capsys.readouterr().err
+    assert "--batch-size: 0 is given" in printed and "--record-share: 2 is given" in printed
