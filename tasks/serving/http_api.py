@@ -17,7 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.prefect.request_guard import App, Message, Receive, Send
+from tasks.services.request_guard import App, Message, Receive, Send
 from tasks.serving.metrics import Metrics
 from tasks.serving.model_process import ModelProcess, ProcessLost
 from tasks.serving.openai_api import build_routes

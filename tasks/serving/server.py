@@ -16,9 +16,9 @@ import uvicorn
 
 from tasks.home import create_secret, home
 from tasks.prediction.chat_job import can_talk
-from tasks.prefect.request_guard import App, Guard
-from tasks.prefect.servers import take_port
 from tasks.registry.model_spec import ModelSpec
+from tasks.servers import take_port
+from tasks.services.request_guard import App, Guard
 from tasks.serving.http_api import OPEN_PATHS, Counted, build_app
 from tasks.serving.metrics import Metrics
 from tasks.serving.model_process import ModelProcess
