@@ -146,7 +146,10 @@ def fit_job(
     inputs = {"model": f"{base}/model", "tokenizer": f"{base}/tokenizer", "tokens": tokens}
     absolute = {name: str(world / path) for name, path in inputs.items()}
     if named := training.get("resume_from_checkpoint"):
-        absolute["checkpoint"] = named
+        link = job_dir / "inputs/checkpoint"  # as tasks.jobs.job gives a program its inputs
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(named)
+        absolute["checkpoint"] = str(link)
     Job(program="training.programs.fit", key=job_dir.name, settings=every, inputs=absolute).write(job_dir)
     return job_dir
 

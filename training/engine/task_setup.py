@@ -83,7 +83,8 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
         compute=compute,
         global_batch_size=_global_batch_size(settings),
         checkpoints=job_dir / CHECKPOINTS,
-        named_checkpoint=None if checkpoint is None else Path(checkpoint),
+        # The input is a link: the step is in the name of the folder, and checkpoints that it needs lie beside it.
+        named_checkpoint=None if checkpoint is None else Path(checkpoint).resolve(),
         events=events,
         missing_weights=len(fits[0].missing),
     )

@@ -19,21 +19,26 @@ import torch
 
 from training.jobs.resources import cores
 from training.problems import UserError
+from training.recipe.tables.engines import ENGINES
 
 if TYPE_CHECKING:
     from training.recipe import Lora, ResolvedCompute, Training
 
 THREADS, GLOBAL_BATCH_SIZE, STEPS_PER_EPOCH = "threads", "global batch size", "steps per epoch"
 ACCEPTED = "training.inexact_resume"
+_KEPT = "the checkpoint's optimizer keeps it: for another one, begin with weights alone, by model.path"
 _NEVER_RESUMES = {
     "engine": "engines write different files",
     "strategy": "strategies write different files",
     "processes": "only ddp with the engine trainer can resume with another number of processes",
     "LoRA": "its weights differ, or are added up differently",
+    "optimizer": _KEPT,
+    "learning rate": _KEPT,
+    "weight decay": _KEPT,
     GLOBAL_BATCH_SIZE: "with another number of processes, it must stay the same: change the batch size to match",
     STEPS_PER_EPOCH: "with another number of processes, it must stay the same",
 }
-# With the same number of processes, these are settings that may change, as the learning rate.
+# With the same number of processes, these are settings that may change, as the number of epochs.
 _PER_PROCESSES = {GLOBAL_BATCH_SIZE, STEPS_PER_EPOCH}
 
 
@@ -50,6 +55,7 @@ def training_environment(
         "processes": compute.num_processes,
         GLOBAL_BATCH_SIZE: global_batch_size,
         STEPS_PER_EPOCH: steps_per_epoch,
+        **(_optimizer_settings(training) if training.engine in ENGINES else {}),
         "device": _device(),
         THREADS: torch.get_num_threads(),
         **{name: importlib.metadata.version(name) for name in libraries},
@@ -101,6 +107,18 @@ def find_differences(
 def _describe_adapters(lora: Lora) -> str:
     """The settings that fix the form of the weights; dropout may change."""
     return ", ".join(f"{name} {value}" for name, value in lora if value and name != "lora_dropout")
+
+
+def _optimizer_settings(training: Training) -> dict[str, Any]:
+    """The settings that an optimizer takes back from a checkpoint, in place of the recipe's."""
+    others = [
+        f"{name} {value}" for name, value in sorted(training.extra.items()) if name.startswith(("adam_", "optim_"))
+    ]
+    return {
+        "optimizer": ", ".join([training.optim, *others]),
+        "learning rate": training.learning_rate,
+        "weight decay": training.weight_decay,
+    }
 
 
 def _device() -> str:

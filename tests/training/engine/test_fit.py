@@ -209,6 +209,7 @@ def test_a_training_resumes_from_a_checkpoint_of_another_job_with_all_that_it_ne
         ("damaged", {"resume_from_checkpoint": str(damaged_copy(newest, tmp_path))}),
         ("other", {"resume_from_checkpoint": str(tmp_path)}),
         ("versions", {"resume_from_checkpoint": str(of_another_version(newest, tmp_path))}),
+        ("rate", {"num_train_epochs": 4, "learning_rate": 1e-5, "weight_decay": 0.25, "extra": {"adam_beta2": 0.9}}),
     ):
         failure = finish(tiny.fit_job(world, tmp_path / name, **settings | wrong)).failure
         assert failure is not None and failure.problems[0].where == "training.resume_from_checkpoint"
@@ -221,6 +222,11 @@ def test_a_training_resumes_from_a_checkpoint_of_another_job_with_all_that_it_ne
         in messages[3]
     )
     assert not list((tmp_path / "versions/checkpoints").iterdir())
+    assert "(here adamw_torch_fused, adam_beta2 0.9), learning rate" in messages[4]
+    assert "(here 1e-05), weight decay 0.0 (here 0.25)" in messages[4]
+    assert (
+        "the checkpoint's optimizer keeps it: for another one, begin with weights alone, by model.path" in messages[4]
+    )
 
     accepted = {"resume_from_checkpoint": str(tmp_path / "version/checkpoints" / newest.name), "inexact_resume": True}
     inexact = tiny.fit_job(world, tmp_path / "inexact", **settings | accepted, num_train_epochs=4)
