@@ -15,7 +15,7 @@ exclude_patterns = ["build"]
 html_theme = "furo"
 html_title = "finetune"
 html_static_path = ["static"]
-html_css_files = ["door.css"]
+html_css_files = ["site.css"]
 
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
