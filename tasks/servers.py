@@ -34,10 +34,10 @@ from tasks.locks import FlockManager, is_held
 from tasks.loopback import another_user_listens, check_listener
 from training.jobs.protocol import write_atomically
 
-PREFECT, MLFLOW, WORKER = "prefect", "mlflow", "worker"
+PREFECT, MLFLOW, WORKER, SERVE = "prefect", "mlflow", "worker", "serve"
 VARIABLES = {PREFECT: "PREFECT_API_URL", MLFLOW: "MLFLOW_TRACKING_URI"}
 POOL = "finetune"
-PREFECT_PORT, MLFLOW_PORT = 4200, 5000
+PREFECT_PORT, MLFLOW_PORT, SERVE_PORT = 4200, 5000, 8000
 USER = "finetune"
 """The user name that goes with each password."""
 START_TIMEOUT_S = 180.0
@@ -63,6 +63,10 @@ class ServicesState(BaseModel):
     prefect: str | None
     """http://127.0.0.1:4200"""
     mlflow: str | None
+    serve: str | None = None
+    """Address of the server of a registered model, which is not awaited: the model may not be registered yet."""
+    served_model: str = ""
+    """Its name, as `finetune up --serve` had it."""
     answering: tuple[str, ...] = ()
     """The services that have answered so far: prefect, mlflow, worker."""
     stopping: bool = False

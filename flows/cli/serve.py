@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
 from flows.cli.shared import COMPLETED, add_version_arguments
 from tasks.registry.model_spec import ModelSpec
-from tasks.serving.server import PORT, ServeOptions, token_file
+from tasks.servers import SERVE_PORT
+from tasks.serving.server import ServeOptions, describe_token
 from tasks.serving.server import serve as run_server
 from training.problems import Problem, UserError
 from training.recipe import split_version_name
@@ -17,7 +19,13 @@ from training.recipe import split_version_name
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add_version_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine alone)")
-    parser.add_argument("--port", type=int, default=PORT, help=f"default: {PORT}")
+    parser.add_argument("--port", type=int, default=SERVE_PORT, help=f"default: {SERVE_PORT}")
+    parser.add_argument(
+        "--engine", choices=("transformers", "vllm"), default="transformers", help="what computes; vllm: for GPUs"
+    )
+    parser.add_argument(
+        "--vllm", metavar="ARGUMENTS", default="", help="further arguments of `vllm serve`, in one word"
+    )
     parser.add_argument("--batch-size", metavar="ROWS", type=int, default=32, help="rows in one forward pass")
     parser.add_argument("--record", metavar="FOLDER", type=Path, help="record served rows and their predictions here")
     parser.add_argument(
@@ -48,6 +56,8 @@ def serve(arguments: argparse.Namespace) -> int:
         task=arguments.task,
         host=arguments.host,
         port=arguments.port,
+        engine=arguments.engine,
+        vllm_arguments=tuple(shlex.split(arguments.vllm)),
         batch_size=arguments.batch_size,
         record=arguments.record,
         record_share=arguments.record_share,
@@ -60,7 +70,7 @@ def serve(arguments: argparse.Namespace) -> int:
 
 def _print_address(model: ModelSpec, address: str) -> None:
     print(f"{model.name} is served at {address}; its API is at {address}/docs. Ctrl-C stops it.")
-    print(f'Requests need the token: -H "Authorization: Bearer $(cat {token_file()})"', flush=True)
+    print(f'Requests need the token: -H "Authorization: Bearer {describe_token()}"', flush=True)
 
 
 def _find_problems(arguments: argparse.Namespace) -> list[Problem]:
@@ -71,4 +81,8 @@ def _find_problems(arguments: argparse.Namespace) -> list[Problem]:
         and f"{arguments.record_share:g} is given: give more than 0 and at most 1.",
         "--record-rows": arguments.record_rows < 1 and f"{arguments.record_rows} is given: give 1 or more.",
     }
+    if arguments.engine == "vllm":
+        wrong["--record"] = bool(arguments.record) and "is not possible with --engine vllm: leave one of them out."
+    else:
+        wrong["--vllm"] = bool(arguments.vllm) and "is for --engine vllm: add it, or leave this out."
     return [Problem(kind="option", where=where, message=text) for where, text in wrong.items() if text]

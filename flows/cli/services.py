@@ -11,7 +11,7 @@ from flows.cli.shared import COMPLETED, FAILED
 from flows.reports.tables import align, terminal_width, wrap
 from tasks import servers
 from tasks.reports.formatting import format_count
-from tasks.servers import MLFLOW_PORT, PREFECT_PORT, ServicesState
+from tasks.servers import MLFLOW_PORT, PREFECT_PORT, SERVE_PORT, ServicesState
 from tasks.services import lifecycle
 from tasks.services.doctor import Finding, run_checks
 
@@ -23,6 +23,10 @@ def add_up_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--detach", action="store_true", help="return as soon as all answer, and leave them running")
     parser.add_argument("--prefect-port", type=int, default=PREFECT_PORT, help=f"default: {PREFECT_PORT}")
     parser.add_argument("--mlflow-port", type=int, default=MLFLOW_PORT, help=f"default: {MLFLOW_PORT}")
+    parser.add_argument(
+        "--serve", metavar="NAME", default="", help="also serve this model over HTTP, as soon as it is registered"
+    )
+    parser.add_argument("--serve-port", type=int, default=SERVE_PORT, help=f"default: {SERVE_PORT}")
 
 
 def up(arguments: argparse.Namespace) -> int:
@@ -33,7 +37,14 @@ def up(arguments: argparse.Namespace) -> int:
         print(*_format_addresses(state), sep="\n")
         return COMPLETED
     print("starting Prefect, MLflow and a worker: about 20 seconds", file=sys.stderr)
-    state = lifecycle.up(arguments.prefect_port, arguments.mlflow_port, arguments.detach, _print_answer)
+    state = lifecycle.up(
+        arguments.prefect_port,
+        arguments.mlflow_port,
+        arguments.detach,
+        _print_answer,
+        served_model=arguments.serve,
+        serve_port=arguments.serve_port,
+    )
     try:
         print(*_format_addresses(state), sep="\n", flush=True)
         # A password belongs on a person's terminal, not in a log.
@@ -57,6 +68,7 @@ def _print_answer(name: str, state: ServicesState) -> None:
 
 def _format_addresses(state: ServicesState) -> list[str]:
     addresses = {"Prefect": state.prefect, "MLflow": state.mlflow, "Worker": f"work pool {servers.POOL!r}"}
+    addresses |= {"Serve": f"{state.serve}, {state.served_model}" if state.serve else None}
     return [f"{f'{name}:':<9}{address}" for name, address in addresses.items() if address]
 
 

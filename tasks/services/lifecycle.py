@@ -23,6 +23,8 @@ from tasks.servers import (
     MLFLOW,
     POOL,
     PREFECT,
+    SERVE,
+    SERVE_PORT,
     START_TIMEOUT_S,
     VARIABLES,
     WORKER,
@@ -47,7 +49,13 @@ HEARTBEATS_S = 100.0
 
 
 def up(
-    prefect_port: int, mlflow_port: int, detach: bool, on_answer: Callable[[str, ServicesState], None]
+    prefect_port: int,
+    mlflow_port: int,
+    detach: bool,
+    on_answer: Callable[[str, ServicesState], None],
+    *,
+    served_model: str = "",
+    serve_port: int = SERVE_PORT,
 ) -> ServicesState:
     """Starts the process manager, waits until all services answer, and calls `on_answer` for each.
 
@@ -57,10 +65,12 @@ def up(
     ports = {
         name: port for name, port in ((PREFECT, prefect_port), (MLFLOW, mlflow_port)) if not _names_other_server(name)
     }
+    ports |= {SERVE: serve_port} if served_model else {}
     _require_free(ports)
     log = services_folder() / f"{LOCK}.log"
     argv = [sys.executable, "-m", "tasks.services.process_manager", *(f"{name}={port}" for name, port in ports.items())]
     argv += [] if detach else ["--until-eof"]
+    argv += ["--serve", served_model] if served_model else []
     # This process holds the pipe's other end open until it ends, even if it ends by a closed terminal or SIGKILL.
     read_end, _ = os.pipe()
     with open(log, "wb") as truncated, open(log, "ab") as out:
@@ -139,7 +149,8 @@ def status(state: ServicesState) -> list[tuple[str, str, bool]]:
     use_home_servers()
     since = datetime.now(UTC) - timedelta(seconds=HEARTBEATS_S)
     prefect_answers = all(answers for name, _, answers in servers if name == PREFECT)
-    return [*servers, (WORKER, f"work pool {POOL}", prefect_answers and worker_is_online(since))]
+    served = [(f"{SERVE} {state.served_model}", state.serve, is_healthy(state.serve))] if state.serve else []
+    return [*servers, (WORKER, f"work pool {POOL}", prefect_answers and worker_is_online(since)), *served]
 
 
 def _names_other_server(name: str) -> bool:
@@ -162,10 +173,9 @@ def _require_free(ports: dict[str, int]) -> None:
             for taken in take_port(port):
                 taken.close()
         except OSError as error:
-            message = (
-                f"port {port} cannot be used ({os.strerror(error.errno or 0)}): name another. If your {name} server "
-                f"listens there, name its address in {VARIABLES[name]} to use it."
-            )
+            message = f"port {port} cannot be used ({os.strerror(error.errno or 0)}): name another."
+            if name in VARIABLES:
+                message += f" If your {name} server listens there, name its address in {VARIABLES[name]} to use it."
             problems.append(Problem(kind="option", where=f"--{name}-port", message=message))
     if problems:
         raise UserError(problems)

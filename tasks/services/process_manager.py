@@ -1,6 +1,6 @@
 """The process manager of `finetune up`: the program that keeps its services running.
 
-    python -m tasks.services.process_manager [--until-eof] [NAME=PORT ...]
+    python -m tasks.services.process_manager [--until-eof] [--serve MODEL] [NAME=PORT ...]
 
 It starts each service when the previous one answers, and restarts a service that ends. Each service runs under a
 supervisor (training/jobs/supervise.py), which ends all processes of the service when the supervisor or this program
@@ -37,6 +37,7 @@ from tasks.servers import (
     MLFLOW,
     POOL,
     PREFECT,
+    SERVE,
     WORKER,
     ServicesState,
     is_healthy,
@@ -112,11 +113,18 @@ class Service:
 class ProcessManager:
     """All services of a home, which it starts, restarts and stops."""
 
-    def __init__(self, ports: dict[str, int], until_eof: bool, temporary: str) -> None:
+    def __init__(self, ports: dict[str, int], served_model: str, until_eof: bool, temporary: str) -> None:
         urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
         pid = os.getpid()
-        self._state = ServicesState(pid=pid, ticks=start_ticks(pid), prefect=urls.get(PREFECT), mlflow=urls.get(MLFLOW))
-        self._services = _build_services(ports, temporary)
+        self._state = ServicesState(
+            pid=pid,
+            ticks=start_ticks(pid),
+            prefect=urls.get(PREFECT),
+            mlflow=urls.get(MLFLOW),
+            serve=urls.get(SERVE),
+            served_model=served_model,
+        )
+        self._services = _build_services(ports, served_model, temporary)
         self._until_eof = until_eof
         self._stopping = False
         self._trim_at = 0.0
@@ -140,8 +148,9 @@ class ProcessManager:
                         self._tick()
                 if self._stopping:
                     return
-                self._state = self._state.model_copy(update={"answering": (*self._state.answering, service.name)})
-                write_state(self._state)
+                if service.name in self._state.services:
+                    self._state = self._state.model_copy(update={"answering": (*self._state.answering, service.name)})
+                    write_state(self._state)
             while not self._stopping:
                 self._tick()
         finally:
@@ -184,7 +193,7 @@ def trim_logs(services: Path) -> None:
                 file.truncate()  # the service appends, so its next line follows the last half
 
 
-def _build_services(ports: Mapping[str, int], temporary: str) -> list[Service]:
+def _build_services(ports: Mapping[str, int], served_model: str, temporary: str) -> list[Service]:
     taken = {name: take_port(port) for name, port in ports.items()}
     sockets = tuple(one for of_port in taken.values() for one in of_port)
     services = [
@@ -210,6 +219,16 @@ def _build_services(ports: Mapping[str, int], temporary: str) -> list[Service]:
             lambda: os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "2", "TMPDIR": temporary},
             partial(worker_is_online, datetime.now(UTC)),
             sockets,
+        ),
+        *(
+            Service(
+                SERVE,
+                ["tasks.serving.server", served_model, f"--fd={taken[SERVE][0].fileno()}"],
+                lambda: dict(os.environ),  # it fetches models from MLflow or a bucket
+                lambda: True,
+                sockets,
+            )
+            for _ in range(SERVE in ports)
         ),
     ]
 
@@ -239,13 +258,14 @@ def main() -> None:
             sys.exit("another `finetune up` runs over this home: stop it with `finetune down`.")
         parser = argparse.ArgumentParser(prog="python -m tasks.services.process_manager")
         parser.add_argument("--until-eof", action="store_true")
+        parser.add_argument("--serve", metavar="MODEL", default="")
         parser.add_argument("port", nargs="*", metavar="NAME=PORT")
         options = parser.parse_args()
         ports = dict(argument.split("=") for argument in options.port)
         # Prefect's worker uses a folder of a fixed name in the one for temporary files, where it may be another user's.
         with tempfile.TemporaryDirectory(prefix="finetune-", ignore_cleanup_errors=True) as temporary:
             numbers = {name: int(port) for name, port in ports.items()}
-            ProcessManager(numbers, options.until_eof, temporary).run()
+            ProcessManager(numbers, options.serve, options.until_eof, temporary).run()
 
 
 if __name__ == "__main__":

@@ -78,6 +78,15 @@ def build_app(
         ]
         return JSONResponse({"model": f"{served.name}/{version}", "predictions": found})
 
+    add_common_routes(app, served, metrics)
+    if generates:
+        app.include_router(build_routes(served, metrics, recorded, holds_conversations=holds_conversations))
+    return app
+
+
+def add_common_routes(app: FastAPI, served: ServedModel[Any], metrics: Metrics) -> None:
+    """Adds /health, /metrics, and the responses to errors."""
+
     @app.get("/health")
     async def health() -> Response:
         """Whether a version answers, and which."""
@@ -108,10 +117,6 @@ def build_app(
         problems = [(".".join(map(str, one["loc"][1:])) or "body", one["msg"]) for one in error.errors()]
         message = "\n".join(f"{where}: {text}" for where, text in problems)
         return RequestRefused(400, message, problems[0][0]).response()
-
-    if generates:
-        app.include_router(build_routes(served, metrics, recorded, holds_conversations=holds_conversations))
-    return app
 
 
 class Counted:

@@ -1,9 +1,14 @@
-"""The server of a registered model: its sockets, its token, and its end."""
+"""The server of a registered model: its sockets, its token, and its end.
+
+python -m tasks.serving.server NAME --fd FD    as a service of `finetune up --serve NAME`
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
+import os
 import secrets
 import signal
 import socket
@@ -11,25 +16,33 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import uvicorn
 
-from tasks.home import create_secret, home
+from tasks.environment_variables import prepare_environment
+from tasks.home import create_secret
+from tasks.jobs.launch import JobFailed
 from tasks.prediction.chat_job import can_talk
 from tasks.registry.model_spec import ModelSpec
-from tasks.servers import take_port
+from tasks.servers import SERVE_PORT, services_folder, take_port
 from tasks.services.request_guard import App, Guard
+from tasks.serving import vllm
 from tasks.serving.http_api import OPEN_PATHS, Counted, build_app
 from tasks.serving.metrics import Metrics
 from tasks.serving.model_process import ModelProcess
 from tasks.serving.recorded_rows import RecordedRows
 from tasks.serving.served_model import ServedModel
+from tasks.serving.vllm import VllmProcess
+from tasks.tracking.connection import MlflowFailed
 from training.problems import UserError
+from training.recipe import split_version_name
 
-PORT = 8000
 LOOPBACK = ("127.0.0.1", "localhost")
 BODY_BYTES = 16 * 2**20
 """The longest body of a request."""
+TOKEN = "FINETUNE_SERVE_TOKEN"
+"""The environment variable with a token in place of the home's."""
 DRAIN_S = 30
 """Requests that are not answered so long after SIGTERM are given up."""
 
@@ -45,18 +58,25 @@ class ServeOptions:
     task: str = ""
     """The user's own task type, whose code may run."""
     host: str = LOOPBACK[0]
-    port: int = PORT
+    port: int = SERVE_PORT
     batch_size: int = 32
+    engine: Literal["transformers", "vllm"] = "transformers"
+    vllm_arguments: tuple[str, ...] = ()
     record: Path | None = None
     record_share: float = 1.0
     record_rows: int = 100_000
+    fd: int | None = None
+    """The descriptor of a socket that listens already, in place of host and port."""
 
 
-def token_file() -> Path:
+def describe_token() -> str:
+    """The place of the token that requests need, as a shell reads it."""
+    return f"${TOKEN}" if os.environ.get(TOKEN) else f"$(cat {_token_file()})"
+
+
+def _token_file() -> Path:
     """The file with the token of the servers of this home; created if missing."""
-    folder = home() / "services"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return create_secret(folder / "serve.token", secrets.token_urlsafe(32).encode())
+    return create_secret(services_folder() / "serve.token", secrets.token_urlsafe(32).encode())
 
 
 def serve(options: ServeOptions, on_ready: Callable[[ModelSpec, str], None]) -> None:
@@ -65,15 +85,17 @@ def serve(options: ServeOptions, on_ready: Callable[[ModelSpec, str], None]) -> 
     `on_ready` is called with the version and the address when the server answers. Raises UserError, MlflowFailed, and
     JobFailed if the version cannot be loaded.
     """
-    with _listen(options.host, options.port) as listening:
+    with _listen(options) as listening:
         asyncio.run(_serve(options, listening, on_ready))
 
 
 async def _serve(options: ServeOptions, listening: socket.socket, on_ready: Callable[[ModelSpec, str], None]) -> None:
-    def load(model: ModelSpec, on_end: Callable[[ModelProcess], None]) -> ModelProcess:
+    def load(model: ModelSpec, on_end: Callable[[Any], None]) -> Any:
+        if options.engine == "vllm":
+            return VllmProcess(model, options.vllm_arguments, on_end)
         return ModelProcess(model, options.batch_size, on_end)
 
-    served = ServedModel(options.name, options.alias, options.version, options.task, load, _tell)
+    served = ServedModel[Any](options.name, options.alias, options.version, options.task, load, _tell)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -90,14 +112,12 @@ async def _serve(options: ServeOptions, listening: socket.socket, on_ready: Call
         stopped.cancel()
     assert served.current is not None
     model, metrics = served.current.model, Metrics(served)
-    recorded = _open_records(options, metrics)
-    app = build_app(
-        served,
-        metrics,
-        recorded,
-        generates=can_talk(model.task["task"]),
-        holds_conversations=served.current.has_chat_template,
-    )
+    if options.engine == "vllm":
+        app = vllm.build_app(served, metrics)
+    else:
+        generates, has_template = can_talk(model.task["task"]), served.current.has_chat_template
+        recorded = _open_records(options, metrics)
+        app = build_app(served, metrics, recorded, generates=generates, holds_conversations=has_template)
     host, port = listening.getsockname()[:2]
     server = uvicorn.Server(
         uvicorn.Config(
@@ -127,13 +147,12 @@ async def _serve(options: ServeOptions, listening: socket.socket, on_ready: Call
 
 
 def _guarded(app: App, options: ServeOptions, port: int) -> Guard:
-    file = token_file()
     return Guard(
         app,
         port,
-        file.read_text(),
+        os.environ.get(TOKEN) or _token_file().read_text(),
         is_open=OPEN_PATHS.__contains__,
-        hint=f"send the header Authorization: Bearer TOKEN, with the token in {file}",
+        hint=f"send the header Authorization: Bearer TOKEN, with the token {describe_token()}",
         is_token=True,
         any_host=options.host not in LOOPBACK,
         body_bytes=BODY_BYTES,
@@ -141,10 +160,14 @@ def _guarded(app: App, options: ServeOptions, port: int) -> Guard:
 
 
 @contextlib.contextmanager
-def _listen(host: str, port: int) -> Iterator[socket.socket]:
+def _listen(options: ServeOptions) -> Iterator[socket.socket]:
     """The socket that listens. Raises UserError for a port or host that cannot be used."""
+    host, port = options.host, options.port
     try:
-        sockets = take_port(port) if host in LOOPBACK else (socket.create_server((host, port)),)
+        if options.fd is not None:
+            sockets: tuple[socket.socket, ...] = (socket.socket(fileno=options.fd),)
+        else:
+            sockets = take_port(port) if host in LOOPBACK else (socket.create_server((host, port)),)
     except OSError as error:
         message = f"{host}:{port} cannot be used ({error.strerror}): name another port, by --port, or another host."
         raise UserError.of("option", "--port", message) from error
@@ -172,3 +195,21 @@ def _open_records(options: ServeOptions, metrics: Metrics) -> RecordedRows | Non
 
 def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Serves on a socket that the process manager has opened."""
+    parser = argparse.ArgumentParser(prog="python -m tasks.serving.server")
+    parser.add_argument("name")
+    parser.add_argument("--fd", type=int, required=True)
+    options = parser.parse_args()
+    prepare_environment()
+    name, alias, version = split_version_name(options.name)
+    try:
+        serve(ServeOptions(name, alias, version, fd=options.fd), lambda model, address: _tell(f"serves at {address}"))
+    except (UserError, JobFailed, MlflowFailed) as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

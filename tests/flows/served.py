@@ -48,13 +48,14 @@ class Server:
     Args:
         home: of the model.
         arguments: of the command.
+        env: further environment variables.
     """
 
-    def __init__(self, home: Path, *arguments: str) -> None:
+    def __init__(self, home: Path, *arguments: str, **env: str) -> None:
         self.process = subprocess.Popen(
             [NEW_PYTHON, "-c", code_with_forked_programs(CODE), "serve", *arguments, "--port", "0"],
             cwd=ROOT,
-            env=environment(home),
+            env=environment(home, **env),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

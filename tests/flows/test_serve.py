@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -292,3 +293,74 @@ def test_mistakes_are_one_message(counter_home: Path, capsys: pytest.CaptureFixt
     assert main(["serve", "counter", "--batch-size", "0", "--record-share", "2"]) == 2
     printed = capsys.readouterr().err
     assert "--batch-size: 0 is given" in printed and "--record-share: 2 is given" in printed
+
+
+# vLLM, by a program in its place
+
+VLLM = """\
+#!{python}
+import json, os, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+options = dict(zip(sys.argv[3::2], sys.argv[4::2]))
+folder, name = Path(sys.argv[2]), sys.argv[4]
+assert (folder / "model.safetensors").exists() and (folder / "tokenizer.json").exists()
+assert "--max-model-len" in sys.argv and "VLLM_API_KEY" not in " ".join(sys.argv)
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *words): pass
+
+    def do_GET(self):
+        self.answer(b"", "text/plain")
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert self.headers["Authorization"] == "Bearer " + os.environ["VLLM_API_KEY"]
+        if body.get("stream"):
+            self.answer(b'data: {{"choices": []}}\\n\\ndata: [DONE]\\n\\n', "text/event-stream")
+        else:
+            self.answer(json.dumps({{"model": name, "asked": body}}).encode(), "application/json")
+
+    def answer(self, body, kind):
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+port = sys.argv[sys.argv.index("--port") + 1]
+ThreadingHTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
+"""
+
+
+def test_vllm_gets_the_exported_folder_and_the_requests_and_follows_the_alias(
+    counter_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "vllm"
+    program.parent.mkdir()
+    program.write_text(VLLM.format(python=sys.executable))
+    program.chmod(0o755)
+    newer = add_version(connect().get_model_version("counter", "1").tags[MODEL_TAG], max_new_tokens=1)
+    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+    with Server(counter_home, "counter", "--engine", "vllm", "--vllm", "--max-model-len 64", PATH=path) as server:
+        body = {"model": "counter", "messages": [user("one")]}
+        answer = server.client.post("/v1/chat/completions", json=body)
+        assert answer.json() == {"model": "counter/1", "asked": body}
+        assert "[DONE]" in server.client.post("/v1/completions", json=body | {"stream": True}).text
+        assert server.client.post("/v1/load_lora_adapter", json={}).status_code == 404
+        connect().set_registered_model_alias("counter", "champion", newer)
+        try:
+            server.says(f"counter version {newer} answers, in place of version 1.")
+            started = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in descendants(server.process.pid)}
+            (stand_in,) = [pid for pid, words in started.items() if str(program) in words and f"/{newer}\0" in words]
+            os.kill(stand_in, signal.SIGKILL)
+            server.says("has ended.")
+            assert server.client.post("/v1/chat/completions", json=body).json()["model"] == f"counter/{newer}"
+        finally:
+            connect().set_registered_model_alias("counter", "champion", "1")
+        below = descendants(server.process.pid)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), timeout_s=10)
+    assert [*(counter_home / "jobs").glob("vllm-*")] == []
