@@ -17,13 +17,12 @@ from flows.reports.batch_prediction_report import Shards, build_result, count, d
 from tasks.cache.executor import Executor
 from tasks.cache.garbage_collection import in_use
 from tasks.cache.remote import Remote
-from tasks.cache.results import Artifact
 from tasks.cache.stage import Listener
 from tasks.home import home
 from tasks.jobs.engines import engine_of
 from tasks.prediction.drift_samples import Monitoring
-from tasks.prediction.input_rows import Shard, require_few_errors
-from tasks.prediction.output import Output, open_output
+from tasks.prediction.input_rows import require_few_errors
+from tasks.prediction.output import open_output
 from tasks.prediction.shard_job import FIELDS, PREDICTIONS, ShardPredictor, remember_rate, require_engine
 from tasks.prefect import events
 from tasks.prefect.prefect_artifacts import PrefectProgress
@@ -112,17 +111,14 @@ def _predict(prepared: PreparedBatch, run: str, remote: Remote, shards: Shards) 
         ) as predictor,
     ):
         for shard, rows in prepared.files.read(scan.shards, output.lacks):
-            ref = executor(predict_shard, model, prediction.batch_size, shard, predictor)
-            _write(output, shard, rows(), ref)
+            found = executor(predict_shard, model, prediction.batch_size, shard, predictor)
+            table = pq.read_table(found.path / PREDICTIONS)
+            output.write(shard, rows(), table, found.result.predicted_at_s)
         output.finish(count(prepared))
         if rate := predictor.rows_per_second:
             remember_rate(model, rate)
     stages = [{"name": predict_shard.name, "key": key} for key in prepared.keys.values()]
     history_of(prediction).remember_completed({"stages": stages})  # so that garbage collection keeps them
-
-
-def _write(output: Output, shard: Shard, rows: Any, ref: Artifact) -> None:
-    output.write(shard, rows, pq.read_table(ref.path / PREDICTIONS), int(ref.figures["predicted_at_s"]))
 
 
 def _remember_earlier_rows(prepared: PreparedBatch) -> None:
@@ -154,7 +150,7 @@ def _compare_new_rows(
         rows = f"{format_count(new.total, 'row')} wait for more"
         return _undecided(f"{rows}: {at_least}", new.total), []
     try:
-        reference = find_rows(version).figures.get(f"{version.split}_rows", section.min_rows)
+        reference = find_rows(version).result.rows.get(version.split, section.min_rows)
         if reference < section.min_rows:
             split = f"{version.champion} has {format_count(reference, f'{version.split} row')}"
             return _undecided(f"{split}: {at_least}", new.total), []

@@ -12,7 +12,6 @@ from prefect.runtime import flow_run
 
 from flows.callers import WORKER, Caller, run_for_version
 from tasks.cache.executor import Executor
-from tasks.cache.results import Artifact, NumberedComparison
 from tasks.prediction.drift_samples import Sample, draw_sample
 from tasks.prediction.input_rows import list_files
 from tasks.prefect import events
@@ -88,12 +87,12 @@ def run_drift_stages(
         sample: Of the new rows.
         files: Their paths or URLs, for the record.
     """
-    reference: Artifact = executor(profile, version, section, find_rows(version))
-    observed: Artifact = executor(observe, version, section, sample)
-    look: NumberedComparison | None = executor(count_look, version, section, reference, observed)
-    report: Artifact = executor(compare_rows, version, section, look, reference, observed)
+    reference = executor(profile, version, section, find_rows(version))
+    observed = executor(observe, version, section, sample)
+    look = executor(count_look, version, section, reference, observed)
+    report = executor(compare_rows, version, section, look, reference, observed)
     executor(record_drift, version, files, reference, report)
-    return report.figures
+    return report.result.model_dump(mode="json")
 
 
 def announce_drift(version: MonitoredVersion, report: dict[str, Any], inputs: Sequence[str]) -> None:

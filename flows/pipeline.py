@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from tasks.cache.results import Artifact, Champion, Lock, Promotion, Publication, Selection, Verdict, Version
 from tasks.cache.stage import Builder
 from tasks.stages.compare import compare, count_comparison, counts_comparisons, find_champion, has_opponent
-from tasks.stages.exports import compare_exports, export, wants_exports
-from tasks.stages.fit import fit
+from tasks.stages.exports import CompareExportsArtifact, compare_exports, export, wants_exports
+from tasks.stages.fit import FitArtifact, fit
 from tasks.stages.gate import gate
-from tasks.stages.load_data import counts_tokens, load_data
+from tasks.stages.load_data import LoadDataArtifact, counts_tokens, load_data
 from tasks.stages.load_model import load_model, require_same_labels
 from tasks.stages.predict import answers_prompts, needs_reference, predict, predict_champion, reference_logprobs
 from tasks.stages.publish import publish
 from tasks.stages.register import promote, register
 from tasks.stages.resolve import resolve
-from tasks.stages.score import require_fitting, require_fitting_lengths, score
+from tasks.stages.score import ScoreArtifact, require_fitting, require_fitting_lengths, score
 from tasks.stages.tokenize import tokenize
 from training.recipe import Recipe
 
@@ -26,11 +26,11 @@ class Finished:
     """The results of all stages. In a plan, the result of a stage that has to run is Unknown."""
 
     lock: Lock
-    trained: Artifact
-    scores: Artifact
+    trained: FitArtifact
+    scores: ScoreArtifact
     champion: Champion | None
     verdict: Verdict
-    exports: Artifact | None
+    exports: CompareExportsArtifact | None
     """The comparison of the exports with the model; None if the recipe names none or the model is rejected."""
     version: Version | None
     publication: Publication | None
@@ -42,7 +42,7 @@ class TrainingInputs:
     """What training starts from."""
 
     lock: Lock
-    data: Artifact
+    data: LoadDataArtifact
     model: Artifact
     tokens: Artifact
 
@@ -51,9 +51,9 @@ class TrainingInputs:
 class Scored(TrainingInputs):
     """A trained model and its metrics."""
 
-    trained: Artifact
+    trained: FitArtifact
     predictions: Artifact
-    scores: Artifact
+    scores: ScoreArtifact
 
 
 def prepare(build: Builder, recipe: Recipe, lock: Lock | None = None) -> TrainingInputs:
@@ -69,8 +69,8 @@ def prepare(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Trainin
     require_same_labels(lock, data, model)
     tokens = build(tokenize, recipe, data, model)
     require_fitting_lengths(recipe, tokens)
-    tokens = build(reference_logprobs, recipe, lock, model, tokens) if needs_reference(recipe) else tokens
-    return TrainingInputs(lock, data, model, tokens)
+    with_reference = build(reference_logprobs, recipe, lock, model, tokens) if needs_reference(recipe) else tokens
+    return TrainingInputs(lock, data, model, with_reference)
 
 
 def train_and_score(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Scored:

@@ -379,7 +379,7 @@ class Search:
     def _compare(self, best: Trial, scored: Scored, champion: Champion, opponent: Artifact) -> Comparison:
         arguments = (scored.data, scored.tokens, scored.trained, scored.predictions, opponent)
         found = self._quiet_executor()(compare, self._recipe_of(best), champion, None, *arguments)
-        return Comparison.model_validate(found.figures)
+        return found.result
 
     def _find_scored(self, trial: Trial) -> Scored | None:
         """The trial's artifacts; None if they were removed since."""

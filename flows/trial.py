@@ -24,6 +24,7 @@ from tasks.jobs.launch import JobFailed
 from tasks.prefect import events
 from tasks.prefect.prefect_artifacts import PrefectProgress
 from tasks.shared_store.bucket_remote import open_remote
+from tasks.stages.score import ScoreArtifact
 from tasks.sweeps.study import Study
 from tasks.sweeps.trial_state import UNFINISHED, Trial
 from tasks.tracking.run_tracker import RunTracker
@@ -134,8 +135,8 @@ class TrialRun:
                 tracker.end(status)
         return state
 
-    def _complete(self, scores: Artifact, seconds: float) -> State[Any]:
-        metrics: Mapping[str, Any] = scores.figures[VALIDATION]
+    def _complete(self, scores: ScoreArtifact, seconds: float) -> State[Any]:
+        metrics = scores.result[VALIDATION]
         if self.metric not in metrics:
             message = f"{self.metric!r} is none of the metrics of the trials: choose from {', '.join(metrics)}."
             raise UserError.of("sweep", "sweep.metric", message)

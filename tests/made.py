@@ -7,11 +7,21 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic_core import to_jsonable_python
 
 from tasks.cache import store
 from tasks.cache.results import Artifact, Comparison
+from training.data.load_rows import LoadDataResult
+from training.engine.fit_settings import FitResult
 
 KEY = "k" * 40
+ROWS = LoadDataResult(train_rows=120, validation_rows=2, labels=2, warnings=0)
+"""The result of the stage `load_data`."""
+FITTED = FitResult(
+    trainable_parameters=9, micro_batch_size=8, steps=1200, epochs=3.0, train_loss=0.4321, best_step=None,
+    best_metric=None, train_samples_per_second=99.9, estimated_memory_mb=None, peak_memory_mb=1,
+)  # fmt: skip
+"""The result of the stage `fit`."""
 LABELS = b'["bad", "good"]'
 NO_WEIGHTS = (2).to_bytes(8, "little") + b"{}"
 """A file of safetensors without tensors."""
@@ -25,15 +35,16 @@ COMPARISON = Comparison(
 def artifact(
     stage: str,
     files: Mapping[str, bytes],
-    figures: Mapping[str, Any] | None = None,
+    result: Any = None,
     made: Mapping[str, Any] | None = None,
 ) -> Artifact:
-    """A stage's artifact with these files and figures, made from these inputs."""
+    """A stage's artifact with these files and this result, made from these inputs."""
     with store.filling(stage, KEY) as aside:
         for name, content in files.items():
             (aside / name).parent.mkdir(exist_ok=True)
             (aside / name).write_bytes(content)
-        return store.publish(aside, stage, KEY, made or {}, figures or {})
+        stored = store.publish(aside, stage, KEY, made or {}, to_jsonable_python(result))
+    return stored.model_copy(update={"result": result})
 
 
 def predictions(split: str, labels: Sequence[int], given: Sequence[int]) -> Artifact:

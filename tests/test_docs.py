@@ -110,10 +110,10 @@ def test_the_function_gives_rows_that_load(tmp_path: Path, monkeypatch: pytest.M
     from training.task_types.sequence_classification import SequenceClassification
 
     module("my_rows", example("rows"), monkeypatch)
-    figures = load(
+    found = load(
         Data(source="python", path="my_rows:rows", text=["text"], label="label"), SequenceClassification(), {}, tmp_path
     )
-    assert figures == {"train_rows": 100, "validation_rows": 20, "labels": 2, "warnings": 0}
+    assert (found.rows, found.labels, found.warnings) == ({"train": 100, "validation": 20}, 2, 0)
     assert fingerprint(load_object("my_rows:rows")) == "one to a hundred, second edition"
 
 
@@ -154,8 +154,8 @@ def test_the_verdict_that_is_shown_follows_from_its_rows() -> None:
         confidence=0.95,
         champion="demo/1",
     )
-    compared = Artifact(stage="compare", key="k", digest="d", figures=compare(*both, settings))
-    scored = Artifact(stage="score", key="k", digest="d", figures={"validation": {"accuracy": {"value": 1355 / 1630}}})
+    compared = Artifact(stage="compare", key="k", digest="d", result=compare(*both, settings))
+    scored = Artifact(stage="score", key="k", digest="d", result={"validation": {"accuracy": {"value": 1355 / 1630}}})
     lines = verdict_lines(gate.make(Work("k", Path(), "run"), recipe, scored, compared))
     assert "\n".join(f"    {line}" for line in lines) in block("gate")
 
@@ -272,7 +272,7 @@ def test_the_page_on_evaluation_names_every_metric_and_what_a_run_prints_of_them
     named = re.findall(r"evaluation.metrics=\[(.*)\]", printed)[0].split(", ")
     assert list(figures) == named
     assert (
-        summarize_result("score", Artifact(stage="score", key="k", digest="d", figures={"validation": figures}))
+        summarize_result("score", Artifact(stage="score", key="k", digest="d", result={"validation": figures}))
         in printed
     )
 
@@ -288,7 +288,7 @@ def test_the_groups_that_are_shown_are_the_worst_and_their_verdict_follows_from_
     overrides = parse_set(shlex.split(block("floors").split("finetune run")[1].splitlines()[0])[2::2])
     recipe = load(ROOT / "deployments" / "demo.yaml", overrides)
     scored = Artifact(
-        stage="score", key="k", digest="d", figures={"validation": {"accuracy": {"value": sum(right.values()) / 1630}}}
+        stage="score", key="k", digest="d", result={"validation": {"accuracy": {"value": sum(right.values()) / 1630}}}
     )
     scored.path.mkdir(parents=True)
     (scored.path / "slices.json").write_text(json.dumps({"validation": {"label": groups, "length_bucket": groups}}))

@@ -189,5 +189,5 @@ def _seconds_of_training(recipe: Recipe, stored: list[Trial], planned: Scored) -
     last = store.manifest_of("fit", key) if key else None
     if last is None or not isinstance(planned.data, Artifact):
         return None
-    rows = planned.data.figures["train_rows"] * recipe.training.num_train_epochs
-    return float(rows / max(last[0].figures["train_samples_per_second"], 1e-9))
+    rows = (planned.data.result.train_rows or 0) * recipe.training.num_train_epochs
+    return float(rows / max(fit.open(last[0]).result.train_samples_per_second, 1e-9))

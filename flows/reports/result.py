@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from flows.pipeline import Finished
 from tasks.cache.digests import Digests
 from tasks.cache.stage import Row
@@ -48,9 +50,9 @@ def build_result(
             }
             for row in rows
         ],
-        "metrics": finished.scores.figures if finished else {},
+        "metrics": finished.scores.result if finished else {},
         "verdict": finished.verdict.model_dump(mode="json") if finished else None,
-        "exports": dict(finished.exports.figures) if finished and finished.exports else {},
+        "exports": to_jsonable_python(finished.exports.result) if finished and finished.exports else {},
         "model": _describe_model(finished) if finished else None,
         "problems": list_problems(error, rows[-1].name if rows else where),
         "warnings": [],

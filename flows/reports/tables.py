@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from tasks.cache.results import Verdict
+from tasks.cache.results import ComparedExport, Verdict
 from tasks.reports.formatting import format_count, format_score, make_printable
 from tasks.reports.model_reports import tabulate_answers, tabulate_checks, tabulate_comparison, tabulate_exports
 from tasks.reports.row_reports import tabulate_mixture
@@ -156,7 +156,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 
 def export_lines(exports: Mapping[str, Any]) -> list[str]:
     """Formats the exports of a model as a table; empty if there are none."""
-    table = tabulate_exports(exports)
+    table = tabulate_exports({name: ComparedExport.model_validate(one) for name, one in exports.items()})
     rows = align([list(table[0]), *(list(row.values()) for row in table)]) if table else []
     return ["Exports:", *(f"  {row}" for row in rows)] if rows else []
 

@@ -27,7 +27,7 @@ from tasks.cache import store
 from tasks.cache.history import History
 from tasks.cache.remote import Remote
 from tasks.cache.results import Artifact
-from tasks.cache.stage import Listener, Paused, Prepared, Row, Stage, Work
+from tasks.cache.stage import Listener, Paused, Prepared, Result, Row, Stage, Work
 from tasks.home import home
 from tasks.locks import FlockManager
 from training.jobs.protocol import read_outcome
@@ -97,7 +97,7 @@ class Executor:
         self._uncommitted: list[Callable[[], None]] | None = None
         """History entries of an open transaction."""
 
-    def __call__(self, stage: Stage[Any], *arguments: Any) -> Any:
+    def __call__(self, stage: Stage[Result], *arguments: Any) -> Result:
         """The stage's result."""
         started = time.monotonic()
         key, state = "", "failed"
@@ -118,6 +118,7 @@ class Executor:
             state = work.state
             if stage.cached:
                 self._remote.upload(result)
+                result = stage.open(result)
         finally:
             artifact = result.location if isinstance(result, Artifact) else None
             fetched = self._remote.fetched_bytes(stage.name, key) if state == "cached" else None
@@ -248,8 +249,8 @@ def _artifact_body(
         try:
             with store.filling(stage.name, work.key) as aside:
                 work.out = aside
-                figures = prepared.run(work)
-                ref = store.publish(aside, stage.name, work.key, flat, figures)
+                result = prepared.run(work)
+                ref = store.publish(aside, stage.name, work.key, flat, result)
         except Paused as paused:
             remote.release(stage.name, work.key)
             return Cancelled(name=PAUSED, message=str(paused))

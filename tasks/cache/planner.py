@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from tasks.cache import store
 from tasks.cache.history import History
 from tasks.cache.remote import Progress, Remote, no_progress
@@ -43,7 +45,6 @@ class PlannedStage:
     key: str | None
     """None if an input is unknown."""
     reasons: tuple[str, ...] = ()
-    figures: Mapping[str, Any] | None = None
 
 
 class Planner:
@@ -105,7 +106,7 @@ class Planner:
         ref, reasons = self._find(stage, key, flat, names)
         if ref is None:
             return self._expect(stage), PlannedStage(stage.name, "will run", key, reasons)
-        return ref, PlannedStage(stage.name, "cached", key, figures=ref.figures)
+        return ref, PlannedStage(stage.name, "cached", key)
 
     def _look_ahead(self, stage: Stage[Any], arguments: tuple[Any, ...], perhaps: bool) -> tuple[Any, PlannedStage]:
         """A stage after one that has to run. `perhaps`: all such stages may have the same output as last time."""
@@ -146,16 +147,18 @@ class Planner:
             return None, (f"damaged: {damage}",)
         if ref is None:
             ref = self._remote.find(stage.name, key, self._fetch_progress(stage.name))
-        return ref, () if ref else self._explain_missing(stage, key, flat, names)
+        if ref is None:
+            return None, self._explain_missing(stage, key, flat, names)
+        return stage.open(ref), ()
 
     def _expect(self, stage: Stage[Any]) -> Unknown:
         """The expected result of a stage that will run: its last one if changed inputs often give the same output."""
         last = self._history.last_key(stage.name) if stage.may_repeat else None
         try:
             ref = store.find(stage.name, last) if last else None
-        except store.Damaged:
+            return Repeatable(stage.open(ref)) if ref else UNKNOWN
+        except (store.Damaged, ValidationError):  # damaged, or another version of this project made it
             return UNKNOWN
-        return Repeatable(ref) if ref else UNKNOWN
 
     def _last_result(self, stage: Stage[Any], key: str) -> Any:
         """The last result of an action with the same key."""
@@ -163,7 +166,7 @@ class Planner:
             return UNKNOWN
         try:
             values = self._history.last_result(stage.name, key)
-            return None if values is None else stage.gives.model_validate(values)
+            return None if values is None else stage.parse(values)
         except (LookupError, ValueError):  # missing or damaged
             return UNKNOWN
 

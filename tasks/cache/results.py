@@ -6,19 +6,17 @@ import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints
+from typing_extensions import TypeVar
 
 from tasks.home import home
+from training.evaluation.scores import ComparedExport as ComparedExport
+from training.evaluation.scores import Comparison as Comparison
+from training.evaluation.scores import Number
 
-# JSON has no NaN: it is written as null.
-Number = Annotated[
-    float,
-    BeforeValidator(lambda value: math.nan if value is None else value),
-    PlainSerializer(lambda value: value if math.isfinite(value) else None, when_used="json"),
-]
-
+Result = TypeVar("Result", default=Any)
 
 Name = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z][0-9A-Za-z_-]*$")]
 """A key, the id of a run or the name of a recipe: it is a folder's name in the home. A registry may give any text."""
@@ -26,7 +24,7 @@ FileName = Annotated[str, StringConstraints(pattern=r"^[^/\\\x00-\x1f.][^/\\\x00
 """The name of a file in the folder of a model."""
 
 
-class Artifact(BaseModel):
+class Artifact(BaseModel, Generic[Result]):
     """A finished artifact."""
 
     model_config = ConfigDict(frozen=True)
@@ -38,8 +36,9 @@ class Artifact(BaseModel):
     """Digest of the content without `log/`: equal digests are equal bytes."""
     parts: dict[str, str] = Field(default_factory=dict)
     """Digest of each top-level file or folder of the content."""
-    figures: dict[str, Any] = Field(default_factory=dict)
-    """A few numbers worth showing."""
+    result: Result = Field(cast("Result", None), validation_alias=AliasChoices("result", "figures"))
+    """The result of the stage's program or function: JSON values as stored, or what `Stage.open` has parsed. Earlier
+    versions of this project stored it as `figures`."""
 
     @property
     def location(self) -> str:
@@ -214,64 +213,6 @@ class Check(BaseModel):
         return f"{self.figure} {self.inequality}"
 
 
-class AnswerFigure(BaseModel):
-    """A figure of the answers of a model and of its opponent to the same prompts."""
-
-    model_config = ConfigDict(frozen=True)
-
-    metric: str
-    opponent: str
-    """`name/version`, or `the base model`."""
-    value: Number
-    champion_value: Number
-    low: Number
-    """Lower end of the 95 % interval of the difference, value minus champion_value."""
-    high: Number
-    rows: int
-    """The prompts."""
-
-
-class Comparison(BaseModel):
-    """A model compared with the champion, or without one with the baseline, on the same rows."""
-
-    model_config = ConfigDict(frozen=True)
-
-    champion: str
-    """`name/version`, or a description of the constant answer."""
-    baseline: bool = False
-    """Whether the comparison is with the best constant answer."""
-    metric: str
-    split: str
-    rows: int
-    value: Number
-    """The new model's figure."""
-    champion_value: Number
-    gained: int
-    """Rows that only the new model gets right."""
-    lost: int
-    """Rows that only the champion gets right."""
-    gain: Number
-    """How much better the new model is, in the metric's unit; for metrics of which less is better, how much less."""
-    at_least: Number
-    """Lower end of the gain's one-sided interval at the confidence."""
-    margin: float
-    confidence: float
-    method: Literal["mcnemar", "permutation", "bootstrap", "sign"]
-    """The test: training.evaluation.significance has them. A permutation test also needs the bootstrap's interval
-    above the margin."""
-    p_value: Number
-    """Probability of a gain like this by chance if the true gain is at most the margin."""
-    least_p_value: float = 0.0
-    """Smallest p-value that the test can give: it draws a limited number of permutations."""
-    better: bool
-    comparison: int | None = None
-    """Its number among all comparisons on the same rows; None if the confidence covers each comparison by itself."""
-    warnings: list[str] = Field(default_factory=list)
-    """Reasons why the two models are less comparable."""
-    answers: list[AnswerFigure] = Field(default_factory=list)
-    """Figures of answers to prompts."""
-
-
 class Selection(BaseModel):
     """How a sweep chose the settings of a model."""
 
@@ -296,22 +237,6 @@ class Selection(BaseModel):
 
     def __str__(self) -> str:
         return f"trial {self.trial} of {self.trials}, by {self.metric} on validation (sampler {self.sampler})"
-
-
-class ExportFigures(BaseModel):
-    """The figures of an export, of training.programs.compare_exports."""
-
-    model_config = ConfigDict(frozen=True)
-
-    bytes: int
-    rows_per_second: float
-    torch_rows_per_second: float
-    """Of the model, on the CPU and the same rows."""
-    torch_precision: str
-    """no, bf16 or fp16."""
-    released: bool
-    comparison: Comparison
-    """With the model in place of the champion."""
 
 
 class Verdict(BaseModel):

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 
 from tasks.cache.code import code_behind, library_versions, users_code
 from tasks.cache.digests import digest_of
+from tasks.cache.results import Artifact
 from tasks.home import home
 
 Result = TypeVar("Result")
@@ -126,8 +127,8 @@ def fetch_event(done: int, total: int) -> dict[str, Any]:
 class Builder(Protocol):
     """Builds the stages of a pipeline: the executor runs them, the planner only names them."""
 
-    def __call__(self, stage: Stage[Any], *arguments: Any) -> Any:
-        """The stage's result, or a placeholder if it is unknown."""
+    def __call__(self, stage: Stage[Result], *arguments: Any) -> Result:
+        """The stage's result: an artifact, or an action's own; in a plan, a placeholder if it is unknown."""
 
     def transaction(self) -> AbstractContextManager[None]:
         """A context for actions that succeed or fail together: if one fails, those before it are rolled back."""
@@ -140,7 +141,7 @@ class Prepared(Protocol):
         """The content of the key."""
 
     def run(self, work: Work) -> Any:
-        """Does the work. A cached stage fills `work.out` and returns its figures; an action returns its result."""
+        """Does the work and returns its result. A cached stage fills `work.out` too."""
 
 
 @dataclass(frozen=True)
@@ -173,8 +174,9 @@ class Stage(Generic[Result]):
     """Whether the output is an artifact; an action's output is a plain value."""
     read_only: bool = False
     """Whether `plan` may call it, because it changes nothing."""
-    gives: type[BaseModel] | None = None
-    """The type of an action's result, which is stored for later plans."""
+    gives: Any = None
+    """The type of the result, which is in the artifact; of an action, it is stored for later plans. None: any JSON
+    values in an artifact, and an action's result is not stored."""
     where: str = ""
     """The condition of a stage that not every run has, as text for a plan."""
     may_repeat: bool = False
@@ -183,6 +185,15 @@ class Stage(Generic[Result]):
     """Its work, for the documentation."""
     key_description: str = ""
     """The content of its key, for the documentation."""
+
+    def parse(self, result: Any) -> Any:
+        """The result of this stage from stored JSON values. Raises pydantic's ValidationError."""
+        return result if self.gives is None else TypeAdapter(self.gives).validate_python(result)
+
+    def open(self, artifact: Artifact) -> Result:
+        """The artifact of this cached stage with its result parsed. Raises pydantic's ValidationError."""
+        opened: Any = artifact.model_copy(update={"result": self.parse(artifact.result)})
+        return opened
 
     def make(self, work: Work, *arguments: Any) -> Any:
         """Does the stage's work for these arguments: see Prepared.run."""
@@ -215,7 +226,7 @@ def action(
     inputs: Callable[..., Inputs],
     *,
     read_only: bool = False,
-    gives: type[BaseModel] | None = None,
+    gives: Any = None,
     where: str = "",
 ) -> Callable[[Callable[..., Result]], Stage[Result]]:
     """A stage that is not cached: it reads or changes an external system, and can be repeated without harm.

@@ -104,7 +104,7 @@ def filling(stage: str, key: str) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def publish(aside: Path, stage: str, key: str, inputs: Mapping[str, Any], figures: Mapping[str, Any]) -> Artifact:
+def publish(aside: Path, stage: str, key: str, inputs: Mapping[str, Any], result: Any) -> Artifact:
     """Makes the filled folder the artifact of this key and returns its ref. Replaces an existing artifact, as after a
     forced run. Raises OSError if the disk is full; then nothing is published."""
     _write(aside / INPUTS, _to_json(inputs))
@@ -123,7 +123,7 @@ def publish(aside: Path, stage: str, key: str, inputs: Mapping[str, Any], figure
         key=key,
         digest=digest_of(content),
         parts={name: digest_of(inside) for name, inside in parts.items()},
-        figures=dict(figures),
+        result=result,
     )
     manifest = {"ref": ref.model_dump(), "files": files}
     complete(aside, stage, key, _to_json({**manifest, "digest": _digest_of_manifest(manifest)}))

@@ -93,8 +93,8 @@ def _wait_for_uploads(child: Handle, folder: Path, work: Work) -> None:
         message = f"nothing arrived for {UPLOAD_TIMEOUT_S:g} s after the end of training"
     elif (outcome := read_outcome(folder)) is None or outcome.failure is not None:
         message = outcome.failure.message if outcome and outcome.failure else "the upload program was killed"
-    elif outcome.figures["trouble"]:
-        message = outcome.figures["trouble"]
+    elif outcome.result["trouble"]:
+        message = outcome.result["trouble"]
     missing = checkpoints.list_unsent(saved) if (work.job / checkpoints.OUTGOING).is_dir() else []
     reasons = [message] if message else []
     if missing:

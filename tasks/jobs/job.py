@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic_core import to_jsonable_python
 
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Inputs, Stage, Work
@@ -32,8 +34,9 @@ from training.jobs.protocol import (
     values_in_key,
 )
 
-Function = Callable[[Work, Any, Mapping[str, Path]], dict[str, Any]]
-"""Gets the settings and the folders by name, fills `Work.out`, and returns the figures."""
+Result = TypeVar("Result")
+Function = Callable[[Work, Any, Mapping[str, Path]], Any]
+"""Gets the settings and the folders by name, fills `Work.out`, and returns the result."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,6 @@ class Job:
     settings: Settings
     reads: Mapping[str, Files]
     """By the name under which the program finds the folder in `Job.inputs`."""
-    figures: Mapping[str, Any] = field(default_factory=dict)
-    """Figures that the stage adds to those of the program. In the key."""
     content: Mapping[str, Any] = field(default_factory=dict)
     """Values that name content which a function reads elsewhere, such as the digests of files at URLs."""
     tables: Mapping[str, Any] = field(default_factory=dict)
@@ -112,14 +113,14 @@ class Job:
     Not in the key."""
     around: Callable[[Work], AbstractContextManager[None]] | None = None
     """Returns a context in which the program runs, such as the upload of its checkpoints. Not in the key."""
-    show: Callable[[Work, Mapping[str, Any]], None] | None = None
-    """Gets the figures too, and tells what is in the filled folder: warnings, and pictures in its `log`, which is no
-    part of the artifact's content. Not in the key."""
+    show: Callable[[Work, Any], None] | None = None
+    """Gets the result too, as JSON values, and tells what is in the filled folder: warnings, and pictures in its `log`,
+    which is no part of the artifact's content. Not in the key."""
 
     def inputs(self) -> Inputs:
         """The content of the key. Raises ValueError if two values have one name: the key would lack one of them."""
         read = {name: digest for files in self.reads.values() for name, digest in files.digests.items()}
-        parts = [values_in_key(self.settings), self.content, self.tables, self.figures, {"upstream": read}]
+        parts = [values_in_key(self.settings), self.content, self.tables, {"upstream": read}]
         names = Counter(name for part in parts for name in part)
         if twice := [name for name, count in names.items() if count > 1]:
             raise ValueError(f"{', '.join(twice)} would be two values of one name in a key")
@@ -133,18 +134,18 @@ class Job:
             names=self.field_names,
         )
 
-    def run(self, work: Work) -> dict[str, Any]:
-        """Runs the program to its end, fills `work.out`, and returns the figures. Raises as `run_child` does."""
+    def run(self, work: Work) -> Any:
+        """Runs the program to its end, fills `work.out`, and returns the result as JSON values. Raises as `run_child`
+        does."""
         inputs = self.link_inputs(work, work.job / INPUTS)
         with self.around(work) if self.around else nullcontext():
             if isinstance(self.program, str):
-                found = self._run_child(work, self.program, inputs)
+                result = self._run_child(work, self.program, inputs)
             else:
-                found = self.program(work, self.settings, inputs)
-        figures = found | dict(self.figures)
+                result = to_jsonable_python(self.program(work, self.settings, inputs))
         if self.show:
-            self.show(work, figures)
-        return figures
+            self.show(work, result)
+        return result
 
     def link_inputs(self, work: Work, folder: Path) -> dict[str, Path]:
         """Makes the new folder with links to what the program may read; returns the places by name."""
@@ -154,7 +155,7 @@ class Job:
             files.link(folder / name, work)
         return {name: folder / name for name in self.reads}
 
-    def _run_child(self, work: Work, program: str, inputs: Mapping[str, Path]) -> dict[str, Any]:
+    def _run_child(self, work: Work, program: str, inputs: Mapping[str, Path]) -> Any:
         launched = self.launch() if self.launch else Launch(python_argv(program), {}, {})
         places = {name: files.folder for name, files in self.reads.items() if isinstance(files.folder, Path)}
         return run_child(
@@ -171,19 +172,22 @@ class Job:
         )
 
 
-def stage(*, where: str = "", may_repeat: bool = False) -> Callable[[Callable[..., Job]], Stage[Any]]:
+def stage(
+    gives: type[Result], *, where: str = "", may_repeat: bool = False
+) -> Callable[[Callable[..., Job]], Stage[Artifact[Result]]]:
     """A cached stage: a function from the recipe and the artifacts before it to a job. Its docstring's first paragraph
     is the stage's work, the second one the content of its key, for the documentation.
 
-    `where` and `may_repeat` are those of Stage.
+    `gives` is the type of the program's result; `where` and `may_repeat` are those of Stage.
     """
 
-    def decorate(describe: Callable[..., Job]) -> Stage[Any]:
+    def decorate(describe: Callable[..., Job]) -> Stage[Artifact[Result]]:
         work, _, rest = (inspect.getdoc(describe) or "").partition("\n\n")
         return Stage(
             describe.__name__,
             describe,
             cached=True,
+            gives=gives,
             where=where,
             may_repeat=may_repeat,
             description=work,

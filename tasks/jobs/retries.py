@@ -98,8 +98,9 @@ def run_child(
     batches: BatchDivision | None = None,
     before_try: Callable[[], None] = lambda: None,
     runner: Runner[Any] = LOCAL,
-) -> dict[str, Any]:
-    """Runs the program to its end, fills `work.out` with its output and its log, and returns its figures.
+) -> Any:
+    """Runs the program to its end, fills `work.out` with its output and its log, and returns its result as
+    JSON values.
 
     A program that can divide its batches gets `batches`, and finds `micro_batch_divisor` in its settings: if memory
     runs out, it resumes with smaller batches. `before_try` is called after job.json is written. `runner` runs it.
@@ -134,7 +135,7 @@ def run_child(
     if batches:
         batches.save()
     _link_output(job, work.out)
-    return dict(outcome.figures)
+    return outcome.result
 
 
 def prepare_next_try(outcome: Outcome, failure: Failure, tries: int, batches: BatchDivision | None) -> dict[str, Any]:

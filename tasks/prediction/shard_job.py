@@ -32,7 +32,7 @@ from training import task_types
 from training.data.prediction_rows import WantedShard
 from training.jobs.protocol import EVENTS, OUTCOMES, Imports, Job, Outcome, write_atomically
 from training.problems import UserError, renamed
-from training.programs.predict_shards import SHARDS, PredictShardsSettings
+from training.programs.predict_shards import SHARDS, PredictShardsSettings, ShardResult
 from training.recipe import BatchPrediction, ResolvedCompute
 
 PROGRAM = "training.programs.predict_shards"
@@ -107,8 +107,8 @@ class ShardPredictor:
         rates = [rate for program in self._programs if (rate := program.rows_per_second) is not None]
         return sum(rates) if rates else None
 
-    def predict(self, shard: Shard, out: Path) -> dict[str, Any]:
-        """Waits for the shard's predictions, links them into the folder `out`, and returns their figures.
+    def predict(self, shard: Shard, out: Path) -> ShardResult:
+        """Waits for the shard's predictions, links them into the folder `out`, and returns their numbers.
 
         Raises UserError for the user's mistakes and launch.JobFailed for all other failures.
         """
@@ -161,8 +161,8 @@ class _Program:
         """The shards that are not predicted yet."""
         self._work = Work(f"predict-{uuid.uuid4().hex[:12]}", Path(os.devnull), "", (listener,), stage)
         self._events = EventReader(self._work.job / EVENTS, self._read)
-        self.done: dict[str, dict[str, Any]] = {}
-        """The figures of predicted shards, by digest."""
+        self.done: dict[str, ShardResult] = {}
+        """The predicted shards, by digest."""
         self.done_rows = 0
         """The rows that are predicted, those of the present shard too."""
         self._listed: set[str] = set()
@@ -193,7 +193,7 @@ class _Program:
     @property
     def rows_per_second(self) -> float | None:
         """The mean rate of its shards; None without any."""
-        rows = sum(figures["rows"] for figures in self.done.values())
+        rows = sum(shard.rows for shard in self.done.values())
         return rows / self._seconds if rows and self._seconds else None
 
     def end(self) -> None:
@@ -236,7 +236,7 @@ class _Program:
             mixed_precision=spec.mixed_precision,
             options=spec.task["options"],
         )
-        self._listed, self._before = {*self._waiting}, sum(figures["rows"] for figures in self.done.values())
+        self._listed, self._before = {*self._waiting}, sum(shard.rows for shard in self.done.values())
         values = PredictShardsSettings(
             **spec.task,
             columns=dict(spec.columns),
@@ -278,10 +278,10 @@ class _Program:
                 self._work.on_events([event])
 
     def _add(self, event: dict[str, Any]) -> None:
-        figures = {name: event[name] for name in ("rows", "rows_per_second", "predicted_at_s")}
+        shard = ShardResult(**{name: event[name] for name in ShardResult.model_fields})
         self._waiting.pop(event["digest"], None)
-        self.done[event["digest"]] = figures
-        self._seconds += figures["rows"] / max(figures["rows_per_second"], 1e-6)
+        self.done[event["digest"]] = shard
+        self._seconds += shard.rows / max(shard.rows_per_second, 1e-6)
         self._tries = TRIES  # a shard further, another failure is not the same one
         if self._batches and self._batches.divisor > self._saved_divisor:
             self._batches.save()

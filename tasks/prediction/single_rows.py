@@ -79,7 +79,7 @@ def predict_values(model: ModelSpec, rows: Sequence[Sequence[str]]) -> list[list
         inputs = {part: str(folder) for part, folder in folders.items()}
         Job(program=PROGRAM, key=work.key, settings=settings.model_dump(), inputs=inputs).write(work.job)
         outcome = run_job(work.job, python_argv(PROGRAM), env={}, stall_timeout_s=STALL_TIMEOUT_S)
-        return list(require_finished(outcome).figures["predictions"])
+        return list(require_finished(outcome).result["predictions"])
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:

@@ -181,15 +181,16 @@ def build_result_artifacts(row: Row, result: Any) -> dict[str, PrefectArtifact]:
     found: dict[str, PrefectArtifact] = {}
     if row.name == "score" and isinstance(result, Artifact):
         tables = {
-            "figures": (tabulate_scores(result.figures), "Metrics of each split, with 95 % intervals."),
+            "figures": (tabulate_scores(result.result), "Metrics of each split, with 95 % intervals."),
             "worst-errors": (find_worst_errors(result.path), "The wrong predictions with the highest confidence."),
             "slices": (tabulate_slices(result.path), "Metrics of each group, with 95 % intervals."),
         }
         found |= {name: Table(rows, description) for name, (rows, description) in tables.items() if rows}
     if row.name == "compare_exports" and isinstance(result, Artifact):
-        found["exports"] = Table(tabulate_exports(result.figures), "Exports of the model, compared with it row by row.")
+        found["exports"] = Table(tabulate_exports(result.result), "Exports of the model, compared with it row by row.")
     if row.name == "drift" and isinstance(result, Artifact):
-        found["drift"] = Table(tabulate_drift(result.figures), escape_markdown(describe_drift(result.figures)))
+        report = result.result.model_dump(mode="json")
+        found["drift"] = Table(tabulate_drift(report), escape_markdown(describe_drift(report)))
     if isinstance(result, Verdict):
         checks = limit_rows(tabulate_checks(result), "figure", "gate/verdict.json")
         found["verdict"] = Table(checks, describe_verdict(result))

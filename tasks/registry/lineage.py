@@ -139,9 +139,9 @@ def build_record(
             "lock": lock.model_dump(mode="json"),
             "rows": _describe_rows(refs.get("load_data")),
             "model": _describe_model(*artifacts["fit"]) if "fit" in artifacts else None,
-            "training": refs["fit"].figures if "fit" in refs else None,
+            "training": refs["fit"].result if "fit" in refs else None,
             "environment": _read_environment(refs),
-            "metrics": refs["score"].figures if "score" in refs else None,
+            "metrics": refs["score"].result if "score" in refs else None,
             "verdict": _json(verdict),
             "version": _json(version),
             "publication": _json(publication),
@@ -290,7 +290,8 @@ def _describe_rows(data: Artifact | None) -> dict[str, Any] | None:
     labels = None
     with contextlib.suppress(OSError, ValueError):
         labels = json.loads((data.path / "labels.json").read_text())
-    return {"figures": data.figures, "labels": labels, "digest": data.digest, **_describe_mixture(data)}
+    numbers = {name: value for name, value in data.result.items() if value is not None}
+    return {"figures": numbers, "labels": labels, "digest": data.digest, **_describe_mixture(data)}
 
 
 def _describe_mixture(data: Artifact) -> dict[str, Any]:

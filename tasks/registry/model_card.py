@@ -23,6 +23,9 @@ from tasks.reports.formatting import Markdown, escape_markdown, format_code, for
 from tasks.reports.model_reports import find_worst_groups, tabulate_exports, tabulate_scores
 from tasks.reports.row_reports import read_report, tabulate_mixture
 from training import task_types
+from training.data.load_rows import LoadDataResult
+from training.engine.fit_settings import FitResult
+from training.evaluation.scores import ComparedExport, SplitScores
 from training.recipe import Data, Recipe
 from training.recipe.tables.exports import EXPORTS
 
@@ -37,13 +40,13 @@ class CardFacts(NamedTuple):
 
     recipe: Recipe
     lock: Lock
-    data: Artifact
-    trained: Artifact
+    data: Artifact[LoadDataResult]
+    trained: Artifact[FitResult]
     predictions: Artifact
-    scores: Artifact
+    scores: Artifact[SplitScores]
     verdict: Verdict
-    exports: Mapping[str, Any] | None = None
-    """The figures of the released exports."""
+    exports: Mapping[str, ComparedExport] | None = None
+    """The released ones."""
 
 
 def build_card(facts: CardFacts) -> str:
@@ -59,7 +62,7 @@ def build_card(facts: CardFacts) -> str:
         base_model=recipe.model.path if lock.model_hub else None,
         datasets=[one.path for one, pinned in zip(recipe.data.sets, lock.sets, strict=False) if pinned.hub] or None,
         tags=[*hub.tags, *(["onnx"] if exports and "onnx" not in hub.tags else [])] or None,
-        metrics=sorted({_convert_metric(metric) for metrics in facts.scores.figures.values() for metric in metrics}),
+        metrics=sorted({_convert_metric(metric) for metrics in facts.scores.result.values() for metric in metrics}),
         model_name=hub.repo.partition("/")[2],
         eval_results=_build_results(recipe, lock, facts.scores),
     )
@@ -88,7 +91,9 @@ def _build_sections(facts: CardFacts) -> Iterator[str]:
     yield f"## Limits\n\n{_describe_limits(recipe, trained, predictions, scores, labels, verdict)}"
 
 
-def _build_introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: Artifact, verdict: Verdict) -> str:
+def _build_introduction(
+    recipe: Recipe, lock: Lock, labels: list[str], trained: Artifact[FitResult], verdict: Verdict
+) -> str:
     if start := lock.start:
         base = f"version {start.version} of `{start.name}`" + (", which was the champion" if lock.started_from else "")
     elif lock.model_hub:
@@ -105,14 +110,14 @@ def _build_introduction(recipe: Recipe, lock: Lock, labels: list[str], trained: 
     return f"{sentence}. Fine-tuned from {base}.{chosen}\n\nDigest of the model: `{trained.parts['model']}`."
 
 
-def format_metrics(recipe: Recipe, scores: Artifact) -> str:
+def format_metrics(recipe: Recipe, scores: Artifact[SplitScores]) -> str:
     """Formats the metrics of each split with their intervals as a table."""
-    table = tabulate_scores(scores.figures)
+    table = tabulate_scores(scores.result)
     titles: dict[str, str] = {recipe.judged_split: Markdown(f"**{escape_markdown(recipe.judged_split)}** (judged)")}
     return format_markdown([{**row, "split": titles.get(row["split"], row["split"])} for row in table])
 
 
-def _describe_exports(exports: Mapping[str, Any]) -> str:
+def _describe_exports(exports: Mapping[str, ComparedExport]) -> str:
     files = ", ".join(f"{name}: `{EXPORTS[name]}`" for name in exports)
     table = format_markdown(
         [{name: cell for name, cell in row.items() if name != "released"} for row in tabulate_exports(exports)]
@@ -120,7 +125,7 @@ def _describe_exports(exports: Mapping[str, Any]) -> str:
     return f"Files: {files}. Speeds are those of one CPU, on the same rows.\n\n{table}"
 
 
-def _describe_rows(recipe: Recipe, lock: Lock, data: Artifact) -> str:
+def _describe_rows(recipe: Recipe, lock: Lock, data: Artifact[LoadDataResult]) -> str:
     sections = recipe.data.sets
     origins = [_describe_origin(one, pinned) for one, pinned in zip(sections, lock.sets, strict=True)]
     origin = origins[0]
@@ -129,7 +134,7 @@ def _describe_rows(recipe: Recipe, lock: Lock, data: Artifact) -> str:
         origin = "A mixture of:\n\n" + "\n".join(f"* {format_code(name)}: {text}." for name, text in listed)
         table = format_markdown(tabulate_mixture(read_report(data.path)["mixture"]))
         origin += f"\n\n{table}\n\nThe seed of the mixture is {recipe.data.mix_seed}"
-    counts = {name.removesuffix("_rows"): n for name, n in data.figures.items() if name.endswith("_rows")}
+    counts = data.result.rows
     rows = ", ".join(f"{split} {n:,}" for split, n in counts.items())
     return f"{origin}.\n\nRows: {rows}. Digest of the rows: `{data.digest}`."
 
@@ -149,7 +154,12 @@ def _describe_origin(data: Data, pinned: PinnedRows) -> str:
 
 
 def _describe_limits(
-    recipe: Recipe, trained: Artifact, predictions: Artifact, scores: Artifact, labels: list[str], verdict: Verdict
+    recipe: Recipe,
+    trained: Artifact[FitResult],
+    predictions: Artifact,
+    scores: Artifact[SplitScores],
+    labels: list[str],
+    verdict: Verdict,
 ) -> str:
     sentences = [*_describe_worst_label(recipe, predictions, labels)]
     groups = find_worst_groups(recipe, scores.path)
@@ -157,7 +167,7 @@ def _describe_limits(
     sentences.append(f"Texts are cut after {recipe.tokens.max_length} tokens.")
     sentences.append("On rows unlike these, nothing was measured.")
     warnings = [*verdict.own_warnings]
-    if missing := trained.figures.get("missing_weights"):
+    if missing := trained.result.missing_weights:
         warnings.append(
             f"{missing:,} weights of the base model were not in its files, or had another shape there, and were drawn "
             "at random before training."
@@ -183,13 +193,13 @@ def _describe_worst_label(recipe: Recipe, predictions: Artifact, labels: list[st
     yield f"The label that it recognises worst is {format_code(labels[worst])}: {counts}."
 
 
-def _describe_training(trained: Artifact) -> str:
-    figures = trained.figures
-    duration = f"{figures['steps']:,} optimizer steps, {figures['epochs']:g} epochs"
-    return f"{duration}; mean loss {figures['train_loss']:.4f}."
+def _describe_training(trained: Artifact[FitResult]) -> str:
+    found = trained.result
+    duration = f"{found.steps:,} optimizer steps, {found.epochs:g} epochs"
+    return f"{duration}; mean loss {found.train_loss:.4f}."
 
 
-def _build_reproduction(recipe: Recipe, lock: Lock, trained: Artifact) -> str:
+def _build_reproduction(recipe: Recipe, lock: Lock, trained: Artifact[FitResult]) -> str:
     inputs = store.inputs_of("fit", trained.key) or {}
     versions = {name.removeprefix("library."): v for name, v in inputs.items() if name.startswith("library.")}
     versions["finetune-flows"] = importlib.metadata.version("finetune-flows")
@@ -220,7 +230,7 @@ def pin_recipe(recipe: Recipe, lock: Lock) -> dict[str, Any]:
     return {**values, "compute": {**values.get("compute", {}), **resolved}}
 
 
-def _build_results(recipe: Recipe, lock: Lock, scores: Artifact) -> list[Any]:
+def _build_results(recipe: Recipe, lock: Lock, scores: Artifact[SplitScores]) -> list[Any]:
     """The metrics with their intervals for the card's metadata. NaN and infinite values are left out."""
     from huggingface_hub import EvalResult
 
@@ -238,7 +248,7 @@ def _build_results(recipe: Recipe, lock: Lock, scores: Artifact) -> list[Any]:
             metric_value=value,
             metric_args=_build_interval(figure),
         )
-        for split, metrics in scores.figures.items()
+        for split, metrics in scores.result.items()
         for metric, figure in metrics.items()
         if (value := _keep_finite(figure["value"])) is not None
     ]

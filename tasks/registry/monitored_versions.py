@@ -25,7 +25,9 @@ from tasks.shared_store.bucket_remote import open_remote
 from tasks.tracking.connection import MODEL_TAG, connect, mlflow_errors
 from training import task_types
 from training.data.file_systems import display_name
+from training.data.load_rows import LoadDataResult
 from training.data.prediction_rows import format_of
+from training.evaluation.scores import Score, Scores
 from training.problems import Problem, UserError, nearest
 from training.recipe import Data, Recipe, parse
 from training.recipe.field_types import split_version_name
@@ -59,8 +61,8 @@ class MonitoredVersion(BaseModel):
     """The key of the artifact with its rows."""
     predict: str | None
     """The key of the artifact with its predictions on these rows."""
-    expected: dict[str, dict[str, float | None]]
-    """The figures of the judged split at its registration, by name: value, low, high and others."""
+    expected: Scores
+    """Of the judged split, at its registration."""
     mlflow_run: str | None
     """The run that registered it."""
 
@@ -91,7 +93,7 @@ def find_monitored(model: str, own_task: str = "", data: Mapping[str, Any] | Non
         split=found.tags[SPLIT_TAG],
         load_data=str(read_name(found, "finetune.load_data.key")),
         predict=read_name(found, "finetune.predict.key"),
-        expected=read_metrics(found, dict[str, float | None]).get(found.tags[SPLIT_TAG], {}),
+        expected=read_metrics(found, Score).get(found.tags[SPLIT_TAG], {}),
         mlflow_run=found.run_id,
     )
 
@@ -104,19 +106,20 @@ def require_single_inputs(version: MonitoredVersion) -> None:
 
 
 def require_no_reference(version: MonitoredVersion) -> None:
-    """Raises UserError for a model whose figures are relative to a reference model, which new rows have no part of."""
+    """Raises UserError for a model whose metrics are relative to a reference model, which new rows have no part of."""
     task_type = task_types.load(version.task, version.options)
     if isinstance(task_type, BaseReference) and task_type.needs_reference:
-        message = f"figures of {version.champion} are relative to its base model (task {version.task}), whose part is "
+        message = f"metrics of {version.champion} are relative to its base model (task {version.task}), whose part is "
         message += "not computed for new rows: add them to a split of the recipe, and `finetune run` compares it there."
         raise UserError.of("registry", "NAME", message)
 
 
-def find_rows(version: MonitoredVersion) -> Artifact:
+def find_rows(version: MonitoredVersion) -> Artifact[LoadDataResult]:
     """Finds the artifact of load_data with the version's rows, here or in the shared store. Raises UserError."""
     try:
         rows = store.find("load_data", version.load_data) or open_remote().find("load_data", version.load_data)
-    except store.Damaged:
+        rows = rows and rows.model_copy(update={"result": LoadDataResult.model_validate(rows.result)})
+    except (store.Damaged, ValidationError):
         rows = None
     if rows is None or f"{version.split}.arrow" not in rows.parts:
         message = (
@@ -218,7 +221,7 @@ MAX_NAMES = 10
 
 
 class LaterEvaluation(BaseModel):
-    """The figures of a version on some rows."""
+    """The metrics of a version on some rows."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -231,10 +234,9 @@ class LaterEvaluation(BaseModel):
     """Of the rows."""
     files: list[str]
     """Names, the first ones."""
-    metrics: dict[str, dict[str, float | None]]
-    """By name: value, low and high."""
+    metrics: Scores
     below: list[str]
-    """Figures outside of the gate's bounds, such as `accuracy 0.71 < 0.75`."""
+    """Metrics outside of the gate's bounds, such as `accuracy 0.71 < 0.75`."""
 
 
 def read_evaluations(version: ModelVersion) -> list[LaterEvaluation]:
@@ -249,14 +251,12 @@ def read_evaluations(version: ModelVersion) -> list[LaterEvaluation]:
     return found
 
 
-def find_missed_bounds(
-    metrics: Mapping[str, Mapping[str, float | None]], minimum: Mapping[str, float], maximum: Mapping[str, float]
-) -> list[str]:
-    """The figures outside of the gate's bounds. An undefined figure keeps none."""
+def find_missed_bounds(metrics: Scores, minimum: Mapping[str, float], maximum: Mapping[str, float]) -> list[str]:
+    """The metrics outside of the gate's bounds. An undefined metric keeps none."""
     missed = []
     for bounds, sign, factor in ((minimum, "<", 1), (maximum, ">", -1)):
         for name, bound in bounds.items():
-            value = metrics.get(name, {}).get("value")
+            value = metrics[name]["value"] if name in metrics else None
             if name in metrics and (value is None or factor * value < factor * bound):
                 missed.append(f"{name} {'undefined' if value is None else f'{value:.4g}'} {sign} {bound:g}")
     return missed
@@ -267,7 +267,7 @@ def record(
     *,
     rows: int,
     digest: str,
-    metrics: Mapping[str, Mapping[str, float | None]],
+    metrics: Scores,
     bounds: tuple[Mapping[str, float], Mapping[str, float]],
     names: Sequence[str],
     files: Sequence[Path],
@@ -296,7 +296,7 @@ def record(
             rows=rows,
             digest=digest,
             files=list(names)[:MAX_NAMES],
-            metrics={metric: dict(score) for metric, score in metrics.items()},
+            metrics=dict(metrics),
             below=find_missed_bounds(metrics, *bounds),
         )
         kept = [*(entry for entry in history if entry.number != found.number), found]

@@ -195,7 +195,7 @@ def describe_machine() -> dict[str, Any]:
     try:
         argv = python_argv(PROGRAM)
         outcome = run_job(job, argv, env={}, on_events=lambda _: None, stall_timeout_s=STALL_TIMEOUT_S)
-        return require_finished(outcome).figures
+        return dict(require_finished(outcome).result)
     finally:
         shutil.rmtree(job, ignore_errors=True)
 

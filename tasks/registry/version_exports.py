@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic_core import to_jsonable_python
+
 from tasks.cache.garbage_collection import in_use
-from tasks.cache.results import Artifact, ExportFigures
+from tasks.cache.results import Artifact
 from tasks.home import tracking_uri
 from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import require_finished, run_job
@@ -19,6 +21,7 @@ from tasks.registry.model_spec import ModelSpec
 from tasks.registry.versions import EXPORTS_TAG, need_model, need_version, read_tag
 from tasks.tracking.connection import connect, mlflow_errors
 from training import task_types
+from training.evaluation.scores import ComparedExport
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
 from training.models.repository_files import part_of, require_no_other_files
@@ -36,10 +39,10 @@ FOLDER = "export"
 """The folder of exports among the files of a version's MLflow run."""
 
 
-def released_exports(refs: Mapping[str, Artifact]) -> dict[str, Any]:
-    """The figures of the released exports by format, from the artifacts of a run by stage."""
-    figures = refs["compare_exports"].figures if "compare_exports" in refs else {}
-    return {name: one for name, one in figures.items() if one["released"]}
+def released_exports(refs: Mapping[str, Artifact]) -> dict[str, ComparedExport]:
+    """The released exports by format, from the artifacts of a run by stage."""
+    found = refs["compare_exports"].result if "compare_exports" in refs else {}
+    return {name: one for name, one in found.items() if one.released}
 
 
 def export_files(folder: Path, name: str) -> list[Path]:
@@ -49,13 +52,13 @@ def export_files(folder: Path, name: str) -> list[Path]:
 
 
 def log_exports(
-    client: MlflowClient, name: str, version: str, refs: Mapping[str, Artifact], exports: Mapping[str, Any]
+    client: MlflowClient, name: str, version: str, refs: Mapping[str, Artifact], exports: Mapping[str, ComparedExport]
 ) -> None:
-    """Logs the released exports to the version's MLflow run, and their figures as its tag, if it lacks them."""
+    """Logs the released exports to the version's MLflow run, and their comparisons as its tag, if it lacks them."""
     if not exports:
         return
     registered = client.get_model_version(name, version)
-    text = json.dumps(exports, sort_keys=True)
+    text = json.dumps(to_jsonable_python(exports), sort_keys=True)
     if registered.tags.get(EXPORTS_TAG, "{}") == text:
         return
     for export in exports:
@@ -67,14 +70,14 @@ def log_exports(
 def export_version(model: ModelSpec, name: str, out: Path) -> Any:
     """Writes a registered version to the new or empty folder `out`, which appears whole: in one of the formats, or with
     `safetensors` as it is stored.
-    Returns the figures of an export that was released with the version; None for one that is made now.
+    Returns the comparison of an export that was released with the version; None for one that is made now.
 
     Raises UserError if the model has no such export or a package is missing; MlflowFailed if MLflow does not answer.
     """
     with mlflow_errors():
         client = connect()
         version = need_version(client, need_model(client, model.name), version=model.version)
-    released = read_tag(version, EXPORTS_TAG, dict[str, ExportFigures], "{}").get(name)
+    released = read_tag(version, EXPORTS_TAG, dict[str, ComparedExport], "{}").get(name)
     if name in EXPORTS and released is None:
         _require_export(name, task_types.class_of(model.task["task"]).auto_class)
     with in_use(), find_folders_for_job("export", model.champion) as (work, folders):

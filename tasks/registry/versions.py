@@ -39,7 +39,7 @@ GIT_COMMIT_TAG = "finetune.git_commit"
 VERDICT_TAG = "finetune.verdict"
 REASON_TAG = "finetune.verdict_reason"
 SPLIT_TAG = "finetune.judged_split"
-FIGURES_TAG = "finetune.figures"
+METRICS_TAG = "finetune.figures"  # its name in the first versions of this project
 EXPORTS_TAG = "finetune.exports"
 """The figures of the released exports by format. Their files are in the version's MLflow run, under `export/`."""
 PROFILE_TAG = "finetune.profile.key"
@@ -194,10 +194,10 @@ def damaged_tag(version: ModelVersion, tag: str, text: str) -> UserError:
     return UserError.of("registry", f"{version.name}/{version.version}", message)
 
 
-def read_metrics(version: ModelVersion, figure: Any = Any) -> dict[str, Any]:
-    """Reads `{"validation": {"accuracy": {"value": 0.8, …}}}` from a version's tag, with figures of a type; empty if it
+def read_metrics(version: ModelVersion, score: Any = Any) -> dict[str, Any]:
+    """Reads `{"validation": {"accuracy": {"value": 0.8, …}}}` from a version's tag, with scores of a type; empty if it
     has none. Raises UserError as `read_tag` does."""
-    return dict(read_tag(version, FIGURES_TAG, dict[str, dict[str, figure]], "{}"))
+    return dict(read_tag(version, METRICS_TAG, dict[str, dict[str, score]], "{}"))
 
 
 class Move(BaseModel):

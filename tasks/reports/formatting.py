@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from training.problems import visible
 
@@ -32,10 +33,10 @@ def format_value(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.4f}"
 
 
-def format_score(score: Mapping[str, float | None]) -> str:
+def format_score(score: Mapping[str, Any]) -> str:
     """`0.8312 (0.813 to 0.848; baseline 0.523)`: a metric's value, its interval, and the value of the best constant
     prediction, as training.programs.score writes them."""
-    low, high, baseline = (score.get(part) for part in ("low", "high", "baseline"))
+    low, high, baseline = score.get("low"), score.get("high"), score.get("baseline")
     details = [] if low is None or high is None else [f"{low:.3f} to {high:.3f}"]
     details += [] if baseline is None else [f"baseline {baseline:.3f}"]
     return format_value(score["value"]) + (f" ({'; '.join(details)})" if details else "")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.cache.results import Comparison, Verdict
+from tasks.cache.results import Verdict
 from tasks.reports.formatting import (
     escape_markdown,
     format_count,
@@ -21,6 +21,7 @@ from tasks.reports.formatting import (
     make_printable,
     shorten,
 )
+from training.evaluation.scores import ComparedExport, Group, Scores
 from training.recipe import FEWEST_ROWS, Recipe, fits_slice, more_is_better
 
 SAMPLE = "log/predictions_sample.csv"
@@ -28,11 +29,11 @@ SLICES = "slices.json"
 TABLE_ERRORS = 20
 
 
-def tabulate_scores(figures: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> list[dict[str, str]]:
+def tabulate_scores(scores: Mapping[str, Scores]) -> list[dict[str, str]]:
     """One row per split and metric of `score`: value, interval, and the baseline if any metric has one."""
     table = []
-    baselines = any("baseline" in score for metrics in figures.values() for score in metrics.values())
-    for split, metrics in figures.items():
+    baselines = any("baseline" in score for metrics in scores.values() for score in metrics.values())
+    for split, metrics in scores.items():
         for metric, score in metrics.items():
             low, high = score.get("low"), score.get("high")
             interval = "-" if low is None or high is None else f"{low:.4f} to {high:.4f}"
@@ -50,7 +51,7 @@ def find_worst_errors(scores: Path) -> list[dict[str, str]]:
     return [{name: shorten(cell) for name, cell in row.items()} for row in wrong[:TABLE_ERRORS]]
 
 
-def read_slices(scores: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
+def read_slices(scores: Path) -> dict[str, dict[str, list[Group]]]:
     """The groups of each slice, by split and slice, each with its rows and metrics; empty if the recipe has no
     slices."""
     file = scores / SLICES
@@ -75,7 +76,7 @@ def find_worst_groups(recipe: Recipe, scores: Path) -> dict[str, str]:
         known = [group for group in groups if group["metrics"][metric]["value"] is not None]
         large = [group for group in known if group["rows"] >= FEWEST_ROWS] or known
         if large:
-            found = max(large, key=lambda group: sign * group["metrics"][metric]["value"])
+            found = max(large, key=lambda group: sign * (group["metrics"][metric]["value"] or 0.0))
             score = format_score(found["metrics"][metric])
             group = f"{make_printable(name)}={make_printable(found['group'])}"
             worst[name] = f"{group} {metric} {score}, {found['rows']:,} rows"
@@ -151,28 +152,28 @@ def describe_verdict(verdict: Verdict) -> str:
     return "\n\n".join([*parts, *(f"Warning: {escape_markdown(warning)}" for warning in verdict.warnings)])
 
 
-def summarize_exports(figures: Mapping[str, Any]) -> str:
+def summarize_exports(exports: Mapping[str, ComparedExport]) -> str:
     """`onnx-int8 released, 812 rows/s (3.4 times torch)`, for each export."""
     return "; ".join(
-        f"{name} {'released' if one['released'] else 'not released'}, {one['rows_per_second']:,.0f} rows/s "
-        f"({one['rows_per_second'] / one['torch_rows_per_second']:.1f} times torch)"
-        for name, one in figures.items()
+        f"{name} {'released' if one.released else 'not released'}, {one.rows_per_second:,.0f} rows/s "
+        f"({one.rows_per_second / one.torch_rows_per_second:.1f} times torch)"
+        for name, one in exports.items()
     )
 
 
-def tabulate_exports(figures: Mapping[str, Any]) -> list[dict[str, str]]:
+def tabulate_exports(exports: Mapping[str, ComparedExport]) -> list[dict[str, str]]:
     """One row per export: file, size, speed beside that of torch, and the metric beside that of the model."""
     table = []
-    for name, one in figures.items():
-        comparison = Comparison.model_validate(one["comparison"])
-        precision = {"no": "fp32"}.get(one["torch_precision"], one["torch_precision"])
+    for name, one in exports.items():
+        comparison = one.comparison
+        precision = {"no": "fp32"}.get(one.torch_precision, one.torch_precision)
         table.append(
             {
                 "export": name,
-                "released": "yes" if one["released"] else "no",
-                "size": format_size(one["bytes"]),
-                "rows/s": f"{one['rows_per_second']:,.0f}",
-                f"torch {precision}, rows/s": f"{one['torch_rows_per_second']:,.0f}",
+                "released": "yes" if one.released else "no",
+                "size": format_size(one.bytes),
+                "rows/s": f"{one.rows_per_second:,.0f}",
+                f"torch {precision}, rows/s": f"{one.torch_rows_per_second:,.0f}",
                 f"{comparison.split}.{comparison.metric}": format_value(comparison.value),
                 "of the model": format_value(comparison.champion_value),
                 f"worse by at most, {100 * comparison.confidence:g}%": format_value(-min(comparison.at_least, 0.0)),
@@ -182,9 +183,9 @@ def tabulate_exports(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     return table
 
 
-def describe_refused(name: str, figures: Mapping[str, Any]) -> str:
+def describe_refused(name: str, export: ComparedExport) -> str:
     """The reason why an export is not released, and the next step."""
-    found = Comparison.model_validate(figures["comparison"])
+    found = export.comparison
     rows = f"{found.rows:,} rows of {found.split}"
     values = f"{found.metric} {format_value(found.value)} against {format_value(found.champion_value)} of the model"
     if found.gain < found.margin:

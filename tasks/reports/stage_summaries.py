@@ -6,76 +6,105 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.cache.results import Artifact, Champion, Promotion, Publication, Verdict, Version
 from tasks.cache.stage import Row
 from tasks.reports.formatting import format_count, format_score, format_size, format_value
 from tasks.reports.model_reports import summarize_exports
 
+if TYPE_CHECKING:
+    from training.data.load_rows import LoadDataResult
+    from training.engine.fit_settings import FitResult
+    from training.evaluation.scores import Comparison, SplitScores
+    from training.programs.create_model import ModelResult
+    from training.programs.drift import DriftResult
+    from training.programs.evaluate import EvaluateResult
+    from training.programs.export_onnx import ExportResult
+    from training.programs.observe import ObserveResult
+    from training.programs.predict import PredictResult
+    from training.tokenization.token_files import TokenizeResult
+
 
 class StageEntry(NamedTuple):
     """How a stage is shown."""
 
-    summarize: Callable[[Mapping[str, Any]], str] | None = None
-    """Describes the figures of its artifact in a few words; None for an action."""
+    summarize: Callable[[Any], str] | None = None
+    """Describes the result in its artifact in a few words; None for an action."""
     is_optional: bool = False
     """Whether some runs leave it out: it is listed when it starts."""
     has_report: bool = False
     """Whether its artifact holds a report on the rows."""
 
 
-def _summarize_rows(figures: Mapping[str, Any]) -> str:
-    splits = [f"{name.removesuffix('_rows')} {n:,}" for name, n in figures.items() if name.endswith("_rows")]
-    warnings = f"; {format_count(figures['warnings'], 'warning')}" if figures.get("warnings") else ""
-    labels = f"; {figures['labels']} labels" if figures["labels"] else ""
+def _summarize_rows(result: LoadDataResult) -> str:
+    splits = [f"{split} {rows:,}" for split, rows in result.rows.items()]
+    warnings = f"; {format_count(result.warnings, 'warning')}" if result.warnings else ""
+    labels = f"; {result.labels} labels" if result.labels else ""
     return f"rows: {', '.join(splits)}{labels}{warnings}"
 
 
-def _summarize_scores(figures: Mapping[str, Any]) -> str:
+def _summarize_scores(result: SplitScores) -> str:
     return "; ".join(
         f"{split} " + ", ".join(f"{name} {format_score(entry)}" for name, entry in metrics.items())
-        for split, metrics in figures.items()
+        for split, metrics in result.items()
     )
 
 
-def _summarize_rate(figures: Mapping[str, Any]) -> str:
-    return f"{figures['rows']:,} rows, {figures['rows_per_second']:.0f} rows/s"
+def _summarize_rate(result: PredictResult) -> str:
+    return f"{result.rows:,} rows, {result.rows_per_second:.0f} rows/s"
 
 
-def _summarize_observed(figures: Mapping[str, Any]) -> str:
-    part = "" if figures["observed"] == figures["rows"] else f" of {figures['rows']:,}"
-    without = f", {figures['without_prediction']:,} without a prediction" if figures["without_prediction"] else ""
-    return f"{figures['observed']:,}{part} rows{without}"
+def _summarize_observed(result: ObserveResult) -> str:
+    part = "" if result.observed == result.rows else f" of {result.rows:,}"
+    without = f", {result.without_prediction:,} without a prediction" if result.without_prediction else ""
+    return f"{result.observed:,}{part} rows{without}"
+
+
+def _summarize_model(result: ModelResult) -> str:
+    return f"{result.parameters:,} parameters" if result.megabytes is None else f"{result.megabytes:g} MB"
+
+
+def _summarize_tokens(result: TokenizeResult) -> str:
+    return f"{result.tokens:,} tokens, {result.truncated:,} rows cut"
+
+
+def _summarize_training(result: FitResult) -> str:
+    return f"{result.steps:,} steps, {result.train_samples_per_second:.0f} rows/s, loss {result.train_loss:.3f}"
+
+
+def _summarize_comparison(result: Comparison) -> str:
+    values = format_value(result.value), format_value(result.champion_value)
+    return f"{result.metric} {values[0]} against {values[1]} of {result.champion}"
+
+
+def _summarize_sizes(result: ExportResult) -> str:
+    return ", ".join(f"{name} {format_size(size)}" for name, size in result.bytes.items())
+
+
+def _summarize_verdict(result: DriftResult) -> str:
+    return result.verdict
+
+
+def _summarize_evaluation(result: EvaluateResult) -> str:
+    return ", ".join(f"{name} {format_score(score)}" for name, score in result.metrics.items())
 
 
 STAGES = {
     "resolve": StageEntry(),
     "load_data": StageEntry(_summarize_rows, has_report=True),
-    "load_model": StageEntry(
-        lambda f: f"{f['megabytes']:g} MB" if "megabytes" in f else f"{f['parameters']:,} parameters"
-    ),
-    "tokenize": StageEntry(lambda f: f"{f['tokens']:,} tokens, {f['truncated']:,} rows cut", has_report=True),
+    "load_model": StageEntry(_summarize_model),
+    "tokenize": StageEntry(_summarize_tokens, has_report=True),
     "reference_logprobs": StageEntry(_summarize_rate, is_optional=True),
-    "fit": StageEntry(
-        lambda f: f"{f['steps']:,} steps, {f['train_samples_per_second']:.0f} rows/s, loss {f['train_loss']:.3f}"
-    ),
+    "fit": StageEntry(_summarize_training),
     "predict": StageEntry(_summarize_rate),
     "score": StageEntry(_summarize_scores),
     "find_champion": StageEntry(),
     "predict_champion": StageEntry(_summarize_rate, is_optional=True),
     "count_comparison": StageEntry(is_optional=True),
-    "compare": StageEntry(
-        lambda f: (
-            f"{f['metric']} {format_value(f['value'])} against {format_value(f['champion_value'])} of {f['champion']}"
-        ),
-        is_optional=True,
-    ),
+    "compare": StageEntry(_summarize_comparison, is_optional=True),
     "gate": StageEntry(),
-    "export": StageEntry(
-        lambda f: ", ".join(f"{name} {format_size(size)}" for name, size in f["bytes"].items()),
-        is_optional=True,
-    ),
+    "export": StageEntry(_summarize_sizes, is_optional=True),
     "compare_exports": StageEntry(summarize_exports, is_optional=True),
     "register": StageEntry(),
     "publish": StageEntry(is_optional=True),
@@ -87,13 +116,11 @@ MONITORING_STAGES = {
     "profile": StageEntry(_summarize_observed),
     "observe": StageEntry(_summarize_observed),
     "count_look": StageEntry(),
-    "drift": StageEntry(lambda f: f["verdict"]),
+    "drift": StageEntry(_summarize_verdict),
     "record_drift": StageEntry(),
     "load_labelled": StageEntry(_summarize_rows),
     "predict_labelled": StageEntry(_summarize_rate),
-    "evaluate": StageEntry(
-        lambda f: ", ".join(f"{name} {format_score(score)}" for name, score in f["metrics"].items())
-    ),
+    "evaluate": StageEntry(_summarize_evaluation),
     "record_evaluation": StageEntry(),
 }
 """The stages of the flows that look at a registered version."""
@@ -112,16 +139,16 @@ def format_evaluation(event: Mapping[str, Any]) -> str | None:
 
 
 def summarize_row(row: Row, result: Any) -> str:
-    """`fetched 12 MB`, if the artifact was downloaded, and the main figures of the result."""
+    """`fetched 12 MB`, if the artifact was downloaded, and the result in a few words."""
     fetched = "" if row.fetched_bytes is None else f"fetched {format_size(row.fetched_bytes)}"
     return "  ".join(filter(None, [fetched, summarize_result(row.name, result)]))
 
 
 def summarize_result(stage: str, result: Any) -> str:
-    """The main figures of a stage's result; empty if it has none."""
+    """A stage's result in a few words; empty if there are none."""
     if isinstance(result, Artifact):
         summarize = (STAGES | MONITORING_STAGES)[stage].summarize
-        return summarize(result.figures) if summarize else ""
+        return summarize(result.result) if summarize else ""
     if isinstance(result, Champion | Version):
         return f"{result.name} version {result.version}"
     if isinstance(result, Verdict):

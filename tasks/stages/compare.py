@@ -15,8 +15,11 @@ from tasks.jobs.job import Job, files_of, folder_of, stage
 from tasks.registry.champions import find_current
 from tasks.registry.comparisons import number_comparison
 from training import task_types
+from training.evaluation.scores import Comparison
 from training.evaluation.significance import alpha_spent
 from training.programs.compare import CompareSettings
+from training.programs.predict import PredictResult
+from training.programs.predict_champion import PredictChampionResult
 from training.recipe import Recipe
 from training.recipe.fields import answered_prompts
 from training.recipe.tables.metrics import WIN_RATE, entries
@@ -112,7 +115,7 @@ def _answers(recipe: Recipe) -> dict[str, Any]:
     return {"judge": judge, "lengths": lengths} if answered_prompts(recipe) and (judge or lengths) else {}
 
 
-@stage(where="there is a champion or a baseline")
+@stage(Comparison, where="there is a champion or a baseline")
 def compare(
     recipe: Recipe,
     champion: Champion | None,
@@ -121,7 +124,7 @@ def compare(
     tokens: Artifact,
     trained: Artifact,
     predictions: Artifact,
-    opponent: Artifact | None,
+    opponent: Artifact[PredictResult] | None,
 ) -> Job:
     """Tests whether the model is better than the champion, or without one than the baseline, and lists rows in which
     they differ. `opponent`: the predictions of the champion, or of another trial.
@@ -138,7 +141,7 @@ def compare(
             "model": folder_of(trained, "model"),
         }
     answers, judge = _answers(recipe), recipe.evaluation.judge
-    is_champions = opponent is not None and opponent.stage == "predict_champion"
+    predicted = opponent.result if opponent else None
     return Job(
         "training.programs.compare",
         CompareSettings(
@@ -151,11 +154,13 @@ def compare(
             margin=_margin(recipe, champion),
             confidence=number.confidence if number else recipe.release.gate.confidence,
             champion=str(champion) if champion else None,
+            comparison=number.comparison if number else None,
             **answers,
-            warnings=list(_label_warnings(champion, opponent)) if champion and opponent and is_champions else [],
+            warnings=list(_label_warnings(champion, predicted))
+            if champion and isinstance(predicted, PredictChampionResult)
+            else [],
         ),
         reads={"predictions": files_of(predictions, [rival]), **rows},
-        figures={"comparison": number.comparison} if number else {},
         tables={"table": entries({recipe.compared_by, *metrics})},
         code=[*task_types.code_modules(recipe.task), *task_types.metric_modules(recipe.task, metrics)],
         outside=() if answers else ("training.evaluation.judgements",),
@@ -176,10 +181,10 @@ def _margin(recipe: Recipe, champion: Champion | None) -> float:
     return recipe.release.gate.margin if champion else max(0.0, recipe.release.gate.margin)
 
 
-def _label_warnings(champion: Champion, predictions: Artifact) -> Iterator[str]:
-    if unknown := predictions.figures.get("unknown"):
+def _label_warnings(champion: Champion, predicted: PredictChampionResult) -> Iterator[str]:
+    if unknown := predicted.unknown:
         yield f"{champion} does not know {_list_labels(unknown)}: it gets no row of these right."
-    if dropped := predictions.figures.get("dropped"):
+    if dropped := predicted.dropped:
         yield f"{champion} also knows {_list_labels(dropped)}, which no row has today: it errs by predicting them."
 
 

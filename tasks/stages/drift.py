@@ -18,11 +18,14 @@ from tasks.registry.versions import DRIFT_TAG, PROFILE_TAG
 from tasks.tracking.connection import connect, mlflow_errors
 from training.data.file_systems import name_of
 from training.evaluation.significance import alpha_spent
-from training.programs.drift import DriftSettings
+from training.programs.drift import DriftResult, DriftSettings, InputRows
+from training.programs.observe import ObserveResult
 from training.recipe.fields import Drift
 
 
-def count_inputs(version: MonitoredVersion, section: Drift, profile: Artifact, observed: Artifact) -> Inputs:
+def count_inputs(
+    version: MonitoredVersion, section: Drift, profile: Artifact[ObserveResult], observed: Artifact[ObserveResult]
+) -> Inputs:
     """The version's profile, and the new rows as the model sees them."""
     return Inputs(
         {
@@ -36,11 +39,15 @@ def count_inputs(version: MonitoredVersion, section: Drift, profile: Artifact, o
 
 @action(count_inputs, gives=NumberedComparison)
 def count_look(
-    work: Work, version: MonitoredVersion, section: Drift, profile: Artifact, observed: Artifact
+    work: Work,
+    version: MonitoredVersion,
+    section: Drift,
+    profile: Artifact[ObserveResult],
+    observed: Artifact[ObserveResult],
 ) -> NumberedComparison | None:
     """Numbers the look among all at this version, and computes the confidence that it needs. The same rows are the same
     look. Skipped if there are too few rows to compare."""
-    if min(figures["observed"] for figures in (profile.figures, observed.figures)) < section.min_rows:
+    if min(profile.result.observed, observed.result.observed) < section.min_rows:
         work.state = "skipped"
         return None
     looks = digest_of({"drift": str(version.champion), "model": version.champion.model})
@@ -48,9 +55,13 @@ def count_look(
     return NumberedComparison(comparison=number, confidence=1 - alpha_spent(number, 1 - section.confidence))
 
 
-@stage()
+@stage(DriftResult)
 def drift(
-    version: MonitoredVersion, section: Drift, look: NumberedComparison | None, profile: Artifact, observed: Artifact
+    version: MonitoredVersion,
+    section: Drift,
+    look: NumberedComparison | None,
+    profile: Artifact[ObserveResult],
+    observed: Artifact[ObserveResult],
 ) -> Job:
     """Compares new rows with the version's validation rows.
 
@@ -60,19 +71,19 @@ def drift(
         "training.programs.drift",
         DriftSettings(
             title=f"{version.champion}, look {look.comparison}" if look else str(version.champion),
+            look=look.comparison if look else None,
+            input=InputRows(rows=observed.result.rows, without_prediction=observed.result.without_prediction),
             alpha=1 - (look.confidence if look else section.confidence),
             **section.model_dump(include={"cohens_w", "distance", "auc", "min_rows"}),
         ),
         reads={"profile": whole(profile), "rows": whole(observed)},
-        figures={
-            "look": look.comparison if look else None,
-            "input": {name: observed.figures[name] for name in ("rows", "without_prediction")},
-        },
         libraries=("numpy", "scipy", "scikit-learn", "matplotlib"),
     )
 
 
-def record_inputs(version: MonitoredVersion, files: Sequence[str], profile: Artifact, report: Artifact) -> Inputs:
+def record_inputs(
+    version: MonitoredVersion, files: Sequence[str], profile: Artifact, report: Artifact[DriftResult]
+) -> Inputs:
     """The version and the report."""
     return Inputs(
         {
@@ -85,17 +96,17 @@ def record_inputs(version: MonitoredVersion, files: Sequence[str], profile: Arti
 
 @action(record_inputs)
 def record_drift(
-    work: Work, version: MonitoredVersion, files: Sequence[str], profile: Artifact, report: Artifact
+    work: Work, version: MonitoredVersion, files: Sequence[str], profile: Artifact, report: Artifact[DriftResult]
 ) -> None:
-    """Stores the report with the version: its page of pictures and its figures, by look, in the MLflow run that
+    """Stores the report with the version: its page of pictures and its numbers, by look, in the MLflow run that
     registered the version, and its verdict as a tag of the version."""
-    figures, name, number = report.figures, version.champion.name, version.champion.version
+    found, name, number = report.result, version.champion.name, version.champion.version
     now = datetime.now(UTC)
     summary = {
         "time": now.isoformat(timespec="seconds"),
-        **{part: figures[part] for part in ("verdict", "look", "rows", "estimated_accuracy")},
+        **found.model_dump(include={"verdict", "look", "rows", "estimated_accuracy"}),
         "files": [name_of(file) for file in files][:20],
-        "differences": [line["name"] for line in figures["comparisons"] if line["verdict"] != "steady"],
+        "differences": [line["name"] for line in found.comparisons if line["verdict"] != "steady"],
     }
     with mlflow_errors():
         from mlflow.entities import Metric
@@ -103,14 +114,13 @@ def record_drift(
         client = connect()
         client.set_model_version_tag(name, number, PROFILE_TAG, profile.key)
         client.set_model_version_tag(name, number, DRIFT_TAG, json.dumps(summary, ensure_ascii=False))
-        look = figures["look"]
-        if version.mlflow_run is None or look is None:
+        if version.mlflow_run is None or (look := found.look) is None:
             return
         folder = f"drift/look-{look:04d}"
         client.log_artifact(version.mlflow_run, str(report.path / "report.json"), folder)
         client.log_artifact(version.mlflow_run, str(report.path / "log" / "report.png"), folder)
-        values = {line["name"]: line["value"] for line in figures["comparisons"]}
-        if accuracy := figures["estimated_accuracy"]:
+        values = {line["name"]: line["value"] for line in found.comparisons}
+        if accuracy := found.estimated_accuracy:
             values["estimated accuracy"] = accuracy["value"]
         stamp = int(now.timestamp() * 1000)
         metrics = [Metric(f"drift/{_metric_name(name)}", value, stamp, look) for name, value in values.items()]

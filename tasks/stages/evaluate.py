@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,12 +22,12 @@ from tasks.registry.monitored_versions import (
 )
 from tasks.reports.row_reports import emit_warnings, read_report
 from training import task_types
-from training.data.load_rows import load
+from training.data.load_rows import LoadDataResult, load
 from training.data.sources import delimiter_of, is_conllu
 from training.jobs.protocol import NotInKey, Settings
 from training.problems import UserError
-from training.programs.evaluate import EvaluateSettings
-from training.programs.predict_champion import PredictChampionSettings
+from training.programs.evaluate import EvaluateResult, EvaluateSettings
+from training.programs.predict_champion import PredictChampionResult, PredictChampionSettings
 from training.recipe import Data, Recipe
 from training.recipe.rules.column_rules import code_for_rows
 from training.recipe.rules.slice_rules import FEWEST_ROWS, MOST_GROUPS
@@ -50,7 +49,7 @@ class LoadLabelledSettings(Settings):
     files: Annotated[list[PinnedFile], NotInKey("their digests are in the key")]
 
 
-@stage()
+@stage(LoadDataResult)
 def load_labelled(version: MonitoredVersion, recipe: Recipe, rows: Artifact, files: Sequence[PinnedFile]) -> Job:
     """Reads and checks the rows as `load_data` does, as one split, with the labels of the version in their order.
 
@@ -82,11 +81,11 @@ def load_labelled(version: MonitoredVersion, recipe: Recipe, rows: Artifact, fil
     )
 
 
-def _load(work: Work, settings: LoadLabelledSettings, inputs: Mapping[str, Path]) -> dict[str, Any]:
+def _load(work: Work, settings: LoadLabelledSettings, inputs: Mapping[str, Path]) -> LoadDataResult:
     task_type = specification(settings.task, settings.options)
     sources, spelt = {SPLIT: [pin.path for pin in settings.files]}, settings.spelt
     try:
-        figures = load(settings.data, task_type, sources, work.out, work.progress, [SPLIT], only=SPLIT, spelt=spelt)
+        result = load(settings.data, task_type, sources, work.out, work.progress, [SPLIT], only=SPLIT, spelt=spelt)
     except UserError as error:
         words = {"where": "inputs", "message": "there are no rows that can be evaluated: give files that have some."}
         is_empty = [problem.check == "no_rows" for problem in error.problems]
@@ -96,10 +95,10 @@ def _load(work: Work, settings: LoadLabelledSettings, inputs: Mapping[str, Path]
         ) from error
     require_unchanged(settings.files)
     emit_warnings(work, read_report(work.out))
-    return {f"{SPLIT}_rows": figures[f"{SPLIT}_rows"], "labels": figures["labels"], "warnings": figures["warnings"]}
+    return result
 
 
-@stage()
+@stage(PredictChampionResult)
 def predict_labelled(version: MonitoredVersion, recipe: Recipe, labelled: Artifact) -> Job:
     """Predicts the rows with the version, in full precision.
 
@@ -129,16 +128,16 @@ def predict_labelled(version: MonitoredVersion, recipe: Recipe, labelled: Artifa
     )
 
 
-@stage()
+@stage(EvaluateResult)
 def evaluate(version: MonitoredVersion, recipe: Recipe, labelled: Artifact, predicted: Artifact) -> Job:
     """Computes the metrics with intervals, in slices, and their differences from those at the registration.
 
-    The predictions, the rows, the metrics and slices, and the figures at the registration with their rows.
+    The predictions, the rows, the metrics and slices, and the metrics at the registration with their rows.
     """
     expected, rows = find_predictions(version), find_rows(version)
     left_out = task_types.class_of(recipe.task).answer_metrics  # answers are not generated here
 
-    def warn(work: Work, figures: Mapping[str, Any]) -> None:
+    def warn(work: Work, result: object) -> None:
         for name in recipe.evaluation.metrics:
             if ":" in name:
                 message = f"{name} is left out: the registry names code, and code that a registry names is not run."
@@ -156,7 +155,7 @@ def evaluate(version: MonitoredVersion, recipe: Recipe, labelled: Artifact, pred
             columns=list(version.columns),
             split=version.split,
             expected={
-                name: {end: score.get(end) for end in ("value", "low", "high")}
+                name: {"value": score["value"], "low": score.get("low"), "high": score.get("high")}
                 for name, score in version.expected.items()
             },
         ),
@@ -180,9 +179,13 @@ def evaluate(version: MonitoredVersion, recipe: Recipe, labelled: Artifact, pred
 
 
 def record_inputs(
-    version: MonitoredVersion, recipe: Recipe, labelled: Artifact, evaluated: Artifact, names: Sequence[str]
+    version: MonitoredVersion,
+    recipe: Recipe,
+    labelled: Artifact,
+    evaluated: Artifact[EvaluateResult],
+    names: Sequence[str],
 ) -> Inputs:
-    """The version, the rows, and the figures."""
+    """The version, the rows, and the metrics."""
     return Inputs(
         {
             "registry": registry_place(),
@@ -194,17 +197,21 @@ def record_inputs(
 
 @action(record_inputs, gives=LaterEvaluation)
 def record_evaluation(
-    work: Work, version: MonitoredVersion, recipe: Recipe, labelled: Artifact, evaluated: Artifact, names: Sequence[str]
+    work: Work,
+    version: MonitoredVersion,
+    recipe: Recipe,
+    labelled: Artifact,
+    evaluated: Artifact[EvaluateResult],
+    names: Sequence[str],
 ) -> LaterEvaluation:
-    """Adds the figures to the version's history in MLflow, and compares them with the gate's bounds."""
-    gate, figures = recipe.release.gate, evaluated.figures
-    report = json.loads((evaluated.path / "evaluation.json").read_text(encoding="utf-8"))
+    """Adds the metrics to the version's history in MLflow, and compares them with the gate's bounds."""
+    gate, found = recipe.release.gate, evaluated.result
     files = [evaluated.path / "evaluation.json", *sorted((evaluated.path / "log").glob("*.png"))]
     return record(
         version,
-        rows=figures["rows"],
+        rows=found.rows,
         digest=labelled.parts[f"{SPLIT}.arrow"],
-        metrics=report["metrics"],
+        metrics=found.metrics,
         bounds=(gate.minimum, gate.maximum),
         names=[Path(name).name for name in names],
         files=files,

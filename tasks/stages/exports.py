@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tasks.cache.results import Artifact, Lock, Verdict
@@ -10,8 +9,9 @@ from tasks.cache.stage import Work
 from tasks.jobs.job import Job, files_of, folder_of, stage, whole
 from tasks.reports.model_reports import describe_refused
 from training import task_types
+from training.evaluation.scores import ComparedExport
 from training.programs.compare_exports import CompareExportsSettings
-from training.programs.export_onnx import ExportSettings
+from training.programs.export_onnx import ExportResult, ExportSettings
 from training.recipe import Recipe
 from training.recipe.tables.exports import EXPORTS, OUTPUTS
 from training.recipe.tables.metrics import entries
@@ -25,7 +25,7 @@ def wants_exports(recipe: Recipe, verdict: object) -> bool:
     return bool(recipe.release.exports) and not rejected
 
 
-@stage(where="the gate does not reject the model")
+@stage(ExportResult, where="the gate does not reject the model")
 def export(recipe: Recipe, trained: Artifact) -> Job:
     """Converts the trained model to the formats of release.exports.
 
@@ -45,7 +45,10 @@ def export(recipe: Recipe, trained: Artifact) -> Job:
     )
 
 
-@stage(where="the gate does not reject the model")
+CompareExportsArtifact = Artifact[dict[str, ComparedExport]]
+
+
+@stage(dict[str, ComparedExport], where="the gate does not reject the model")
 def compare_exports(
     recipe: Recipe,
     lock: Lock,
@@ -103,7 +106,7 @@ def compare_exports(
     )
 
 
-def _warn_of_refused(work: Work, figures: Mapping[str, Any]) -> None:
-    for name, one in figures.items():
-        if not one["released"]:
+def _warn_of_refused(work: Work, found: dict[str, Any]) -> None:
+    for name, one in compare_exports.parse(found).items():
+        if not one.released:
             work.on_events([{"kind": "warning", "message": describe_refused(name, one)}])

@@ -22,7 +22,7 @@ from tasks.jobs.retries import BatchDivision
 from tasks.shared_store.bucket_remote import open_remote
 from training import distributed, task_types
 from training.engine import checkpoints
-from training.engine.fit_settings import FitSettings, HubModel
+from training.engine.fit_settings import FitResult, FitSettings, HubModel
 from training.jobs.protocol import Imports, sha256
 from training.problems import UserError
 from training.recipe import Recipe, ResolvedCompute
@@ -40,7 +40,10 @@ MEMORY_SETTINGS = {
 }
 
 
-@stage()
+FitArtifact = Artifact[FitResult]
+
+
+@stage(FitResult)
 def fit(recipe: Recipe, lock: Lock, data: Artifact, model: Artifact, tokens: Artifact) -> Job:
     """Trains under `accelerate launch`; a job that was killed resumes from its newest good checkpoint.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple
 
-from tasks.cache.results import Artifact, Check, Comparison, Selection, Verdict
+from tasks.cache.results import Artifact, Check, Selection, Verdict
 from tasks.cache.stage import Inputs, Work, action
 from tasks.reports.model_reports import read_slices
 from training import task_types
+from training.evaluation.scores import Comparison, SplitScores
 from training.problems import Problem, UserError, nearest
 from training.recipe import Recipe
 from training.recipe.rules.slice_rules import FEWEST_ROWS, slice_of, unfitting_minimum
@@ -19,7 +20,12 @@ ROUNDING = 1e-12  # 1 - 0.95 is a little more than 0.05, and 1 - 0.9 a little le
 MOST_LISTED = 10
 
 
-def inputs(recipe: Recipe, scores: Artifact, comparison: Artifact | None, selection: Selection | None = None) -> Inputs:
+def inputs(
+    recipe: Recipe,
+    scores: Artifact[SplitScores],
+    comparison: Artifact[Comparison] | None,
+    selection: Selection | None = None,
+) -> Inputs:
     """The figures, their bounds, the comparison with the champion or the baseline, and the sweep that chose the
     settings."""
     upstream = {"score": scores.digest, "compare": comparison.digest if comparison else None}
@@ -30,13 +36,17 @@ def inputs(recipe: Recipe, scores: Artifact, comparison: Artifact | None, select
 
 @action(inputs, read_only=True)
 def gate(
-    work: Work, recipe: Recipe, scores: Artifact, comparison: Artifact | None, selection: Selection | None = None
+    work: Work,
+    recipe: Recipe,
+    scores: Artifact[SplitScores],
+    comparison: Artifact[Comparison] | None,
+    selection: Selection | None = None,
 ) -> Verdict:
     """Rejects a model that misses a bound, keeps one that is no better than the champion or the baseline, and promotes
     the others."""
     bounds, floors = _check_bounds(recipe, scores), _check_floors(recipe, scores)
     checks = [*bounds, *floors.checks]
-    compared = Comparison.model_validate(comparison.figures) if comparison else None
+    compared = comparison.result if comparison else None
     decision, reason = _decide(checks, floors.unused, compared, recipe.release.gate.min_rows)
     warnings = [*_find_warnings(recipe, compared, selection), *floors.warnings]
     return Verdict(
@@ -49,26 +59,26 @@ def gate(
     )
 
 
-def _check_bounds(recipe: Recipe, scores: Artifact) -> list[Check]:
+def _check_bounds(recipe: Recipe, scores: Artifact[SplitScores]) -> list[Check]:
     """Raises UserError naming every bound of an unknown figure."""
     bounds, split = recipe.release.gate, recipe.judged_split
-    figures: Mapping[str, Any] = scores.figures[split]
+    found = scores.result[split]
     checks, problems = [], []
     for bound, limits in (("minimum", bounds.minimum), ("maximum", bounds.maximum)):
         for metric, limit in limits.items():
-            if metric in figures:
-                value = figures[metric]["value"]
+            if metric in found:
+                value = found[metric]["value"]
                 checks.append(Check.model_validate({"figure": f"{split}.{metric}", "value": value, bound: limit}))
             else:
-                problems.append(_unknown_figure(f"release.gate.{bound}.{metric}", metric, figures))
+                problems.append(_unknown_metric(f"release.gate.{bound}.{metric}", metric, found))
     if problems:
         raise UserError(problems)
     return checks
 
 
-def _unknown_figure(where: str, metric: str, figures: Iterable[str]) -> Problem:
+def _unknown_metric(where: str, metric: str, known: Iterable[str]) -> Problem:
     """Only the names of a user's metrics can be wrong here: they are known after the metrics have run."""
-    message = f"there is no such figure: choose from {', '.join(figures)}.{nearest(metric, figures)}"
+    message = f"there is no such metric: choose from {', '.join(known)}.{nearest(metric, known)}"
     return Problem(kind="release", where=where, message=message)
 
 
@@ -80,7 +90,7 @@ class _Floors(NamedTuple):
     """Messages about groups with too few rows."""
 
 
-def _check_floors(recipe: Recipe, scores: Artifact) -> _Floors:
+def _check_floors(recipe: Recipe, scores: Artifact[SplitScores]) -> _Floors:
     """Raises UserError naming every unknown group and figure."""
     floors, split, slices = recipe.release.gate.floors, recipe.judged_split, recipe.evaluation.slices
     found = _Floors([], [], [])
@@ -109,8 +119,8 @@ def _check_floors(recipe: Recipe, scores: Artifact) -> _Floors:
                     f"{', '.join(small[:MOST_LISTED])}{more}."
                 )
         for metric, limit in limits.items():
-            if metric not in scores.figures[split]:
-                problems.append(_unknown_figure(f"{where}.{metric}", metric, scores.figures[split]))
+            if metric not in scores.result[split]:
+                problems.append(_unknown_metric(f"{where}.{metric}", metric, scores.result[split]))
                 continue
             for entry in judged:
                 place = f"{name}={entry['group']}"
@@ -118,12 +128,14 @@ def _check_floors(recipe: Recipe, scores: Artifact) -> _Floors:
                 own = floors.get(place, {}) if slice_of(place, slices) == (name, entry["group"]) else {}
                 if group is not None or metric not in own:
                     found.checks.append(
-                        Check(
-                            figure=f"{split}.{place}.{metric}",
-                            value=entry["metrics"][metric]["value"],
-                            minimum=limit,
-                            group=place,
-                            rows=entry["rows"],
+                        Check.model_validate(
+                            {
+                                "figure": f"{split}.{place}.{metric}",
+                                "value": entry["metrics"][metric]["value"],
+                                "minimum": limit,
+                                "group": place,
+                                "rows": entry["rows"],
+                            }
                         )
                     )
     if problems:

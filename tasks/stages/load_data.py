@@ -14,7 +14,7 @@ from tasks.cache.stage import Work
 from tasks.hub.client import explain_read_errors
 from tasks.jobs.job import Job, folder_of, stage
 from tasks.reports.row_reports import emit_warnings, read_report
-from training.data.load_rows import load
+from training.data.load_rows import LoadDataResult, load
 from training.data.sources import delimiter_of, is_conllu, split_names
 from training.jobs.protocol import NotInKey, Settings, values_in_key
 from training.recipe import Data, Recipe
@@ -47,7 +47,10 @@ def load_data_settings(recipe: Recipe, lock: Lock) -> LoadDataSettings:
     )
 
 
-@stage(may_repeat=True)
+LoadDataArtifact = Artifact[LoadDataResult]
+
+
+@stage(LoadDataResult, may_repeat=True)
 def load_data(recipe: Recipe, lock: Lock, model: Artifact | None = None) -> Job:
     """Reads every split into Arrow, checks it, and fixes the labels' names and order. Also keeps the columns of
     validation and test from which slices can be made. The keys of later stages have the digests of only the files that
@@ -124,19 +127,19 @@ def _objects(data: Data) -> Iterator[tuple[str, Data]]:
             yield "data.path" if data.mix is None else f"data.mix[{index}].path", one
 
 
-def _read(work: Work, settings: LoadDataSettings, inputs: Mapping[str, Path]) -> dict[str, Any]:
+def _read(work: Work, settings: LoadDataSettings, inputs: Mapping[str, Path]) -> LoadDataResult:
     from training.evaluation.plots import draw_rows
 
-    figures = load_rows(settings, work.out, work.progress, inputs.get("tokenizer"))
+    result = load_rows(settings, work.out, work.progress, inputs.get("tokenizer"))
     report = read_report(work.out)
     emit_warnings(work, report)
     draw_rows(report, work.out / "log")
-    return figures
+    return result
 
 
 def load_rows(
     settings: LoadDataSettings, out: Path, progress: Progress, tokenizer: Path | None = None
-) -> dict[str, Any]:
+) -> LoadDataResult:
     """Writes the rows and their report to the folder `out`, without the store. Raises UserError with every problem.
 
     `progress` is called with the amount read and the total. `tokenizer` is the folder of the model's tokenizer, if
@@ -156,9 +159,9 @@ def load_rows(
 
     if data.mix is not None:
         counter = token_counter(tokenizer) if tokenizer is not None else None
-        figures = load(data, task_type, pinned, out, progress, settings.evaluated, explain, counter)
+        result = load(data, task_type, pinned, out, progress, settings.evaluated, explain, counter)
     else:
         with explain(0):
-            figures = load(data, task_type, pinned[0], out, progress, settings.evaluated)
+            result = load(data, task_type, pinned[0], out, progress, settings.evaluated)
     require_unchanged(pin for one in settings.pinned for files in one.files.values() for pin in files)
-    return figures
+    return result

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from tasks.cache.results import Artifact, Lock, PinnedFile
 from tasks.cache.stage import Work
@@ -30,7 +30,7 @@ from training.models.repository_files import (
 )
 from training.models.weights import read_shapes
 from training.problems import UserError
-from training.programs.create_model import CreateModelSettings
+from training.programs.create_model import CreateModelSettings, ModelResult
 from training.recipe import Recipe
 from training.recipe.rules.column_rules import source_columns
 
@@ -48,7 +48,7 @@ class CopyModelSettings(Settings):
     recipe: Annotated[Recipe, NotInKey("the model is checked for it, and not changed")]
 
 
-@stage(may_repeat=True)
+@stage(ModelResult, may_repeat=True)
 def load_model(recipe: Recipe, lock: Lock, data: Artifact | None) -> Job:
     """Downloads, copies or creates the model in `model/` and `tokenizer/`, with weights in safetensors only. Pinned
     files replace the model's.
@@ -93,7 +93,7 @@ def load_model(recipe: Recipe, lock: Lock, data: Artifact | None) -> Job:
     )
 
 
-def _copy(work: Work, settings: CopyModelSettings, inputs: Mapping[str, Path]) -> dict[str, Any]:
+def _copy(work: Work, settings: CopyModelSettings, inputs: Mapping[str, Path]) -> ModelResult:
     lock, out, files = settings.lock, work.out, dict[str, Path]()
     if inputs:
         files = {file.name: file for part, folder in inputs.items() for file in _list_part(folder, part)}
@@ -112,8 +112,7 @@ def _copy(work: Work, settings: CopyModelSettings, inputs: Mapping[str, Path]) -
     work.on_events([{"kind": "note", "message": note} for note in checked.notes])
     work.on_events([{"kind": "warning", "message": f"{one.where}: {one.message}"} for one in checked.warnings])
     size = sum(path.stat().st_size for path in (out / "model").glob("*.safetensors"))
-    known = {} if checked.vocab_size is None else {"vocab_size": checked.vocab_size}
-    return {"megabytes": round(size / 1e6, 1), **known}
+    return ModelResult(megabytes=round(size / 1e6, 1), vocab_size=checked.vocab_size)
 
 
 def _place(name: str, out: Path) -> Path:

@@ -15,8 +15,8 @@ from tasks.jobs.job import Job, files_of, folder_of, stage
 from tasks.jobs.retries import BatchDivision
 from tasks.registry.champions import files_of_version
 from training import task_types
-from training.programs.predict import ForwardSettings, PredictSettings
-from training.programs.predict_champion import PredictChampionSettings
+from training.programs.predict import ForwardSettings, PredictResult, PredictSettings
+from training.programs.predict_champion import PredictChampionResult, PredictChampionSettings
 from training.recipe import Recipe
 from training.recipe.fields import answered_prompts
 from training.task_types.task_type import BaseReference
@@ -32,7 +32,7 @@ def answers_prompts(recipe: Recipe) -> bool:
     return answered_prompts(recipe) > 0
 
 
-@stage()
+@stage(PredictResult)
 def predict(recipe: Recipe, lock: Lock, tokens: Artifact, trained: Artifact, base: Artifact | None) -> Job:
     """Predicts every row of the evaluated splits once, in order. With `base`, the base model, both models answer some
     prompts.
@@ -67,7 +67,7 @@ def predict(recipe: Recipe, lock: Lock, tokens: Artifact, trained: Artifact, bas
     )
 
 
-@stage(where="there is a champion")
+@stage(PredictChampionResult, where="there is a champion")
 def predict_champion(recipe: Recipe, lock: Lock, data: Artifact, champion: Champion) -> Job:
     """Predicts every row of the judged split by the champion with its own tokenizer.
 
@@ -119,7 +119,7 @@ def needs_reference(recipe: Recipe) -> bool:
     return isinstance(task_type, BaseReference) and task_type.needs_reference
 
 
-@stage()
+@stage(PredictResult)
 def reference_logprobs(recipe: Recipe, lock: Lock, model: Artifact, tokens: Artifact) -> Job:
     """Adds the log-probabilities of the base model to the token rows, so that training holds one model alone.
 

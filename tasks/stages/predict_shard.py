@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tasks.cache.code import figures_code
 from tasks.cache.stage import Work
@@ -14,6 +13,7 @@ from tasks.prediction.shard_job import PROGRAM, ShardPredictor
 from tasks.registry.model_spec import ModelSpec
 from training import task_types
 from training.jobs.protocol import TaskSettings
+from training.programs.predict_shards import ShardResult
 
 
 class ShardSettings(TaskSettings):
@@ -26,7 +26,7 @@ class ShardSettings(TaskSettings):
     batch_size: int
 
 
-@stage()
+@stage(ShardResult)
 def predict_shard(model: ModelSpec, batch_size: int, shard: Shard, predictor: ShardPredictor | None) -> Job:
     """Predicts every usable row of the shard, in their order. The program of `predictor` does it for all shards; a plan
     has none.
@@ -34,7 +34,7 @@ def predict_shard(model: ModelSpec, batch_size: int, shard: Shard, predictor: Sh
     The version's model and options, and the values that it reads; not the files, other columns, or its name.
     """
 
-    def predict(work: Work, settings: ShardSettings, inputs: Mapping[str, Path]) -> dict[str, Any]:
+    def predict(work: Work, settings: ShardSettings, inputs: Mapping[str, Path]) -> ShardResult:
         assert predictor is not None, "a plan makes nothing"
         return predictor.predict(shard, work.out)
 

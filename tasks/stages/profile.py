@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Work
@@ -19,7 +18,7 @@ from tasks.prediction.drift_samples import Sample
 from tasks.registry.champions import files_of_version
 from tasks.registry.monitored_versions import MonitoredVersion
 from training import task_types
-from training.programs.observe import SAMPLE, ObserveSettings
+from training.programs.observe import SAMPLE, ObserveResult, ObserveSettings
 from training.recipe.fields import Drift
 
 PROGRAM = "training.programs.observe"
@@ -27,7 +26,7 @@ BATCH_ROWS = 32
 """Rows in one forward pass. If memory runs out, batches are halved."""
 
 
-@stage()
+@stage(ObserveResult)
 def profile(version: MonitoredVersion, section: Drift, rows: Artifact) -> Job:
     """Observes rows of the split that was judged.
 
@@ -37,7 +36,7 @@ def profile(version: MonitoredVersion, section: Drift, rows: Artifact) -> Job:
     return _observe(version, section, {"rows": files_of(rows, ["labels.json", f"{split}.arrow"])}, split=split)
 
 
-@stage()
+@stage(ObserveResult)
 def observe(version: MonitoredVersion, section: Drift, sample: Sample) -> Job:
     """Observes a sample of new rows.
 
@@ -50,7 +49,7 @@ def observe(version: MonitoredVersion, section: Drift, sample: Sample) -> Job:
         sample.write(folder / SAMPLE)
         return folder
 
-    return _observe(version, section, {"sample": Files(write, {"rows": sample.digest})}, figures={"rows": sample.total})
+    return _observe(version, section, {"sample": Files(write, {"rows": sample.digest})}, read=sample.total)
 
 
 def _observe(
@@ -58,7 +57,7 @@ def _observe(
     section: Drift,
     rows: Mapping[str, Files],
     split: str | None = None,
-    figures: Mapping[str, Any] = {},
+    read: int | None = None,
 ) -> Job:
     task_type = task_types.load(version.task, version.options)
     return Job(
@@ -70,10 +69,10 @@ def _observe(
             max_length=version.champion.max_length,
             max_rows=section.max_rows,
             split=split,
+            rows=read,
             batch_size=BATCH_ROWS,
         ),
         reads={**files_of_version(version.champion, "NAME"), **rows},
-        figures=figures,
         code=task_types.code_modules(version.task),
         users_code=task_types.user_code(version.task),
         libraries=("torch", "transformers", "tokenizers", "pyarrow", *task_type.libraries),

@@ -65,7 +65,7 @@ def publish(
     files |= {"README.md": str(readme), CURVES: str(trained.path / "log" / CURVES)}
     # Concurrent runs with the same model publish it once.
     with named_lock(f"hub-{hub.repo.replace('/', '--')}"):
-        figures = run_child(
+        published = run_child(
             work,
             "tasks.hub.push",
             python_argv("tasks.hub.push"),
@@ -78,7 +78,7 @@ def publish(
             env=build_environment(),
             stall_timeout_s=math.inf,  # its connections have their own time-outs
         )
-    return Publication.model_validate(figures)
+    return Publication.model_validate(published)
 
 
 def _is_promoted(verdict: Verdict, version: Version | None) -> bool:

@@ -26,8 +26,8 @@ from tasks.registry.versions import (
     DATA_COMMIT_TAG,
     DATA_FILES_TAG,
     DATA_TAG,
-    FIGURES_TAG,
     GIT_COMMIT_TAG,
+    METRICS_TAG,
     PRECISION_TAG,
     READING_TAG,
     REASON_TAG,
@@ -244,7 +244,7 @@ def _build_judgement_tags(recipe: Recipe, verdict: Verdict, refs: Mapping[str, A
         VERDICT_TAG: verdict.decision,
         REASON_TAG: verdict.reason,
         SPLIT_TAG: recipe.judged_split,
-        FIGURES_TAG: json.dumps(refs["score"].figures),
+        METRICS_TAG: json.dumps(refs["score"].result),
     }
     for stage, ref in refs.items():
         tags |= {f"finetune.{stage}.key": ref.key, f"finetune.{stage}.digest": ref.digest}
@@ -266,7 +266,7 @@ def _log_model(
     """Registers the model by a child program, which also loads it again and compares its predictions on some rows of
     the judged split with those of `predict`. Returns the number of the new version."""
     split = recipe.judged_split
-    figures = run_child(
+    logged = run_child(
         work,
         "tasks.registry.log_model",
         python_argv("tasks.registry.log_model"),
@@ -291,7 +291,7 @@ def _log_model(
         },
         env=build_environment(),
     )
-    return str(figures["version"])
+    return str(logged["version"])
 
 
 def _find_version(client: Any, name: str, trained: Artifact, champion: object) -> str | None:

@@ -16,6 +16,7 @@ from tasks.jobs.job import Job, files_of, folder_of, stage
 from tasks.reports.row_reports import read_report
 from training import task_types
 from training.data.ipc_files import ipc_reader
+from training.evaluation.scores import SplitScores
 from training.evaluation.slices import of_column, of_length
 from training.problems import Problem, UserError
 from training.programs.score import ScoreSettings
@@ -153,7 +154,10 @@ def _read_length_groups(file: Path) -> list[str]:
     return list(of_length(pa.ipc.open_file(pa.memory_map(str(file))).read_all()["length"].to_numpy()))
 
 
-@stage()
+ScoreArtifact = Artifact[SplitScores]
+
+
+@stage(SplitScores)
 def score(recipe: Recipe, data: Artifact, tokens: Artifact, trained: Artifact, predictions: Artifact) -> Job:
     """Computes every metric with its interval and baseline, on each split and each group of the slices, and draws
     plots.

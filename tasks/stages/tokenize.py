@@ -13,11 +13,13 @@ from tasks.cache.results import Artifact
 from tasks.cache.stage import Work
 from tasks.jobs.commands import Launch, python_argv
 from tasks.jobs.job import Files, Job, files_of, folder_of, stage
-from tasks.reports.row_reports import emit_warnings, read_token_report
+from tasks.reports.row_reports import emit_warnings, read_report
 from training import task_types
 from training.models.repository_files import read_json, uses_tokenizer_json
+from training.programs.create_model import ModelResult
 from training.programs.tokenize_with_transformers import TokenizeSettings
 from training.recipe import Recipe
+from training.tokenization.token_files import TokenizeResult
 from training.tokenization.token_files import tokenize as to_tokens
 
 CHILD = "training.programs.tokenize_with_transformers"
@@ -31,8 +33,8 @@ SPLITS = ("train", "validation", "test")
 OPTIONAL_LIBRARIES = ("sentencepiece", "sacremoses", "tiktoken")
 
 
-@stage(may_repeat=True)
-def tokenize(recipe: Recipe, data: Artifact, model: Artifact) -> Job:
+@stage(TokenizeResult, may_repeat=True)
+def tokenize(recipe: Recipe, data: Artifact, model: Artifact[ModelResult]) -> Job:
     """Streams the rows through the tokenizer into Arrow, and reports cut rows.
 
     The rows, the tokenizer's files (not the model's weights), the number of the model's tokens, the length, and the
@@ -54,7 +56,7 @@ def tokenize(recipe: Recipe, data: Artifact, model: Artifact) -> Job:
             options=task_type.options_of("tokenize"),
             max_length=recipe.tokens.max_length,
             level=recipe.data.checks.get("truncated", "warning"),
-            vocab_size=model.figures.get("vocab_size"),
+            vocab_size=model.result.vocab_size,
         ),
         reads={
             "data": files_of(data, [f"{split}.arrow" for split in SPLITS]),
@@ -70,15 +72,11 @@ def tokenize(recipe: Recipe, data: Artifact, model: Artifact) -> Job:
         field_names={"max_length": "tokens.max_length", "level": "data.checks.truncated"},
         # Other programs run without threads of tokenizers.
         launch=lambda: Launch(python_argv(CHILD), {"TOKENIZERS_PARALLELISM": "true"}, {}),
-        show=partial(
-            _show_report,
-            max_length=recipe.tokens.max_length,
-            most_generated=getattr(task_type.options, "max_new_tokens", None),
-        ),
+        show=partial(_show_report, max_length=recipe.tokens.max_length),
     )
 
 
-def _tokenize(work: Work, settings: TokenizeSettings, inputs: Mapping[str, Path]) -> dict[str, Any]:
+def _tokenize(work: Work, settings: TokenizeSettings, inputs: Mapping[str, Path]) -> TokenizeResult:
     return to_tokens(
         task_types.load(settings.task, settings.options),
         inputs["data"],
@@ -95,9 +93,9 @@ def _in_process(model: Artifact) -> bool:
     return uses_tokenizer_json(model.path / "tokenizer", model.path / "model")
 
 
-def _show_report(work: Work, figures: Mapping[str, Any], max_length: int, most_generated: int | None) -> None:
+def _show_report(work: Work, result: object, max_length: int) -> None:
     from training.evaluation.plots import draw_tokens
 
-    report = read_token_report(work.out, most_generated)
+    report = read_report(work.out)
     emit_warnings(work, report)
     draw_tokens(report, max_length, work.out / "log")

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from tasks.cache.results import Artifact, Check, Verdict, Version
 from tasks.cache.stage import Listener, Row
 from tasks.home import home, with_this_home
@@ -150,25 +152,25 @@ class RunTracker(Listener):
         self._put_points(Curve(stage, self._keys.get(stage, "")), points)
 
     def stage_ended(self, row: Row, result: Any) -> None:
-        """Logs the stage's state, figures and files. Curves of a cached stage are read from its artifact. A result that
-        an earlier try of the run has logged adds no figures."""
+        """Logs the stage's state, numbers and files. Curves of a cached stage are read from its artifact. A result that
+        an earlier try of the run has logged adds no numbers."""
         self.set_tags({f"{row.name}.state": row.state})
-        figures, logged = {"seconds": row.seconds}, {}
+        numbers, logged = {"seconds": row.seconds}, {}
         if isinstance(result, Artifact):
             logged = {f"{row.name}.digest": result.digest}
-            figures |= dict(_flatten_numbers(result.figures))
-            figures |= read_slice_metrics(result.path) if row.name == "score" else {}
+            numbers |= dict(_flatten_numbers(to_jsonable_python(result.result)))
+            numbers |= read_slice_metrics(result.path) if row.name == "score" else {}
             self._log_artifact(result, row)
         if isinstance(result, Verdict):
             logged = {f"{row.name}.decision": result.decision, f"{row.name}.reason": result.reason}
             self.log_text(f"{row.name}/verdict.json", result.model_dump_json(indent=1))
-            figures |= {format_check_name(check): check.value for check in result.checks}
+            numbers |= {format_check_name(check): check.value for check in result.checks}
         if isinstance(result, Version):
             logged = {VERSION_TAG: f"{result.name}/{result.version}"}
         if logged and logged.items() <= self._earlier.items():
             return
-        # The final figure of a curve is left out: it would be one more point of the curve.
-        named = {f"{row.name}/{name}": value for name, value in figures.items()}
+        # The final number of a curve is left out: it would be one more point of the curve.
+        named = {f"{row.name}/{name}": value for name, value in numbers.items()}
         self._outbox.put("figures", values={name: value for name, value in named.items() if name not in self._points})
         if logged:
             self.set_tags(logged)  # last: it says that the rest is logged
@@ -236,7 +238,14 @@ class RunTracker(Listener):
                 folders = path.parent.relative_to(ref.path).parts
                 self.log_file(path, "/".join([row.name, *(folder for folder in folders if folder != "log")]))
         if row.name == "load_data":
-            self._outbox.put("dataset", name="data", digest=ref.digest[:36], source=ref.location, profile=ref.figures)
+            profile = to_jsonable_python(ref.result, exclude_none=True)
+            self._outbox.put(
+                "dataset",
+                name="data",
+                digest=ref.digest[:36],
+                source=ref.location,
+                profile=profile,
+            )
 
 
 class _DeliveryThread(threading.Thread):
@@ -307,8 +316,8 @@ def _loader(name: str) -> Callable[[], type[Tracker]]:
     return lambda: load(name)
 
 
-def _flatten_numbers(figures: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for name, value in figures.items():
+def _flatten_numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _flatten_numbers(value, f"{prefix}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool):

@@ -107,14 +107,14 @@ def _took(source: str, file: Path, tokenizer: Path) -> dict[str, Any]:
     data = Data(source=source, path=str(file), text=["text"], label="label")  # type: ignore[arg-type]
     with TemporaryDirectory(dir=file.parent) as out:
         began = time.perf_counter()
-        figures = load(data, SequenceClassification(), {"train": [str(file)]}, Path(out, "rows"))
+        loaded = load(data, SequenceClassification(), {"train": [str(file)]}, Path(out, "rows"))
         checked = time.perf_counter()
         tokens = tokenize(SequenceClassification(), Path(out, "rows"), tokenizer, Path(out, "tokens"), MAX_TOKENS)
         return {
-            "rows": figures["train_rows"] + figures["validation_rows"],
+            "rows": sum(loaded.rows.values()),
             "bytes": file.stat().st_size,
             "check_s": checked - began,
-            "tokens": tokens["tokens"],
+            "tokens": tokens.tokens,
             "tokens_s": time.perf_counter() - checked,
             "peak_mib": peak_mib(),
         }

@@ -144,7 +144,7 @@ def run(job: Path, argv: list[str]) -> dict[str, Any]:
     launched = "training.programs.accelerate_launch" in argv
     env = training_environment(1) if launched else None
     outcome = run_job(job, argv, env=env, on_events=lambda _: None, stall_timeout_s=600.0)
-    return dict(require_finished(outcome).figures)
+    return dict(require_finished(outcome).result)
 
 
 def _write_rows(out: Path) -> Path:

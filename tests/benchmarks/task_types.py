@@ -48,7 +48,7 @@ def _figures(place: Path, file: Path) -> list[Row]:
     (place / "models" / recipe["name"]).symlink_to(fit / "model")
     split = recipe["evaluation"]["splits"][-1]
     gate, found = recipe["release"]["gate"], result["metrics"][split]
-    steps = json.loads((fit / "manifest.json").read_text())["ref"]["figures"]["steps"]
+    steps = json.loads((fit / "manifest.json").read_text())["ref"]["result"]["steps"]
     note = f"{recipe['task']}; {steps:,} steps; {wall_s / 60:.1f} minutes in all, {cpu_s / 60:.1f} of CPU"
     return [
         Row(

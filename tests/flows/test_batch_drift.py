@@ -146,7 +146,7 @@ def test_if_memory_runs_out_rows_are_observed_in_half_the_batches(
     sample, _ = draw_sample(version, [SourceFile(str(tmp_path / "rows.csv"))], 50, lambda done, total: None)
     work = Work("k", tmp_path / "out", "run", (shown,), "observe")
     work.out.mkdir()
-    figures = profile.observe.make(work, version, Drift(), sample)
-    assert figures == {"rows": 70, "observed": 50, "without_prediction": 0}
+    found = profile.observe.make(work, version, Drift(), sample)
+    assert found == {"rows": 70, "observed": 50, "without_prediction": 0}
     (warning,) = shown.messages
     assert warning.endswith("Continuing with at most 16 rows at a time.")

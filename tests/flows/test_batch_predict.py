@@ -32,6 +32,7 @@ from tests.flows.forked import finetune
 from tests.flows.small import FinishedRun, write_rows
 from tests.raised import raised_problems
 from training.problems import UserError
+from training.programs.predict_shards import ShardResult
 from training.recipe import BatchPrediction, parse_batch_prediction
 
 SHARD_ROWS = 50
@@ -268,8 +269,8 @@ def test_another_model_or_other_options_have_other_keys_and_names_have_not(home:
 
 def predict_all(
     prepared: batch_plan.PreparedBatch, listener: Listener, folder: Path, processes: int = 1
-) -> list[dict[str, Any]]:
-    """The figures of all shards."""
+) -> list[ShardResult]:
+    """The results of all shards."""
     found = []
     folder.mkdir(exist_ok=True)
     with ShardPredictor(prepared.model, 64, SHARD_ROWS, prepared.new, listener, processes=processes) as predictor:
@@ -281,8 +282,8 @@ def predict_all(
 
 def test_several_programs_predict_what_one_predicts(home: Path, inbox: Path, tmp_path: Path) -> None:
     prepared, listener = prepare(prediction(inbox, tmp_path / "out"), Remote(), Quiet()), Quiet()
-    assert sum(one["rows"] for one in predict_all(prepared, listener, tmp_path / "one")) == 122
-    assert sum(one["rows"] for one in predict_all(prepared, listener, tmp_path / "two", processes=2)) == 122
+    assert sum(one.rows for one in predict_all(prepared, listener, tmp_path / "one")) == 122
+    assert sum(one.rows for one in predict_all(prepared, listener, tmp_path / "two", processes=2)) == 122
     one, two = (
         {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*.parquet")}
         for folder in (tmp_path / "one", tmp_path / "two")
@@ -296,8 +297,8 @@ def test_if_memory_runs_out_the_program_goes_on_with_half_the_batch(
 ) -> None:
     monkeypatch.setattr(shard_job, "PROGRAM", "tests.flows.scarce_memory")
     prepared, listener = prepare(prediction(inbox, tmp_path / "out"), Remote(), Quiet()), Quiet()
-    figures = predict_all(prepared, listener, tmp_path / "shards")
-    assert sum(one["rows"] for one in figures) == 122
+    found = predict_all(prepared, listener, tmp_path / "shards")
+    assert sum(one.rows for one in found) == 122
     assert [warning.partition(". ")[2] for warning in listener.warnings] == [
         "Continuing with at most 32 rows at a time.",
         "Continuing with at most 16 rows at a time.",
@@ -318,8 +319,8 @@ def test_a_version_whose_training_is_no_longer_stored_is_fetched_from_mlflow(
 ) -> None:
     shutil.rmtree(home / "artifacts" / "fit")
     prepared = prepare(prediction(inbox, tmp_path / "out"), Remote(), Quiet())
-    figures = predict_all(prepared, Quiet(), tmp_path / "shards")
-    assert sum(one["rows"] for one in figures) == 122 and not list(home.glob("jobs/predict-*"))
+    found = predict_all(prepared, Quiet(), tmp_path / "shards")
+    assert sum(one.rows for one in found) == 122 and not list(home.glob("jobs/predict-*"))
 
 
 def test_a_shard_that_was_taken_for_stored_is_predicted_when_it_turns_out_to_be_damaged(
@@ -328,7 +329,7 @@ def test_a_shard_that_was_taken_for_stored_is_predicted_when_it_turns_out_to_be_
     prepared = prepare(prediction(inbox, tmp_path / "out"), Remote(), Quiet())
     damaged, *others = prepared.new
     with ShardPredictor(prepared.model, 64, SHARD_ROWS, others, Quiet()) as predictor:
-        assert predictor.predict(others[0], tmp_path)["rows"] == others[0].usable
+        assert predictor.predict(others[0], tmp_path).rows == others[0].usable
         (tmp_path / "again").mkdir()
         assert predictor.predict(damaged, tmp_path / "again")["rows"] == damaged.usable
 

@@ -120,7 +120,7 @@ def test_training_is_estimated_again_after_an_edit_of_the_users_code_or_where_me
 
     def run_job(*given: Any, **named: Any) -> Outcome:
         ran.append(NEEDS | {"memory_mb": 5 if ran else None})
-        return Outcome(state="finished", figures=ran[-1])
+        return Outcome(state="finished", result=ran[-1])
 
     def full(*given: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -79,7 +79,7 @@ def estimate_and_peak(ground: Ground, folder: Path, strategy: str) -> Result:
         if outcome.failure is not None:
             checks[task] = f"no: {outcome.failure.message}"
             continue
-        estimated, peak = (outcome.figures[f"{name}_memory_mb"] for name in ("estimated", "peak"))
+        estimated, peak = (outcome.result[f"{name}_memory_mb"] for name in ("estimated", "peak"))
         share = estimated / peak
         checks[task] = "yes" if LOWEST <= share <= HIGHEST else f"no: {share:.2f} of the peak"
         figures[f"{task}: estimated / peak"] = share

@@ -27,7 +27,7 @@ def compare(ground: Ground, folder: Path, task: str, option: dict[str, Any]) -> 
         if outcome.failure is not None:
             return Result({f"trains {name} it": f"no: {outcome.failure.message}"})
         points = forks.curve(job)
-        figures[name], losses[name] = outcome.figures, points[max(points)]["train_loss"]
+        figures[name], losses[name] = outcome.result, points[max(points)]["train_loss"]
     difference = abs(losses["with"] / losses["without"] - 1)
     share = figures["with"]["estimated_memory_mb"] / figures["with"]["peak_memory_mb"]
     times, memory = (

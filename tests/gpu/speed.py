@@ -26,9 +26,9 @@ def training(ground: Ground, folder: Path, task: str) -> Result:
     for outcome in (fit, raw, plain):
         if outcome.failure is not None:
             return Result({"runs": f"no: {outcome.failure.message}"})
-    pairs = zip(raw.figures["raw_s"], raw.figures["ours_s"], strict=True)
+    pairs = zip(raw.result["raw_s"], raw.result["ours_s"], strict=True)
     share = statistics.median(raw_s / ours_s for raw_s, ours_s in pairs)
-    rate, plain_rate = fit.figures["train_tokens_per_second"], plain.figures["tokens_per_second"]
+    rate, plain_rate = fit.result["train_tokens_per_second"], plain.result["tokens_per_second"]
     return Result(
         {"raw step": _at_least(share, MIN_RAW_SHARE), "plain Trainer": _at_least(rate / plain_rate, 1.0)},
         {
@@ -36,8 +36,8 @@ def training(ground: Ground, folder: Path, task: str) -> Result:
             "times the plain Trainer": rate / plain_rate,
             "tokens/s": rate,
             "plain Trainer's tokens/s": plain_rate,
-            "of the hardware's limit": fit.figures["hardware_share"],
-            "peak MB": fit.figures["peak_memory_mb"],
+            "of the hardware's limit": fit.result["hardware_share"],
+            "peak MB": fit.result["peak_memory_mb"],
         },
     )
 
@@ -48,7 +48,7 @@ def prediction(ground: Ground, folder: Path) -> Result:
     outcome = _run(ground, job, "tests.gpu.predictions")
     if outcome.failure is not None:
         return Result({"runs": f"no: {outcome.failure.message}"})
-    rates = outcome.figures
+    rates = outcome.result
     share, times = (rates["project"] / rates[name] for name in ("raw", "plain"))
     return Result(
         {"raw forward pass": _at_least(share, MIN_RAW_SHARE), "plain Trainer": _at_least(times, 1.0)},

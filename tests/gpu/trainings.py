@@ -61,10 +61,10 @@ def train_and_resume(
         "trains": _trains(whole, outcome),
         "resumes": _resumes(whole, killed, kills, resumed),
         "exports": exported.files(),
-        "reloads": exported.figures(outcome.figures["best_step"], ground.device, precision, rounding),
+        "reloads": exported.figures(outcome.result["best_step"], ground.device, precision, rounding),
     }
     names = ("train_tokens_per_second", "peak_memory_mb")
-    return Result(checks, {name: outcome.figures[name] for name in names if outcome.figures.get(name) is not None})
+    return Result(checks, {name: outcome.result[name] for name in names if outcome.result.get(name) is not None})
 
 
 def train_as_fork(ground: Ground, folder: Path, task: str) -> Result:
@@ -117,7 +117,7 @@ def _run_with_kills(ground: Ground, job: Path, processes: int) -> tuple[int, Out
 def _trains(job: Path, outcome: Outcome) -> str:
     losses = [point["train_loss"] for point in forks.curve(job).values() if "train_loss" in point]
     first, last = (sum(some) / len(some) for some in (losses[:4], losses[-4:]))
-    found = f"{outcome.figures['steps']} steps, loss {first:.3g} to {last:.3g}"
+    found = f"{outcome.result['steps']} steps, loss {first:.3g} to {last:.3g}"
     return f"yes, {found}" if last < first * (1 - MIN_GAIN) else f"no: {found}"
 
 

@@ -53,8 +53,8 @@ def digest(name: str, written: dict[str, Any]) -> str:
     stage = STAGES[name]
     flat, _ = stage.flat_inputs(*inputs)
     with store.filling(name, stage.key(flat)) as aside:
-        figures = stage.make(Work(stage.key(flat), aside, "run"), *inputs)
-        return store.publish(aside, name, stage.key(flat), flat, figures).digest
+        result = stage.make(Work(stage.key(flat), aside, "run"), *inputs)
+        return store.publish(aside, name, stage.key(flat), flat, result).digest
 
 
 def outcome(case: Sequence[Step]) -> Any:

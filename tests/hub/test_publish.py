@@ -12,14 +12,25 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from tasks.cache.results import Artifact, Comparison, Lock, PinnedCommit, PinnedFile, PinnedRows, Verdict, Version
+from tasks.cache.results import (
+    Artifact,
+    ComparedExport,
+    Comparison,
+    Lock,
+    PinnedCommit,
+    PinnedFile,
+    PinnedRows,
+    Verdict,
+    Version,
+)
 from tasks.cache.stage import Work
 from tasks.registry.model_card import CardFacts, build_card, build_description
 from tasks.registry.version_exports import released_exports
 from tasks.stages.publish import publish
 from tests.arrow import group
 from tests.hub.server import Hub
-from tests.made import COMPARISON, LABELS, artifact, predictions
+from tests.made import COMPARISON, FITTED, LABELS, artifact, predictions
+from training.data.load_rows import LoadDataResult
 from training.problems import UserError
 from training.recipe import Recipe, load, parse
 
@@ -72,14 +83,15 @@ def recipe(**changes: Any) -> Recipe:
 def refs(home: Path) -> dict[str, Artifact]:
     """The results of the stages before it."""
     trained = {f"model/{name}": content for name, content in MODEL.items()} | {"log/loss.png": b"a picture"}
-    figures = {"steps": 1200, "epochs": 3.0, "train_loss": 0.4321, "train_samples_per_second": 99.9}
+    rows = LoadDataResult(train_rows=8949, test_rows=6, labels=2, warnings=0)
+    exports = {name: ComparedExport.model_validate(one) for name, one in EXPORTS.items()}
     return {
-        "data": artifact("load_data", {"labels.json": LABELS}, {"train_rows": 8949, "test_rows": 6}),
-        "trained": artifact("fit", trained, figures, {"library.torch": "2.13.0", "training.seed": 42}),
+        "data": artifact("load_data", {"labels.json": LABELS}, rows),
+        "trained": artifact("fit", trained, FITTED, {"library.torch": "2.13.0", "training.seed": 42}),
         "predictions": predictions("test", [0, 0, 1, 1, 1, 1], [0, 0, 1, 0, 0, 1]),
         "scores": artifact("score", {"metrics.json": b"{}"}, SCORES),
         "exports": artifact("export", {"onnx/model.onnx": b"floats", "onnx/model_quantized.onnx": b"bytes"}),
-        "compared": artifact("compare_exports", {"log/exports.json": b"{}"}, EXPORTS),
+        "compared": artifact("compare_exports", {"log/exports.json": b"{}"}, exports),
     }
 
 
@@ -198,7 +210,9 @@ def test_the_card_has_the_runs_warnings_of_the_model_and_none_of_its_comparison(
     judged = PROMOTE.model_copy(update={"comparison": comparison, "warnings": [of_model, of_rival]})
     text = build_card(CardFacts(recipe(), *facts(refs, judged)))
     assert f"Warning: {of_model}" in text and of_rival not in text
-    partial = refs["trained"].model_copy(update={"figures": refs["trained"].figures | {"missing_weights": 12}})
+    partial = refs["trained"].model_copy(
+        update={"result": refs["trained"].result.model_copy(update={"missing_weights": 12})}
+    )
     text = build_card(CardFacts(recipe(), *facts(refs | {"trained": partial})))
     assert "Warning: 12 weights of the base model were not in its files, or had another shape there, and were" in text
     first, again = (
@@ -290,7 +304,9 @@ def test_the_card_of_a_mixture_has_the_origin_and_the_share_of_every_set(refs: d
     ]
     report = json.dumps({"mixture": table}).encode()
     data = artifact(
-        "load_data", {"labels.json": LABELS, "log/report.json": report}, {"train_rows": 120, "test_rows": 10}
+        "load_data",
+        {"labels.json": LABELS, "log/report.json": report},
+        LoadDataResult(train_rows=120, test_rows=10, labels=2, warnings=0),
     )
     lock = LOCK.model_copy(update={"data_hub": None, "data_sets": pinned})
     card = ModelCard(build_card(CardFacts(mine, lock, *facts({**refs, "data": data})[1:])))

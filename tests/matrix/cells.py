@@ -159,7 +159,7 @@ def _tried(combination: Combination, world: Path, folder: Path, what: dict[str, 
         trains=_trains(whole, outcome, GAIN if combination.launched else GAIN_OF_KINDS),
         resumes=_resumes(whole, killed, kills, *ended(combination, killed, kills)),
         exports=exported.files(),
-        reloads=exported.figures(outcome.figures["best_step"]),
+        reloads=exported.figures(outcome.result["best_step"]),
         answers="" if combination.launched else exported.answers(),
         onnx=exported.onnx() if combination.architecture else "",
     )
@@ -237,8 +237,8 @@ def _forked(combination: Combination, job: Path, kills: int) -> tuple[Outcome, i
 def _trains(job: Path, outcome: Outcome, gain: float) -> str:
     losses = [point["train_loss"] for point in forks.curve(job).values() if "train_loss" in point]
     first, last = (sum(some) / len(some) for some in (losses[:4], losses[-4:]))
-    if len(losses) != outcome.figures["steps"] or last > first * (1 - gain):
-        return f"no: {outcome.figures['steps']} steps, loss {first:.3g} to {last:.3g}"
+    if len(losses) != outcome.result["steps"] or last > first * (1 - gain):
+        return f"no: {outcome.result['steps']} steps, loss {first:.3g} to {last:.3g}"
     return "yes"
 
 

@@ -77,7 +77,7 @@ def secrets_in(env: dict[str, str]) -> set[str]:
 @pytest.mark.usefixtures("full_of_secrets")
 def test_a_program_gets_what_the_list_names_and_no_credential(tmp_path: Path) -> None:
     outcome, _ = run(tmp_path, "return dict(os.environ)")
-    found = dict(outcome.figures)
+    found = dict(outcome.result)
     assert secrets_in(found) == set()
     assert found.items() >= HARMLESS.items() and found["PATH"] == os.environ["PATH"]
 
@@ -88,7 +88,7 @@ def test_a_program_gets_the_variables_that_the_user_names_and_a_server_does_not(
 ) -> None:
     monkeypatch.setenv("FINETUNE_PASS_ENV", "MY_OWN, OPENAI_*")
     outcome, _ = run(tmp_path, "return dict(os.environ)")
-    assert secrets_in(dict(outcome.figures)) == {"MY_OWN", "OPENAI_API_KEY"}
+    assert secrets_in(dict(outcome.result)) == {"MY_OWN", "OPENAI_API_KEY"}
     assert secrets_in(server_environment(PREFECT_SERVER)) == {"PGPASSWORD"}
 
 
@@ -103,8 +103,8 @@ def test_torch_loads_compiled_code_from_a_folder_that_no_other_user_can_create(
     return {"compiled": cache_dir(), "kernels": triton_cache_dir(0)}
     """
     outcome, _ = run(tmp_path, code)
-    assert Path(outcome.figures["compiled"]).parent == home and home.stat().st_mode & 0o777 == 0o700
-    assert outcome.figures["kernels"].startswith(f"{home}/")
+    assert Path(outcome.result["compiled"]).parent == home and home.stat().st_mode & 0o777 == 0o700
+    assert outcome.result["kernels"].startswith(f"{home}/")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/of/the/user")
     assert environment({})["TORCHINDUCTOR_CACHE_DIR"] == "/of/the/user"
 

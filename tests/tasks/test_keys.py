@@ -393,7 +393,9 @@ class Keys:
             folder = Path(stage.name if self._part == "" or not edited else f"{stage.name} {self._part}").absolute()
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "labels.json").write_text(json.dumps([parts["labels.json"]]))
-            return SimpleNamespace(stage=stage.name, digest=digest, parts=parts, path=folder, figures={})
+            return SimpleNamespace(
+                stage=stage.name, digest=digest, parts=parts, path=folder, result=SimpleNamespace(vocab_size=9)
+            )
         made = {
             "count_comparison": NumberedComparison(comparison=2 if edited else 1, confidence=0.95),
             "find_champion": CHAMPION.model_copy(update={"model": digest}),

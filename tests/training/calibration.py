@@ -34,7 +34,7 @@ class Regime:
             **{"metrics": [self.metric], "figure": self.metric, "less_is_better": [], "margin": self.margin},
             confidence=confidence,
         )
-        return sum(compare_models(*self.draw(random, self.rows), settings)["better"] for _ in range(trials))
+        return sum(compare_models(*self.draw(random, self.rows), settings).better for _ in range(trials))
 
 
 def two_labels(margins: Floats, references: npt.NDArray[np.int64]) -> OneLabel:

@@ -7,6 +7,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from training.jobs.protocol import EVENTS, OUTPUT, Events, Job, read_events
 
 PREDICT = {"splits": ["validation"], "batch_size": 16, "micro_batch_divisor": 1, "mixed_precision": "no"}
@@ -19,11 +21,11 @@ COMPARE: dict[str, Any] = {
 
 
 def run(program: ModuleType, job_dir: Path, inputs: Mapping[str, Path], **settings: Any) -> dict[str, Any]:
-    """The return value of the program, whose files are in job_dir/output."""
+    """The result of the program as JSON values. Its files are in job_dir/output."""
     (job_dir / OUTPUT).mkdir(parents=True, exist_ok=True)
     paths = {name: str(path) for name, path in inputs.items()}
     job = Job(program=program.__name__, key=job_dir.name, settings=settings, inputs=paths)
-    result: dict[str, Any] = program.main(job_dir, job, Events(job_dir / EVENTS))
+    result: dict[str, Any] = to_jsonable_python(program.main(job_dir, job, Events(job_dir / EVENTS)))
     return result
 
 

@@ -46,6 +46,7 @@ from training.data.row_problems import RowProblems, level_of
 from training.data.row_statistics import SplitStatistics, joined, text_lengths, texts_of
 from training.data.slice_columns import SliceColumns
 from training.data.sources import object_splits
+from training.jobs.protocol import Result
 from training.problems import Problem, UserError, user_code_errors
 from training.recipe.data_fields import SHARED
 from training.recipe.source_columns import SourceColumns
@@ -63,6 +64,23 @@ Explain = Callable[[int], AbstractContextManager[None]]
 CountTokens = Callable[[list[str]], int]
 
 
+class LoadDataResult(Result):
+    """Numbers of rows, labels and warnings."""
+
+    train_rows: int | None = None
+    """None if there is no such split."""
+    validation_rows: int | None = None
+    test_rows: int | None = None
+    labels: int
+    warnings: int
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """By split."""
+        found = {"train": self.train_rows, "validation": self.validation_rows, "test": self.test_rows}
+        return {split: number for split, number in found.items() if number is not None}
+
+
 def load(
     data: Data,
     task_type: RowSpecification,
@@ -75,9 +93,8 @@ def load(
     *,
     only: str | None = None,
     spelt: Mapping[str, int] | None = None,
-) -> dict[str, int]:
-    """Writes the rows of every split to the folder `out`, with their labels and a report. Returns the rows of each
-    split, the number of labels and of warnings.
+) -> LoadDataResult:
+    """Writes the rows of every split to the folder `out`, with their labels and a report.
 
     `sources` is the lock of the rows: the files of each split (`{"train": ["/data/train.csv"]}`), the commit of a
     Hub data set (`{"commit": "<40 hex digits>"}`), or nothing for an object; for a mixture one of these for each set.
@@ -121,7 +138,7 @@ def load(
     _write_json(out / "slices.json", reading.slices.summary())
     _write_json(out / "log" / "report.json", report | ({"mixture": table} if table else {}))
     rows_of = {f"{split}_rows": statistics.rows for split, statistics in reading.statistics_by_split.items()}
-    return rows_of | {"labels": len(names), "warnings": len(problems)}
+    return LoadDataResult(**rows_of, labels=len(names), warnings=len(problems))
 
 
 def _require(problems: Iterable[Problem]) -> None:

@@ -1,4 +1,5 @@
-"""The settings of a training: of training.programs.fit, and of training.programs.estimate, which trains nothing.
+"""The settings of a training, and its result: of training.programs.fit, and of training.programs.estimate, which trains
+nothing.
 
 The sections of the recipe that a training needs are the recipe's own models.
 """
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from training.jobs.protocol import NotInKey, Settings, TaskSettings
+from training.jobs.protocol import NotInKey, Result, Settings, TaskSettings
 from training.recipe.fields import ResolvedCompute, Training
 
 
@@ -44,3 +45,25 @@ class FitSettings(TaskSettings):
     """Named in an exported adapter (training.lora); None if the base model is not from the Hub."""
     micro_batch_divisor: Annotated[int, NotInKey("an optimizer step has the same rows")] = 1
     """Divides the recipe's batch sizes, so that a batch fits into memory; the global batch size stays."""
+
+
+class FitResult(Result):
+    """The numbers of a training."""
+
+    trainable_parameters: int | None
+    micro_batch_size: int
+    """Rows."""
+    steps: int
+    epochs: float
+    train_loss: float
+    best_step: int | None
+    best_metric: float | None
+    train_samples_per_second: float
+    train_tokens_per_second: float | None = None
+    hardware_share: float | None = None
+    """Of the floating-point operations that the hardware can do: training.engine.throughput."""
+    estimated_memory_mb: int | None
+    """Of the process that takes most, in 10^6 bytes."""
+    peak_memory_mb: int
+    missing_weights: int = 0
+    """Weights that the base model lacks."""

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from training.jobs.processes import JOB_LINK, SUPERVISOR, die_with_parent, identity
 from training.jobs.protocol import (
@@ -89,10 +89,10 @@ def restart() -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-m", program.name, *sys.argv[1:]])
 
 
-def run_program(main: Callable[[Path, Job, Events], dict[str, Any]], *, stops_itself: bool = False) -> NoReturn:
+def run_program(main: Callable[[Path, Job, Events], object], *, stops_itself: bool = False) -> NoReturn:
     """Runs `main(job_dir, job, events)` for the job directory in argv[1], writes the outcome, and exits.
 
-    `main` returns the outcome's figures. A UserError becomes user_error with all problems, and so does the error of a
+    `main` returns the outcome's result. A UserError becomes user_error with all problems, and so does the error of a
     full disk; out of memory becomes out_of_memory, SIGTERM or SIGINT interrupted, any other error internal with its
     traceback. The exit status is 0 only if the job finished. Every rank calls this; rank 0 alone writes success.
 
@@ -114,8 +114,8 @@ def run_program(main: Callable[[Path, Job, Events], dict[str, Any]], *, stops_it
     file = job_dir / (OUTCOME if rank() == 0 else f"outcome.rank{rank()}.json")
     file.unlink(missing_ok=True)
     try:
-        figures = _run(main, job_dir)
-        outcome = Outcome(state="finished", figures=figures, files=_sync(job_dir / OUTPUT) if rank() == 0 else {})
+        result = _run(main, job_dir)
+        outcome = Outcome(state="finished", result=result, files=_sync(job_dir / OUTPUT) if rank() == 0 else {})
     except BaseException as error:
         for number in _STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
@@ -156,7 +156,7 @@ def _import_early(imports: Imports) -> None:
                 return
 
 
-def _run(main: Callable[[Path, Job, Events], dict[str, Any]], job_dir: Path) -> dict[str, Any]:
+def _run(main: Callable[[Path, Job, Events], object], job_dir: Path) -> object:
     job = Job.read(job_dir)
     for folder in (CHECKPOINTS, LOGS):
         (job_dir / folder).mkdir(exist_ok=True)

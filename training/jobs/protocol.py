@@ -55,6 +55,12 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+class Result(BaseModel):
+    """The base of a program's result, which its outcome and its artifact's manifest hold as JSON: frozen and closed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
 class TaskSettings(Settings):
     """With the task type, which most programs need."""
 
@@ -153,8 +159,8 @@ class Outcome(BaseModel):
 
     state: Literal["finished", "failed"]
     failure: Failure | None = None
-    figures: dict[str, Any] = {}
-    """Results of the program by name, such as the number of steps."""
+    result: Any = None
+    """The program's result: its Result, or here, in the flow's process, the JSON values of it."""
     files: dict[str, str] = {}
     """SHA-256 of every file in output/, by its path relative to output/ with forward slashes."""
 

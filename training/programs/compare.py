@@ -6,11 +6,11 @@ inputs     predictions, champion (each with SPLIT.parquet of training.programs.p
            first), data (SPLIT.arrow, labels.json); for the baseline also data (train.arrow), tokens (train.arrow,
            SPLIT.arrow) and model (the trained model's folder)
 settings   CompareSettings, below
-output     comparison.json         the figures
+output     comparison.json         the result
            log/disagreements.csv   rows that only one of the two gets right, with their texts: first those that the new
                                    model loses, then those that it gains, each by the size of the change
            log/judgements.csv      with evaluation.judge, each prompt with both answers and the better one
-figures    the fields of tasks.cache.results.Comparison
+result     training.evaluation.scores.Comparison
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from training import task_types
 from training.evaluation.constant_predictions import is_constant
 from training.evaluation.judgements import difference_interval, judge_answers, paired_answers
 from training.evaluation.predictions import Predictions
+from training.evaluation.scores import AnswerMetric, Comparison
 from training.evaluation.significance import Significance, mcnemar, paired
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
@@ -64,6 +65,8 @@ class CompareSettings(TaskSettings):
     """1 - the chance of a false promotion."""
     champion: str | None
     """NAME/VERSION; None: the baseline."""
+    comparison: int | None = None
+    """The number of the comparison among all on the same rows, if they are counted."""
     judge: str | None = None
     """evaluation.judge, which compares the answers of both models."""
     lengths: bool = False
@@ -72,8 +75,8 @@ class CompareSettings(TaskSettings):
     """Differences between the labels of the two models."""
 
 
-def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Compares the models on the split. Returns the figures."""
+def main(job_dir: Path, job: Job, events: Events) -> Comparison:
+    """Compares the models on the split."""
     from training.evaluation.baseline import choose_constant
 
     settings = CompareSettings.model_validate(job.settings)
@@ -102,13 +105,13 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     (output / "log").mkdir(parents=True, exist_ok=True)
     answers, judged = compare_answers(table, champion_table, settings, rows, output / "log", report)
     if settings.figure == WIN_RATE:
-        figures = describe_win_rate(judged, settings)
+        compared = describe_win_rate(judged, settings)
     else:
-        figures = compare_models(new, old, settings, constant.name if constant else None, report)
-    figures |= {"answers": answers} if answers else {}
-    (output / "comparison.json").write_text(json.dumps(figures, indent=1))
+        compared = compare_models(new, old, settings, constant.name if constant else None, report)
+    compared = compared.model_copy(update={"answers": answers})
+    (output / "comparison.json").write_text(compared.model_dump_json(indent=1))
     write_samples(sample_disagreements(new, old, rows), output / "log" / "disagreements.csv")
-    return figures
+    return compared
 
 
 def compare_answers(
@@ -118,22 +121,22 @@ def compare_answers(
     data: Path,
     log: Path,
     report: Callable[[int, int], None],
-) -> tuple[list[dict[str, Any]], npt.NDArray[np.float64]]:
-    """The figures of the model's answers and of those of its opponent, the champion or else its base model, as
-    tasks.cache.results.AnswerFigure; and the outcomes of judge_answers, (P,), which are written to the folder `log`.
+) -> tuple[list[AnswerMetric], npt.NDArray[np.float64]]:
+    """The metrics of the model's answers and of those of its opponent, the champion or else its base model; and the
+    outcomes of judge_answers, (P,), which are written to the folder `log`.
 
     Both are empty if nothing reads answers.
     """
 
     if not settings.lengths and settings.judge is None:
         return [], np.empty(0)
-    answers, found = paired_answers(predictions, champion), []
+    answers, found = paired_answers(predictions, champion), list[AnswerMetric]()
     opponent = BASE_MODEL if settings.champion is None else settings.champion
 
     def add(metric: str, own: npt.NDArray[np.float64], others: npt.NDArray[np.float64]) -> None:
         low, high = difference_interval(own - others)
         values = {"value": float(own.mean()), "champion_value": float(others.mean())}
-        found.append({"metric": metric, "opponent": opponent, **values, "low": low, "high": high, "rows": len(own)})
+        found.append(AnswerMetric(metric=metric, opponent=opponent, **values, low=low, high=high, rows=len(own)))
 
     if settings.lengths:
         add("generated_length", answers.own_tokens, answers.other_tokens)
@@ -152,30 +155,31 @@ def compare_answers(
     return found, outcomes
 
 
-def describe_win_rate(outcomes: npt.NDArray[np.float64], settings: CompareSettings) -> dict[str, Any]:
-    """The fields of tasks.cache.results.Comparison for the outcomes of judge_answers, (P,), by a sign test."""
+def describe_win_rate(outcomes: npt.NDArray[np.float64], settings: CompareSettings) -> Comparison:
+    """The comparison by the outcomes of judge_answers, (P,), with a sign test."""
     wins, losses = int((outcomes == 1).sum()), int((outcomes == 0).sum())
     found = mcnemar(wins, losses, len(outcomes), settings.confidence)
-    return {
-        "champion": BASE_MODEL if settings.champion is None else settings.champion,
-        "metric": WIN_RATE,
-        "split": settings.split,
-        "rows": len(outcomes),
-        "value": float(outcomes.mean()),
-        "champion_value": float(1 - outcomes.mean()),
-        "gained": wins,
-        "lost": losses,
-        "gain": found.gain,
-        "at_least": found.at_least,
-        "margin": 0.0,
-        "confidence": settings.confidence,
-        "method": "sign",
-        "p_value": found.p_value,
-        "least_p_value": found.least_p_value,
-        "better": found.better,
-        "baseline": settings.champion is None,
-        "warnings": list(settings.warnings),
-    }
+    return Comparison(
+        champion=BASE_MODEL if settings.champion is None else settings.champion,
+        metric=WIN_RATE,
+        split=settings.split,
+        rows=len(outcomes),
+        value=float(outcomes.mean()),
+        champion_value=float(1 - outcomes.mean()),
+        gained=wins,
+        lost=losses,
+        gain=found.gain,
+        at_least=found.at_least,
+        margin=0.0,
+        confidence=settings.confidence,
+        method="sign",
+        p_value=found.p_value,
+        least_p_value=found.least_p_value,
+        better=found.better,
+        baseline=settings.champion is None,
+        comparison=settings.comparison,
+        warnings=list(settings.warnings),
+    )
 
 
 def compare_models(
@@ -184,8 +188,8 @@ def compare_models(
     settings: CompareSettings,
     constant: str | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[str, Any]:
-    """The fields of tasks.cache.results.Comparison for two models on the same rows.
+) -> Comparison:
+    """The comparison of two models on the same rows.
 
     Args:
         constant: the name of the constant prediction if `old` is one; None: `old` is the champion.
@@ -215,27 +219,27 @@ def compare_models(
         warnings.append(f"this model predicts the same for every row of {settings.split}, as a constant does.")
     if not exact:
         warnings += find_heavy_tails(name, new, old)
-    figures = {
-        "champion": champion,
-        "metric": name,
-        "split": settings.split,
-        "rows": len(new),
-        "value": values[0],
-        "champion_value": values[1],
-        "gained": gained,
-        "lost": lost,
-        "gain": found.gain,
-        "at_least": found.at_least,
-        "margin": margin,
-        "confidence": settings.confidence,
-        "method": "mcnemar" if exact else "permutation" if margin >= 0 else "bootstrap",
-        "p_value": found.p_value,
-        "least_p_value": found.least_p_value,
-        "better": found.better,
-        "baseline": constant is not None,
-        "warnings": warnings,
-    }
-    return {name: None if value != value else value for name, value in figures.items()}  # nan is null in JSON
+    return Comparison(
+        champion=champion,
+        metric=name,
+        split=settings.split,
+        rows=len(new),
+        value=values[0],
+        champion_value=values[1],
+        gained=gained,
+        lost=lost,
+        gain=found.gain,
+        at_least=found.at_least,
+        margin=margin,
+        confidence=settings.confidence,
+        method="mcnemar" if exact else "permutation" if margin >= 0 else "bootstrap",
+        p_value=found.p_value,
+        least_p_value=found.least_p_value,
+        better=found.better,
+        baseline=constant is not None,
+        comparison=settings.comparison,
+        warnings=warnings,
+    )
 
 
 def run_paired_test(

@@ -5,10 +5,8 @@ inputs     model (the trained model's folder), exports (the output of training.p
            (SPLIT.arrow), predictions (SPLIT.parquet of training.programs.predict)
 settings   CompareExportsSettings, below
 output     FORMAT/SPLIT.parquet    the predictions of each export, as training.programs.predict writes the model's
-           log/exports.json        the figures; a speed is another one each time
-figures    by format: bytes; rows_per_second of the export and torch_rows_per_second of the model, on the CPU and the
-           same rows; comparison, the fields of tasks.cache.results.Comparison with the model in place of the champion;
-           released, whether the export is not inferior
+           log/exports.json        the result; a speed is another one each time
+result     by format: training.evaluation.scores.ComparedExport
 """
 
 from __future__ import annotations
@@ -22,8 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from pydantic_core import to_jsonable_python
 
 from training import task_types
+from training.evaluation.scores import ComparedExport
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job
 from training.programs.compare import CompareSettings, compare_models
@@ -52,8 +52,8 @@ class CompareExportsSettings(CompareSettings):
     """The number format in which the model's own speed is measured."""
 
 
-def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Predicts the split with each export, compares, and measures. Returns the figures."""
+def main(job_dir: Path, job: Job, events: Events) -> dict[str, ComparedExport]:
+    """Predicts the split with each export, compares, and measures. Returns the results by format."""
     from training.batching.batches import TokenRows
     from training.engine.inference import predict
     from training.models import loading, onnx_files
@@ -74,7 +74,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     def predict_with(model: Any, some: TokenRows, precision: str = "no", report: Report = _no_report) -> Any:
         return predict(task_type, model, some, collate, settings.batch_size, precision, report)
 
-    figures: dict[str, Any] = {}
+    found: dict[str, ComparedExport] = {}
     for number, name in enumerate(settings.exports):
         model = onnx_files.OnnxModel(exports / EXPORTS[name], network.config)
         report = progress_of_rows(events, split, number * len(rows), len(settings.exports) * len(rows))
@@ -84,17 +84,17 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         write(file, predictions, rows)
         comparison = compare_models(read_predictions(task_type, file, labels), old, settings)
         seconds = measure_in_turn(partial(predict_with, model, timed), partial(predict_with, network, timed, precision))
-        figures[name] = {
-            "bytes": onnx_files.size_of(exports / EXPORTS[name]),
-            "rows_per_second": round(len(timed) / seconds[0], 1),
-            "torch_rows_per_second": round(len(timed) / seconds[1], 1),
-            "torch_precision": precision,
-            "released": comparison["better"],
-            "comparison": comparison,
-        }
+        found[name] = ComparedExport(
+            bytes=onnx_files.size_of(exports / EXPORTS[name]),
+            rows_per_second=round(len(timed) / seconds[0], 1),
+            torch_rows_per_second=round(len(timed) / seconds[1], 1),
+            torch_precision=precision,
+            released=comparison.better,
+            comparison=comparison,
+        )
     (job_dir / OUTPUT / "log").mkdir()
-    (job_dir / OUTPUT / "log" / "exports.json").write_text(json.dumps(figures, indent=1))
-    return figures
+    (job_dir / OUTPUT / "log" / "exports.json").write_text(json.dumps(to_jsonable_python(found), indent=1))
+    return found
 
 
 def sample(rows: TokenRows) -> TokenRows:

@@ -4,7 +4,7 @@ inputs     data (train.arrow, whose texts the vocabulary is learned from), perha
            (files that replace the model's)
 settings   CreateModelSettings, below
 output     model/ (config.json, safetensors), tokenizer/: the same bytes every time
-figures    vocab_size, parameters
+result     ModelResult, below
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyarrow import types
 
 from training.data.ipc_files import ipc_reader
 from training.jobs.program import run_program
-from training.jobs.protocol import OUTPUT, Events, Job, Settings
+from training.jobs.protocol import OUTPUT, Events, Job, Result, Settings
 from training.jobs.search_path import hide_package
 from training.models.configurations import RECIPE, invalid_values, make_config
 from training.models.repository_files import part_of
@@ -43,6 +43,17 @@ Rows = Callable[[], Iterator[str]]
 """Returns an iterator over all texts."""
 
 
+class ModelResult(Result):
+    """The size of the model that training starts from."""
+
+    parameters: int | None = None
+    """Of a new model."""
+    megabytes: float | None = None
+    """The weights of a copied model, in 10^6 bytes."""
+    vocab_size: int | None = None
+    """Tokens that the model has; None if unknown."""
+
+
 class CreateModelSettings(Settings):
     """The settings of a job of this program."""
 
@@ -55,8 +66,8 @@ class CreateModelSettings(Settings):
     """Whether the model generates text."""
 
 
-def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Learns the vocabulary, draws the weights and saves both. Returns the figures."""
+def main(job_dir: Path, job: Job, events: Events) -> ModelResult:
+    """Learns the vocabulary, draws the weights and saves both."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -78,7 +89,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     if "pinned" in job.inputs:
         for file in Path(job.inputs["pinned"]).iterdir():
             shutil.copyfile(file, job_dir / OUTPUT / str(part_of(file.name)) / file.name)
-    return {"vocab_size": model.config.vocab_size, "parameters": model.num_parameters()}
+    return ModelResult(vocab_size=model.config.vocab_size, parameters=model.num_parameters())
 
 
 def texts(file: Path, columns: Sequence[str]) -> Iterator[str]:

@@ -4,17 +4,39 @@ inputs     profile, rows (each a folder of training.programs.observe)
 settings   DriftSettings, below
 output     report.json     training.evaluation.drift.verdict.build_report
            log/report.png  all effects with their intervals and thresholds, and the distributions
-figures    verdict, comparisons (each without details), rows, alpha, estimated_accuracy
+result     DriftResult, below
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from training.jobs.program import run_program
-from training.jobs.protocol import OUTPUT, Events, Job, Settings
+from training.jobs.protocol import OUTPUT, Events, Job, Result, Settings
+
+
+class InputRows(Settings):
+    """The new rows."""
+
+    rows: int
+    without_prediction: int
+    """Of the observed rows."""
+
+
+class DriftResult(Result):
+    """The report without the details of its comparisons."""
+
+    verdict: Literal["steady", "watch", "drifted", "undecided"]
+    rows: dict[Literal["reference", "new"], int]
+    """Observed rows."""
+    alpha: float
+    comparisons: list[dict[str, Any]]
+    """Those of training.evaluation.drift.verdict.JudgedComparison."""
+    estimated_accuracy: dict[str, float] | None
+    look: int | None
+    input: InputRows
 
 
 class DriftSettings(Settings):
@@ -22,6 +44,9 @@ class DriftSettings(Settings):
 
     title: str
     """The version and the rows, for the page of pictures."""
+    look: int | None
+    """The number of the comparison among all of the version; None if there are too few rows to compare."""
+    input: InputRows
     alpha: float
     """The error level of the whole report."""
     min_rows: int
@@ -34,8 +59,8 @@ class DriftSettings(Settings):
     """The same for words and embeddings: the held-out AUC."""
 
 
-def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Compares the rows. Returns the figures."""
+def main(job_dir: Path, job: Job, events: Events) -> DriftResult:
+    """Compares the rows."""
     from training.evaluation.drift.report_plots import draw_report
     from training.evaluation.drift.verdict import Thresholds, build_report, read_observations
 
@@ -48,7 +73,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     text = json.dumps(report, indent=1, ensure_ascii=False)
     (output / "report.json").write_text(text, encoding="utf-8", errors="backslashreplace")
     draw_report(report, reference, new, settings.title, output / "log" / "report.png")
-    return report
+    return DriftResult(**report, look=settings.look, input=settings.input)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ inputs     predictions (test.parquet of training.programs.predict_champion), dat
            labels.json); expected (SPLIT.parquet of training.programs.predict) and expected_data (SPLIT.arrow,
            labels.json), if they are stored
 settings   EvaluateSettings, below
-output     evaluation.json              the figures, and `slices` as in training.programs.score
+output     evaluation.json              the result, and `slices` as in training.programs.score
            log/predictions_sample.csv   the most confident mistakes
            log/*.png                    plots of the predictions
-figures    rows, shared_rows (with the judged split), metrics and differences by name: value, low and high
+result     EvaluateResult, below
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from training import task_types
 from training.evaluation import slices
 from training.evaluation.bootstrap import draw_differences, match_rows
 from training.evaluation.predictions import OneLabel, Predictions
+from training.evaluation.scores import Group, Score, Scores
 from training.jobs.program import run_program
-from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
+from training.jobs.protocol import OUTPUT, Events, Job, Result, TaskSettings
 from training.programs.score import (
     DRAWS,
     ENDS,
     SEED,
-    Scores,
-    Slice,
     compute_scores,
     read_predictions,
     sample_worst_rows,
@@ -50,6 +49,16 @@ SPLIT = "test"
 INTERVAL = ENDS[1] - ENDS[0]
 
 
+class EvaluateResult(Result):
+    """The metrics of the rows, and their differences from those at the registration."""
+
+    rows: int
+    shared_rows: int | None
+    """Rows that are also in the judged split; None if that is not stored."""
+    metrics: Scores
+    differences: Scores
+
+
 class EvaluateSettings(TaskSettings):
     """The settings of a job of this program."""
 
@@ -64,12 +73,12 @@ class EvaluateSettings(TaskSettings):
     """The model's input columns, by which rows are equal."""
     split: str
     """The split that was judged."""
-    expected: dict[str, dict[str, float | None]]
-    """The figures of the judged split, by name: value, low and high."""
+    expected: Scores
+    """Of the judged split."""
 
 
-def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Evaluates the rows. Returns the figures."""
+def main(job_dir: Path, job: Job, events: Events) -> EvaluateResult:
+    """Evaluates the rows."""
     from training.evaluation import plots
 
     settings = EvaluateSettings.model_validate(job.settings)
@@ -84,14 +93,14 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     found = compute_scores(settings.metrics, predicted, report)
     shared, differences = _compare(task_type, predicted, found, job, settings, lambda done: report(DRAWS + done))
     sliced = {name: _score_slice(name, predicted, found, job, settings, events) for name in settings.slices}
-    figures = {"rows": len(predicted), "shared_rows": shared, "metrics": found, "differences": differences}
-    report_text = json.dumps(figures | {"slices": sliced}, indent=1, ensure_ascii=False)
+    evaluated = EvaluateResult(rows=len(predicted), shared_rows=shared, metrics=found, differences=differences)
+    report_text = json.dumps(evaluated.model_dump(mode="json") | {"slices": sliced}, indent=1, ensure_ascii=False)
     (output / "evaluation.json").write_text(report_text, encoding="utf-8", errors="backslashreplace")
     plots.draw_scores(predicted, SPLIT, output / "log")
     write_samples(
         sample_worst_rows(SPLIT, predicted, data / f"{SPLIT}.arrow"), output / "log" / "predictions_sample.csv"
     )
-    return figures
+    return evaluated
 
 
 def _compare(
@@ -132,24 +141,22 @@ def _row_contents(file: Path, columns: Sequence[str]) -> list[str]:
     return [json.dumps(list(row.values()), ensure_ascii=False) for row in table.to_pylist()]
 
 
-def _gain(now: dict[str, float | None], expected: dict[str, float | None] | None) -> float | None:
-    value, before = now["value"], (expected or {}).get("value")
+def _gain(now: Score, expected: Score | None) -> float | None:
+    value, before = now["value"], expected["value"] if expected else None
     return None if value is None or before is None else value - before
 
 
-def _difference_of_scores(
-    now: dict[str, float | None], expected: dict[str, float | None] | None
-) -> dict[str, float | None]:
+def _difference_of_scores(now: Score, expected: Score | None) -> Score:
     """The difference of two independent figures, by the normal approximation of their intervals."""
-    gain, widths = _gain(now, expected), [_half_width(score) for score in (now, expected or {})]
+    gain, widths = _gain(now, expected), [_half_width(score) for score in (now, expected)]
     if gain is None or widths[0] is None or widths[1] is None:
         return {"value": gain, "low": None, "high": None}
     half = math.hypot(widths[0], widths[1])
     return {"value": gain, "low": gain - half, "high": gain + half}
 
 
-def _half_width(score: dict[str, float | None]) -> float | None:
-    low, high = score.get("low"), score.get("high")
+def _half_width(score: Score | None) -> float | None:
+    low, high = (score.get("low"), score.get("high")) if score else (None, None)
     return None if low is None or high is None else (high - low) / 2
 
 
@@ -159,7 +166,7 @@ def _or_none(value: float) -> float | None:
 
 def _score_slice(
     name: str, predicted: Predictions, whole: Scores, job: Job, settings: EvaluateSettings, events: Events
-) -> Slice:
+) -> list[Group]:
     """The scores of a slice's largest groups."""
     if name == LABEL:
         is_one = isinstance(predicted, OneLabel)

@@ -3,16 +3,22 @@
 inputs     model (the trained model's folder)
 settings   ExportSettings, below
 output     the file of each format, by its name in training.recipe.tables.exports
-figures    bytes of each format
+result     ExportResult, below
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from training.jobs.program import run_program
-from training.jobs.protocol import OUTPUT, Events, Job, Settings
+from training.jobs.protocol import OUTPUT, Events, Job, Result, Settings
+
+
+class ExportResult(Result):
+    """The sizes of the exports."""
+
+    bytes: dict[str, int]
+    """By format."""
 
 
 class ExportSettings(Settings):
@@ -24,13 +30,13 @@ class ExportSettings(Settings):
     """Formats."""
 
 
-def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Writes all formats. Returns the figures."""
+def main(job_dir: Path, job: Job, events: Events) -> ExportResult:
+    """Writes all formats."""
     from training.models import onnx_files
 
     settings, folder = ExportSettings.model_validate(job.settings), Path(job.inputs["model"])
     files = onnx_files.export(settings.auto_class, folder, settings.exports, job_dir / OUTPUT)
-    return {"bytes": {name: onnx_files.size_of(file) for name, file in files.items()}}
+    return ExportResult(bytes={name: onnx_files.size_of(file) for name, file in files.items()})
 
 
 if __name__ == "__main__":

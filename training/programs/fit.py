@@ -5,10 +5,7 @@ settings   training.engine.fit_settings.FitSettings
 output     model/: config.json, with what the task type calibrates after training, safetensors and the tokenizer's
            files; with adapters, which are added to its weights, adapter/ in peft's form; log/loss.png: the curves;
            log/environment.json: hardware, processes and library versions of the training
-figures    trainable_parameters, steps, epochs, train_loss, best_step, best_metric, train_samples_per_second,
-           micro_batch_size (rows);
-           train_tokens_per_second and hardware_share as training.engine.throughput has them; estimated_memory_mb and
-           peak_memory_mb of the process that took most, in 10^6 bytes; missing_weights of the base model, if any
+result     training.engine.fit_settings.FitResult
 """
 
 from __future__ import annotations
@@ -19,17 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.engine import training_environment
-from training.engine.fit_settings import FitSettings
+from training.engine.fit_settings import FitResult, FitSettings
 from training.jobs.program import restart_with, restore_garbage_collection, run_program
 from training.jobs.protocol import EVENTS, OUTPUT, Events, Job, rank, read_events
 from training.jobs.search_path import hide_package
 
 if TYPE_CHECKING:
-    from training.engine.training_task import Task, Trained
+    from training.engine.training_task import Task
 
 
-def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Trains or resumes, exports the model, and returns the figures."""
+def main(job_dir: Path, job: Job, events: Events) -> FitResult:
+    """Trains or resumes, exports the model, and returns the numbers of the training."""
     settings = FitSettings.model_validate(job.settings)
     # If deepspeed is installed, accelerate imports it with its dependencies, MLflow among them, which takes seconds. So
     # does transformers with peft.
@@ -45,9 +42,9 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         return _train(job_dir, job, settings, events)
 
 
-def _train(job_dir: Path, job: Job, settings: FitSettings, events: Events) -> dict[str, Any]:
+def _train(job_dir: Path, job: Job, settings: FitSettings, events: Events) -> FitResult:
     from training.distributed import one_machine, ranks
-    from training.engine import estimation, export, training_task
+    from training.engine import estimation, export, throughput, training_task
     from training.engine.task_setup import make_task
     from training.models import loading
 
@@ -73,7 +70,21 @@ def _train(job_dir: Path, job: Job, settings: FitSettings, events: Events) -> di
         _write_log(task, reported, output / "log")
     peak = max(ranks.all_gather(estimation.peak_bytes()))
     ranks.leave_group()
-    return _figures(task, trained, reported, peak)
+    estimate = estimation.latest_estimate(reported)
+    return FitResult(
+        trainable_parameters=estimate.get("trainable"),
+        micro_batch_size=task.training.per_device_train_batch_size,
+        steps=trained.steps,
+        epochs=round(trained.epochs, 4),
+        train_loss=trained.train_loss,
+        best_step=trained.best_step,
+        best_metric=trained.best_metric,
+        train_samples_per_second=round(trained.samples_per_second, 3),
+        estimated_memory_mb=estimate.get("memory_mb"),
+        peak_memory_mb=round(peak / 1e6),
+        missing_weights=task.missing_weights,
+        **throughput.overall_rates(reported),
+    )
 
 
 def _write_log(task: Task, reported: list[dict[str, Any]], log: Path) -> None:
@@ -83,26 +94,6 @@ def _write_log(task: Task, reported: list[dict[str, Any]], log: Path) -> None:
     (log / "environment.json").write_text(
         json.dumps({**training_environment.machine(), **task.environment()}, indent=1)
     )
-
-
-def _figures(task: Task, trained: Trained, reported: list[dict[str, Any]], peak_bytes: int) -> dict[str, Any]:
-    from training.engine import estimation, throughput
-
-    estimate = estimation.latest_estimate(reported)
-    return {
-        "trainable_parameters": estimate.get("trainable"),
-        "micro_batch_size": task.training.per_device_train_batch_size,
-        "steps": trained.steps,
-        "epochs": round(trained.epochs, 4),
-        "train_loss": trained.train_loss,
-        "best_step": trained.best_step,
-        "best_metric": trained.best_metric,
-        "train_samples_per_second": round(trained.samples_per_second, 3),
-        "estimated_memory_mb": estimate.get("memory_mb"),
-        "peak_memory_mb": round(peak_bytes / 1e6),
-        **({"missing_weights": task.missing_weights} if task.missing_weights else {}),
-        **throughput.overall_rates(reported),
-    }
 
 
 if __name__ == "__main__":

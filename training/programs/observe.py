@@ -8,7 +8,7 @@ output     observations.parquet, a row for each observed row in a random order: 
            the answer of a conversation), and, for rows with a prediction, the columns of
            training.engine.observation.Observer and `label`, the name of the row's label, if load_data stored the rows
            with one
-figures    rows (read), observed, without_prediction (of these)
+result     ObserveResult, below
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from training.data.casting import to_batch
 from training.evaluation.drift.sampling import Reservoir
 from training.evaluation.text_statistics import join_texts
 from training.jobs.program import run_program
-from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, TaskSettings
+from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, Result, TaskSettings
 
 if TYPE_CHECKING:
     from training.task_types.task_type import TaskType
@@ -38,6 +38,16 @@ PART_ROWS = 4096
 """Rows that are read at once."""
 Row = tuple[str, tuple[Any, ...] | None, str | None]
 """Its text, its inputs (None if it has no prediction), and its label."""
+
+
+class ObserveResult(Result):
+    """Numbers of rows."""
+
+    rows: int
+    """All rows, from which the observed ones were drawn."""
+    observed: int
+    without_prediction: int
+    """Of the observed rows."""
 
 
 class ObserveSettings(TaskSettings):
@@ -51,15 +61,16 @@ class ObserveSettings(TaskSettings):
     """Rows that are observed; of more rows, so many are drawn at random."""
     split: str | None = None
     """The split of `rows`; None for a sample."""
+    rows: int | None = None
+    """The rows that a sample was drawn from."""
     batch_size: int
     """Rows in one forward pass."""
     micro_batch_divisor: Annotated[int, NotInKey("its parts have the same rows")] = 1
     """Divides the batch size, so that a batch fits into memory."""
 
 
-def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Observes at most `max_rows` rows, drawn at random. Returns the figures."""
-
+def main(job_dir: Path, job: Job, events: Events) -> ObserveResult:
+    """Observes at most `max_rows` rows, drawn at random."""
     from training.engine.observation import Observer
     from training.models import loading
 
@@ -95,7 +106,11 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     table = pa.table({"text": texts, **{name: taken[name] for name in taken.column_names}})
     (job_dir / OUTPUT).mkdir(parents=True, exist_ok=True)
     pq.write_table(table, job_dir / OUTPUT / "observations.parquet", compression="zstd")
-    return {"rows": total, "observed": len(rows), "without_prediction": len(rows) - len(places)}
+    return ObserveResult(
+        rows=total if settings.rows is None else settings.rows,
+        observed=len(rows),
+        without_prediction=len(rows) - len(places),
+    )
 
 
 def _read_split(folder: Path, split: str, columns: Iterable[str]) -> Iterator[Row]:

@@ -6,7 +6,7 @@ settings   PredictSettings, below
 output     SPLIT.parquet, a row for each row of the split, in its order: row, label as the tokens have it, the task
            type's `predictions`, tokens (their number); and the columns of training.evaluation.preferences if
            prompts are answered
-figures    rows and rows_per_second of all splits together
+result     PredictResult, below
 
 The processes take the batches in turns, and the rows of a batch do not depend on the number of processes: one process
 writes the same bytes as several with as many threads each.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from training import task_types
 from training.evaluation.constant_predictions import advice, nearly_constant
 from training.jobs.program import run_program
-from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, TaskSettings, rank
+from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, Result, TaskSettings, rank
 from training.task_types.task_type import AnswersPrompts, TaskType
 
 if TYPE_CHECKING:
@@ -49,6 +49,14 @@ class ForwardSettings(TaskSettings):
     """Divides the batch size, so that a batch fits into memory."""
 
 
+class PredictResult(Result):
+    """The work of a program that calls a model once for each row."""
+
+    rows: int
+    """Of all splits together."""
+    rows_per_second: float
+
+
 class PredictSettings(ForwardSettings):
     """The settings of a job of this program."""
 
@@ -57,8 +65,8 @@ class PredictSettings(ForwardSettings):
     """Prompts of each split that the model and its base model answer."""
 
 
-def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Predicts every row of the splits. Returns the figures."""
+def main(job_dir: Path, job: Job, events: Events) -> PredictResult:
+    """Predicts every row of the splits."""
     from training.batching.batches import TokenRows
     from training.distributed import ranks
     from training.engine.inference import predict
@@ -102,7 +110,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
                 events.warning(advice(split, weights="class_weights" in task_type.loss_fields))
         before += len(rows)
     ranks.leave_group()
-    return {"rows": whole, "rows_per_second": round(whole / (time.monotonic() - began), 1)}
+    return PredictResult(rows=whole, rows_per_second=round(whole / (time.monotonic() - began), 1))
 
 
 def _answer_by_base(

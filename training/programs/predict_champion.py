@@ -5,7 +5,7 @@ inputs     model, tokenizer (the champion's folders, which may be one), data (SP
            with the current labels)
 settings   PredictChampionSettings, below
 output     SPLIT.parquet, as training.programs.predict writes it, with the current labels
-figures    rows, rows_per_second, unknown (labels that the champion does not have), dropped (labels that only it has)
+result     PredictChampionResult, below
 """
 
 from __future__ import annotations
@@ -13,17 +13,26 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from training import task_types
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, rank
 from training.models.repository_files import read_json
 from training.problems import UserError
-from training.programs.predict import ForwardSettings, answer, progress_of_rows, write
+from training.programs.predict import ForwardSettings, PredictResult, answer, progress_of_rows, write
 from training.task_types.task_type import TaskType
 from training.tokenization import token_files
 from training.tokenization.transformers_encoder import load_encoder
+
+
+class PredictChampionResult(PredictResult):
+    """With the differences between the labels of the champion and of the rows."""
+
+    unknown: list[str]
+    """Labels that the champion does not have."""
+    dropped: list[str]
+    """Labels that only it has."""
 
 
 class PredictChampionSettings(ForwardSettings):
@@ -38,8 +47,8 @@ class PredictChampionSettings(ForwardSettings):
     """Prompts that the champion answers."""
 
 
-def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Tokenizes and predicts every row of the split. Returns the figures."""
+def main(job_dir: Path, job: Job, events: Events) -> PredictChampionResult:
+    """Tokenizes and predicts every row of the split."""
     from training.batching.batches import TokenRows
     from training.distributed import ranks
     from training.engine.inference import predict
@@ -79,12 +88,12 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     if rank() == 0:
         write(job_dir / OUTPUT / f"{split}.parquet", answers, rows)
     ranks.leave_group()
-    return {
-        "rows": len(rows.tokens),
-        "rows_per_second": round(len(rows.tokens) / (time.monotonic() - began), 1),
-        "unknown": [name for name in labels if name not in own],
-        "dropped": [name for name in own if name not in labels],
-    }
+    return PredictChampionResult(
+        rows=len(rows.tokens),
+        rows_per_second=round(len(rows.tokens) / (time.monotonic() - began), 1),
+        unknown=[name for name in labels if name not in own],
+        dropped=[name for name in own if name not in labels],
+    )
 
 
 def require_task(task_type: TaskType, name: str, folder: Path, champion: str) -> None:

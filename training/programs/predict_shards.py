@@ -4,8 +4,8 @@ inputs     model, tokenizer (folders, which may be one)
 settings   PredictShardsSettings, below
 output     none; shards/DIGEST.parquet in the job's folder for each shard, as soon as it is predicted, with the task
            type's columns of `record_types`, a line for each usable row, in their order
-events     `shard` with the figures of each: digest, rows, rows_per_second, predicted_at_s
-figures    rows and rows_per_second of all shards
+events     `shard` for each: digest, and the fields of ShardResult
+result     PredictResult of all shards
 
 The files are read again here, so that rows need not be copied. Rows that have changed since they were listed end the
 job: they would be stored under the key of others.
@@ -27,6 +27,7 @@ from training.data.casting import to_batch
 from training.data.prediction_rows import RowReader, WantedShard, read_shards
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job, TaskSettings
+from training.programs.predict import PredictResult
 from training.recipe.reading_rules import ReadingRules
 
 if TYPE_CHECKING:
@@ -36,6 +37,13 @@ if TYPE_CHECKING:
 SHARDS = "shards"
 """The folder of the predicted shards in the job's folder."""
 PROGRESS_EVERY_S = 1.0
+
+
+class ShardResult(PredictResult):
+    """The work of one shard."""
+
+    predicted_at_s: int
+    """Unix time."""
 
 
 class PredictShardsSettings(TaskSettings):
@@ -57,8 +65,8 @@ class PredictShardsSettings(TaskSettings):
     """Divides the batch size, so that a batch fits into memory."""
 
 
-def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Predicts the shards in their order. Returns the figures."""
+def main(job_dir: Path, job: Job, events: Events) -> PredictResult:
+    """Predicts the shards in their order."""
     import torch
 
     from training.engine.predictor import Predictor
@@ -85,11 +93,12 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         records = predictor.predict(to_batch(task_type, settings.columns, inputs), progress.report)
         progress.end_shard(len(inputs))
         write(job_dir / SHARDS / f"{digest}.parquet", pa.Table.from_pylist(records, schema))
-        figures = {"rows": len(inputs), "rows_per_second": rate(len(inputs), time.monotonic() - started)}
-        events.write("shard", digest=digest, predicted_at_s=int(time.time()), **figures)
+        seconds, now_s = time.monotonic() - started, int(time.time())
+        done = ShardResult(rows=len(inputs), rows_per_second=rate(len(inputs), seconds), predicted_at_s=now_s)
+        events.write("shard", digest=digest, **done.model_dump())
     for message in predictor.warnings():
         events.warning(message)
-    return {"rows": progress.before, "rows_per_second": rate(progress.before, time.monotonic() - began)}
+    return PredictResult(rows=progress.before, rows_per_second=rate(progress.before, time.monotonic() - began))
 
 
 def write(file: Path, predictions: pa.Table) -> None:

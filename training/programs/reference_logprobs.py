@@ -4,7 +4,7 @@ training.programs.reference_logprobs JOB`, usually through `accelerate launch`.
 inputs     model, tokenizer (the base model's folders), tokens (SPLIT.arrow)
 settings   training.programs.predict.ForwardSettings
 output     SPLIT.arrow: the token rows with the task type's reference_columns
-figures    rows and rows_per_second of all splits together
+result     training.programs.predict.PredictResult
 
 One process writes the same bytes as several with as many threads each.
 """
@@ -14,13 +14,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from training import task_types
 from training.data.ipc_files import in_blocks, ipc_writer
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, rank
-from training.programs.predict import ForwardSettings, progress_of_rows
+from training.programs.predict import ForwardSettings, PredictResult, progress_of_rows
 from training.task_types.task_type import BaseReference
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from training.batching.batches import TokenRows
 
 
-def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Predicts every token row with the base model. Returns the figures."""
+def main(job_dir: Path, job: Job, events: Events) -> PredictResult:
+    """Predicts every token row with the base model."""
     from training.batching.batches import TokenRows
     from training.distributed import ranks
     from training.engine.inference import predict
@@ -56,7 +56,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
             _write(job_dir / OUTPUT / f"{split}.arrow", rows, task_type.reference_columns(predictions))
         done += len(rows)
     ranks.leave_group()
-    return {"rows": total, "rows_per_second": round(total / (time.monotonic() - began), 1)}
+    return PredictResult(rows=total, rows_per_second=round(total / (time.monotonic() - began), 1))
 
 
 def _write(file: Path, rows: TokenRows, columns: Mapping[str, pa.ChunkedArray]) -> None:

@@ -10,7 +10,7 @@ output     metrics.json                     {"validation": {"accuracy": {"value"
            log/slices_SPLIT_SLICE.png       the first metrics of each group, with their intervals
            log/*_SPLIT.png                  plots of the predictions: training.evaluation.plots.draw_scores
            log/predictions_sample.csv       the most confident mistakes, then the least confident hits
-figures    the content of metrics.json; a number is null if it is undefined
+result     Scores by split, the content of metrics.json; a number is null if it is undefined
 
 `low` and `high` are the ends of a value's 95 % interval: of 1,000 draws of as many rows, 950 lie between them. They are
 null if the metric is undefined on all draws, for groups with few rows, and for groups if the metric is not the
@@ -36,6 +36,7 @@ import pyarrow.parquet as pq
 from training import task_types
 from training.evaluation import bootstrap, slices
 from training.evaluation.predictions import OneLabel, Predictions
+from training.evaluation.scores import Group, Score, Scores, SplitScores
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
 from training.problems import UserError
@@ -50,13 +51,7 @@ SAMPLE_ROWS = 50
 DRAWS = 1_000
 SEED = 0
 ENDS = (0.025, 0.975)
-
-Scores = dict[str, dict[str, float | None]]
-"""By metric: value, low and high, each a number or null; for all rows of a split, also the baseline."""
-UNDEFINED: dict[str, float | None] = {"value": None, "low": None, "high": None}
-
-Slice = list[dict[str, Any]]
-"""For each group its name, its number of rows, and its scores as `metrics`."""
+UNDEFINED: Score = {"value": None, "low": None, "high": None}
 
 
 class ScoreSettings(TaskSettings):
@@ -76,8 +71,8 @@ class ScoreSettings(TaskSettings):
     """The largest groups of a slice that are shown: they are drawn, and have intervals."""
 
 
-def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Scores every split that has predictions. Returns the figures."""
+def main(job_dir: Path, job: Job, events: Events) -> SplitScores:
+    """Scores every split that has predictions. Returns the scores by split."""
     from training.evaluation import metrics, plots
     from training.evaluation.baseline import choose_constant, compute_values
 
@@ -89,8 +84,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     labels = json.loads((data / "labels.json").read_text())
     baseline = task_type.baseline(data, tokens, model, labels)
     constants = {name: choose_constant(baseline, name) for name in settings.metrics} if baseline else {}
-    found: dict[str, Scores] = {}
-    sliced: dict[str, dict[str, Slice]] = {}
+    found: SplitScores = {}
+    sliced: dict[str, dict[str, list[Group]]] = {}
     samples: list[dict[str, Any]] = []
     for split in sorted(settings.splits):
         predicted = read_predictions(task_type, predictions / f"{split}.parquet", labels)
@@ -112,7 +107,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     if settings.slices:
         (output / "slices.json").write_text(json.dumps(sliced, indent=1, ensure_ascii=False), encoding="utf-8")
     write_samples(samples, output / "log" / "predictions_sample.csv")
-    return dict(found)
+    return found
 
 
 def _report_draws(events: Events, split: str, done: int) -> None:
@@ -133,17 +128,15 @@ def compute_scores(
 
     values = metrics.compute(names, predicted)
     draws = bootstrap.draw_figures(list(figures(names, predicted).values()), len(predicted), DRAWS, SEED, report)
-    return {
-        name: {"value": _or_null(value), **_interval(of_metric)}
-        for (name, value), of_metric in zip(values.items(), draws, strict=True)
-    }
+    return {name: _score(value, of_metric) for (name, value), of_metric in zip(values.items(), draws, strict=True)}
 
 
-def _interval(draws: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float | None]:
+def _score(value: float, draws: np.ndarray[Any, np.dtype[np.float64]]) -> Score:
     defined = draws[np.isfinite(draws)]
     ends = np.quantile(defined, ENDS) if len(defined) else (math.nan, math.nan)
     # Further digits depend on the machine, by the order of sums.
-    return {name: _or_null(float(f"{end:.6g}")) for name, end in zip(("low", "high"), ends, strict=True)}
+    low, high = (_or_null(float(f"{end:.6g}")) for end in ends)
+    return {"value": _or_null(value), "low": low, "high": high}
 
 
 def _or_null(value: float) -> float | None:
@@ -152,12 +145,12 @@ def _or_null(value: float) -> float | None:
 
 def _score_slices(
     split: str, predicted: Predictions, whole: Scores, job: Job, folder: Path, events: Events
-) -> dict[str, Slice]:
+) -> dict[str, list[Group]]:
     """The scores of each slice's groups; plots of them go to the folder."""
     from training.evaluation import plots
 
     settings = ScoreSettings.model_validate(job.settings)
-    found: dict[str, Slice] = {}
+    found: dict[str, list[Group]] = {}
     for name in settings.slices:
         if not (groups := _find_groups(name, split, predicted, job)):
             events.warning(f"{split} has no column {name!r}, so no groups of it.")
@@ -195,13 +188,13 @@ def score_groups(
     whole: Scores,
     names: Sequence[str],
     report: Callable[[int, int], None],
-) -> Slice:
+) -> list[Group]:
     """The scores of these groups, for the figures of the whole split. `report` is called with the numbers of finished
     draws and of all draws; a group counts as DRAWS with or without intervals."""
     from training.evaluation import metrics
 
     made = metrics.make(names, predicted)
-    found: Slice = []
+    found: list[Group] = []
     for place, (group, rows) in enumerate(groups.items()):
 
         def report_group(done: int, before: int = place * DRAWS) -> None:
@@ -230,7 +223,7 @@ def score_group(
         if name not in bootstrapped:
             with contextlib.suppress(ValueError, ArithmeticError, UserError):
                 for figure, value in metrics.compute_made({name: metric}, predicted).items():
-                    found[figure] = {**UNDEFINED, "value": _or_null(value)}
+                    found[figure] = {"value": _or_null(value), "low": None, "high": None}
     return found
 
 

@@ -6,19 +6,18 @@ The latter encode on all cores too; only the import of transformers takes second
 inputs     data (SPLIT.arrow), tokenizer and model (the folders of a snapshot)
 settings   TokenizeSettings, below
 output     the files of `training.tokenization.token_files.write_tokens`
-figures    rows, tokens, truncated and lost of all splits together
+result     training.tokenization.token_files.TokenizeResult
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from training import task_types
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
 from training.recipe.tables.row_checks import Level
-from training.tokenization.token_files import write_tokens
+from training.tokenization.token_files import TokenizeResult, write_tokens
 from training.tokenization.transformers_encoder import load_encoder
 
 
@@ -33,8 +32,8 @@ class TokenizeSettings(TaskSettings):
     """The tokens that the model has, if known."""
 
 
-def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Tokenizes every split. Returns the figures."""
+def main(job_dir: Path, job: Job, events: Events) -> TokenizeResult:
+    """Tokenizes every split."""
     events.progress(phase="tokenizer")
     settings = TokenizeSettings.model_validate(job.settings)
     encoder = load_encoder(Path(job.inputs["tokenizer"]), Path(job.inputs["model"]), settings.max_length)

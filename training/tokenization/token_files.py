@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from training.data.arrow_columns import text_sizes
 from training.data.ipc_files import Spread, ipc_reader, ipc_writer
-from training.data.row_problems import ROWS_NAMED, shorten
+from training.jobs.protocol import Result
 from training.problems import Problem, UserError, user_code_errors
 from training.tokenization.encoder import Encoder, load_encoder
 from training.tokenization.features import find_beyond, read_ids
@@ -35,6 +35,17 @@ FEW_UNKNOWN, MOST_UNKNOWN = 0.05, 0.5
 SPLITS = ("train", "validation", "test")
 
 Progress = Callable[[int, int], None]
+
+
+class TokenizeResult(Result):
+    """Numbers of all splits together."""
+
+    rows: int
+    tokens: int
+    truncated: int
+    """Rows that were cut."""
+    lost: int
+    """Tokens that were cut off."""
 
 
 class Featurizer(Protocol):
@@ -60,7 +71,7 @@ def tokenize(
     level: Level = "warning",
     progress: Progress = lambda done, total: None,
     vocab_size: int | None = None,
-) -> dict[str, int]:
+) -> TokenizeResult:
     """Runs `write_tokens` with the tokenizer.json of the folder `tokenizer`. Raises UserError if it cannot be read."""
     return write_tokens(task_type, data, load_encoder(tokenizer, max_length), out, level, progress, vocab_size)
 
@@ -74,9 +85,8 @@ def write_tokens(
     progress: Progress,
     vocab_size: int | None = None,
     splits: Sequence[str] = SPLITS,
-) -> dict[str, int]:
-    """Writes the token features of the splits in the folder `data` (see training.data.load_rows) to `out`; returns the
-    numbers of rows, tokens, truncated rows and lost tokens of all splits.
+) -> TokenizeResult:
+    """Writes the token features of the splits in the folder `data` (see training.data.load_rows) to `out`.
 
     The encoder's `max_length` includes special tokens; of a pair the longer text is cut first. `progress` gets the rows
     done and the rows in total. `out` gets `<split>.arrow`, the task type's features without padding, and
@@ -112,8 +122,12 @@ def write_tokens(
         raise UserError(problems)
     problems += task_type.tokenizer_problems(encoder, columns)
     write_report(out / "log" / "report.json", by_split, problems)
-    names = ("rows", "tokens", "truncated", "lost")
-    return {name: sum(getattr(statistics, name) for statistics in by_split.values()) for name in names}
+    return TokenizeResult(
+        rows=sum(statistics.rows for statistics in by_split.values()),
+        tokens=sum(statistics.tokens for statistics in by_split.values()),
+        truncated=sum(statistics.truncated for statistics in by_split.values()),
+        lost=sum(statistics.lost for statistics in by_split.values()),
+    )
 
 
 def _require_room(encoder: Encoder, pairs: bool) -> None:
@@ -185,9 +199,6 @@ class TokenStatistics:
     unknown: int = 0
     """Those of the read tokens that stand for what the tokenizer does not know."""
     unknown_rows: int = 0
-    illegible: int = 0
-    """Rows of which the tokenizer does not know most tokens."""
-    first_illegible: list[str] = field(default_factory=list)
     beyond: int = 0
     """Rows with tokens that the model does not have."""
     largest: int = 0
@@ -200,23 +211,15 @@ class TokenStatistics:
         self.spelt += int(np.count_nonzero(spelt & ~is_rendered))
         self.spelt_as_text += int(np.count_nonzero(spelt & is_rendered))
         self.first_spelt = self.first_spelt or first
-        unknown = np.zeros(features.rows.num_rows, np.int64)
+        unknown = np.zeros(features.rows.num_rows, np.bool_)
         for ids, row in read_ids(features.rows):
             self.read_tokens += len(ids)
             self.largest = max(self.largest, int(ids.max(initial=0)))
             if encoder.unk is not None:
                 places = ids == encoder.unk
                 self.unknown += int(np.count_nonzero(places))
-                np.add.at(unknown, row[places], 1)
+                unknown[row[places]] = True
         self.unknown_rows += int(np.count_nonzero(unknown))
-        special = encoder.special_tokens(pairs="text_pair" in rows.schema.names)
-        illegible = np.flatnonzero(unknown > MOST_UNKNOWN * (features.rows.column("length").to_numpy() - special))
-        self.illegible += len(illegible)
-        if len(illegible) and len(self.first_illegible) < ROWS_NAMED:
-            if "row" in features.rows.schema.names:
-                illegible = np.unique(features.rows.column("row").to_numpy()[illegible])
-            texts = rows.column(0).take(pa.array(illegible[:ROWS_NAMED])).to_pylist()
-            self.first_illegible += map(shorten, texts[: ROWS_NAMED - len(self.first_illegible)])
         self.beyond += len(np.unique(find_beyond(features.rows, vocab_size)))
 
     def add(self, features: Features, rows: int) -> None:
@@ -301,10 +304,6 @@ REMARKS = {
         "the completion begins with the text of the prompt, so the model reads it twice: remove it from completions, "
         "unless the model should repeat its prompt."
     ),
-    "same_tokens": (
-        "both answers have the same tokens, cut at tokens.max_length or read alike by the tokenizer: such a pair "
-        "teaches nothing and counts as wrong. Raise tokens.max_length, or remove these rows."
-    ),
     "lost_lines": (
         "the text to write has line breaks, and the tokenizer reads them as spaces, as that of T5 does: the model "
         "writes one line. Mark the breaks by characters that it knows, or choose a model that keeps them."
@@ -332,15 +331,11 @@ def vocabulary_problems(by_split: Mapping[str, TokenStatistics], vocab_size: int
             )
             yield Problem(kind="tokens", where=split, message=message)
         share = found.unknown / max(1, found.read_tokens)
-        if share > FEW_UNKNOWN or found.illegible:
-            mostly = ""
-            if found.illegible:
-                mostly = f" In {found.illegible:,} they are most tokens: {', '.join(found.first_illegible)}"
-                mostly += ", …." if found.illegible > len(found.first_illegible) else "."
+        if share > FEW_UNKNOWN:
             message = (
                 f"{share:.1%} of {found.read_tokens:,} tokens, in {found.unknown_rows:,} of {found.rows:,} rows, stand "
                 "for what the tokenizer does not know: the model cannot tell such texts apart. Choose a model for "
-                f"their language and script.{mostly}"
+                "their language and script."
             )
             level: Literal["error", "warning"] = "error" if share > MOST_UNKNOWN and split == "train" else "warning"
             yield Problem(kind="tokens", where=split, message=message, level=level)

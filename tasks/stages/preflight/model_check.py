@@ -78,7 +78,7 @@ def require_model(recipe: Recipe, lock: Lock, *, download: bool = False, model: 
         try:
             argv = python_argv(PROGRAM)
             ended = run_job(Path(job_dir), argv, env={}, on_events=lambda _: None, stall_timeout_s=STALL_TIMEOUT_S)
-            found = CheckedModel.model_validate(require_finished(ended).figures)
+            found = CheckedModel.model_validate(require_finished(ended).result)
         except UserError as error:
             raise _name_version(error, lock.start) from None
         except (JobFailed, OSError) as error:

@@ -57,17 +57,17 @@ def estimate_lines(key: str, inputs: Mapping[str, Any], training: StageJob) -> l
     assert isinstance(settings, FitSettings)
     try:
         with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
-            figures = _read_or_compute(inputs, training, Path(folder))
+            found = _read_or_compute(inputs, training, Path(folder))
     except (JobFailed, OSError) as error:
         return [f"steps, tokens, memory and disk: ? ({str(error).splitlines()[0]})"]
     processes = settings.compute.num_processes // settings.compute.num_machines
     gpus = free_gpu_memory()[:processes]
     available = min(gpus) if gpus else resources.memory_left(processes)
-    lines = [estimation.summary(figures, available), estimation.memory_warning(figures, available)]
-    lines.append(estimation.warmup_warning(settings.training, figures["steps"]))
+    lines = [estimation.summary(found, available), estimation.memory_warning(found, available)]
+    lines.append(estimation.warmup_warning(settings.training, found["steps"]))
     lines += [f"{where}: {message}" for where, message in improbable_rates(settings.training)]
     try:
-        estimation.require_disk(settings.training.engine, home(), figures["disk_mb"] * 10**6)
+        estimation.require_disk(settings.training.engine, home(), found["disk_mb"] * 10**6)
     except UserError as error:
         lines.append(str(error))
     return [line for line in lines if line]
@@ -99,9 +99,9 @@ def _read_or_compute(inputs: Mapping[str, Any], training: StageJob, folder: Path
         on_events=lambda _: None,
         stall_timeout_s=STALL_TIMEOUT_S,
     )
-    figures = dict(require_finished(outcome).figures)
-    if figures["memory_mb"] is not None:  # None: memory ran out, and there may be more next time
+    found = dict(require_finished(outcome).result)
+    if found["memory_mb"] is not None:  # None: memory ran out, and there may be more next time
         with contextlib.suppress(OSError):  # a full disk is one of the things that an estimate reports
             file.parent.mkdir(mode=0o700, exist_ok=True)
-            write_atomically(file, json.dumps(figures, indent=1).encode())
-    return figures
+            write_atomically(file, json.dumps(found, indent=1).encode())
+    return found

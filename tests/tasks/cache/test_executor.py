@@ -266,7 +266,7 @@ def finish(key: str, home: Path) -> Path:
     (job / "output").mkdir()
     (job / "output" / "model.txt").write_text("weights")
     digest = sha256(job / "output" / "model.txt")
-    outcome = Outcome(state="finished", figures={"steps": 3}, files={"model.txt": digest})
+    outcome = Outcome(state="finished", result={"steps": 3}, files={"model.txt": digest})
     write_atomically(job / "outcome.json", outcome.model_dump_json().encode())
     return job
 
@@ -278,7 +278,7 @@ def key_of(of: Stage[Any], text: str) -> str:
 def test_a_job_that_had_finished_is_published_as_resumed_and_its_folder_removed(home: Path) -> None:
     job = finish(key_of(child, "hello"), home)
     (ref,), made, _ = run((child, "hello"))
-    assert states(made) == ["resumed"] and ref.figures == {"steps": 3}
+    assert states(made) == ["resumed"] and ref.result == {"steps": 3}
     assert (ref.path / "model.txt").read_text() == "weights"
     assert not job.exists()
     assert states(run((child, "hello"))[1]) == ["cached"]

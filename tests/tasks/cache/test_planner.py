@@ -82,7 +82,7 @@ def test_a_stage_that_never_ran_will_run(home: Path) -> None:
 def test_a_whole_artifact_is_cached_and_handed_on_with_its_figures(home: Path) -> None:
     ref = publish_tokens(128)
     result, row = look(tokenize, 128)
-    assert result == ref and (row.state, row.key, row.figures) == ("cached", ref.key, {"tokens": 128})
+    assert result == ref and (row.state, row.key, ref.result) == ("cached", ref.key, {"tokens": 128})
 
 
 def test_a_changed_ingredient_is_named_with_both_values(home: Path) -> None:

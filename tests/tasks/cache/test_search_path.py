@@ -37,7 +37,7 @@ here = CodeField("data", "data.path", "my_rows:load", "a function", callable).lo
 modules, distributions = users_code({"data.path": "mine.rows:load"})
 code = code_behind(modules)
 print(json.dumps({
-    "program": read_outcome(job).figures["file"],
+    "program": read_outcome(job).result["file"],
     "here": sys.modules[here.__module__].__file__,
     "key": {name: str(source.file) for name, source in code.files.items()},
     "digests": code.digests,

@@ -95,7 +95,7 @@ def write_job(home: Path, code: str = "", **fields: Any) -> Path:
 def run(home: Path, code: str = "", command: list[str] | None = None, **env: str) -> dict[str, Any]:
     outcome = run_job(write_job(home, code), command or argv(), env=env, stall_timeout_s=60, poll_s=0.02)
     assert outcome.failure is None, outcome.failure
-    return outcome.figures
+    return outcome.result
 
 
 def kill_supervisor(home: Path) -> int:

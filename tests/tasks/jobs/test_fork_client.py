@@ -69,7 +69,7 @@ def write_job(folder: Path, code: str = "") -> Path:
 
 def run(folder: Path, code: str = "", **env: str) -> dict[str, Any] | Failure:
     outcome = run_job(write_job(folder, code), argv(), env=env, stall_timeout_s=60, poll_s=0.02)
-    return outcome.failure or outcome.figures
+    return outcome.failure or outcome.result
 
 
 def is_forked(ended: dict[str, Any] | Failure) -> bool:
@@ -90,7 +90,7 @@ def pid_at_work(job: Path) -> int:
 
 def test_a_program_finds_the_modules_imported_and_is_shown_by_its_own_command(tmp_path: Path) -> None:
     job = write_job(tmp_path)
-    figures = run_job(job, argv(), stall_timeout_s=60, poll_s=0.02).figures
+    figures = run_job(job, argv(), stall_timeout_s=60, poll_s=0.02).result
     assert figures == {"forked": True, "secret": None, "argv": ["-m", "own_program", str(job)], "threads": 1}
 
 
@@ -124,7 +124,7 @@ def test_a_program_ends_after_all_exit_handlers_without_freeing_its_objects(tmp_
         tmp_path, "training.kept = type('Kept', (), {'__del__': lambda kept: (job_dir / 'freed').touch()})()"
     )
     outcome = run_job(job, argv(), stall_timeout_s=60, poll_s=0.02)
-    assert outcome.figures["forked"]
+    assert outcome.result["forked"]
     assert (job / "handled").exists() and not (job / "freed").exists()
 
 
@@ -168,7 +168,7 @@ def test_a_job_runs_once_even_if_the_fork_server_dies_before_it_answers(tmp_path
     process._connection = connection = LosesAnswers(process._connection)  # type: ignore[assignment]
     job = write_job(tmp_path, "open(job_dir / 'runs', 'a').write('once ')")
     outcome = run_job(job, argv(), stall_timeout_s=60, poll_s=0.02)
-    assert outcome.failure is None and not outcome.figures["forked"]
+    assert outcome.failure is None and not outcome.result["forked"]
     (unknown,) = connection.pids
     wait_until(lambda: not start_ticks(unknown))
     assert (job / "runs").read_text() == "once "
@@ -184,7 +184,7 @@ def test_a_program_dies_with_its_supervisor_and_the_next_try_starts_at_once(tmp_
     wait_until(lambda: not start_ticks(pid))
     Job(program="own", key="k", settings={"code": ""}).write(job)
     outcome = run_job(job, argv(), stall_timeout_s=60, poll_s=0.02)
-    assert outcome.figures["forked"] and not start_ticks(orphan)
+    assert outcome.result["forked"] and not start_ticks(orphan)
 
 
 def test_the_fork_server_ends_with_the_run(tmp_path: Path) -> None:

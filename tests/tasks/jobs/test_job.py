@@ -35,7 +35,7 @@ def copy(rows: Artifact, files: list[str], pause_s: float = 0.0) -> Job:
     return Job(PROGRAM, Copying(files=files, pause_s=pause_s), reads={"rows": files_of(rows, ["a.txt", "late.txt"])})
 
 
-COPY = stage()(copy)
+COPY = stage(dict[str, Any])(copy)
 
 
 @pytest.fixture
@@ -92,7 +92,9 @@ def test_a_setting_is_in_the_key_because_it_is_a_field_unless_it_is_marked(home:
         colour: str = "red"
 
     keys = {
-        COPY.key(stage()(lambda colour=colour: Job(PROGRAM, WithColour(files=[], colour=colour), {})).flat_inputs()[0])
+        COPY.key(
+            stage(dict)(lambda colour=colour: Job(PROGRAM, WithColour(files=[], colour=colour), {})).flat_inputs()[0]
+        )
         for colour in ("red", "blue")
     }
     assert len(keys) == 2, "a field that was added, with no other edit"
@@ -141,10 +143,8 @@ def test_a_function_in_place_of_a_program_gets_the_same_settings_and_links(rows:
 
     reads = {"rows": files_of(rows, ["a.txt"])}
     shown: list[Mapping[str, Any]] = []
-    job = Job(
-        copy_here, Copying(files=["a.txt"]), reads, figures={"number": 7}, show=lambda _, figures: shown.append(figures)
-    )
-    assert run(job, tmp_path / "out") == {"copied": 1, "number": 7} == shown[0]
+    job = Job(copy_here, Copying(files=["a.txt"]), reads, show=lambda _, result: shown.append(result))
+    assert run(job, tmp_path / "out") == {"copied": 1} == shown[0]
     with pytest.raises(FileNotFoundError, match=r"b\.txt"):
         run(Job(copy_here, Copying(files=["b.txt"]), reads), tmp_path / "other")
     assert job.inputs().code == ["tests.tasks.jobs.test_job"]

@@ -88,7 +88,7 @@ events.note("the last words")
 return {"steps": 50}
 """
     outcome, events = run(tmp_path, main)
-    assert (outcome.state, outcome.figures, list(outcome.files)) == ("finished", {"steps": 50}, ["a"])
+    assert (outcome.state, outcome.result, list(outcome.files)) == ("finished", {"steps": 50}, ["a"])
     assert [event["step"] for event in events if event["kind"] == "metrics"] == list(range(50))
     assert events[-1]["message"] == "the last words"
     assert events == read_events(tmp_path / "job" / "events.jsonl", 0)[0]
@@ -112,7 +112,7 @@ def test_a_finished_job_whose_output_was_damaged_is_run_again(tmp_path: Path) ->
     (tmp_path / "job" / "output" / "a").write_text("b")
     second, _ = run(tmp_path, main)
     assert first.files == second.files
-    assert first.figures != second.figures
+    assert first.result != second.result
     assert finished_output(tmp_path / "job") == second
 
 
@@ -307,7 +307,7 @@ def test_the_users_own_modules_can_be_imported_and_shadow_nothing(
     (tmp_path / "my_rows.py").write_text("COUNT = 3")
     monkeypatch.chdir(tmp_path)
     outcome, _ = run(tmp_path, "import json, pydantic, my_rows\nreturn {'rows': my_rows.COUNT}")
-    assert outcome.figures == {"rows": 3}
+    assert outcome.result == {"rows": 3}
 
 
 def test_a_job_sees_no_rank_of_another_launcher_no_secret_and_the_environment_it_was_given(
@@ -327,7 +327,7 @@ def test_a_job_sees_no_rank_of_another_launcher_no_secret_and_the_environment_it
         monkeypatch.setenv(name, "a secret")
     names = ("RANK", "ACCELERATE_USE_FSDP", *secrets, "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "MY_SECRET")
     outcome, _ = run(tmp_path, f"return {{n: os.environ.get(n) for n in {names}}}", env={"MY_SECRET": "s"})
-    assert outcome.figures == dict(zip(names, (*[None] * 7, "1", "1", "s"), strict=True))
+    assert outcome.result == dict(zip(names, (*[None] * 7, "1", "1", "s"), strict=True))
 
 
 def test_under_accelerate_one_process_runs_whatever_the_users_own_configuration(
@@ -342,7 +342,7 @@ def test_under_accelerate_one_process_runs_whatever_the_users_own_configuration(
     argv = accelerate_argv("program", num_processes=1, mixed_precision="no", use_cpu=False)
     env = {"HF_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join([ROOT, str(tmp_path)])}
     outcome = run_job(job, argv, env=env, on_events=lambda events: None, stall_timeout_s=60)
-    assert require_finished(outcome).figures == dict(zip(shown, (None, "no", None, None), strict=True))
+    assert require_finished(outcome).result == dict(zip(shown, (None, "no", None, None), strict=True))
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -410,7 +410,7 @@ def test_a_job_is_followed_to_its_end_by_any_runner(tmp_path: Path, ends: str) -
     limit_s = 2.0 if ends == "stalled" else 20.0
     outcome = run_job(job, argv, env={"WORD": "here"}, stall_timeout_s=limit_s, poll_s=0.02, runner=PlainProcess())
     if ends == "finished":
-        assert outcome.figures == {"from": "here"}
+        assert outcome.result == {"from": "here"}
     else:
         assert failure(outcome).kind == {"killed": "interrupted", "stalled": "stalled"}[ends]
     assert ends != "killed" or failure(outcome).message.endswith("last words")

@@ -25,7 +25,9 @@ from tasks.cache.stage import Row
 from tasks.prefect import prefect_artifacts
 from tasks.prefect.prefect_artifacts import PrefectProgress
 from tasks.tracking.connection import run_url
+from training.data.load_rows import LoadDataResult
 from training.problems import Problem
+from training.tokenization.token_files import TokenizeResult
 
 UP_TO = [{"kind": "progress", "done": done, "total": 4} for done in range(1, 4)]
 
@@ -149,8 +151,9 @@ def table_of(home: Path, then: Callable[[PrefectProgress], None] = lambda shown:
     @flow(name="reports")
     def body() -> str:
         shown = PrefectProgress()
-        for stage, report in (("load_data", ROWS), ("tokenize", TOKENS)):
-            ref = Artifact(stage=stage, key="k", digest="d", figures={"labels": 2, "tokens": 9, "truncated": 4})
+        rows, tokens = LoadDataResult(labels=2, warnings=0), TokenizeResult(rows=9, tokens=9, truncated=4, lost=1)
+        for stage, report, result in (("load_data", ROWS, rows), ("tokenize", TOKENS, tokens)):
+            ref = Artifact(stage=stage, key="k", digest="d", result=result)
             (ref.path / "log").mkdir(parents=True)
             (ref.path / "log" / "report.json").write_text(json.dumps(report))
             shown.stage_ended(Row(stage, "k", "cached", 1.0), ref)
@@ -194,7 +197,7 @@ def test_figures_worst_errors_and_the_groups_of_slices_are_tables_of_their_own(
     def body() -> str:
         shown = PrefectProgress()
         figures = {"test": {"f1": {"value": 0.5, "low": 0.25, "high": 0.75}, "loss": {"value": None}}}
-        shown.stage_ended(Row("score", "k", "ran", 1.0), Artifact(stage="score", key="k", digest="d", figures=figures))
+        shown.stage_ended(Row("score", "k", "ran", 1.0), Artifact(stage="score", key="k", digest="d", result=figures))
         shown.end()
         return str(flow_run.get_id())
 

@@ -18,7 +18,7 @@ from tasks.registry.reproduction import start_model
 from tasks.registry.versions import (
     COLUMNS_TAG,
     EVALUATIONS_TAG,
-    FIGURES_TAG,
+    METRICS_TAG,
     READING_TAG,
     RECIPE_TAG,
     ROWS_TAG,
@@ -111,14 +111,14 @@ def test_a_champion_predicts_with_the_prefix_that_it_has_learnt_and_todays_other
         (COLUMNS_TAG, "text"),
         (MAX_LENGTH_TAG, "many"),
         (READING_TAG, "[1]"),
-        (FIGURES_TAG, "[]"),
+        (METRICS_TAG, "[]"),
         (EVALUATIONS_TAG, "{}"),
         (COLUMNS_TAG, '{"nothing": "text"}'),
         (MAX_LENGTH_TAG, "9" * 40),
         (READING_TAG, "[]"),
         (READING_TAG, '[{"source": "csv", "filter": "__import__(1)"}]'),
         (READING_TAG, '[{"source": 7, "suffixes": 7}]'),
-        (FIGURES_TAG, '{"test": {"accuracy": {"value": "high"}}}'),
+        (METRICS_TAG, '{"test": {"accuracy": {"value": "high"}}}'),
         # Names of folders in the home, from whoever may write to the registry.
         ("finetune.fit.key", "../../elsewhere"),
         ("finetune.load_data.key", "/elsewhere"),
@@ -137,7 +137,7 @@ def test_a_damaged_tag_of_a_version_is_one_message_with_the_version_and_the_tag(
     with pytest.raises(UserError) as raised:
         if tag == EVALUATIONS_TAG:
             read_evaluations(connect().get_model_version("small", damaged))
-        elif tag in (FIGURES_TAG, RECIPE_TAG, "finetune.load_data.key", "finetune.predict.key"):
+        elif tag in (METRICS_TAG, RECIPE_TAG, "finetune.load_data.key", "finetune.predict.key"):
             find_monitored("small")
         else:
             find_model("small")

@@ -115,7 +115,7 @@ def test_pairs_are_registered_if_the_logged_model_predicts_as_before(
 
     refused = outcome(world / "refused").failure
     assert refused is not None and refused.kind == "internal" and "was stored when it was evaluated" in refused.message
-    assert outcome(world / "logged").figures == {"version": "1"}
+    assert outcome(world / "logged").result == {"version": "1"}
     (version,) = client.search_model_versions("name = 'pairs'")
     assert version.tags == {"made": "logged"}
     # A training that starts from it reads the bytes that a training from the folder reads.
@@ -124,11 +124,11 @@ def test_pairs_are_registered_if_the_logged_model_predicts_as_before(
         assert {file.name for file in folder.iterdir()} == names
         assert [name for name in names if sha256(folder / name) != sha256(world / "model" / name)] == []
 
-    assert outcome(world / "unpiped").figures == {"version": "1"}
+    assert outcome(world / "unpiped").result == {"version": "1"}
     own = VERSION.model_copy(update={"name": "own"})
     fetched = fetch_folders(Work("own", tmp_path, "run"), own, "NAME")
     call(predict_pairs, world, {part: str(folder) for part, folder in fetched.items()})
-    likeliest = [lines[0].split()[-1] for lines in outcome(world / "typed").figures["predictions"]]
+    likeliest = [lines[0].split()[-1] for lines in outcome(world / "typed").result["predictions"]]
     found = json.loads((world / "found.json").read_text())
     assert likeliest == [max(one, key=one.__getitem__) for one in found]
     assert [*tracked.rglob("pyfunc_model.py")] and not [*tracked.rglob("*.pkl")]

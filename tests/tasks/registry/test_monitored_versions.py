@@ -27,7 +27,7 @@ def test_the_drift_of_models_that_compare_answers_is_not_measured(task: str) -> 
 
 def test_figures_relative_to_a_base_model_are_not_computed_for_new_rows() -> None:
     for one in (version("preference"), version("kto")):
-        with pytest.raises(UserError, match=r"figures of small/3 are relative to its base model"):
+        with pytest.raises(UserError, match=r"metrics of small/3 are relative to its base model"):
             require_no_reference(one)
     for one in (version("preference", loss="orpo"), version("reward-modeling"), version("sft")):
         require_no_reference(one)

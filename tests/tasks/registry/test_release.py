@@ -15,12 +15,12 @@ from tasks.registry import promotions
 from tasks.stages.compare import find_champion
 from tasks.stages.register import promote, register
 from tasks.tracking.connection import MODEL_TAG, MlflowFailed, connect
-from tests.made import COMPARISON, LABELS, artifact, predictions
+from tests.made import COMPARISON, FITTED, LABELS, ROWS, artifact, predictions
 from training.problems import UserError
 from training.recipe import Recipe, parse
 
-TRAINED = Artifact(stage="fit", key="t", digest="trained", parts={"model": "m" * 40})
-SCORED = Artifact(stage="score", key="s", digest="d", figures={"validation": {"accuracy": {"value": 0.9}}})
+TRAINED = Artifact(stage="fit", key="t", digest="trained", parts={"model": "m" * 40}, result=FITTED)
+SCORED = Artifact(stage="score", key="s", digest="d", result={"validation": {"accuracy": {"value": 0.9}}})
 PROMOTE = Verdict(decision="promote", reason="it is better.", comparison=COMPARISON)
 
 
@@ -48,7 +48,12 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def registered(work: Work, verdict: Verdict = PROMOTE) -> Version | None:
     """The result of the stage for the model."""
-    made = (artifact("load_data", {"labels.json": LABELS}), TRAINED, predictions("validation", [0, 1], [0, 0]), SCORED)
+    made = (
+        artifact("load_data", {"labels.json": LABELS}, ROWS),
+        TRAINED,
+        predictions("validation", [0, 1], [0, 0]),
+        SCORED,
+    )
     given = register.make(work, recipe(), Lock(), verdict, *made)
     assert given is None or isinstance(given, Version)
     return given

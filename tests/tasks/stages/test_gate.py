@@ -56,10 +56,10 @@ def judge(
         }
     )
     figures = {"validation": {name: {"value": value, "low": None, "high": None} for name, value in VALUES.items()}}
-    scores = Artifact(stage="score", key="k", digest="d", figures=figures)
+    scores = Artifact(stage="score", key="k", digest="d", result=figures)
     scores.path.mkdir(parents=True, exist_ok=True)
     (scores.path / "slices.json").write_text(json.dumps({"validation": dict.fromkeys(["genre", *slices], groups)}))
-    compared = Artifact(stage="compare", key="k", digest="d", figures=comparison.model_dump()) if comparison else None
+    compared = Artifact(stage="compare", key="k", digest="d", result=comparison) if comparison else None
     verdict = gate.make(Work("k", Path(), "run"), recipe, scores, compared)
     assert isinstance(verdict, Verdict)
     return verdict

@@ -16,7 +16,7 @@ from tasks.cache.results import Artifact, Lock, Verdict, Version
 from tasks.cache.stage import Work
 from tasks.stages.register import LONGEST_DESCRIPTION, register
 from tasks.tracking.connection import connect
-from tests.made import LABELS, artifact, predictions
+from tests.made import FITTED, LABELS, ROWS, artifact, predictions
 from training.recipe import parse
 
 RECIPE = parse(
@@ -28,7 +28,7 @@ RECIPE = parse(
         "release": {"registry": "reviews"},
     }
 )
-FITTED = Artifact(stage="fit", key="f", digest="d", parts={"model": "m"})
+TRAINED = Artifact(stage="fit", key="f", digest="d", parts={"model": "m"}, result=FITTED)
 
 
 def scored(accuracy: float) -> Artifact:
@@ -36,7 +36,7 @@ def scored(accuracy: float) -> Artifact:
         "validation": {"accuracy": {"value": accuracy, "low": accuracy - 0.02, "high": accuracy + 0.02}}
     }
     figures["validation"]["roc_auc"] = {"value": None, "low": None, "high": None}  # of one label alone
-    return Artifact(stage="score", key=f"score-{accuracy}", digest="d", figures=figures)
+    return Artifact(stage="score", key=f"score-{accuracy}", digest="d", result=figures)
 
 
 def test_the_same_model_is_the_same_version_with_the_latest_verdict_and_figures(tracked: Path) -> None:
@@ -45,22 +45,25 @@ def test_the_same_model_is_the_same_version_with_the_latest_verdict_and_figures(
     client.create_model_version(
         "reviews", "file:///nowhere", tags={"finetune.model_digest": "m", "finetune.recipe": "r"}
     )
-    rows, given_to_them = artifact("load_data", {"labels.json": LABELS}), predictions("validation", [0, 1], [0, 0])
+    rows, given_to_them = (
+        artifact("load_data", {"labels.json": LABELS}, ROWS),
+        predictions("validation", [0, 1], [0, 0]),
+    )
     for decision, accuracy in (("keep", 0.75), ("promote", 0.875)):
         verdict = Verdict.model_validate({"decision": decision, "reason": "of this and that"})
-        made = (rows, FITTED, given_to_them, scored(accuracy), None)
+        made = (rows, TRAINED, given_to_them, scored(accuracy), None)
         given = register.make(Work("k", Path(), "run"), RECIPE, Lock(), verdict, *made)
         assert given == Version(name="reviews", version="1")
         (version,) = client.search_model_versions("name = 'reviews'")
         assert version.tags["finetune.verdict"] == decision and version.tags["finetune.recipe"] == "r"
         assert version.tags["finetune.score.key"] == f"score-{accuracy}"
-        assert json.loads(version.tags["finetune.figures"]) == scored(accuracy).figures
+        assert json.loads(version.tags["finetune.figures"]) == scored(accuracy).result
         assert "(judged) | roc_auc | - | - |" in version.description
         assert version.description.startswith(f"{decision}: of this and that\n\nGives a text one of 2 labels")
         assert f"(judged) | accuracy | {accuracy:.4f} | {accuracy - 0.02:.4f} to" in version.description
     several = {f"metric-{number}": {"value": 0.5, "low": None, "high": None} for number in range(500)}
-    many = Artifact(stage="score", key="many", digest="d", figures={"validation": several})
-    register.make(Work("k", Path(), "run"), RECIPE, Lock(), verdict, rows, FITTED, given_to_them, many)
+    many = Artifact(stage="score", key="many", digest="d", result={"validation": several})
+    register.make(Work("k", Path(), "run"), RECIPE, Lock(), verdict, rows, TRAINED, given_to_them, many)
     assert len(client.get_model_version("reviews", "1").description) == LONGEST_DESCRIPTION
 
 
@@ -73,10 +76,10 @@ def test_a_model_that_another_machine_registers_at_the_same_time_gets_one_versio
         client.create_model_version("reviews", "file:///nowhere", tags={"finetune.model_digest": "m"})
         yield
 
-    rows, predicted = artifact("load_data", {"labels.json": LABELS}), predictions("validation", [0, 1], [0, 0])
+    rows, predicted = artifact("load_data", {"labels.json": LABELS}, ROWS), predictions("validation", [0, 1], [0, 0])
     work = Work("k", Path(), "run", one_at_a_time=after_another_machine)
     verdict = Verdict(decision="keep", reason="of this and that")
-    given = register.make(work, RECIPE, Lock(), verdict, rows, FITTED, predicted, scored(0.75), None)
+    given = register.make(work, RECIPE, Lock(), verdict, rows, TRAINED, predicted, scored(0.75), None)
     assert given == Version(name="reviews", version="1") and work.rollback is None
 
 

@@ -111,12 +111,12 @@ def nothing_drawn() -> Iterator[None]:
         yield
 
 
-def artifact(stage: Stage[Any], *inputs: Any) -> Artifact:
+def artifact(stage: Stage[Any], *inputs: Any) -> Any:
     """The stage's artifact for the inputs, in the store."""
     flat, _ = stage.flat_inputs(*inputs)
     with store.filling(stage.name, stage.key(flat)) as aside:
-        figures = stage.make(Work(stage.key(flat), aside, "run"), *inputs)
-        return store.publish(aside, stage.name, stage.key(flat), flat, figures)
+        result = stage.make(Work(stage.key(flat), aside, "run"), *inputs)
+        return stage.open(store.publish(aside, stage.name, stage.key(flat), flat, result))
 
 
 def to_tokens(folder: Path, data: dict[str, Any]) -> tuple[Artifact, Artifact]:

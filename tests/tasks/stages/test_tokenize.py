@@ -23,13 +23,20 @@ from training.models.loading import export, load_for_training, load_tokenizer
 from training.models.repository_files import chat_template
 from training.problems import UserError
 from training.programs import predict
+from training.programs.create_model import ModelResult
 from training.recipe import Recipe, parse
 
 pytestmark = pytest.mark.usefixtures("model_unchecked")
 
 PARTS = {f"{split}.arrow": f"of {split}" for split in ("train", "validation")}
 DATA = Artifact(stage="load_data", key="d", digest="of the rows", parts=PARTS)
-MODEL = Artifact(stage="load_model", key="m", digest="of the model", parts={"tokenizer": "of the tokenizer"})
+MODEL = Artifact(
+    stage="load_model",
+    key="m",
+    digest="of the model",
+    parts={"tokenizer": "of the tokenizer"},
+    result=ModelResult(megabytes=1.0),
+)
 BYTES = {"tokenizer_class": "ByT5Tokenizer", "pad_token": "<pad>"}
 
 

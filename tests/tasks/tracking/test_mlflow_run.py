@@ -162,7 +162,7 @@ def test_a_resumed_run_has_each_figure_of_a_stage_once_and_new_figures_of_a_new_
     other = RunTracker("recipe", "flow-1")
     other.stage_ended(
         Row("load_data", "k" * 40, "ran", 2.0),
-        ref.model_copy(update={"digest": "f" * 64, "figures": {"train_rows": 4}}),
+        ref.model_copy(update={"digest": "f" * 64, "result": {"train_rows": 4}}),
     )
     other.end("FINISHED")
     assert the_run().data.metrics["load_data/train_rows"] == 4.0

@@ -133,7 +133,7 @@ def test_with_another_number_of_processes_it_goes_on_only_where_that_is_accepted
     assert "global batch size: with another number of processes, it must stay the same" in refused[1]
 
     job_dir = tiny.fit_job(world, tmp_path / "inexact", **{**one, **accepted})
-    assert finish(job_dir).figures["steps"] == 3 * 13
+    assert finish(job_dir).result["steps"] == 3 * 13
     before, after = rows_of_steps(launched), rows_of_steps(job_dir)
     assert min(after) == newest and all(before[step] == after[step] for step in range(newest, 26))
     assert sorted(row for step in range(26, 39) for row in after[step]) == list(range(150))
@@ -202,7 +202,7 @@ def test_two_processes_predict_the_bytes_of_one(world: Path, launched: Path, tmp
             assert outcome.state == "finished", outcome
             written.append({file: (job_dir / "output" / file).read_bytes() for file in outcome.files})
             progress = events(job_dir, "progress")[-1]
-            assert progress["done"] == progress["total"] == outcome.figures["rows"]
+            assert progress["done"] == progress["total"] == outcome.result["rows"]
         assert len(events(job_dir, "started")) == 2
         assert written[0] == written[1] and "validation.parquet" in written[0]
 

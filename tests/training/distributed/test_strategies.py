@@ -76,7 +76,7 @@ def one_process(world: Path) -> Path:
     (base / "model/config.json").write_text(json.dumps(config | quiet))
     one = {**BEST_FIRST, "per_device_train_batch_size": 32, "gradient_accumulation_steps": 1}
     job_dir = tiny.fit_job(world, world / "one", base=base.name, **one)
-    figures = finish(job_dir).figures
+    figures = finish(job_dir).result
     assert (figures["best_step"], figures["steps"]) == (5, 10)
     return job_dir
 
@@ -152,7 +152,7 @@ def test_losses_best_model_and_early_end_are_those_of_one_process_on_the_same_st
 ) -> None:
     """Sums of float32 in another order differ by some 1e-7 a step, which Adam blows up where a gradient is near 0."""
     job_dir = undisturbed(strategy)
-    figures = (read_outcome(job_dir) or Outcome(state="failed")).figures
+    figures = (read_outcome(job_dir) or Outcome(state="failed")).result
     assert (figures["best_step"], figures["steps"]) == (5, 10)
     ours, theirs = curve(job_dir), curve(one_process)
     assert ours.keys() == theirs.keys()

@@ -37,7 +37,7 @@ def test_the_readmes_engine_trains_what_is_exported_and_goes_on_after_a_kill(wor
     whole = tiny.fit_job(world, mine / "whole", **settings)
     outcome = finish(whole)
     assert outcome.state == "finished", outcome
-    assert (outcome.figures["steps"], outcome.figures["epochs"]) == (57, 3.0)
+    assert (outcome.result["steps"], outcome.result["epochs"]) == (57, 3.0)
     newest = max((whole / "checkpoints").glob("checkpoint-*"), key=step_of)
     trained = torch.load(newest / "state.pt")["model"]
     exported = load_file(whole / "output/model/model.safetensors")
@@ -46,7 +46,7 @@ def test_the_readmes_engine_trains_what_is_exported_and_goes_on_after_a_kill(wor
 
     killed = tiny.fit_job(world, mine / "killed", **settings)
     assert kill_when(killed, lambda: any((killed / "checkpoints").glob("checkpoint-19")))
-    assert finish(killed).figures["steps"] == 57
+    assert finish(killed).result["steps"] == 57
     assert any(event["message"].startswith("resuming from checkpoint-") for event in events(killed, "note"))
     assert weights(killed) == weights(whole)
 

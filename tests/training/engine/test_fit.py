@@ -181,11 +181,11 @@ def test_a_run_that_was_over_when_it_was_killed_only_exports(world: Path, undist
     """Also from another place: the folder of the checkpoints moved between the two."""
     for name, ending in {"early": EARLY, "mid-epoch": MID_EPOCH}.items():
         whole = tiny.fit_job(world, tmp_path / name, **ending)
-        before = finish(whole).figures
+        before = finish(whole).result
         moved = tmp_path / "elsewhere" / name
         shutil.copytree(whole, moved)
         shutil.rmtree(moved / "output")
-        after = finish(moved).figures
+        after = finish(moved).result
         assert after["steps"] == before["steps"] < 19 * 6
         assert {k: after[k] for k in STABLE} == {k: before[k] for k in STABLE}
         assert_same(moved, whole)
@@ -199,7 +199,7 @@ def test_a_training_resumes_from_a_checkpoint_of_another_job_with_all_that_it_ne
     longer = tiny.fit_job(world, tmp_path / "longer", **settings, num_train_epochs=4)
     (needed,) = json.loads((newest / "manifest.json").read_text())["needs"]
     shutil.copytree(newest.with_name(needed), longer / "checkpoints" / needed)  # killed before the other was copied
-    figures = finish(longer).figures
+    figures = finish(longer).result
     assert figures["steps"] == step(newest) // 3 * 4
     assert not [point for point in curve(longer) if point <= step(newest)]
 
@@ -253,7 +253,7 @@ def damaged_copy(checkpoint: Path, folder: Path) -> Path:
 def test_patience_of_early_stopping_is_remembered(world: Path, tmp_path: Path) -> None:
     job_dir = tiny.fit_job(world, tmp_path / "patience", **EARLY)
     assert kill_when(job_dir, lambda: checkpoints_written(job_dir) >= 2)
-    assert finish(job_dir).figures["steps"] == 3 * 19  # the best epoch, and two that are no better
+    assert finish(job_dir).result["steps"] == 3 * 19  # the best epoch, and two that are no better
 
 
 STABLE = ["steps", "epochs", "train_loss", "best_step", "best_metric"]
@@ -288,7 +288,7 @@ def test_export_is_the_best_model_with_its_labels_the_tokenizer_and_no_trace_of_
     config = json.loads(files["config.json"])
     assert config["id2label"] == dict(zip("012", tiny.LABELS, strict=True))
     assert config["label2id"] == {label: index for index, label in enumerate(tiny.LABELS)}
-    best = (read_outcome(undisturbed) or Outcome(state="failed")).figures["best_step"]
+    best = (read_outcome(undisturbed) or Outcome(state="failed")).result["best_step"]
     best_checkpoint = undisturbed / f"checkpoints/checkpoint-{best}"
     assert (best_checkpoint / "model.safetensors").read_bytes() == files["model.safetensors"]
 
@@ -298,7 +298,7 @@ def test_nothing_kept_holds_the_training_arguments_as_a_pickle(undisturbed: Path
 
 
 def test_few_checkpoints_are_kept_and_the_best_is_among_them(undisturbed: Path) -> None:
-    best = (read_outcome(undisturbed) or Outcome(state="failed")).figures["best_step"]
+    best = (read_outcome(undisturbed) or Outcome(state="failed")).result["best_step"]
     kept = {step(path) for path in (undisturbed / "checkpoints").glob("checkpoint-*")}
     assert best in kept and len(kept) <= 4  # the last but one may need what was best before
 
@@ -331,7 +331,7 @@ def test_accumulated_micro_batches_train_like_one_batch(world: Path, tmp_path: P
             per_device_train_batch_size=batch,
             gradient_accumulation_steps=accumulation,
         )
-        losses.append(finish(job_dir).figures["train_loss"])
+        losses.append(finish(job_dir).result["train_loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
@@ -366,7 +366,7 @@ def test_the_estimate_before_the_first_step_changes_neither_weights_nor_curve(
 def test_the_estimate_before_the_first_step_comes_true(undisturbed: Path) -> None:
     (estimate,), figures = (
         events(undisturbed, "estimate"),
-        (read_outcome(undisturbed) or Outcome(state="failed")).figures,
+        (read_outcome(undisturbed) or Outcome(state="failed")).result,
     )
     assert (estimate["steps"], estimate["micro_batch_size"]) == (figures["steps"], figures["micro_batch_size"])
     assert figures["estimated_memory_mb"] == pytest.approx(figures["peak_memory_mb"], rel=0.3)
@@ -383,6 +383,6 @@ def test_speed_counts_each_row_and_its_tokens_once_and_is_reported_as_often_as_t
     assert [event["step"] for event in speeds] == [4, 8, 12, 16, 20, 21]
     rows, tokens, seconds = (sum(event[name] for event in speeds) for name in ("rows", "tokens", "seconds"))
     assert (rows, tokens) == (3 * 150, 3 * estimate["tokens_per_epoch"])
-    figures = (read_outcome(undisturbed) or Outcome(state="failed")).figures
+    figures = (read_outcome(undisturbed) or Outcome(state="failed")).result
     assert figures["train_tokens_per_second"] == pytest.approx(tokens / seconds, rel=1e-3)
     assert 0 < figures["hardware_share"] < 1

@@ -109,7 +109,7 @@ def started_from(job_dir: Path) -> list[int]:
 def finished(job_dir: Path) -> dict[str, Any]:
     outcome = finish(job_dir)
     assert outcome.state == "finished", outcome
-    return outcome.figures
+    return outcome.result
 
 
 ROUNDED = ("eval_loss", "eval_calibration_error")
@@ -142,7 +142,7 @@ def test_its_weights_curve_and_figures_are_those_of_the_trainer_to_the_byte(
 ) -> None:
     """With random batches and dropout; where less of the metric that chooses the best model is better."""
     trainer = tiny.fit_job(world, tmp_path / "trainer", **ASKED | {"engine": "trainer"})
-    theirs, ours = finished(trainer), (read_outcome(undisturbed) or pytest.fail()).figures
+    theirs, ours = finished(trainer), (read_outcome(undisturbed) or pytest.fail()).result
     assert weights(undisturbed) == weights(trainer)
     assert points(undisturbed) == points(trainer)
     for name in ROUNDED:

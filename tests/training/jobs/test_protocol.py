@@ -175,7 +175,7 @@ return {"n": job.settings["n"]}
     assert run_to_end(job, main) == 0
     outcome = finished_output(job)
     assert outcome is not None
-    assert outcome.figures == {"n": 3}
+    assert outcome.result == {"n": 3}
     assert outcome.files == {"sub/a.txt": sha256(job / "output" / "sub" / "a.txt")}
 
 
@@ -292,7 +292,7 @@ def test_a_stop_signal_at_a_restart_reaches_the_restarted_program(tmp_path: Path
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, str(tmp_path)])}
     subprocess.run([sys.executable, "-m", "restarts", str(job)], env=env, timeout=30, check=True)
     outcome = read_outcome(job)
-    assert outcome is not None and outcome.figures == {"stop_requested": True}
+    assert outcome is not None and outcome.result == {"stop_requested": True}
 
 
 def test_a_killed_program_has_no_outcome_not_even_that_of_an_earlier_try(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_only_the_layers_with_adapters_and_the_head_are_other_than_in_the_base_m
     layers = [name for name in before if name.endswith(("query.weight", "value.weight", "output.dense.weight"))]
     assert changed == HEAD | {*layers} and len(layers) == 8
     outcome = read_outcome(trained["trainer"])
-    assert outcome is not None and outcome.figures["trainable_parameters"] == 2 * 4 * (3 * 64 + 96) + 33 * 3
+    assert outcome is not None and outcome.result["trainable_parameters"] == 2 * 4 * (3 * 64 + 96) + 33 * 3
 
 
 def test_the_adapter_on_the_base_model_answers_as_the_merged_model_does(world: Path, trained: dict[str, Path]) -> None:

@@ -106,9 +106,9 @@ def test_a_constant_model_that_beats_the_baseline_by_chance_is_no_evidence() -> 
     truth = (np.arange(ROWS) < 35).astype(np.int64)
     new, old = (OneLabel(truth, np.full(ROWS, label), np.full((ROWS, 2), 0.5), LABELS) for label in (1, 0))
     settings = CompareSettings(task="sequence-classification", **COMPARE)
-    assert compare.compare_models(new, old, settings)["better"]
+    assert compare.compare_models(new, old, settings).better
     found = compare.compare_models(new, old, settings, "'neg'")
-    assert (found["better"], found["p_value"], found["at_least"]) == (False, 1.0, 0.0)
+    assert (found.better, found.p_value, found.at_least) == (False, 1.0, 0.0)
 
 
 def test_slow_figures_cost_more_permutations() -> None:

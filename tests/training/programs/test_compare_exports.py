@@ -17,6 +17,7 @@ import torch
 from tasks.reports.model_reports import describe_refused
 from tests import task_types as tiny
 from tests.training.programs_here import run
+from training.evaluation.scores import ComparedExport
 from training.jobs.protocol import OUTPUT
 from training.models.loading import export, load_for_training, load_tokenizer
 from training.programs import compare_exports, export_onnx, predict
@@ -89,7 +90,7 @@ def test_an_export_that_loses_too_much_is_not_released_and_the_reason_names_what
     monkeypatch.setitem(tags.inputs, "predictions", tmp_path)  # a model that makes no mistake
     found = tags.compare(margin=0.2)["onnx"]
     assert not found["released"] and found["comparison"]["champion_value"] == 1.0
-    reason = describe_refused("onnx", found)
+    reason = describe_refused("onnx", ComparedExport.model_validate(found))
     assert re.fullmatch(
         r"onnx is not released: accuracy 0\.\d+ against 1\.0000 of the model on the same 60 rows of validation, so it "
         r"is worse by more than 0\.2: allow a larger release\.export_margin, or leave this export out\.",

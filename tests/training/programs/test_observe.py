@@ -106,5 +106,6 @@ def test_a_row_without_a_text_is_observed_without_a_prediction(tmp_path: Path) -
     assert len(found.texts) == 30 and found.texts.count("") == 10
     assert found.tokens is not None and len(found.tokens) == len(found.fields["label"]) == 20
     compared = {"title": "cat/1", "alpha": 0.05, "min_rows": 20, "cohens_w": 0.1, "distance": 0.1, "auc": 0.55}
+    compared |= {"look": 1, "input": {"rows": 30, "without_prediction": 10}}
     report = programs_here.run(drift, tmp_path / "drift", {"profile": out, "rows": out}, **compared)
     assert report["verdict"] == "steady" and (tmp_path / "drift/output/log/report.png").stat().st_size > 10_000

@@ -367,8 +367,8 @@ def test_rows_are_cut_on_the_right_and_those_without_an_answer_left_are_counted_
     long = [{"role": "user", "content": "a " * 6}, LAST]
     data = write_rows(tmp_path / "data", train=[[USER, LAST], long], validation=[long, [USER, LAST]])
     folder, out = words(tmp_path / "it", truncation_side="left"), tmp_path / "tokens"
-    figures = token_files.tokenize(KIND, data, folder, out, 9)
-    assert (figures["truncated"], figures["lost"]) == (4, 2 * (1 + 5))
+    found = token_files.tokenize(KIND, data, folder, out, 9)
+    assert (found.truncated, found.lost) == (4, 2 * (1 + 5))
     report = json.loads((out / "log/report.json").read_text())
     empty = [one["message"].partition(":")[0] for one in report["problems"] if "cuts off all targets" in one["message"]]
     assert empty == [f"9 cuts off all targets in 1 of 2 rows of {split}" for split in ("train", "validation")]

@@ -15,7 +15,7 @@ from tests.training.vocabularies import PAIRS, TEXTS, WORD_PIECES, word_pieces
 from training.data.ipc_files import ipc_writer
 from training.problems import UserError
 from training.task_types.sequence_classification import SequenceClassification
-from training.tokenization.token_files import tokenize
+from training.tokenization.token_files import TokenizeResult, tokenize
 
 
 def save_tokenizer(folder: Path) -> Path:
@@ -70,7 +70,7 @@ def report_of(out: Path) -> Any:
 
 def test_the_report_counts_tokens_and_what_was_cut(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    figures = tokenize(
+    found = tokenize(
         SequenceClassification(),
         save_rows(tmp_path / "data", ROWS),
         save_tokenizer(tmp_path / "tokenizer"),
@@ -87,7 +87,7 @@ def test_the_report_counts_tokens_and_what_was_cut(tmp_path: Path) -> None:
     assert (spread["min"], spread["median"], spread["max"]) == (3, sorted(lengths)[1], 8)
     counts = dict(zip(spread["histogram"]["edges"], spread["histogram"]["counts"], strict=False))
     assert (counts[3], counts[8], sum(counts.values())) == (1, 2, 4)
-    assert figures == {"rows": 8, "tokens": 2 * sum(lengths), "truncated": 2, "lost": 6}
+    assert found == TokenizeResult(rows=8, tokens=2 * sum(lengths), truncated=2, lost=6)
     assert seen == [(4, 8), (8, 8)]
 
 

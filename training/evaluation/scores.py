@@ -1,0 +1,113 @@
+"""The scores of a model, and its comparisons with another model and with its exports: as programs write them and gate,
+reports and registry read them. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal, NotRequired
+
+from pydantic import BeforeValidator, Field, PlainSerializer
+from typing_extensions import TypedDict
+
+from training.jobs.protocol import Result
+
+# JSON has no NaN: it is written as null.
+Number = Annotated[
+    float,
+    BeforeValidator(lambda value: math.nan if value is None else value),
+    PlainSerializer(lambda value: value if math.isfinite(value) else None, when_used="json"),
+]
+
+
+class Score(TypedDict):
+    """The value of a metric on some rows, with its 95 % interval. Each number is null if it is undefined."""
+
+    value: float | None
+    low: NotRequired[float | None]
+    high: NotRequired[float | None]
+    baseline: NotRequired[float | None]
+    """The value of the best constant prediction; only of all rows of a split, if the task type has a baseline."""
+
+
+Scores = dict[str, Score]
+"""By metric."""
+SplitScores = dict[str, Scores]
+"""By split."""
+
+
+class Group(TypedDict):
+    """A group of a slice."""
+
+    group: str
+    """Its name."""
+    rows: int
+    metrics: Scores
+
+
+class AnswerMetric(Result):
+    """A metric of the answers of a model and of its opponent to the same prompts."""
+
+    metric: str
+    opponent: str
+    """`name/version`, or `the base model`."""
+    value: Number
+    champion_value: Number
+    low: Number
+    """Lower end of the 95 % interval of the difference, value minus champion_value."""
+    high: Number
+    rows: int
+    """The prompts."""
+
+
+class Comparison(Result):
+    """A model compared with the champion, or without one with the baseline, on the same rows."""
+
+    champion: str
+    """`name/version`, or a description of the constant answer."""
+    baseline: bool = False
+    """Whether the comparison is with the best constant answer."""
+    metric: str
+    split: str
+    rows: int
+    value: Number
+    """The new model's metric."""
+    champion_value: Number
+    gained: int
+    """Rows that only the new model gets right."""
+    lost: int
+    """Rows that only the champion gets right."""
+    gain: Number
+    """How much better the new model is, in the metric's unit; for metrics of which less is better, how much less."""
+    at_least: Number
+    """Lower end of the gain's one-sided interval at the confidence."""
+    margin: float
+    confidence: float
+    method: Literal["mcnemar", "permutation", "bootstrap", "sign"]
+    """The test: training.evaluation.significance has them. A permutation test also needs the bootstrap's interval
+    above the margin."""
+    p_value: Number
+    """Probability of a gain like this by chance if the true gain is at most the margin."""
+    least_p_value: float = 0.0
+    """Smallest p-value that the test can give: it draws a limited number of permutations."""
+    better: bool
+    comparison: int | None = None
+    """Its number among all comparisons on the same rows; None if the confidence covers each comparison by itself."""
+    warnings: list[str] = Field(default_factory=list)
+    """Reasons why the two models are less comparable."""
+    answers: list[AnswerMetric] = Field(default_factory=list)
+    """Metrics of answers to prompts."""
+
+
+class ComparedExport(Result):
+    """An export compared with its model on the same rows."""
+
+    bytes: int
+    rows_per_second: float
+    torch_rows_per_second: float
+    """Of the model, on the CPU and the same rows."""
+    torch_precision: str
+    """no, bf16 or fp16."""
+    released: bool
+    """Whether the export is not inferior."""
+    comparison: Comparison
+    """With the model in place of the champion."""
