@@ -13,7 +13,9 @@ import pytest
 import yaml
 from compose_spec import PyCompose
 
+from flows.cli.main import parser
 from tasks.services import container_init
+from tasks.serving.server import DRAIN_S
 from tests.test_infra import help_of
 
 ROOT = Path(__file__).parent.parent
@@ -37,7 +39,7 @@ def services() -> dict[str, Any]:
 
 def test_compose_file_is_one_of_the_compose_specification() -> None:
     read = PyCompose.from_yaml(yaml.safe_dump(yaml.safe_load(interpolate(COMPOSE))))  # which knows no merge keys
-    assert set(read.service_names()) == {"postgres", "s3", "bucket", "prefect", "mlflow", "notify", "worker"}
+    assert set(read.service_names()) == {"postgres", "s3", "bucket", "prefect", "mlflow", "notify", "worker", "serve"}
 
 
 def test_every_variable_of_the_compose_file_is_in_the_example_and_none_has_a_value() -> None:
@@ -62,7 +64,7 @@ def test_secrets_come_from_the_environment_and_are_in_no_command_line() -> None:
 
 def test_only_loopback_of_the_machine_is_served() -> None:
     ports = {name: service.get("ports", []) for name, service in services().items()}
-    assert {name for name, given in ports.items() if given} == {"prefect", "mlflow"}
+    assert {name for name, given in ports.items() if given} == {"prefect", "mlflow", "serve"}
     assert all(port.startswith("127.0.0.1:") for given in ports.values() for port in given)
 
 
@@ -107,6 +109,22 @@ def manifest() -> dict[str, Any]:
 @pytest.mark.parametrize("version", ["1.30", kubernetes_validate.latest_version()])
 def test_worker_manifest_is_one_that_kubernetes_takes(version: str) -> None:
     kubernetes_validate.validate(manifest(), version, strict=True)
+
+
+@pytest.mark.parametrize("version", ["1.30", kubernetes_validate.latest_version()])
+def test_served_model_of_kubernetes_has_no_rights_and_its_token_from_a_secret(version: str) -> None:
+    described, service = yaml.safe_load_all((INFRA / "kubernetes/serve.yaml").read_text())
+    for one in (described, service):
+        kubernetes_validate.validate(one, version, strict=True)
+    pod = described["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    parser().parse_args(container["args"][1:])
+    assert container["securityContext"] == manifest()["spec"]["template"]["spec"]["containers"][0]["securityContext"]
+    assert pod["securityContext"]["runAsNonRoot"] and container["envFrom"] == [
+        {"secretRef": {"name": "finetune-serve"}}
+    ]
+    assert pod["terminationGracePeriodSeconds"] > DRAIN_S
+    assert service["spec"]["selector"] == described["spec"]["selector"]["matchLabels"]
 
 
 def test_worker_of_kubernetes_has_no_rights_and_its_secrets_from_a_secret() -> None:

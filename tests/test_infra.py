@@ -24,6 +24,8 @@ PAGES = "".join((ROOT / "docs/how-to" / page).read_text() for page in ("team.md"
 def started(unit: Path) -> list[str]:
     """The command of ExecStart: the program's name, then its arguments."""
     (line,) = re.findall(r"^ExecStart=(.+)$", unit.read_text(), re.MULTILINE)
+    for name, value in re.findall(r"(\w+)=(\S+)", " ".join(re.findall(r"^Environment=(.+)$", unit.read_text(), re.M))):
+        line = line.replace(f"${{{name}}}", value)
     program, *arguments = shlex.split(line)
     assert Path(program).parts[-3:-1] == (".venv", "bin")
     return [Path(program).name, *arguments]
@@ -51,7 +53,7 @@ def test_every_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
         (tmp_path / unit.name).write_text(text)
     verify = subprocess.run([systemd_analyze, "verify", *map(str, tmp_path.iterdir())], capture_output=True, text=True)
     assert [line for line in verify.stderr.splitlines() if any(unit.stem in line for unit in UNITS)] == []
-    assert len(UNITS) == 6 and all(unit.name in PAGES or unit.parent.name == "ray" for unit in UNITS)
+    assert len(UNITS) == 7 and all(unit.name in PAGES or unit.parent.name == "ray" for unit in UNITS)
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: str(unit.stem))

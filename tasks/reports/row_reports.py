@@ -9,6 +9,7 @@ from typing import Any
 
 from tasks.cache.stage import Work
 from tasks.reports.formatting import format_markdown, format_table, limit_rows
+from training.problems import Problem
 
 REPORT = "log/report.json"
 LOGGED_WARNINGS = 10  # of a stage in a terminal or a log; the report has all
@@ -18,6 +19,21 @@ TABLE_LABELS = 20
 def read_report(artifact: Path) -> dict[str, Any]:
     """The report on the rows in an artifact of `load_data` or `tokenize`, or in a folder that they have just filled."""
     return dict(json.loads((artifact / REPORT).read_text(encoding="utf-8")))
+
+
+def read_token_report(artifact: Path, most_generated: int | None) -> dict[str, Any]:
+    """The report of `tokenize`, with a warning for each split whose targets are longer than the texts of at most
+    `most_generated` tokens that the model will generate."""
+    report = read_report(artifact)
+    for split, length in report.get("targets", {}).get("length", {}).items():
+        if split != "train" and most_generated is not None and length.get("max", 0) > most_generated:
+            message = (
+                f"{most_generated} tokens are fewer than the {length['max']:,} of the longest target of {split}: texts "
+                "are generated up to there, and metrics compare them with whole targets. Raise it."
+            )
+            problem = Problem(kind="tokens", where="options.max_new_tokens", message=message, level="warning")
+            report["problems"].append(problem.model_dump())
+    return report
 
 
 def emit_warnings(work: Work, report: Mapping[str, Any]) -> None:

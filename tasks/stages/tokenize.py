@@ -13,7 +13,7 @@ from tasks.cache.results import Artifact
 from tasks.cache.stage import Work
 from tasks.jobs.commands import Launch, python_argv
 from tasks.jobs.job import Files, Job, files_of, folder_of, stage
-from tasks.reports.row_reports import emit_warnings, read_report
+from tasks.reports.row_reports import emit_warnings, read_token_report
 from training import task_types
 from training.models.repository_files import read_json, uses_tokenizer_json
 from training.programs.create_model import ModelResult
@@ -72,7 +72,11 @@ def tokenize(recipe: Recipe, data: Artifact, model: Artifact[ModelResult]) -> Jo
         field_names={"max_length": "tokens.max_length", "level": "data.checks.truncated"},
         # Other programs run without threads of tokenizers.
         launch=lambda: Launch(python_argv(CHILD), {"TOKENIZERS_PARALLELISM": "true"}, {}),
-        show=partial(_show_report, max_length=recipe.tokens.max_length),
+        show=partial(
+            _show_report,
+            max_length=recipe.tokens.max_length,
+            most_generated=getattr(task_type.options, "max_new_tokens", None),
+        ),
     )
 
 
@@ -93,9 +97,9 @@ def _in_process(model: Artifact) -> bool:
     return uses_tokenizer_json(model.path / "tokenizer", model.path / "model")
 
 
-def _show_report(work: Work, result: object, max_length: int) -> None:
+def _show_report(work: Work, result: object, max_length: int, most_generated: int | None) -> None:
     from training.evaluation.plots import draw_tokens
 
-    report = read_report(work.out)
+    report = read_token_report(work.out, most_generated)
     emit_warnings(work, report)
     draw_tokens(report, max_length, work.out / "log")

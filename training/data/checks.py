@@ -5,6 +5,7 @@ training/recipe/tables/row_checks.py has the level of each: error, warning or ig
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ MAX_LABELS_PER_ROW = 0.5
 LONGEST_TEXT_BYTES = 1_000_000  # several novels in one row; tokenizers take hours for one word of this length
 LONGEST_DOCUMENT_BYTES = 16 * 2**20  # for task types that cut documents into blocks
 
+
+_LIST = re.compile(r"""\[\s*(['"\d].*)?\]""", re.DOTALL)
 
 Places = Mapping[str, int]
 """The index of each label as rows spell it."""
@@ -277,6 +280,19 @@ def broken_label(statistics: SplitStatistics, places: Places, texts: DuplicateTe
         yield SplitProblem(statistics.first[broken[0]], message)
 
 
+def listed_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
+    """Labels that are lists of labels as Python or JSON writes them, such as `['war', 'drama']`, in one cell of CSV."""
+    listed = [label for label in statistics.labels if _LIST.fullmatch(label)]
+    if listed and statistics.split == "train":
+        rows = sum(statistics.labels[label] for label in listed)
+        message = (
+            f"{len(listed):,} of {len(statistics.labels):,} labels of train are lists ({_rows(rows)}, such as "
+            f"{listed[0]!r}), each of which counts as one label: for several labels a row, set task: "
+            'multi-label-classification, with cells of JSON such as ["war", "drama"].'
+        )
+        yield SplitProblem(statistics.first[listed[0]], message)
+
+
 def similar_labels(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
     """Labels that differ only by case or spaces, such as `pos` and `Pos `, or by characters that look alike, such as
     `é` as one character and as two: the model learns each as its own label."""
@@ -460,6 +476,7 @@ SPLIT_CHECKS: dict[str, SplitCheck] = {
     "mixed_labels": mixed_labels,
     "float_labels": float_labels,
     "broken_label": broken_label,
+    "listed_labels": listed_labels,
     "similar_labels": similar_labels,
     "missing_word": missing_word,
     "duplicates": duplicates,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from training.data.decoding import LONGEST_ROW_BYTES, open_text
@@ -39,20 +39,51 @@ def read_conll(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], sli
         where = display_name(file)
         labels = wanted.source_names[wanted.labels.source_name] if wanted.labels else None
         in_iob1 = labels is not None and _is_in_iob1(file, wanted.data, labels)
-        remarks: list[RowProblem] = []
+        comments = _Comments()
 
-        def rows(file: str = file, labels: str | None = labels if in_iob1 else None) -> Iterator[tuple[int, Any]]:
+        def rows(
+            file: str = file, labels: str | None = labels, in_iob1: bool = in_iob1, comments: _Comments = comments
+        ) -> Iterator[tuple[int, Any]]:
             for number, row in read_sentences(file, wanted.data):
                 if labels is not None and not isinstance(row, RowProblem) and labels in row:
-                    row[labels] = _to_iob2(row[labels])
+                    comments.add(number, next(iter(row.values())), row[labels])
+                    row[labels] = _to_iob2(row[labels]) if in_iob1 else row[labels]
                 yield number, row
 
+        last: Block | None = None
         for block in from_mappings(rows(), wanted, where, slices):
+            if last is not None:
+                yield last
+            remarks = []
             if in_iob1 and len(block.numbers):
                 remarks = [RowProblem(int(block.numbers[0]), "iob1", "is in a file with tags in IOB1, read as IOB2")]
                 in_iob1 = False
-            yield replace(block, remarks=tuple(remarks))
-            remarks = []
+            last = replace(block, remarks=tuple(remarks))
+        if last is not None:
+            yield replace(last, remarks=(*last.remarks, *comments.remarks()))
+
+
+@dataclass
+class _Comments:
+    """Sentences that begin with a line such as `# doc 7`, by the tag that it gives to the word `#`. Whether it is a
+    comment shows only at the end of the file: no word has such a tag."""
+
+    beginnings: dict[str, list[int]] = field(default_factory=dict)
+    """The first lines, by tag."""
+    tags: set[str] = field(default_factory=set)
+    """The tags of other words."""
+
+    def add(self, number: int, words: list[str], tags: list[str]) -> None:
+        if len(words) > 1 and words[0] == "#" and tags[0] != "#":
+            self.beginnings.setdefault(tags[0], []).append(number)
+            tags = tags[1:]
+        self.tags.update(tags)
+
+    def remarks(self) -> Iterator[RowProblem]:
+        for tag, numbers in self.beginnings.items():
+            if tag not in self.tags:
+                description = "begins with a line like a comment, which is read as the word '#' with a tag of its own"
+                yield from (RowProblem(number, "comment_lines", description, f", {tag!r}") for number in numbers)
 
 
 def read_sentences(file: str, data: Data) -> Iterator[tuple[int, Any]]:

@@ -223,12 +223,13 @@ def _check_type(number: int, name: str, value: Any, wanted: SourceColumns, types
     elif form == "label":
         if isinstance(value, float) and value.is_integer():
             value = int(value)  # in JSON, 1.0 and 1 are one number
-        column_type = types_by_column.setdefault(name, value_type)
         is_label = (
             value_type in VALUE_TYPES
             and not isinstance(value, float)
             and not (value_type == "number" and abs(value) >= MAX_INTEGER)
         )
+        # A missing label, which Python writes as NaN, says nothing about the others.
+        column_type = types_by_column.setdefault(name, value_type) if is_label else ""
         is_valid = is_label and value_type == column_type
         expected = f"where the rows before hold a {column_type}" if is_label else "where a text or whole number belongs"
     else:

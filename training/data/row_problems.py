@@ -57,6 +57,9 @@ ADVICE = {
         "data.checks.thousands: ignore."
     ),
     "iob1": "if that is wrong, correct the tags: in IOB2, a span begins with B-.",
+    "comment_lines": (
+        "if such lines are comments, remove them; if they are words, set data.checks.comment_lines: ignore."
+    ),
     "garbled_text": (
         "write these rows anew from their source, or repair them, such as by the package ftfy; if they are meant so, "
         "set data.checks.garbled_text: ignore."

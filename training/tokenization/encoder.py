@@ -317,9 +317,10 @@ def load_encoder(folder: Path, max_length: int) -> FastEncoder:
     )
     if tokenizer.post_processor is None:
         tokenizer.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1")
+    # The settings of older repositories, such as BERT's, leave out the names that their class has.
+    unknown = special.get("unk_token", getattr(tokenizer.model, "unk_token", None))
     eos, unk = (
-        None if token is None else tokenizer.token_to_id(token)
-        for token in map(special.get, ("eos_token", "unk_token"))
+        None if token is None else tokenizer.token_to_id(token) for token in (special.get("eos_token"), unknown)
     )
     side = settings.get("truncation_side") or (tokenizer.truncation or {}).get("direction", "right")
     if side not in ("left", "right"):

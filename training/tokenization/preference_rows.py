@@ -172,7 +172,11 @@ def pair_features(tokens: Sequence[Sequence[AnswerTokens]], max_length: int, rem
         "targets": (answers > 0).all(axis=1).astype(np.int32),
     }
     lost = (untruncated - lengths).sum(axis=1)
-    remarks = {**remarks, "joined": sum(any(text.joined for text in row) for row in tokens)}
+    alike = [
+        len(row) == 2 and bool(one.any()) and np.array_equal(ids, others) and np.array_equal(one, other)
+        for row, (ids, one), (others, other) in zip(tokens, cut[::2], cut[1::2], strict=True)
+    ]
+    remarks = {**remarks, "joined": sum(any(text.joined for text in row) for row in tokens), "same_tokens": sum(alike)}
     return Features(pa.RecordBatch.from_pydict(columns), lost, longest=untruncated.max(axis=1), remarks=remarks)
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from training.data.arrow_columns import text_sizes
 from training.data.ipc_files import Spread, ipc_reader, ipc_writer
+from training.data.row_problems import ROWS_NAMED, shorten
 from training.jobs.protocol import Result
 from training.problems import Problem, UserError, user_code_errors
 from training.tokenization.encoder import Encoder, load_encoder
@@ -199,6 +200,9 @@ class TokenStatistics:
     unknown: int = 0
     """Those of the read tokens that stand for what the tokenizer does not know."""
     unknown_rows: int = 0
+    illegible: int = 0
+    """Rows of which the tokenizer does not know most tokens."""
+    first_illegible: list[str] = field(default_factory=list)
     beyond: int = 0
     """Rows with tokens that the model does not have."""
     largest: int = 0
@@ -211,15 +215,23 @@ class TokenStatistics:
         self.spelt += int(np.count_nonzero(spelt & ~is_rendered))
         self.spelt_as_text += int(np.count_nonzero(spelt & is_rendered))
         self.first_spelt = self.first_spelt or first
-        unknown = np.zeros(features.rows.num_rows, np.bool_)
+        unknown = np.zeros(features.rows.num_rows, np.int64)
         for ids, row in read_ids(features.rows):
             self.read_tokens += len(ids)
             self.largest = max(self.largest, int(ids.max(initial=0)))
             if encoder.unk is not None:
                 places = ids == encoder.unk
                 self.unknown += int(np.count_nonzero(places))
-                unknown[row[places]] = True
+                np.add.at(unknown, row[places], 1)
         self.unknown_rows += int(np.count_nonzero(unknown))
+        special = encoder.special_tokens(pairs="text_pair" in rows.schema.names)
+        illegible = np.flatnonzero(unknown > MOST_UNKNOWN * (features.rows.column("length").to_numpy() - special))
+        self.illegible += len(illegible)
+        if len(illegible) and len(self.first_illegible) < ROWS_NAMED:
+            if "row" in features.rows.schema.names:
+                illegible = np.unique(features.rows.column("row").to_numpy()[illegible])
+            texts = rows.column(0).take(pa.array(illegible[:ROWS_NAMED])).to_pylist()
+            self.first_illegible += map(shorten, texts[: ROWS_NAMED - len(self.first_illegible)])
         self.beyond += len(np.unique(find_beyond(features.rows, vocab_size)))
 
     def add(self, features: Features, rows: int) -> None:
@@ -304,6 +316,10 @@ REMARKS = {
         "the completion begins with the text of the prompt, so the model reads it twice: remove it from completions, "
         "unless the model should repeat its prompt."
     ),
+    "same_tokens": (
+        "both answers have the same tokens, cut at tokens.max_length or read alike by the tokenizer: such a pair "
+        "teaches nothing and counts as wrong. Raise tokens.max_length, or remove these rows."
+    ),
     "lost_lines": (
         "the text to write has line breaks, and the tokenizer reads them as spaces, as that of T5 does: the model "
         "writes one line. Mark the breaks by characters that it knows, or choose a model that keeps them."
@@ -331,11 +347,15 @@ def vocabulary_problems(by_split: Mapping[str, TokenStatistics], vocab_size: int
             )
             yield Problem(kind="tokens", where=split, message=message)
         share = found.unknown / max(1, found.read_tokens)
-        if share > FEW_UNKNOWN:
+        if share > FEW_UNKNOWN or found.illegible:
+            mostly = ""
+            if found.illegible:
+                mostly = f" In {found.illegible:,} they are most tokens: {', '.join(found.first_illegible)}"
+                mostly += ", …." if found.illegible > len(found.first_illegible) else "."
             message = (
                 f"{share:.1%} of {found.read_tokens:,} tokens, in {found.unknown_rows:,} of {found.rows:,} rows, stand "
                 "for what the tokenizer does not know: the model cannot tell such texts apart. Choose a model for "
-                "their language and script."
+                f"their language and script.{mostly}"
             )
             level: Literal["error", "warning"] = "error" if share > MOST_UNKNOWN and split == "train" else "warning"
             yield Problem(kind="tokens", where=split, message=message, level=level)

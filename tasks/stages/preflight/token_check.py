@@ -17,7 +17,7 @@ from tasks.cache.results import Lock
 from tasks.home import home
 from tasks.hub.client import explain_read_errors
 from tasks.registry import champions
-from tasks.reports.row_reports import read_report
+from tasks.reports.row_reports import read_token_report
 from training import task_types
 from training.models.repository_files import CHAT_TEMPLATE, TOKENIZER_FILES, part_of, uses_tokenizer_json
 from training.problems import UserError, full_disk
@@ -118,7 +118,7 @@ def count_tokens(
     level = recipe.data.checks.get("truncated", "warning")
     task_type, longest = task_types.load(**recipe.task_and_options), recipe.tokens.max_length
     tokenize(task_type, rows, tokenizer, out, longest, level, progress, vocab_size)
-    return read_report(out)
+    return read_token_report(out, getattr(task_type.options, "max_new_tokens", None))
 
 
 def _add_template(tokenizer: Path, template: Path, out: Path) -> Path:

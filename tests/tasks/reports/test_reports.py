@@ -18,7 +18,7 @@ from tasks.cache.stage import Work
 from tasks.prefect import prefect_artifacts
 from tasks.reports.formatting import escape_markdown, format_code, format_markdown, format_score
 from tasks.reports.model_reports import find_worst_errors, find_worst_groups, tabulate_slices
-from tasks.reports.row_reports import describe_rows, emit_warnings, tabulate_problems
+from tasks.reports.row_reports import describe_rows, emit_warnings, read_token_report, tabulate_problems
 from tasks.tracking.run_tracker import format_group_name, read_slice_metrics
 from tests.arrow import group
 from tests.tasks.watching import Heard
@@ -50,6 +50,16 @@ def test_a_label_of_several_lines_or_with_codes_of_a_terminal_stays_one_piece_of
 def test_numbers_and_names_are_the_same_in_markdown() -> None:
     for text in ("0.9750 (0.960 to 0.988; baseline 0.465)", "-0.5", "+0.6748", "f1_macro", "≥ 0.75", "a-b"):
         assert escape_markdown(text) == text
+
+
+def test_targets_longer_than_the_texts_that_are_generated_are_warned_of_by_split(tmp_path: Path) -> None:
+    length = {"train": {"max": 90}, "validation": {"max": 40}, "test": {"max": 12}}
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log/report.json").write_text(json.dumps({"targets": {"length": length}, "problems": []}))
+    (problem,) = read_token_report(tmp_path, 12)["problems"]
+    assert problem["where"] == "options.max_new_tokens" and problem["level"] == "warning"
+    assert problem["message"].startswith("12 tokens are fewer than the 40 of the longest target of validation: ")
+    assert not read_token_report(tmp_path, 40)["problems"] and not read_token_report(tmp_path, None)["problems"]
 
 
 def warnings(number: int) -> list[dict[str, Any]]:

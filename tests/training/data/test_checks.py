@@ -24,7 +24,7 @@ from training.task_types.preference import Preference
 Pair = tuple[Any, Any]
 GOOD: list[Pair] = [("one", "a"), ("two", "b")]
 FOUND_IN_CSV = {"header_row", "stray_quotes", "line_breaks", "merged_rows"}
-FOUND_WHILE_READING = {"encoding", "ragged", "malformed", "type", "iob1", "thousands", *FOUND_IN_CSV}
+FOUND_WHILE_READING = {"encoding", "ragged", "malformed", "type", "iob1", "comment_lines", "thousands", *FOUND_IN_CSV}
 
 
 def run(folder: Path, rows: dict[str, list[Pair]], **data: Any) -> dict[str, Any]:
@@ -276,6 +276,18 @@ def test_labels_with_a_tab_or_a_line_break_are_reported_with_an_example(tmp_path
         "'pos\\tgood'), each a label for itself"
     )
     assert "broken_label" not in warnings(tmp_path, {"train": rows, "validation": rows[:2]})
+
+
+def test_labels_that_are_lists_in_a_cell_are_reported_with_the_task_type_for_them(tmp_path: Path) -> None:
+    rows = [(f"t{n}", "[NEG]" if n % 2 else "x, y") for n in range(20)]
+    lists = [("a", "['war', 'drama']"), ("b", "[]"), ("c", '["war"]'), ("d", "[1, 2]")]
+    checks = {"shared_rows": "ignore"}
+    problem = warnings(tmp_path, {"train": [*rows, *lists], "validation": rows[:2]}, checks=checks)["listed_labels"]
+    assert problem.where == "train.jsonl row 21" and problem.message.startswith(
+        "4 of 6 labels of train are lists (4 rows"
+    )
+    assert "set task: multi-label-classification" in problem.message
+    assert "listed_labels" not in warnings(tmp_path, {"train": rows, "validation": rows[:2]}, checks=checks)
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,13 @@ def test_tags_in_iob1_are_read_as_iob2_with_a_warning_and_broken_iob2_stays_an_e
         read(tmp_path, iob1 + "\nBonn B-LOC\n")
 
 
+def test_a_line_before_a_sentence_whose_tag_no_word_has_is_reported_as_a_comment(tmp_path: Path) -> None:
+    sentences = "# doc-1\nA DET\ndog NOUN\n\n# doc-2\nA DET\ncat NOUN\n\n# NOUN\nA DET\n\n# #\n1 NUM\n"
+    assert read(tmp_path, sentences)[0] == (["#", "A", "dog"], ["doc-1", "DET", "NOUN"])
+    (warning,) = [one for one in problems(tmp_path) if one["check"] == "comment_lines"]
+    assert warning["where"].endswith("train.conll row 1") and "tag of its own, 'doc-1' (2 rows" in warning["message"]
+
+
 def test_a_word_without_its_tag_is_reported_by_its_sentence(tmp_path: Path) -> None:
     problems = raised_problems(read, tmp_path, CONLL_2003.replace("rejects VBZ B-VP O", "rejects"))
     found = next(one for one in problems if "dev." not in one.where)

@@ -294,6 +294,15 @@ def test_json_lines_that_were_joined_with_their_byte_order_marks_are_read(tmp_pa
     assert run(recipe("json", tmp_path), tmp_path / "out").train_rows == 4
 
 
+def test_a_missing_label_that_python_wrote_as_nan_is_no_reason_against_the_labels_after_it(tmp_path: Path) -> None:
+    rows = [("one", float("nan")), ("two", "a"), ("three", "b")]
+    write_json(tmp_path, {"train": rows, "validation": rows[1:]})
+    (problem,) = problems(recipe("json", tmp_path), tmp_path / "out")
+    assert (
+        problem.where.endswith("train.jsonl row 1") and "where a text or whole number belongs: nan" in problem.message
+    )
+
+
 def test_all_problems_of_all_splits_are_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.csv").write_bytes(

@@ -135,11 +135,19 @@ def test_a_prompt_that_both_answers_repeat_is_read_once_and_the_rows_are_counted
     found = task.features(encoder, record([repeated, once, greeting]))
     assert found.rows.to_pylist()[0] == expected.rows.to_pylist()[0]
     assert found.rows["input_ids"][2].as_py() == [5, 5, 6, 1, 5, 5, 7, 1]
-    assert dict(found.remarks) == {"repeated": 1, "repeated_once": 1, "joined": 0}
-    assert dict(expected.remarks) == {"joined": 0}
+    assert dict(found.remarks) == {"repeated": 1, "repeated_once": 1, "joined": 0, "same_tokens": 0}
+    assert dict(expected.remarks) == {"joined": 0, "same_tokens": 0}
     empty = {"prompt": "b c", "chosen": "b c", "rejected": "b c e"}
     (problem,) = [find_row_problem(values, ["chosen", "rejected"]) for values in parse_rows(record([empty]))]
     assert problem == "chosen is empty"
+
+
+@pytest.mark.parametrize("task", [Preference(), RewardModeling()])
+def test_pairs_whose_answers_have_the_same_tokens_after_the_cut_are_counted(task: Any, tmp_path: Path) -> None:
+    long = {"prompt": "b c", "chosen": " d d d d d d e", "rejected": " d d d d d d f"}
+    short, cut_off = long | {"chosen": " d", "rejected": " e"}, long | {"prompt": "b c d e f b c d e f"}
+    found = task.features(load_encoder(words(tmp_path / "it", None), 8), record([long, short, cut_off]))
+    assert found.remarks["same_tokens"] == 1  # without the pair that has lost its answers, which is reported as such
 
 
 def test_a_conversation_is_tuned_by_its_last_answer_alone_also_if_earlier_ones_are_rewritten(tmp_path: Path) -> None:

@@ -124,6 +124,20 @@ def test_texts_of_another_script_than_the_vocabularys_are_a_warning_and_an_error
     assert messages(tmp_path / "none", PLAIN) == []
 
 
+def test_rows_of_which_most_tokens_are_unknown_are_named_however_few_they_are(tmp_path: Path) -> None:
+    (message,) = messages(tmp_path, [*PLAIN * 20, "αβγ δεζ", "the κλμ νξο dog ηθι", *["κλμ"] * 3])
+    assert message.startswith("0.") and message.endswith(
+        " In 5 they are most tokens: 'αβγ δεζ', 'the κλμ νξο dog ηθι', 'κλμ', …."
+    )
+
+
+def test_the_unknown_token_is_known_without_its_name_in_the_settings(tmp_path: Path) -> None:
+    folder = save_tokenizer(tmp_path / "tokenizer")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
+    encoder = load_encoder(folder, 64)
+    assert encoder.unk is not None and encoder.unk in encoder.encode(["αβγ"], None).ids
+
+
 @pytest.mark.parametrize("column", ["target", "completion", "text"])
 def test_line_breaks_spaces_and_capitals_that_the_tokenizer_drops_are_counted_in_texts_to_write(
     tmp_path: Path, column: str

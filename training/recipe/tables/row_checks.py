@@ -18,6 +18,7 @@ LEVELS: dict[str, Level] = {
     "merged_rows": "error",  # rows of CSV that a stray or unclosed quotation mark swallows
     "thousands": "warning",  # numbers as texts in which a point may separate thousands: `2.155` next to `6`
     "iob1": "warning",  # a CoNLL file with tags in IOB1, which are read as IOB2
+    "comment_lines": "warning",  # lines such as `# doc 7` before a sentence of CoNLL, read as the word # with a tag
     # Found here:
     "blank_text": "error",
     "long_text": "error",
@@ -32,6 +33,7 @@ LEVELS: dict[str, Level] = {
     "mixed_labels": "warning",
     "float_labels": "warning",
     "broken_label": "warning",
+    "listed_labels": "warning",
     "similar_labels": "warning",
     "missing_word": "warning",
     "duplicates": "warning",
