@@ -179,4 +179,4 @@ def ray_token() -> Path:
 
 def signing_key() -> Path:
     """The file with the key that signs this home's checkpoints; created if missing."""
-    return create_secret(home() / "seal.key", secrets.token_bytes(32))
+    return create_secret(home() / "signing.key", secrets.token_bytes(32))

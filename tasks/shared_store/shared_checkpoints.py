@@ -351,7 +351,7 @@ class Checkpoints:
         os.replace(self._aside / EVENTS, self._job / EVENTS)
         self._folder.mkdir(exist_ok=True)
         for fetched in sorted((self._aside / CHECKPOINTS).iterdir(), key=checkpoints.step_of):
-            checkpoints.seal(fetched, signing_key)
+            checkpoints.sign(fetched, signing_key)
             for path in (*fetched.rglob("*"), fetched):
                 fsync(path)
             if not (self._folder / fetched.name).exists():

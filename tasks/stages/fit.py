@@ -190,7 +190,7 @@ def _imports(recipe: Recipe) -> Imports:
 
 
 def _secrets() -> dict[str, str]:
-    return {checkpoints.SEAL_KEY: str(signing_key())}
+    return {checkpoints.SIGNING_KEY: str(signing_key())}
 
 
 def _user_code(recipe: Recipe) -> dict[str, str]:
@@ -219,7 +219,7 @@ def _start_checkpoint(recipe: Recipe) -> dict[str, Files]:
     try:
         digest = sha256(Path(name) / checkpoints.MANIFEST)
         if checkpoints.needs_own_checkpoint(recipe.training, recipe.compute):
-            checkpoints.require_sealed(Path(name), signing_key())
+            checkpoints.require_signed(Path(name), signing_key())
         return {"checkpoint": Files(Path(name).absolute(), {"checkpoint": digest})}
     except OSError as error:
         message = f"{name!r} is no checkpoint ({error.strerror}): name a folder such as checkpoint-40 of a job."

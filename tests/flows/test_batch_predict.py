@@ -331,7 +331,7 @@ def test_a_shard_that_was_taken_for_stored_is_predicted_when_it_turns_out_to_be_
     with ShardPredictor(prepared.model, 64, SHARD_ROWS, others, Quiet()) as predictor:
         assert predictor.predict(others[0], tmp_path).rows == others[0].usable
         (tmp_path / "again").mkdir()
-        assert predictor.predict(damaged, tmp_path / "again")["rows"] == damaged.usable
+        assert predictor.predict(damaged, tmp_path / "again").rows == damaged.usable
 
 
 def test_a_program_that_cannot_run_is_a_failure_and_leaves_nothing(

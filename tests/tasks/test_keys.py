@@ -465,7 +465,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     there = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "tensorboard" or there(name))
     monkeypatch.setattr("tasks.stages.tokenize._in_process", lambda model: True)
-    monkeypatch.setattr("tasks.stages.fit.signing_key", lambda: tmp_path / "seal")
+    monkeypatch.setattr("tasks.stages.fit.signing_key", lambda: tmp_path / "key")
     # The roots stand for all that they import: what that is, other tests tell, and it takes its time.
     monkeypatch.setattr(
         stages, "code_behind", lambda roots, outside: Code({root: Source(Path(root), "") for root in roots}, ())

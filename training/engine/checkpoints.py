@@ -3,7 +3,7 @@
     checkpoints/checkpoint-40/            any files
     checkpoints/checkpoint-40/manifest.json   written last: path, size and sha256 of every file, the names of the other
                                           checkpoints that this one needs, and the environment that wrote it
-    checkpoints/checkpoint-40/seal        proves that a training of this home wrote the manifest
+    checkpoints/checkpoint-40/signature   proves that a training of this home wrote the manifest
     checkpoints/quarantine/               damaged checkpoints; nothing reads them
     checkpoints/.writing-*, .removing-*   unfinished work of a writer; the next writer removes them at its start
     outgoing/checkpoint-40/               only in a job that uploads all checkpoints: rotated before its upload; the
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from training.recipe import Compute, Training
 
 MANIFEST = "manifest.json"
-SEAL = "seal"
-SEAL_KEY = "FINETUNE_SEAL_KEY"
+SIGNATURE = "signature"
+SIGNING_KEY = "FINETUNE_SIGNING_KEY"
 """Environment variable: the file with the home's key, which only its user can read."""
 QUARANTINE = "quarantine"
 OUTGOING, SENT, LOST = "outgoing", ".sent", ".lost"
@@ -117,11 +117,11 @@ def require_intact(named: Path) -> None:
         raise UserError.of("training", NAMED, message)
 
 
-def require_sealed(named: Path, key: Path) -> None:
+def require_signed(named: Path, key: Path) -> None:
     """Raises UserError unless the home with this key wrote the manifests of the checkpoint and of those that it needs.
     Reads no other file; `require_own` does, before anything is loaded."""
     for checkpoint in (named, *list_needed(named)):
-        _refuse(_unsealed(checkpoint, key), str(named))
+        _refuse(_unsigned(checkpoint, key), str(named))
 
 
 def needs_own_checkpoint(training: Training, compute: Compute) -> bool:
@@ -135,7 +135,7 @@ def key_of(training: Training, compute: Compute) -> Path | None:
     if not needs_own_checkpoint(training, compute):
         return None
     # Without the variable there is no key, and every checkpoint counts as another home's.
-    return Path(os.environ.get(SEAL_KEY, os.devnull + "/none"))
+    return Path(os.environ.get(SIGNING_KEY, os.devnull + "/none"))
 
 
 def require_own(named: Path, key: Path) -> None:
@@ -159,35 +159,37 @@ def _refuse(reason: str | None, shown: str) -> None:
 
 def _not_own(checkpoint: Path, key: Path) -> str | None:
     """The reason to doubt that the home with this key wrote all files of the checkpoint; None if it did."""
-    if reason := _unsealed(checkpoint, key):
+    if reason := _unsigned(checkpoint, key):
         return reason
     files = {file["path"]: file["sha256"] for file in json.loads((checkpoint / MANIFEST).read_bytes())["files"]}
     for path in sorted(checkpoint.rglob("*")):
         name = path.relative_to(checkpoint).as_posix()
-        if (path.is_dir() and not path.is_symlink()) or name in (MANIFEST, SEAL):
+        if (path.is_dir() and not path.is_symlink()) or name in (MANIFEST, SIGNATURE):
             continue
         if name not in files or not path.is_file() or sha256(path) != files[name]:
             return f"{name} was added or changed"
     return None
 
 
-def _unsealed(checkpoint: Path, key: Path) -> str | None:
+def _unsigned(checkpoint: Path, key: Path) -> str | None:
     """The reason to doubt that the home with this key wrote the manifest; None if it did."""
     try:
-        if hmac.compare_digest((checkpoint / SEAL).read_text(), _seal((checkpoint / MANIFEST).read_bytes(), key)):
+        if hmac.compare_digest(
+            (checkpoint / SIGNATURE).read_text(), _compute_signature((checkpoint / MANIFEST).read_bytes(), key)
+        ):
             return None
     except (OSError, ValueError, TypeError):
-        return f"it has no {SEAL}"
-    return f"its {SEAL} belongs to another home, or its {MANIFEST} was changed"
+        return f"it has no {SIGNATURE}"
+    return f"its {SIGNATURE} belongs to another home, or its {MANIFEST} was changed"
 
 
-def seal(checkpoint: Path, key: Path) -> None:
-    """Seals a checkpoint as one of the home with this key. Its files must come from a writer that is trusted."""
-    (checkpoint / SEAL).write_text(_seal((checkpoint / MANIFEST).read_bytes(), key))
-    fsync(checkpoint / SEAL)
+def sign(checkpoint: Path, key: Path) -> None:
+    """Signs a checkpoint as one of the home with this key. Its files must come from a writer that is trusted."""
+    (checkpoint / SIGNATURE).write_text(_compute_signature((checkpoint / MANIFEST).read_bytes(), key))
+    fsync(checkpoint / SIGNATURE)
 
 
-def _seal(manifest: bytes, key: Path) -> str:
+def _compute_signature(manifest: bytes, key: Path) -> str:
     return hmac.new(key.read_bytes(), manifest, hashlib.sha256).hexdigest()
 
 
@@ -317,8 +319,8 @@ def _write_manifest(folder: Path, needs: Sequence[str], environment: Mapping[str
         list(synced)
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({"files": files, "needs": list(needs), "written_by": dict(environment)}, indent=1))
-    if key := os.environ.get(SEAL_KEY):
-        seal(folder, Path(key))
+    if key := os.environ.get(SIGNING_KEY):
+        sign(folder, Path(key))
     fsync(manifest)
     fsync(folder)
 

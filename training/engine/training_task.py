@@ -145,8 +145,8 @@ class Task:
             is_same = is_first and checkpoints.read_manifest(path) == manifest
             has_copy = is_same and checkpoints.find_damage(path, with_needed=False) is None
             machine_files.distribute(path, source, has_copy)
-            if is_first and not has_copy and not is_source and (key := os.environ.get(checkpoints.SEAL_KEY)):
-                checkpoints.seal(path, Path(key))  # a machine of the same training is trusted
+            if is_first and not has_copy and not is_source and (key := os.environ.get(checkpoints.SIGNING_KEY)):
+                checkpoints.sign(path, Path(key))  # a machine of the same training is trusted
 
     def _newest(self) -> Path | None:
         """The newest intact checkpoint of any machine, which every machine has afterwards."""

@@ -119,7 +119,7 @@ class Machine:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             self._env[name] = os.environ.get(name, of_cluster)
         self._env |= passed(program.logins)
-        self._env |= {checkpoints.SEAL_KEY: str(signing_key()), **program.env}
+        self._env |= {checkpoints.SIGNING_KEY: str(signing_key()), **program.env}
         LOCAL.start_early(program._replace(argv=self._argv, env=self._env))
 
     def find_missing(self, inputs: Sequence[Input]) -> list[tuple[str, str]]:

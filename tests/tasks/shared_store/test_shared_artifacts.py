@@ -314,8 +314,8 @@ def test_all_objects_that_are_lost_are_named_at_once(shared: SharedStore, bucket
     assert set(raised.value.objects) == lost
 
 
-def sealed(stage: str = "fit", key: str = KEY, **entry: object) -> bytes:
-    """A manifest with the right seal, of one file."""
+def manifest(stage: str = "fit", key: str = KEY, **entry: object) -> bytes:
+    """A manifest with the right digest, of one file."""
     ref = Artifact(stage=stage, key=key, digest="d").model_dump()
     content = {"ref": ref, "files": [{"path": "a", "bytes": 0, "sha256": "0" * 64, **entry}]}
     return json.dumps({**content, "digest": digest_of(content)}).encode()
@@ -327,20 +327,20 @@ def sealed(stage: str = "fit", key: str = KEY, **entry: object) -> bytes:
 def test_a_manifest_with_a_path_outside_of_its_artifact_is_refused(
     shared: SharedStore, bucket: Bucket, path: object
 ) -> None:
-    bucket.create(f"artifacts/fit/{KEY}.json", sealed(path=path))
+    bucket.create(f"artifacts/fit/{KEY}.json", manifest(path=path))
     with pytest.raises(DamagedObject, match="manifest"):
         shared.look_up("fit", KEY)
 
 
 BROKEN = {
-    "cut": sealed()[:-1],
+    "cut": manifest()[:-1],
     "empty": b"",
     "a list": b"[]",
-    "changed": sealed().replace(b'"bytes": 0', b'"bytes": 1'),
-    "of another key": sealed(key="other"),
-    "of another stage": sealed(stage="other"),
-    "no digest": sealed(sha256="../../secret"),
-    "no size": sealed(bytes=-1),
+    "changed": manifest().replace(b'"bytes": 0', b'"bytes": 1'),
+    "of another key": manifest(key="other"),
+    "of another stage": manifest(stage="other"),
+    "no digest": manifest(sha256="../../secret"),
+    "no size": manifest(bytes=-1),
 }
 
 

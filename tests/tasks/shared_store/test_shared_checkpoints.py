@@ -42,7 +42,7 @@ def use_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UseHome:
 
     def use(name: str) -> Work:
         monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / name))
-        (create_home() / "seal.key").write_bytes(name.encode())
+        (create_home() / "signing.key").write_bytes(name.encode())
         return Work(KEY, tmp_path / "out", "run", (Heard(),), "fit")
 
     monkeypatch.setattr("tasks.shared_store.shared_checkpoints.LOOK_AGAIN_AFTER_S", 0.1)
@@ -72,7 +72,7 @@ def uploads(bucket: Bucket, work: Work) -> CheckpointUploader:
 
 def resume(bucket: Bucket, work: Work, device: str | None = "this one") -> list[str]:
     """Looks for a checkpoint as the start of a training does. Returns the messages."""
-    uploads(bucket, work).resume(create_home() / "seal.key", device)
+    uploads(bucket, work).resume(create_home() / "signing.key", device)
     (heard,) = work.listeners
     assert isinstance(heard, Heard)
     return [event["message"] for event in heard.events if event["kind"] != "progress"]
@@ -116,7 +116,7 @@ def test_a_fetched_checkpoint_counts_as_one_of_this_home(bucket: Bucket, use_hom
     uploads(bucket, first).upload()
     second = use_home("second")
     resume(bucket, second)
-    checkpoints.require_own(second.job / CHECKPOINTS / "checkpoint-20", create_home() / "seal.key")
+    checkpoints.require_own(second.job / CHECKPOINTS / "checkpoint-20", create_home() / "signing.key")
 
 
 def test_only_the_newest_stays_in_the_bucket_and_nothing_after_the_training(bucket: Bucket, use_home: UseHome) -> None:
@@ -242,7 +242,7 @@ def test_training_goes_on_during_a_slow_upload_and_its_end_ends_the_upload(
             free.wait(10)
 
     s3.fault = slow
-    with share_checkpoints(Bucket(on_s3), work, create_home() / "seal.key", None):
+    with share_checkpoints(Bucket(on_s3), work, create_home() / "signing.key", None):
         save(work, 10)
         work.on_events([{"kind": "checkpoint", "step": 10}])
         assert reached.wait(10)
@@ -295,7 +295,7 @@ def test_a_bucket_that_is_away_or_read_only_gives_one_message_and_training_goes_
 ) -> None:
     work = use_home("first")
     s3.fault = lambda request: None if status == 403 and not request.startswith("PUT") else status
-    with share_checkpoints(Bucket(on_s3, QUICK), work, create_home() / "seal.key", None):
+    with share_checkpoints(Bucket(on_s3, QUICK), work, create_home() / "signing.key", None):
         save(work, 10)
         work.on_events([{"kind": "checkpoint", "step": 10}])
         time.sleep(0.2)

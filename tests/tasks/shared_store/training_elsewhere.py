@@ -54,7 +54,7 @@ def train(home: Path, url: str | None, world: Path, out: Path, processes: int, p
             work,
             "training.programs.fit",
             argv,
-            env=env | {checkpoints.SEAL_KEY: str(signing_key())},
+            env=env | {checkpoints.SIGNING_KEY: str(signing_key())},
             settings=settings,
             inputs={name: Path(path) for name, path in job.inputs.items()},
             batches=batches,

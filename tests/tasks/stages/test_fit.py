@@ -167,7 +167,7 @@ def test_a_checkpoint_from_elsewhere_that_can_execute_code_is_refused_before_any
     mine: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign, own = mine.parent / "foreign/checkpoint-4", mine.parent / "own/checkpoint-4"
-    for checkpoint, environment in ((foreign, {}), (own, {checkpoints.SEAL_KEY: str(signing_key())})):
+    for checkpoint, environment in ((foreign, {}), (own, {checkpoints.SIGNING_KEY: str(signing_key())})):
         with monkeypatch.context() as here:
             for name, value in environment.items():
                 here.setenv(name, value)

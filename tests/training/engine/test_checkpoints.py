@@ -146,10 +146,10 @@ class Payload:
 
 @pytest.fixture
 def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The key of a home, by which checkpoints are sealed as they are written."""
-    file = tmp_path / "seal.key"
+    """The key of a home, by which checkpoints are signed as they are written."""
+    file = tmp_path / "signing.key"
     file.write_bytes(b"k" * 32)
-    monkeypatch.setenv(checkpoints.SEAL_KEY, str(file))
+    monkeypatch.setenv(checkpoints.SIGNING_KEY, str(file))
     return file
 
 
@@ -160,13 +160,13 @@ def test_a_checkpoint_of_this_home_is_accepted_wherever_it_lies(tmp_path: Path, 
     checkpoints.require_own(copied / "checkpoint-2", key)
 
 
-@pytest.mark.parametrize("forged", ["unsealed", "other key", "manifest", "changed", "added", "link", "needed"])
+@pytest.mark.parametrize("forged", ["unsigned", "other key", "manifest", "changed", "added", "link", "needed"])
 def test_a_checkpoint_that_this_home_did_not_write_is_refused(tmp_path: Path, key: Path, forged: str) -> None:
     write(tmp_path, 1)
     folder = write(tmp_path, 2, needs=["checkpoint-1"])
     match forged:
-        case "unsealed":
-            (folder / checkpoints.SEAL).unlink()
+        case "unsigned":
+            (folder / checkpoints.SIGNATURE).unlink()
         case "other key":
             key.write_bytes(b"x" * 32)
         case "manifest":
@@ -190,7 +190,7 @@ def test_a_training_unpickles_no_checkpoint_from_elsewhere_without_consent(
 ) -> None:
     written = tmp_path / "written"
     with monkeypatch.context() as elsewhere, checkpoints.write(tmp_path / "foreign/checkpoint-2") as aside:
-        elsewhere.delenv(checkpoints.SEAL_KEY)
+        elsewhere.delenv(checkpoints.SIGNING_KEY)
         (aside / "pytorch_model_fsdp_0").mkdir()
         (aside / "pytorch_model_fsdp_0/.metadata").write_bytes(pickle.dumps(Payload(written)))
     with contextlib.suppress(Exception):
