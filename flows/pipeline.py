@@ -12,7 +12,14 @@ from tasks.stages.fit import FitArtifact, fit
 from tasks.stages.gate import gate
 from tasks.stages.load_data import LoadDataArtifact, counts_tokens, load_data
 from tasks.stages.load_model import load_model, require_same_labels
-from tasks.stages.predict import answers_prompts, needs_reference, predict, predict_champion, reference_logprobs
+from tasks.stages.predict import (
+    answers_prompts,
+    answers_turns,
+    needs_reference,
+    predict,
+    predict_champion,
+    reference_logprobs,
+)
 from tasks.stages.publish import publish
 from tasks.stages.register import promote, register
 from tasks.stages.resolve import resolve
@@ -78,7 +85,8 @@ def train_and_score(build: Builder, recipe: Recipe, lock: Lock | None = None) ->
     ready = prepare(build, recipe, lock)
     trained = build(fit, recipe, ready.lock, ready.data, ready.model, ready.tokens)
     base = ready.model if answers_prompts(recipe) else None
-    predictions = build(predict, recipe, ready.lock, ready.tokens, trained, base)
+    data = ready.data if answers_turns(recipe) else None
+    predictions = build(predict, recipe, ready.lock, ready.tokens, trained, base, data)
     scores = build(score, recipe, ready.data, ready.tokens, trained, predictions)
     return Scored(ready.lock, ready.data, ready.model, ready.tokens, trained, predictions, scores)
 

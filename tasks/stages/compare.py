@@ -22,7 +22,7 @@ from training.programs.predict import PredictResult
 from training.programs.predict_champion import PredictChampionResult
 from training.recipe import Recipe
 from training.recipe.fields import answered_prompts
-from training.recipe.tables.metrics import WIN_RATE, entries
+from training.recipe.tables.metrics import WIN_RATE, entries, metric_libraries
 
 
 def champion_inputs(recipe: Recipe, trained: Artifact, scores: Artifact) -> Inputs:
@@ -165,7 +165,7 @@ def compare(
         code=[*task_types.code_modules(recipe.task), *task_types.metric_modules(recipe.task, metrics)],
         outside=() if answers else ("training.evaluation.judgements",),
         users_code=_user_code(recipe) | ({"evaluation.judge": judge} if judge else {}),
-        libraries=("evaluate", "numpy", "scikit-learn", "scipy"),
+        libraries=("evaluate", "numpy", "scikit-learn", "scipy", *metric_libraries(metrics)),
         field_names={
             "metrics": "evaluation.metrics",
             "judge": "evaluation.judge",

@@ -28,27 +28,34 @@ FIELD_NAMES = {
 
 
 def answers_prompts(recipe: Recipe) -> bool:
-    """Whether an evaluation generates answers."""
-    return answered_prompts(recipe) > 0
+    """Whether an evaluation generates answers to prompts, which are compared with those of the base model."""
+    return answered_prompts(recipe) > 0 and task_types.class_of(recipe.task).answers == "prompts"
+
+
+def answers_turns(recipe: Recipe) -> bool:
+    """Whether an evaluation generates answers in place of the assistant's messages."""
+    return answered_prompts(recipe) > 0 and task_types.class_of(recipe.task).answers == "turns"
 
 
 @stage(PredictResult)
-def predict(recipe: Recipe, lock: Lock, tokens: Artifact, trained: Artifact, base: Artifact | None) -> Job:
+def predict(
+    recipe: Recipe, lock: Lock, tokens: Artifact, trained: Artifact, base: Artifact | None, data: Artifact | None
+) -> Job:
     """Predicts every row of the evaluated splits once, in order. With `base`, the base model, both models answer some
-    prompts.
+    prompts; with `data`, the rows, the model answers in place of the assistant's messages in some of them.
 
-    The trained model, the tokens of the evaluated splits, and the number format of prediction; if prompts are answered,
-    also the base model and the options of answers.
+    The trained model, the tokens of the evaluated splits, and the number format of prediction; with answers, also the
+    base model or the rows, and the options of answers.
     """
     program, splits, rows = "training.programs.predict", recipe.evaluation.splits, recipe.training
-    task_type = task_types.load(**recipe.task_and_options)
+    task_type, answers = task_types.load(**recipe.task_and_options), base is not None or data is not None
     return Job(
         program,
         PredictSettings(
             task=recipe.task,
-            options=task_type.options_of("predict") | (task_type.options_of("answers") if base else {}),
+            options=task_type.options_of("predict") | (task_type.options_of("answers") if answers else {}),
             splits=list(splits),
-            answered_prompts=answered_prompts(recipe) if base else 0,
+            answered_prompts=answered_prompts(recipe) if answers else 0,
             batch_size=rows.per_device_eval_batch_size,
             mixed_precision=lock.mixed_precision,
         ),
@@ -56,11 +63,12 @@ def predict(recipe: Recipe, lock: Lock, tokens: Artifact, trained: Artifact, bas
             "model": folder_of(trained, "model"),
             "tokens": files_of(tokens, [f"{split}.arrow" for split in splits]),
             **({"base": folder_of(base, "model")} if base else {}),
+            **({"data": files_of(data, [f"{split}.arrow" for split in splits])} if data else {}),
         },
         code=task_types.code_modules(recipe.task),
-        outside=(*figures_code(recipe.task), *(() if base else ("training.engine.answers",))),
+        outside=(*figures_code(recipe.task), *(() if answers else ("training.engine.answers",))),
         users_code=task_types.user_code(recipe.task),
-        libraries=("torch", "transformers", "pyarrow"),
+        libraries=("torch", "transformers", "pyarrow", *(("tokenizers", *task_type.libraries) if data else ())),
         field_names=FIELD_NAMES | {"splits": "evaluation.splits"},
         launch=partial(build_predict_launch, program, lock),
         batches=_divide_batches(program, rows.per_device_eval_batch_size, recipe.tokens.max_length, lock),

@@ -34,7 +34,14 @@ from training.recipe.rules.slice_rules import (
     unknown_slices,
 )
 from training.recipe.rules.training_rules import unfitting_weights
-from training.recipe.tables.metrics import ONE_LABEL, entries, frequent_positive, metrics_of_second
+from training.recipe.tables.metrics import (
+    ONE_LABEL,
+    TOOL_METRICS,
+    entries,
+    frequent_positive,
+    metric_libraries,
+    metrics_of_second,
+)
 from training.recipe.task_specification import specification_class
 
 
@@ -80,6 +87,12 @@ def _find_unfitting(recipe: Recipe, rows: Path) -> Iterator[Problem]:
         yield Problem(kind="metrics", where=where, message=message)
     for where, message in unfitting_weights(recipe.training.class_weights, labels):
         yield Problem(kind="training", where=where, message=message)
+    if tool_metrics := [name for name in recipe.evaluation.metrics if name in TOOL_METRICS]:
+        for split in recipe.evaluation.splits:
+            if split in splits and not _has_tools(rows / f"{split}.arrow"):
+                message = f"{tool_metrics[0]} is of rows with tools, and no row of {split} has any: name their column "
+                message += "in data.columns.tools, or choose another metric."
+                yield Problem(kind="metrics", where="evaluation.metrics", message=message)
     for where, message in undefined_metrics(recipe, labels, partial(_find_labels, rows)):
         yield Problem(kind="metrics", where=where, message=message)
     kept: list[str] = []
@@ -98,6 +111,13 @@ def _find_unfitting(recipe: Recipe, rows: Path) -> Iterator[Problem]:
             groups[name] = _read_groups(rows, recipe.judged_split, name)
         if name in groups:
             yield from _unfitting_minimum(recipe, key, name, group, groups[name])
+
+
+def _has_tools(file: Path) -> bool:
+    with ipc_reader(file) as reader:
+        place = reader.schema.get_field_index("tools")
+        blocks = map(reader.get_batch, range(reader.num_record_batches if place >= 0 else 0))
+        return any(block.column(place).null_count < block.num_rows for block in blocks)
 
 
 def _find_labels(rows: Path, split: str) -> set[str]:
@@ -187,6 +207,6 @@ def score(recipe: Recipe, data: Artifact, tokens: Artifact, trained: Artifact, p
         code=[*task_types.code_modules(recipe.task), *task_types.metric_modules(recipe.task, metrics)],
         users_code=task_types.user_code(recipe.task)
         | {f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
-        libraries=("evaluate", "scikit-learn", "scipy", "numpy", "matplotlib"),
+        libraries=("evaluate", "scikit-learn", "scipy", "numpy", "matplotlib", *metric_libraries(metrics)),
         field_names={"metrics": "evaluation.metrics", "slices": "evaluation.slices", "splits": "evaluation.splits"},
     )

@@ -99,6 +99,7 @@ CHAT = {
     "evaluation.metrics": ["perplexity"],
     "model.chat_template": "template.jinja",
 }
+TOOL_CHAT = CHAT | {"evaluation.metrics": ["perplexity", "tool_call_accuracy"]}
 PREFERENCE = {
     "task": "preference",
     "data": {"source": "csv", "path": "rows", "columns": {"prompt": "asked"}},
@@ -306,7 +307,8 @@ OPTIONS: dict[str, dict[str, Change | Nothing]] = {
         "generate_while_training": Change(False, "fit", {**TRANSLATION, "training.callbacks": ["mine:rows"]}),
     },
     "sft": {
-        **{name: Nothing(value, ONLY_FOR_PEOPLE, {**CHAT, **BEAMS}) for name, value in WRITES.items()},
+        **{name: Change(value, "predict predict_champion", {**TOOL_CHAT, **BEAMS}) for name, value in WRITES.items()},
+        "answered_prompts": Change(8, "predict predict_champion", TOOL_CHAT),
         "packing": Change(False, "tokenize fit predict_champion", CHAT),
         "append_eos": Change(False, "tokenize predict_champion", CHAT),
     },
@@ -498,6 +500,12 @@ def test_an_option_changes_the_keys_of_the_stages_that_read_it(task: str, option
         name: value for name, value in change.given.items() if (name, value) != (f"options.{option}", change.value)
     }
     assert stages_that_read(f"options.{option}", change, given | {"task": task}) == stages_of(change)
+
+
+def test_options_of_answers_change_no_key_of_sft_without_metrics_of_answers() -> None:
+    options = {**WRITES, "answered_prompts": 8}
+    for option, value in options.items():
+        assert not stages_that_read(f"options.{option}", Change(value, "", {}), {**CHAT, **BEAMS}), option
 
 
 def stages_of(change: Change | Nothing) -> set[str]:

@@ -1,11 +1,12 @@
-"""Answers to some prompts of a split, for the length of answers and for judges.
+"""Generated answers in some rows of a split: to prompts, for the length of answers and for judges; and in place of the
+assistant's messages, for metrics of tool calls.
 
 N rows of a split, P answered prompts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.batching.batches import TokenRows
-    from training.task_types.task_type import AnswersPrompts
+    from training.task_types.task_type import AnswersPrompts, AnswersTurns, GeneratesAnswers
+    from training.tokenization.encoder import Encoder
 
 BATCH_PROMPTS = 16
 
@@ -66,6 +68,45 @@ def answer_prompts(
     """
     chosen = np.unique(sample_evenly(len(rows), prompts))
     texts = [task_type.prompt_of(rows[int(row)]) for row in chosen]
+    found = _generate(task_type, network, tokenizer, texts, mixed_precision, report)
+    return Answers(chosen, [text for text, _ in found], [count for _, count in found])
+
+
+def answer_turns(
+    task_type: AnswersTurns,
+    network: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    encoder: Encoder,
+    rows: pa.Table,
+    most: int,
+    mixed_precision: str,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[pa.Array, list[int]]:
+    """The column of the model's answers in at most `most` evenly spaced rows with turns, null for other rows, and the
+    number of tokens of each answer. Every rank calls it and gets the same. `report`: as for `answer_prompts`."""
+    having = task_type.rows_with_turns(rows)
+    chosen = having[np.unique(sample_evenly(len(having), most))] if len(having) else having
+    given = rows.take(pa.array(chosen)).to_pylist()
+    prompts = [task_type.turn_prompts(encoder, row) for row in given]
+    flat = [prompt for of_row in prompts for prompt in of_row]
+    found = iter(_generate(task_type, network, tokenizer, flat, mixed_precision, report))
+    texts, tokens = np.full(rows.num_rows, None, object), []
+    for place, row, of_row in zip(chosen.tolist(), given, prompts, strict=True):
+        answers = [next(found) for _ in of_row]
+        texts[place] = task_type.write_turns(row, [text for text, _ in answers])
+        tokens += [count for _, count in answers]
+    return pa.array(texts.tolist(), pa.string()), tokens
+
+
+def _generate(
+    task_type: GeneratesAnswers,
+    network: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[npt.NDArray[np.int32]],
+    mixed_precision: str,
+    report: Callable[[int, int], None],
+) -> list[tuple[str, int]]:
+    """The answer to each prompt, and the number of its tokens, of all ranks."""
     order = np.argsort([-len(text) for text in texts], kind="stable")
     batches = [order[start : start + BATCH_PROMPTS] for start in range(0, len(order), BATCH_PROMPTS)]
     found: dict[int, tuple[str, int]] = {}
@@ -78,5 +119,4 @@ def answer_prompts(
                 report(sum(map(len, batches[: number + 1])), len(texts))
     for of_rank in ranks.all_gather(found):
         found |= of_rank
-    in_order = [found[place] for place in range(len(texts))]
-    return Answers(chosen, [text for text, _ in in_order], [count for _, count in in_order])
+    return [found[place] for place in range(len(texts))]

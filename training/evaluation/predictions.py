@@ -69,6 +69,10 @@ class Predictions(ABC):
     def row_scores(self) -> npt.NDArray[np.float64]:
         """(N,) a score of each prediction, higher is better: reports show the lowest, and the largest changes."""
 
+    def scores_by(self, metric: str) -> npt.NDArray[np.float64]:
+        """(N,) the scores by which two models' predictions of a row are compared if this metric compares the models."""
+        return self.row_scores
+
     @property
     def correct(self) -> npt.NDArray[np.bool_] | None:
         """(N,) whether each prediction is right; None if right and wrong have no meaning for this type."""

@@ -38,7 +38,7 @@ from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
 from training.problems import UserError, nearest
 from training.programs.score import read_inputs, write_samples
-from training.recipe.tables.metrics import METRICS, WIN_RATE, more_is_better
+from training.recipe.tables.metrics import METRICS, TOOL_METRICS, WIN_RATE, more_is_better
 from training.task_types.task_type import BaseReference
 
 SHOWN_ROWS = 50
@@ -110,7 +110,7 @@ def main(job_dir: Path, job: Job, events: Events) -> Comparison:
         compared = compare_models(new, old, settings, constant.name if constant else None, report)
     compared = compared.model_copy(update={"answers": answers})
     (output / "comparison.json").write_text(compared.model_dump_json(indent=1))
-    write_samples(sample_disagreements(new, old, rows), output / "log" / "disagreements.csv")
+    write_samples(sample_disagreements(new, old, settings.figure, rows), output / "log" / "disagreements.csv")
     return compared
 
 
@@ -198,14 +198,15 @@ def compare_models(
     Raises UserError if they cannot be compared.
     """
     champion = str(settings.champion) if constant is None else f"the constant answer {constant}"
-    if reason := new.incomparable_reason(old):
+    by_token = not {*settings.metrics} <= {*TOOL_METRICS}
+    if by_token and (reason := new.incomparable_reason(old)):
         message = (
             f"this model and {champion} {reason}, so figures by token are not comparable: train with its tokenizer "
         )
         message += "(model.start_from: champion) and the same tokens.max_length, or name another registry."
         raise UserError.of("release", "release.gate.compare", message)
     warnings, margin = list(settings.warnings), settings.margin
-    better, worse = find_changes(new, old)
+    better, worse = find_changes(new, old, settings.figure)
     gained, lost = int(better.sum()), int(worse.sum())
     correct, was_correct = new.correct, old.correct
     exact = settings.figure == new.correct_metric and margin == 0
@@ -301,19 +302,22 @@ def find_heavy_tails(metric: str, new: Predictions, old: Predictions) -> Iterato
         )
 
 
-def find_changes(new: Predictions, old: Predictions) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """(N,) rows that only the new model gets right, and rows that only the old one does; by row scores if predictions
+def find_changes(
+    new: Predictions, old: Predictions, metric: str
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """(N,) rows that only the new model gets right, and rows that only the old one does; by their scores if predictions
     are not right or wrong."""
     right, was_right = new.correct, old.correct
     if right is None or was_right is None:
-        return new.row_scores > old.row_scores, new.row_scores < old.row_scores
+        ours, theirs = new.scores_by(metric), old.scores_by(metric)
+        return ours > theirs, ours < theirs
     return right & ~was_right, ~right & was_right
 
 
-def sample_disagreements(new: Predictions, old: Predictions, data: Path) -> list[dict[str, Any]]:
+def sample_disagreements(new: Predictions, old: Predictions, metric: str, data: Path) -> list[dict[str, Any]]:
     """SHOWN_ROWS rows that the new model loses and as many that it gains, each by the size of the change."""
-    better, worse = find_changes(new, old)
-    order = np.argsort(new.row_scores - old.row_scores, kind="stable")
+    better, worse = find_changes(new, old, metric)
+    order = np.argsort(new.scores_by(metric) - old.scores_by(metric), kind="stable")
     lost = order[worse[order]][:SHOWN_ROWS]
     gained = order[::-1][better[order[::-1]]][:SHOWN_ROWS]
     chosen: npt.NDArray[np.int64] = np.concatenate([lost, gained])

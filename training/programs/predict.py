@@ -1,11 +1,11 @@
 """The program that predicts: `python -m training.programs.predict JOB`, usually through `accelerate launch`.
 
 inputs     model (the output of training.programs.fit), tokens (SPLIT.arrow); base (the base model's folder) if prompts
-           are answered
+           are answered, data (SPLIT.arrow) if turns are
 settings   PredictSettings, below
 output     SPLIT.parquet, a row for each row of the split, in its order: row, label as the tokens have it, the task
            type's `predictions`, tokens (their number); and the columns of training.evaluation.preferences if
-           prompts are answered
+           prompts are answered, that of training.evaluation.tool_use if turns are
 result     PredictResult, below
 
 The processes take the batches in turns, and the rows of a batch do not depend on the number of processes: one process
@@ -20,23 +20,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from training import task_types
 from training.evaluation.constant_predictions import advice, nearly_constant
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, Result, TaskSettings, rank
-from training.task_types.task_type import AnswersPrompts, TaskType
+from training.task_types.task_type import AnswersPrompts, AnswersTurns, TaskType
+from training.tokenization.transformers_encoder import load_encoder
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.batching.batches import TokenRows
     from training.engine.answers import Answers
+    from training.tokenization.encoder import Encoder
 
 PROGRESS_EVERY_S = 1.0
+ANY_LENGTH = 10**9
+"""The length of an encoder whose tokens are not truncated."""
 
 
 class ForwardSettings(TaskSettings):
@@ -57,12 +61,18 @@ class PredictResult(Result):
     rows_per_second: float
 
 
-class PredictSettings(ForwardSettings):
+class AnsweringSettings(ForwardSettings):
+    """The settings of a program that may also generate answers."""
+
+    answered_prompts: int = 0
+    """Rows of each split with answers: the model's and its base model's to the prompt, or the model's in place of each
+    message of the assistant, by the task type's `answers`."""
+
+
+class PredictSettings(AnsweringSettings):
     """The settings of a job of this program."""
 
     splits: list[str]
-    answered_prompts: int = 0
-    """Prompts of each split that the model and its base model answer."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> PredictResult:
@@ -82,7 +92,7 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictResult:
     splits = {split: TokenRows(Path(job.inputs["tokens"]) / f"{split}.arrow") for split in settings.splits}
     base_answers: Mapping[str, Answers] = {}
     prompts, precision = settings.answered_prompts, settings.mixed_precision
-    if prompts:
+    if prompts and isinstance(task_type, AnswersPrompts):
         base = Path(job.inputs["base"])
         base_answers = _answer_by_base(task_type, base, tokenizer, splits, prompts, precision, events, device)
     network = loading.load_trained(task_type, folder).to(device)
@@ -100,10 +110,13 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictResult:
                     "as metrics see them: raise it if targets are longer; else the model has not learned to end texts."
                 )
             answers = task_type.decode(answers, tokenizer)
-        if prompts:
+        if prompts and isinstance(task_type, AnswersPrompts):
             found = answer("the model", task_type, network, tokenizer, rows, prompts, precision, split, events)
             if rank() == 0:
                 answers = base_answers[split].add_to(found.add_to(answers), of_base=True)
+        elif prompts:
+            file, encoder = Path(job.inputs["data"]) / f"{split}.arrow", load_encoder(folder, folder, ANY_LENGTH)
+            answers = add_turns("the model", task_type, network, tokenizer, encoder, file, answers, settings, events)
         if rank() == 0:
             write(job_dir / OUTPUT / f"{split}.parquet", answers, rows)
             if nearly_constant(task_type.metric_inputs(answers, task_type.labels_of(network.config))):
@@ -162,6 +175,43 @@ def answer(
             f"{most} tokens, and were cut: their length is a lower bound. Raise it to compare lengths."
         )
     return found
+
+
+def add_turns(
+    name: str,
+    task_type: TaskType,
+    network: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    encoder: Encoder,
+    data: Path,
+    predictions: pa.Table,
+    settings: AnsweringSettings,
+    events: Events,
+) -> pa.Table:
+    """The predictions for a split, with the model's answers in some of its rows, which are in the file `data`. Every
+    rank calls it; rank 0 gets the result, and warns of answers that are cut."""
+    from training.engine.answers import answer_turns
+
+    split = data.stem
+
+    def report(done: int, total: int) -> None:
+        events.progress(phase="answer", split=split, done=done, total=total)
+
+    assert isinstance(task_type, AnswersTurns)
+    with pa.memory_map(str(data)) as file:
+        rows = pa.ipc.open_file(file).read_all()
+        number, precision = settings.answered_prompts, settings.mixed_precision
+        answers, tokens = answer_turns(task_type, network, tokenizer, encoder, rows, number, precision, report)
+    if rank() != 0:
+        return predictions
+    most = task_type.options.model_dump()["max_new_tokens"]
+    if cut := sum(count >= most for count in tokens):
+        events.warning(
+            f"{cut} of {len(tokens)} answers of {name} in {split} reached options.max_new_tokens, {most} tokens, and "
+            "were cut: calls in them may be incomplete. Raise it if the answers of your rows are longer; else the "
+            "model has not learned to end its answers."
+        )
+    return predictions.append_column(task_type.turns_column, answers)
 
 
 def write(file: Path, answers: pa.Table, rows: TokenRows) -> None:

@@ -20,8 +20,8 @@ from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, rank
 from training.models.repository_files import read_json
 from training.problems import UserError
-from training.programs.predict import ForwardSettings, PredictResult, answer, progress_of_rows, write
-from training.task_types.task_type import TaskType
+from training.programs.predict import AnsweringSettings, PredictResult, add_turns, answer, progress_of_rows, write
+from training.task_types.task_type import AnswersPrompts, TaskType
 from training.tokenization import token_files
 from training.tokenization.transformers_encoder import load_encoder
 
@@ -35,7 +35,7 @@ class PredictChampionResult(PredictResult):
     """Labels that only it has."""
 
 
-class PredictChampionSettings(ForwardSettings):
+class PredictChampionSettings(AnsweringSettings):
     """The settings of a job of this program."""
 
     split: str
@@ -43,8 +43,6 @@ class PredictChampionSettings(ForwardSettings):
     """NAME/VERSION"""
     max_length: int
     """Tokens a row."""
-    answered_prompts: int = 0
-    """Prompts that the champion answers."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> PredictChampionResult:
@@ -66,8 +64,8 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictChampionResult:
     def tell_tokens(done: int, total: int) -> None:
         events.progress(phase="tokenize", split=split)
 
+    encoder = load_encoder(tokenizer, folder, settings.max_length)
     if rank() == 0:
-        encoder = load_encoder(tokenizer, folder, settings.max_length)
         token_files.write_tokens(task_type, data, encoder, job_dir / "tokens", "ignore", tell_tokens, splits=[split])
     ranks.barrier()
     rows = TokenRows(job_dir / "tokens" / f"{split}.arrow")
@@ -81,10 +79,14 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictChampionResult:
     own = task_type.labels_of(network.config)
     if rank() == 0:
         answers = task_type.remap_labels(task_type.decode(answers, its_tokenizer), own, labels)
-    if prompts := settings.answered_prompts:
-        precision, name = settings.mixed_precision, settings.champion
+    prompts, name = settings.answered_prompts, settings.champion
+    if prompts and isinstance(task_type, AnswersPrompts):
+        precision = settings.mixed_precision
         found = answer(name, task_type, network, its_tokenizer, rows, prompts, precision, split, events)
         answers = found.add_to(answers) if rank() == 0 else answers
+    elif prompts:
+        file = data / f"{split}.arrow"
+        answers = add_turns(name, task_type, network, its_tokenizer, encoder, file, answers, settings, events)
     if rank() == 0:
         write(job_dir / OUTPUT / f"{split}.parquet", answers, rows)
     ranks.leave_group()

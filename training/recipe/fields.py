@@ -480,8 +480,8 @@ class Recipe(Section):
 
 
 def answered_prompts(recipe: Recipe) -> int:
-    """The number of prompts of each evaluated split that the trained model, its base model and the champion answer; 0
-    if nothing reads the answers."""
+    """The number of rows of each evaluated split for which the trained model and the champion, and the base model where
+    task types compare with it, generate answers; 0 if nothing reads the answers."""
     task_type = specification(**recipe.task_and_options)
     if recipe.evaluation.judge is None and not {*recipe.evaluation.metrics} & {*task_type.answer_metrics}:
         return 0

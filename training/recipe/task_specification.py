@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ValidationError
 
@@ -41,8 +41,11 @@ class TaskSpecification(RowSpecification):
     usual_metrics: ClassVar[Sequence[str]] = ()
     """The metrics of a recipe that names none; if empty, accuracy if it fits, else the first of `metrics`."""
     answer_metrics: ClassVar[Sequence[str]] = ()
-    """Those of `metrics` that need answers to options.answered_prompts prompts, which only an evaluation of the trained
-    model generates. A task type without any takes no evaluation.judge."""
+    """Those of `metrics` that need generated answers, in options.answered_prompts rows. Only an evaluation of the
+    trained model generates them."""
+    answers: ClassVar[Literal["prompts", "turns"] | None] = None
+    """How answers are generated: to the prompt of a row, as in AnswersPrompts of training.task_types.task_type, which
+    evaluation.judge compares; in place of each message of a row's assistant, as in AnswersTurns; or not at all."""
     loss_fields: ClassVar[Sequence[str]] = ()
     """The fields of the recipe's training section that `loss` reads, of loss, focal_gamma, class_weights and
     label_smoothing_factor. A recipe that sets another of these is refused."""

@@ -18,7 +18,7 @@ from pydantic import Field
 from training.data.row_problems import masks_by_reason
 from training.recipe.tables.metrics import ANSWER_METRICS
 from training.task_types.causal_lm import CausalLM
-from training.task_types.generation import Generation, generate_answers
+from training.task_types.generation import Generation
 from training.task_types.sft import SupervisedFineTuning
 from training.task_types.task_type import AnswersPrompts, BaseReference
 from training.tokenization.preference_rows import PROMPT, answer_names, encode_rows, find_row_problem, parse_rows
@@ -52,6 +52,7 @@ class PreferenceTuning(SupervisedFineTuning, BaseReference, AnswersPrompts):
 
     options: Options
     answer_metrics: ClassVar[Sequence[str]] = ANSWER_METRICS
+    answers = "prompts"
     answer_options: ClassVar[Sequence[str]] = (*Generation.model_fields, "answered_prompts")
     """The options of answers."""
     first_text: ClassVar[str]
@@ -84,14 +85,6 @@ class PreferenceTuning(SupervisedFineTuning, BaseReference, AnswersPrompts):
         """The tokens of the prompt of a token row."""
         of_answer = row["of_answer"][: row[self.first_text]]
         return row["input_ids"][: of_answer.argmax() if of_answer.any() else len(of_answer)]
-
-    def answer(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Ids]
-    ) -> list[tuple[str, int]]:
-        """By generation of the likeliest tokens, or with beams."""
-        longest = max(map(len, prompts), default=0)
-        answers = generate_answers(model, tokenizer, prompts, self.options.settings_for(model), longest)
-        return [(answer.text, answer.tokens) for answer in answers]
 
     # Training
 

@@ -30,9 +30,11 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
@@ -40,14 +42,18 @@ from pydantic import Field
 from training.data.arrow_columns import as_json
 from training.data.conversation_forms import as_tools
 from training.data.row_problems import masks_by_reason
+from training.evaluation.constant_predictions import sample_evenly
+from training.evaluation.predictions import Likelihoods
+from training.evaluation.tool_use import TURNS, baseline_of_calls, read_turns, with_turns, write_turns
 from training.models.repository_files import chat_of
 from training.problems import Problem, UserError
 from training.recipe.column_types import BESIDE_CONVERSATIONS
+from training.recipe.tables.metrics import CONVERSATIONS, TOOL_METRICS, metrics_for
 from training.task_types.causal_lm import CausalLM
-from training.task_types.generation import add_end_token
-from training.task_types.task_type import Column
+from training.task_types.generation import Generation, add_end_token, generate_answers
+from training.task_types.task_type import AnswersTurns, Column
 from training.tokenization.answer_tokens import encode_answers
-from training.tokenization.chat_templates import FIELD, ChatTemplate, find_problem, find_tool_problem
+from training.tokenization.chat_templates import CALLS, FIELD, ChatTemplate, find_problem, find_tool_problem
 from training.tokenization.features import Features, count_lost, list_column
 from training.tokenization.packing import OF_ANSWER, pack_whole_documents
 from training.tokenization.preference_rows import repeats
@@ -56,6 +62,8 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from training.batching.batches import TokenRows
+    from training.evaluation.constant_predictions import Baseline
+    from training.evaluation.predictions import Predictions
     from training.recipe.column_types import Mask
     from training.tokenization.answer_tokens import AnswerTokens
     from training.tokenization.chat_templates import Spans
@@ -63,7 +71,11 @@ if TYPE_CHECKING:
     from training.tokenization.features import Features
 
 
-class SupervisedFineTuning(CausalLM):
+BASELINE_ROWS = 1_000
+"""Training rows whose calls are counted for the baseline."""
+
+
+class SupervisedFineTuning(CausalLM, AnswersTurns):
     """The answer of an assistant in a conversation."""
 
     class Options(CausalLM.Options):
@@ -76,9 +88,21 @@ class SupervisedFineTuning(CausalLM):
         not, each conversation is a row."""
         append_eos: bool = True
         """Whether the tokenizer's eos token, if any, is added to a completion. The chat template ends messages."""
+        answered_prompts: int = Field(default=200, ge=1)
+        """The rows with tools of each evaluated split, evenly spaced, in which the trained model and the champion
+        answer in place of each message of the assistant, for metrics of tool calls."""
 
     options: Options
-    option_stages: ClassVar = {**CausalLM.option_stages, "load_data": ()}
+    option_stages: ClassVar = {
+        **CausalLM.option_stages,
+        "load_data": (),
+        "answers": (*Generation.model_fields, "answered_prompts"),
+    }
+    prediction_type: ClassVar = CONVERSATIONS
+    metrics: ClassVar[Sequence[str]] = metrics_for(CONVERSATIONS)
+    answer_metrics: ClassVar[Sequence[str]] = TOOL_METRICS
+    answers: ClassVar[Literal["prompts", "turns"] | None] = "turns"
+    turns_column = TURNS
     chat_template_columns: ClassVar[Sequence[str]] = ("messages", "instruction")
     libraries: ClassVar = ("transformers", "jinja2")
     card_sentence = "Answers questions in a conversation"
@@ -201,6 +225,57 @@ class SupervisedFineTuning(CausalLM):
         """Returns the predictions unchanged: each row has one feature row."""
         return predictions
 
+    # Tool calls
+
+    def rows_with_turns(self, rows: pa.Table) -> npt.NDArray[np.int64]:
+        """Rows with declared tools."""
+        if not {"messages", "tools"} <= {*rows.column_names}:
+            return np.empty(0, np.int64)
+        given = rows.select(["messages", "tools"]).to_pylist()
+        return np.array([place for place, row in enumerate(given) if row["tools"] and _turns_of(row)], np.int64)
+
+    def turn_prompts(self, encoder: Encoder, row: Mapping[str, Any]) -> list[npt.NDArray[np.int32]]:
+        """The messages before each turn, by the chat template."""
+        messages, places = json.loads(row["messages"]), _turns_of(row)
+        prompts = [as_json(messages[:place]) for place in places]
+        rows = {"messages": prompts, "tools": [row["tools"]] * len(prompts)}
+        return [one.ids for one in self._encode_rows(encoder, pa.RecordBatch.from_pydict(rows))]
+
+    def write_turns(self, row: Mapping[str, Any], answers: Sequence[str]) -> str:
+        """The tools of the row, the calls that the assistant makes in each turn, and the answers."""
+        messages = json.loads(row["messages"])
+        calls = [messages[place].get(CALLS) or () for place in _turns_of(row)]
+        return write_turns(as_tools(json.loads(row["tools"])), list(zip(calls, answers, strict=True)))
+
+    def answer(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[npt.NDArray[np.int32]]
+    ) -> list[tuple[str, int]]:
+        """By generation of the likeliest tokens, or with beams."""
+        longest = max(map(len, prompts), default=0)
+        answers = generate_answers(model, tokenizer, prompts, self.options.settings_for(model), longest)
+        return [(answer.text, answer.tokens) for answer in answers]
+
+    def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Predictions:
+        found = super().metric_inputs(predictions, labels)
+        assert isinstance(found, Likelihoods)
+        stored = predictions[TURNS].to_pylist() if TURNS in predictions.column_names else [None] * len(found)
+        return with_turns(found, [read_turns(text) for text in stored])
+
+    def empty_predictions(self, labels: Sequence[str]) -> Predictions:
+        found = super().empty_predictions(labels)
+        assert isinstance(found, Likelihoods)
+        return with_turns(found, [])
+
+    def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
+        """The unigram distribution of the training targets; and no call of a tool, or always the same, of those that
+        are frequent in the training rows."""
+        found = super().baseline(data, tokens, model, labels)
+        train = pa.ipc.open_file(pa.memory_map(str(data / "train.arrow"))).read_all()
+        sample = train.take(pa.array(sample_evenly(len(train), BASELINE_ROWS)))
+        rows = sample.take(pa.array(self.rows_with_turns(sample))).to_pylist()
+        unanswered = [self.write_turns(row, [""] * len(_turns_of(row))) for row in rows]
+        return baseline_of_calls(found.constants[0], list(map(read_turns, unanswered))) if rows else found
+
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
         """Compares the mean loss; for rows without an answer, the generated texts if they are stored."""
         if given["targets"]:
@@ -213,6 +288,19 @@ class SupervisedFineTuning(CausalLM):
         if record["targets"]:
             return super().lines(record)
         return [record.get("generated_text", "no answer is generated: options.max_new_tokens is 0")]
+
+
+def _turns_of(row: Mapping[str, Any]) -> list[int]:
+    """The places of the assistant's messages that answer another message, without those of weight 0."""
+    messages = json.loads(row["messages"])
+    return [
+        place
+        for place, message in enumerate(messages)
+        if message["role"] == "assistant"
+        and message.get("weight") != 0
+        and place > 0
+        and messages[place - 1]["role"] != "assistant"
+    ]
 
 
 def _join_prompts(rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:

@@ -41,7 +41,17 @@ if TYPE_CHECKING:
     from training.tokenization.encoder import Encoder
     from training.tokenization.features import Features
 
-__all__ = ["AnswersPrompts", "BaseReference", "Calibrated", "Column", "Loss", "StepSums", "TaskType"]
+__all__ = [
+    "AnswersPrompts",
+    "AnswersTurns",
+    "BaseReference",
+    "Calibrated",
+    "Column",
+    "GeneratesAnswers",
+    "Loss",
+    "StepSums",
+    "TaskType",
+]
 
 Loss: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
 """A function of logits and labels."""
@@ -306,8 +316,19 @@ class StepSums(TaskType):
         """The micro-batch with what `loss` reads of the sums over the whole step, as further columns of `labels`."""
 
 
-class AnswersPrompts(TaskType):
-    """Answers to some prompts of an evaluated split, for `answer_metrics` and evaluation.judge."""
+class GeneratesAnswers(TaskType):
+    """Generated answers in some rows of an evaluated split, for `answer_metrics`."""
+
+    @abstractmethod
+    def answer(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[npt.NDArray[np.int32]]
+    ) -> list[tuple[str, int]]:
+        """The answer to each prompt, and the number of its tokens, at most options.max_new_tokens."""
+
+
+class AnswersPrompts(GeneratesAnswers):
+    """Answers to the prompts of rows, for `answer_metrics` and evaluation.judge: a task type whose `answers` are
+    "prompts"."""
 
     @abstractmethod
     def prompt_of(self, row: Mapping[str, Any]) -> npt.NDArray[np.int32]:
@@ -317,11 +338,24 @@ class AnswersPrompts(TaskType):
     def set_end_tokens(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Sets the tokens that end the texts of a base model, which is not prepared for training."""
 
+
+class AnswersTurns(GeneratesAnswers):
+    """Answers in place of the messages of a row's assistant: a task type whose `answers` are "turns"."""
+
+    turns_column: ClassVar[str]
+    """The column of predictions with the answers of a row, a text; null for other rows."""
+
     @abstractmethod
-    def answer(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[npt.NDArray[np.int32]]
-    ) -> list[tuple[str, int]]:
-        """The answer to each prompt, and the number of its tokens, at most options.max_new_tokens."""
+    def rows_with_turns(self, rows: pa.Table) -> npt.NDArray[np.int64]:
+        """The numbers of the rows with such messages, ascending."""
+
+    @abstractmethod
+    def turn_prompts(self, encoder: Encoder, row: Mapping[str, Any]) -> list[npt.NDArray[np.int32]]:
+        """The tokens before each of these messages of a row."""
+
+    @abstractmethod
+    def write_turns(self, row: Mapping[str, Any], answers: Sequence[str]) -> str:
+        """A row's answers as they are stored, with all that metrics read beside them."""
 
 
 def _equal(given: Any, stored: Any, tolerance: float) -> bool:

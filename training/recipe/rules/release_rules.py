@@ -221,8 +221,8 @@ def _answers(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     task_type, judge, metrics = task_type_of(written), written["evaluation.judge"], written["evaluation.metrics"]
     if judge is not None and not MODULE_AND_NAME.fullmatch(judge):
         yield "evaluation.judge", f"{judge!r} is not the name of Python code: write it as module:function."
-    if judge is not None and not task_type.answer_metrics:
-        answering = [name for name in TASK_TYPES if specification_class(name).answer_metrics]
+    if judge is not None and task_type.answers != "prompts":
+        answering = [name for name in TASK_TYPES if specification_class(name).answers == "prompts"]
         message = f"does nothing with task {written['task']}, whose models answer no prompts: leave it out, or choose "
         yield "evaluation.judge", f"{message}{' or '.join(answering)}."
     readers = [name for name in metrics if name in task_type.answer_metrics] + ["evaluation.judge"] * (

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 ONE_LABEL, MANY_LABELS, TAGS = "one_label", "many_labels", "tags"
 NUMBERS, TEXTS, TOKENS, PAIRS, UNPAIRED = "numbers", "texts", "tokens", "pairs", "unpaired"
+CONVERSATIONS = "conversations"
 """Types of predictions: each is a class in training/evaluation, which has it as `prediction_type`."""
 
 
@@ -116,8 +117,12 @@ METRICS: dict[str, Metric] = {
     "rouge2": _metric("texts:Rouge2", TEXTS),
     "rougeL": _metric("texts:RougeL", TEXTS),
     "exact_match": _metric("texts:ExactMatch", TEXTS),
-    "perplexity": _metric("texts:Perplexity", TOKENS, least=1, **_ERROR),
-    "token_accuracy": _metric("texts:TokenAccuracy", TOKENS),
+    "perplexity": _metric("texts:Perplexity", TOKENS, CONVERSATIONS, least=1, **_ERROR),
+    "token_accuracy": _metric("texts:TokenAccuracy", TOKENS, CONVERSATIONS),
+    "tool_call_accuracy": _metric("tools:ToolCallAccuracy", CONVERSATIONS),
+    "tool_name_accuracy": _metric("tools:ToolNameAccuracy", CONVERSATIONS),
+    "tool_decision_accuracy": _metric("tools:ToolDecisionAccuracy", CONVERSATIONS),
+    "valid_tool_calls": _metric("tools:ValidToolCalls", CONVERSATIONS, constant_value=0.0),
     "margin": Metric(
         {PAIRS: "rewards:Margin", UNPAIRED: "rewards:UnpairedMargin"},
         needs={UNPAIRED: "two"},
@@ -140,6 +145,8 @@ METRICS: dict[str, Metric] = {
 
 ANSWER_METRICS = ("generated_length", "base_generated_length")
 """Metrics of answers that the trained model and its base model generate for some prompts."""
+TOOL_METRICS = ("tool_call_accuracy", "tool_name_accuracy", "tool_decision_accuracy", "valid_tool_calls")
+"""Metrics of answers that the trained model generates in rows with tools."""
 WIN_RATE = "win_rate"
 """The figure of evaluation.judge: the share of prompts to which the model's answer is better than its opponent's."""
 
@@ -153,6 +160,11 @@ def metric_modules(names: Iterable[str], prediction_type: str | None) -> list[st
     """The modules that compute these metrics; user metrics are not among them."""
     classes = [METRICS[name].classes.get(prediction_type or "") for name in names if name in METRICS]
     return sorted({f"training.evaluation.metrics.{found.partition(':')[0]}" for found in classes if found})
+
+
+def metric_libraries(names: Iterable[str]) -> tuple[str, ...]:
+    """The distributions that only some metrics need, here for JSON Schema."""
+    return ("jsonschema",) if {*names} & {*TOOL_METRICS} else ()
 
 
 def entries(names: Iterable[str]) -> dict[str, dict[str, Any]]:
