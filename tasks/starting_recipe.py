@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,10 +13,15 @@ from typing import Any
 
 import yaml
 
-from training.data.infer_reading import SAMPLE_ROWS, Choice, FirstRows, sample_rows
+from tasks.cache.history import History
+from tasks.hub.client import explain_read_errors, look_up
+from tasks.starting_model import StartingModel, memory_here
+from training.data.infer_reading import SAMPLE_ROWS, Choice, FirstRows, is_on_hub, sample_hub, sample_rows
+from training.jobs.resources import as_text
 from training.problems import UserError, nearest
 from training.recipe.infer_task import TaskGuess, guess_tasks
 from training.recipe.tables.base_models import SIZES, Size, base_models
+from training.recipe.tables.row_checks import LEVELS
 
 SCRATCH = "scratch"
 """The name that stands for random weights."""
@@ -27,6 +33,11 @@ _TOKENS_ABOUT_TOOLS = 200
 """Tokens that chat templates write before the declarations of tools."""
 _LENGTHS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
 _TOKENS_OF_BATCH = 4096
+_TOKENS_ABOUT_MESSAGES = 32
+"""Tokens that chat templates write around some messages."""
+_SHARE_OF_MEMORY = 0.8
+_FEW_PROBLEMS = 0.05
+"""The share of rows with a problem that may be left out without asking."""
 _STEPS = 600
 """Optimizer steps to reach on small data sets."""
 _ENGLISH_WORDS = (
@@ -49,6 +60,8 @@ _OTHER_METRICS = ("f1", "exact_match")
 _CHOOSE_BY_LOSS = ("causal-lm", "masked-lm", "sft", "preference", "reward-modeling", "kto", "seq2seq")
 """Task types whose best checkpoint is chosen by the loss: their metrics are slow, or follow it."""
 _ANSWERING = ("sft", "preference", "reward-modeling", "kto")
+_WRITING = (*_ANSWERING, "causal-lm", "masked-lm", "seq2seq")
+"""Task types with an output for each word of the vocabulary."""
 _CHAT_TEMPLATE = "deployments/examples/chat.jinja"
 _LEARNING_RATES = {"seq2seq": 3e-4, "causal-lm": 1e-4, "sft": 1e-4, "preference": 1e-6, "kto": 1e-6}
 _SMALL = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
@@ -71,7 +84,7 @@ class RowsFound:
     @property
     def described_rows(self) -> str:
         """The number of rows that were read, in words."""
-        rows = f"{'first ' if self.sample.rows >= SAMPLE_ROWS else ''}{self.sample.rows:,} rows"
+        rows = _rows_in_words(self.sample)
         unreadable = self.sample.unreadable
         return f"{rows}, {unreadable:,} of them with problems that check lists" if unreadable else rows
 
@@ -91,15 +104,16 @@ class RowsFound:
         second = "" if other is None else f"{other.task}: {_with_names(self.sample, other)[1].reason}"
         fields: Fields = {"name": Choice(name), "task": Choice(guess.task, guess.reason, second)}
         fields |= {f"data.{field}": choice for field, choice in sample.fields.items()}
-        fields |= {f"data.{field}": Choice(value) for field, value in guess.data.items()}
+        fields |= _columns(sample, guess)
         fields |= _held_out(sample)
+        fields |= _checks(sample, guess)
         english = is_english(_texts_of(sample, guess))
         fields |= _model(guess.task, model, english=english, writes_tools="tools" in guess.texts)
         evaluation = _evaluation(sample, guess)
         fields |= _training(sample, guess, fields, evaluation["evaluation.metrics"].value[0], english=english)
         fields |= evaluation
         fields["release.registry"] = Choice(name)
-        return fields
+        return fields | _gate(evaluation)
 
     def _choose(self, task: str | None) -> TaskGuess:
         columns, tasks = ", ".join(self.sample.columns), [guess.task for guess in self.guesses]
@@ -112,9 +126,21 @@ class RowsFound:
         return self.guesses[0 if task is None else tasks.index(task)]
 
 
-def find_rows(path: str) -> RowsFound:
-    """Reads the first rows of a file, folder, glob, URL or object. Raises UserError if there is nothing to read."""
-    sample = sample_rows(path)
+def find_rows(path: str, config: str | None = None) -> RowsFound:
+    """Reads the first rows of a file, folder, glob, URL, data set of the Hub, or object.
+
+    Args:
+        path: of the rows, or `owner/name` of a data set.
+        config: of the data set, if it has several.
+
+    Raises UserError if there is nothing to read.
+    """
+    if is_on_hub(path):
+        with explain_read_errors("dataset", path, "main"):
+            found = look_up("dataset", path, None, History(path.rpartition("/")[2]))
+            sample = sample_hub(path, found.pin.commit, config)
+    else:
+        sample = sample_rows(path)
     return RowsFound(sample, guess_tasks(sample.columns))
 
 
@@ -216,24 +242,69 @@ def _texts_in(value: Any) -> list[str]:
     return []
 
 
+def _columns(sample: FirstRows, guess: TaskGuess) -> Fields:
+    """The fields of `data` that name columns, with the labels found in them."""
+    named = {name for value in guess.data.values() for name in _names_in(value)}
+    others = [name for name in sample.columns if name not in named]
+    second = f"another of {', '.join(others[:5])}{', …' if len(others) > 5 else ''}" if others else ""
+    reason = "columns by their names and values" if others else ""
+    fields = {f"data.{field}": Choice(value, reason, second) for field, value in guess.data.items()}
+    if guess.labels and "label" in guess.data:
+        shown = ", ".join(guess.labels[:10]) + (", …" if len(guess.labels) > 10 else "")
+        reason = f"{len(guess.labels):,} labels in the {_rows_in_words(sample)}, the most frequent first: {shown}"
+        fields["data.label"] = Choice(guess.data["label"], reason, second or "data.label_names sets their order")
+    return fields
+
+
+def _names_in(value: Any) -> list[str]:
+    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
+    return [one for one in values if isinstance(one, str)]
+
+
+def _checks(sample: FirstRows, guess: TaskGuess) -> Fields:
+    """Checks that would end the run and that few of the first rows fail: these rows are left out."""
+    found = Counter({check: count for check, count in sample.problems.items() if LEVELS.get(check) == "error"})
+    found += Counter(blank_text=_blanks(sample, guess.data.get("text") or ()))
+    found += Counter(missing_label=_blanks(sample, [guess.data["label"]] if "label" in guess.data else []))
+    few = {check: count for check, count in found.items() if count <= sample.rows * _FEW_PROBLEMS}
+    levels = dict(guess.data.get("checks") or {}) | dict.fromkeys(few, "warning")
+    if not few:
+        return {}
+    counts = " and ".join(f"{count:,} have {check}" for check, count in few.items())
+    reason = f"of the {_rows_in_words(sample)}, {counts}, and are left out"
+    return {"data.checks": Choice(levels, reason, "error, which ends the run")}
+
+
+def _blanks(sample: FirstRows, names: Sequence[str]) -> int:
+    """The rows without a value in one of these columns."""
+    columns = [sample.columns[name] for name in names if name in sample.columns]
+    return sum(any(value is None or not str(value).strip() for value in row) for row in zip(*columns, strict=True))
+
+
+def _rows_in_words(sample: FirstRows) -> str:
+    return f"{'first ' if sample.rows >= SAMPLE_ROWS else ''}{sample.rows:,} rows"
+
+
 def _held_out(sample: FirstRows) -> Fields:
     """Shares of the train rows for the splits that have no files of their own."""
     size = min(0.2, max(0.1, round(100 / max(sample.rows, 1), 2)))
     reason = f"no file is named as a {{}} split; {size:.0%} of the rows, chosen by a hash of the text"
     fields = {}
     if "validation" not in sample.splits:
-        fields["data.validation_size"] = Choice(size, reason.format("validation"))
+        fields["data.validation_size"] = Choice(size, reason.format("validation"), f"{size / 2:g}")
     if "test" not in sample.splits and "validation" not in sample.splits:
-        fields["data.test_size"] = Choice(size, reason.format("test"))
+        fields["data.test_size"] = Choice(size, reason.format("test"), f"{size / 2:g}")
     return fields
 
 
 def _model(task: str, model: str, *, english: bool, writes_tools: bool) -> Fields:
     if model == SCRATCH:
         config = {**_OF_SCRATCH.get(task, {"model_type": "bert", **_SMALL}), "vocab_size": 8000}
-        reason = "random weights, for trying without a network; --model small starts from a pretrained model"
+        pretrained = base_models(task, english=english and not writes_tools)["small"]
+        second = f"hub with path {pretrained.path} ({pretrained.memory_gb:.1f} GB), which knows its language"
+        reason = "random weights, for trying without a network"
         template = {"model.chat_template": Choice(_CHAT_TEMPLATE)} if task in _ANSWERING else {}
-        return {"model.source": Choice("scratch", reason), "model.config": Choice(config), **template}
+        return {"model.source": Choice("scratch", reason, second), "model.config": Choice(config), **template}
     if Path(model).expanduser().is_dir():
         return {"model.source": Choice("folder"), "model.path": Choice(model)}
     if model not in SIZES:
@@ -252,16 +323,12 @@ def _model(task: str, model: str, *, english: bool, writes_tools: bool) -> Field
 
 
 def _training(sample: FirstRows, guess: TaskGuess, fields: Fields, metric: str, *, english: bool) -> Fields:
-    longest = _longest(sample, guess, english=english)
-    length = next((one for one in _LENGTHS if one >= longest), _LENGTHS[-1])
-    path = fields.get("model.path")
-    limits = [
-        one.max_length for one in base_models(guess.task, english=english).values() if path and one.path == path.value
-    ]
-    length = min([length, *limits])
-    rows = 2 ** max(0, min(5, int(math.log2(max(1, _TOKENS_OF_BATCH / length)))))
-    reason = f"99 of 100 rows have fewer than about {longest:,} tokens, by their characters"
-    found = {"tokens.max_length": Choice(length, reason)}
+    model = StartingModel.of(
+        {name: fields[f"model.{name}"].value for name in ("source", "path", "config") if f"model.{name}" in fields}
+    )
+    length = _length(sample, guess, fields, model, english=english)
+    rows, batch = _batch(guess, fields, model, length.value)
+    found = {"tokens.max_length": length}
     epochs = 3 if sample.rows >= 3000 else min(20, max(3, math.ceil(_STEPS * rows / max(1, sample.rows))))
     reason = (
         f"{sample.rows:,} rows are few; more rows need fewer passes" if epochs > 3 else "the usual number of passes"
@@ -271,23 +338,66 @@ def _training(sample: FirstRows, guess: TaskGuess, fields: Fields, metric: str, 
     rate = 1e-3 if is_scratch else _LEARNING_RATES.get(guess.task, 5e-5)
     reason = "high, since nothing learnt before is at stake" if is_scratch else "the usual rate of full fine-tuning"
     found["training.learning_rate"] = Choice(rate, reason, _in_flow(rate / 2))
-    reason = f"at most {_TOKENS_OF_BATCH:,} tokens a batch; `finetune plan` estimates the memory"
-    found["training.per_device_train_batch_size"] = Choice(rows, reason, str(max(1, rows // 2)))
-    found["training.warmup_steps"] = Choice(0.06)
+    found["training.per_device_train_batch_size"] = batch
+    found["training.warmup_steps"] = Choice(0.06, "the rate rises in the first 6% of the steps", "0")
     if guess.task not in _CHOOSE_BY_LOSS:
-        found["training.metric_for_best_model"] = Choice(metric)
+        reason = "the checkpoint with the best value on validation is kept"
+        found["training.metric_for_best_model"] = Choice(metric, reason, "null  # the one with the lowest loss")
     return found
 
 
-def _longest(sample: FirstRows, guess: TaskGuess, *, english: bool) -> int:
-    """About as many tokens as 99 of 100 rows have at most."""
-    lengths = []
-    for values in zip(*(sample.columns[name] for name in guess.texts), strict=True):
-        characters = sum(len(value if isinstance(value, str) else json.dumps(value, default=str)) for value in values)
-        about_tools = _TOKENS_ABOUT_TOOLS if "tools" in guess.texts else 0
-        lengths.append(characters / _CHARACTERS_OF_TOKEN[english] + 4 * len(values) + about_tools)
-    lengths.sort()
-    return math.ceil(lengths[min(len(lengths) - 1, len(lengths) * 99 // 100)]) if lengths else 128
+def _length(sample: FirstRows, guess: TaskGuess, fields: Fields, model: StartingModel, *, english: bool) -> Choice:
+    """The longest text in tokens, from the tokens of the rows, or else their characters."""
+    texts = [
+        [
+            value if isinstance(value, str) else " ".join(_texts_in(value)) or json.dumps(value, default=str)
+            for value in values
+        ]
+        for values in zip(*(sample.columns[name] for name in guess.texts), strict=True)
+    ]
+    writes = guess.task in _ANSWERING
+    around = (_TOKENS_ABOUT_TOOLS if "tools" in guess.texts else 0) + (_TOKENS_ABOUT_MESSAGES if writes else 0)
+    lengths = model.tokens(texts, special=not writes)
+    counted_by = "by the model's tokenizer"
+    if lengths is None:
+        counted_by = "guessed from their characters, because the model's tokenizer is not on this machine"
+        each = _CHARACTERS_OF_TOKEN[english]
+        lengths = [math.ceil(sum(map(len, row)) / each) + 4 * len(row) for row in texts]
+    lengths = sorted(length + around for length in lengths) or [128]
+    longest = lengths[min(len(lengths) - 1, len(lengths) * 99 // 100)]
+    length = next((one for one in _LENGTHS if one >= longest), _LENGTHS[-1])
+    offered = [
+        one
+        for one in base_models(guess.task, english=english).values()
+        if one.path == fields.get("model.path", Choice("")).value
+    ]
+    limits = [one for one in (model.max_length, *(one.max_length for one in offered)) if one]
+    reason = f"99 of 100 rows have at most {longest:,} tokens, {counted_by}"
+    if limits and min(limits) < length:
+        length = min(limits)
+        reason += f"; the model reads {length:,} at most, and longer texts are cut"
+    shorter = max((one for one in _LENGTHS if one < length), default=length // 2)
+    cut = sum(one > shorter for one in lengths) / len(lengths)
+    return Choice(length, reason, f"{shorter}, which is faster and cuts {cut:.0%} of the rows")
+
+
+def _batch(guess: TaskGuess, fields: Fields, model: StartingModel, length: int) -> tuple[int, Choice]:
+    """The rows of a batch, by its tokens and by the memory."""
+    rows = 2 ** max(0, min(5, int(math.log2(max(1, _TOKENS_OF_BATCH / length)))))
+    reason = f"at most {_TOKENS_OF_BATCH:,} tokens a batch"
+    here, parameters = memory_here(), model.parameters or 0
+    writes = guess.task in _WRITING
+    needed = model.memory_bytes(parameters, rows, length, writes=writes)
+    if needed is None or here is None:
+        reason += "; its memory is not estimated, because the model's configuration is not on this machine"
+    else:
+        while rows > 1 and needed is not None and needed > here * _SHARE_OF_MEMORY:
+            rows //= 2
+            needed = model.memory_bytes(parameters, rows, length, writes=writes)
+            reason = f"larger ones need more than the memory of {as_text(here)} here"
+        reason += f"; that needs about {as_text(needed or 0)} of the {as_text(here)} of memory here"
+    reason += ". `finetune plan` measures it, and a run that lacks memory halves it"
+    return rows, Choice(rows, reason, str(max(1, rows // 2)))
 
 
 def _evaluation(sample: FirstRows, guess: TaskGuess) -> Fields:
@@ -295,14 +405,29 @@ def _evaluation(sample: FirstRows, guess: TaskGuess) -> Fields:
     if "validation" not in sample.splits:
         splits = ["validation", "test"]
     metrics = [*_METRICS.get(guess.task, _OTHER_METRICS)]
-    reason, second = "", ""
+    reason, second = "the usual ones of the task type; the first decides", f"[{', '.join(reversed(metrics))}]"
     if guess.task == "sequence-classification" and guess.labels:
         counts = [sum(str(one) == label for one in sample.columns[guess.data["label"]]) for label in guess.labels[:1]]
         share = counts[0] / max(1, sample.rows)
         if share > 0.8:
             metrics.reverse()
-            reason, second = (
-                f"{share:.0%} of the rows are {guess.labels[0]!r}, so accuracy says little",
-                "accuracy first",
-            )
-    return {"evaluation.splits": Choice(splits), "evaluation.metrics": Choice(metrics, reason, second)}
+            reason = f"{share:.0%} of the rows are {guess.labels[0]!r}, so accuracy says little"
+            second = "[accuracy, f1_macro]"
+    about = "test judges the model, validation chose its checkpoint" if "test" in splits else ""
+    return {
+        "evaluation.splits": Choice(splits, about, "[test]" if about else ""),
+        "evaluation.metrics": Choice(metrics, reason, second),
+    }
+
+
+def _gate(evaluation: Fields) -> Fields:
+    """A version is promoted if it is better than the champion, or at first than a constant answer."""
+    metric, splits = evaluation["evaluation.metrics"].value[0], evaluation["evaluation.splits"].value
+    reason = f"a version becomes the champion if its {metric} on {splits[-1]} is better than that of the champion, or "
+    reason += "without one of the best constant answer, by a test at 95% confidence"
+    others = evaluation["evaluation.metrics"].value[1:]
+    minimum = "no bound is known before the first run; a version below it is not registered"
+    return {
+        "release.gate.compare": Choice(metric, reason, others[0] if others else "another metric"),
+        "release.gate.minimum": Choice({}, minimum, f"a bound such as {{{metric}: …}}"),
+    }

@@ -18,9 +18,14 @@ SCHEMA = FOLDER / "schema" / "finetune-0.1.0.json"
 
 
 def add_init_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help="a file, folder, glob or URL of rows, or module:name of an object")
+    parser.add_argument(
+        "path",
+        metavar="PATH",
+        help="a file, folder, glob or URL of rows, owner/name of a data set of the Hub, or module:name of an object",
+    )
     parser.add_argument("--name", help="the recipe's name (default: from PATH)")
     parser.add_argument("--task", help="the task type, if several fit the rows")
+    parser.add_argument("--config", help="the subset of a data set of the Hub that has several")
     parser.add_argument(
         "--model",
         default="small",
@@ -38,7 +43,7 @@ def init(arguments: argparse.Namespace) -> int:
     if file.exists() and not arguments.force:
         message = f"{file} exists: choose another name by --name, or replace it by --force."
         raise UserError.of("option", "--name", message)
-    found = find_rows(arguments.path)
+    found = find_rows(arguments.path, arguments.config)
     asks = not arguments.yes and sys.stdin.isatty() and sys.stdout.isatty()
     task, model = arguments.task, arguments.model
     if asks and task is None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tokenizers import Tokenizer, models
 
 from flows.cli.main import main
 
@@ -118,6 +119,77 @@ def test_guesses_have_their_reason_and_the_second_best(folder: Path) -> None:
     assert "same number of columns" in lines[delimiter - 1]
     path = next(number for number, line in enumerate(lines) if "distilbert" in line)
     assert "medium answerdotai/ModernBERT-base" in " ".join(lines[path - 2 : path])
+
+
+def test_each_guess_has_a_second_best_and_the_gate_names_what_it_compares(folder: Path) -> None:
+    write("mails.csv", labelled(";"), "text;label")
+    assert main(["init", "mails.csv", "--model", "scratch"]) == 0
+    written = Path("deployments/mails.yaml").read_text()
+    comments = " ".join(line.strip(" #") for line in written.splitlines() if line.strip().startswith("#")).split(
+        "guess: "
+    )
+    assert len(comments) > 12 and [one for one in comments[1:] if "; else " not in one] == []
+    assert "3 labels in the 200 rows, the most frequent first: " in " ".join(comments)
+    assert dict(recipe_of("mails")["release"]) == {  # type: ignore[call-overload]
+        "registry": "mails",
+        "gate": {"compare": "accuracy", "minimum": {}},
+    }
+
+
+def test_folders_of_texts_get_a_recipe_that_check_finds_no_error_in(folder: Path) -> None:
+    draw = random.Random(1)
+    for number in range(120):
+        label = draw.choice([*LABELS])
+        file = Path("mails", label, f"{number}.txt")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(sentence(draw, label).replace("Ann", "Zoë").encode("cp1252"))
+        file.with_suffix(".json").write_text("{}")
+    Path("mails", "food", "empty.txt").touch()
+    Path("mails", "index.json").write_text("[]")
+    assert main(["init", "mails", "--yes", "--model", "scratch"]) == 0
+    data = dict(recipe_of("mails")["data"])  # type: ignore[call-overload]
+    assert (data["source"], data["encoding"], data["label"]) == ("textfolder", "cp1252", "label")
+    assert data["checks"] == {"blank_text": "warning"}
+    assert main(["check", "deployments/mails.yaml"]) == 0
+
+
+def test_folders_with_the_names_of_splits_are_splits(folder: Path) -> None:
+    for split in ("news-train", "news-test"):
+        for label, words in LABELS.items():
+            for number in range(20):
+                file = Path("news", split, label, str(number))
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(f"about {words[number % 3]} and {number} more of {split}")
+    assert main(["init", "news", "--yes", "--model", "scratch"]) == 0
+    recipe = recipe_of("news")
+    assert dict(recipe["data"])["splits"] == {"train": "news-train", "test": "news-test"}  # type: ignore[call-overload]
+    assert dict(recipe["data"])["label"] == "label"  # type: ignore[call-overload]
+    assert main(["check", "deployments/news.yaml"]) == 0
+
+
+def test_lengths_are_counted_by_the_tokenizer_of_a_model_on_this_machine(folder: Path) -> None:
+    write("mails.csv", labelled(","), "text,label")
+    letters = Tokenizer(models.BPE(vocab={"[UNK]": 0}, merges=[], unk_token="[UNK]"))  # a token a character
+    Path("model").mkdir()
+    letters.save("model/tokenizer.json")
+    config = {"model_type": "bert", "max_position_embeddings": 40, "hidden_size": 8}
+    Path("model/config.json").write_text(json.dumps(config))
+    assert main(["init", "mails.csv", "--yes", "--model", "model"]) == 0
+    assert dict(recipe_of("mails")["tokens"]) == {"max_length": 40}  # type: ignore[call-overload]
+    written = " ".join(Path("deployments/mails.yaml").read_text().split("#"))
+    assert "by the model's tokenizer" in " ".join(written.split())
+
+
+def test_a_blank_line_in_a_table_is_passed_over(folder: Path) -> None:
+    write("mails.csv", lambda draw: labelled(",")(draw) + ("\n" if draw.random() < 0.1 else ""), "text,label")
+    assert main(["init", "mails.csv", "--yes"]) == 0
+
+
+def test_rated_conversations_are_trained_on_where_the_rating_is_good(folder: Path) -> None:
+    write("rated.jsonl", lambda draw: json.dumps({**json.loads(conversation(draw)), "label": draw.random() < 0.7}))
+    assert main(["init", "rated.jsonl", "--yes", "--model", "scratch"]) == 0
+    assert dict(recipe_of("rated")["data"])["filter"] == "label == True"  # type: ignore[call-overload]
+    assert main(["check", "deployments/rated.yaml"]) == 0
 
 
 def test_texts_in_another_language_get_a_multilingual_model(folder: Path) -> None:

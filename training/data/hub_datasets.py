@@ -31,6 +31,16 @@ def hub_splits(wanted: SourceColumns, pinned: Mapping[str, Any]) -> dict[str, st
     return names if wanted.data.splits is not None else {split: split for split in names if split in there}
 
 
+def names_of_splits(data: Data, pinned: Mapping[str, Any]) -> list[str]:
+    """Returns the names of all splits of a data set of the Hub. Raises UserError if it has several subsets and none is
+    named, of which `datasets` would take the first."""
+    builder = _find_builder(data, pinned)
+    subsets = list(builder.builder_configs)
+    if data.config is None and len(subsets) > 1 and "default" not in subsets:
+        raise UserError.of("option", "--config", f"{data.path} has several subsets: choose from {', '.join(subsets)}.")
+    return list(builder.info.splits or {})
+
+
 def read_hub(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: ExtraColumns) -> Iterator[Block]:
     """A split of a data set of the Hub, at the pinned commit."""
     data = wanted.data

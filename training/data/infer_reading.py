@@ -5,6 +5,7 @@ The rows themselves are read by the reader of the format, as a run would read th
 
 from __future__ import annotations
 
+import codecs
 import csv
 import os
 import re
@@ -19,9 +20,12 @@ import pyarrow as pa
 
 from training.data.decoding import open_text
 from training.data.file_systems import is_url, name_of
+from training.data.hub_datasets import names_of_splits
+from training.data.listing import Listing, SourceFile, list_texts, text_label
 from training.data.prediction_rows import InputColumns
 from training.data.readers import load_reader
-from training.data.sources import find_split_files, load_object
+from training.data.sources import FILE_NAMES, find_split_files, load_object
+from training.local_files import open_local
 from training.problems import UserError
 from training.recipe.column_types import RowSpecification
 from training.recipe.data_fields import Data
@@ -29,6 +33,9 @@ from training.recipe.tables.formats import FORMATS
 
 SAMPLE_ROWS = 3000
 _HEAD_BYTES = 1_000_000
+_TEXTS_TO_DECODE = 500
+_MANY_TEXTS = 10
+"""Texts in folders of labels for each table beside these folders, which then is no table of the rows."""
 _DELIMITERS = (",", "\t", ";", "|")
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 _LONG_NAME = 60
@@ -55,8 +62,8 @@ class FirstRows:
     columns: dict[str, list[Any]] = field(default_factory=dict)
     """The values of each column, None for missing ones."""
     splits: Sequence[str] = ("train",)
-    unreadable: int = 0
-    """Rows with a problem, such as too few columns."""
+    problems: Counter[str] = field(default_factory=Counter)
+    """Rows with a problem that the reader finds, such as too few columns, by check."""
     has_names: bool = True
     """Whether the source names its columns."""
 
@@ -66,9 +73,40 @@ class FirstRows:
         return {name: choice.value for name, choice in self.fields.items()}
 
     @property
+    def unreadable(self) -> int:
+        """Rows with such a problem."""
+        return self.problems.total()
+
+    @property
     def rows(self) -> int:
         """The number of rows."""
         return max(map(len, self.columns.values()), default=0)
+
+
+def is_on_hub(path: str) -> bool:
+    """Whether this may be the name of a data set of the Hub: `owner/name`, and no path here."""
+    return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", path) is not None and not os.path.exists(path)
+
+
+def sample_hub(path: str, commit: str, config: str | None = None) -> FirstRows:
+    """Reads up to SAMPLE_ROWS rows of the training split of a data set of the Hub. Raises UserError."""
+    found = {"source": Choice("hub"), "path": Choice(path)} | ({"config": Choice(config)} if config else {})
+    data, pinned = Data(source="hub", path=path, config=config), {"commit": commit}
+    there = names_of_splits(data, pinned)
+    named = {split: name for split in FILE_NAMES if (name := _name_like(split, there))}
+    if "train" not in named:
+        named["train"] = there[0]
+    found["splits"] = Choice(named, f"the data set has the splits {', '.join(there)}", "others of them")
+    sample = FirstRows(found, splits=[*named])
+    _read(sample, pinned)
+    return sample
+
+
+def _name_like(split: str, names: Sequence[str]) -> str | None:
+    """The split's name among some, such as train_sft for train."""
+    known = FILE_NAMES[split]
+    exact = next((name for name in names if name.lower() in known), None)
+    return exact or next((name for name in names if {*re.findall("[a-z]+", name.lower())} & {*known}), None)
 
 
 def sample_rows(path: str) -> FirstRows:
@@ -82,10 +120,17 @@ def sample_rows(path: str) -> FirstRows:
     if source == "python":
         _read(sample, {})
         return sample
-    data = Data(source=source, path=path)
+    data = Data(**sample.data)
     splits, _, _ = find_split_files(data)
     sample.splits = [*splits]
     files = [str(file.file) for file in splits["train"]]
+    if len(splits) > 1 and "splits" not in found:
+        named = {split: _name_of_files(split, files) for split, files in splits.items()}
+        found["splits"] = Choice(named, "files or folders have these names", "other names of them")
+    if FORMATS[source].is_folder:
+        found |= _encoding_of_texts(files)
+        _read(sample, {"train": files})
+        return sample
     if source in ("csv", "json", "conll"):
         encoding = _encoding_of(files[0], data)
         if encoding.value != "utf-8":
@@ -106,31 +151,76 @@ def _source_of(path: str) -> dict[str, Choice]:
     if not (is_url(path) or os.path.exists(os.path.expanduser(path)) or set(path) & set("*?[")):
         message = f"{path!r} does not exist: give a file, folder, glob, URL, or module:name of a Python object."
         raise UserError.of("option", "PATH", message)
-    return {"source": _format_of(path), "path": Choice(path)}
+    place = os.path.expanduser(path)
+    if os.path.isfile(place):
+        return {"source": _format_of(place), "path": Choice(path)}
+    return _form_of_folder(path)
+
+
+def _form_of_folder(path: str) -> dict[str, Choice]:
+    """The format that most files of a folder or glob have by their names, and the splits if they are folders."""
+    if source := _format_by_name(path):
+        return {"source": Choice(source), "path": Choice(path)}
+    listing, counts = Listing(), dict[str, int]()
+    for source, form in FORMATS.items():
+        if form.suffixes:
+            _, files = listing.find_files(path, form.suffixes)
+            counts[source] = sum(file.name.lower().endswith(form.suffixes) for file in files)
+    ranked = sorted((count, source) for source, count in counts.items() if count)
+    known = tuple(dict.fromkeys(suffix for form in FORMATS.values() for suffix in form.suffixes))
+    folder = os.path.abspath(os.path.expanduser(path))
+    texts = list_texts(folder)[0] if os.path.isdir(folder) else []
+    in_labels = sum(text_label(folder, file.file) is not None for file in texts if file.name.lower().endswith(".txt"))
+    if ranked and in_labels <= _MANY_TEXTS * ranked[-1][0]:
+        second = ranked[-2][1] if len(ranked) > 1 else ""
+        reason = f"{ranked[-1][0]:,} files have this format by their names" if second else ""
+        return {"source": Choice(ranked[-1][1], reason, second), "path": Choice(path)}
+    tables = sum(file.name.lower().endswith(known) for file in texts)
+    if not texts or tables > len(texts) / 2:
+        advice = f"{path.rstrip('/')}/**/*" if tables else "a folder with a folder of texts for each label"
+        message = f"{path} has no file of rows: their names end in {', '.join(known)}; or give {advice}."
+        raise UserError.of("option", "PATH", message)
+    reason = f"it has {len(texts):,} texts in folders, whose names are the labels"
+    found = {
+        "source": Choice("textfolder", reason, ranked[-1][1] if ranked else "csv, with a text a line"),
+        "path": Choice(path),
+    }
+    inner = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] not in "._")
+    named = {split: name for split in FILE_NAMES if (name := _name_like(split, inner))}
+    if "train" in named and len({*named.values()}) == len(named) == len(inner) > 1 and "train" not in inner:
+        found["splits"] = Choice(named, "the folders have the names of splits", "null  # the folders are labels")
+    return found
+
+
+def _name_of_files(split: str, files: Sequence[SourceFile]) -> str:
+    """The name that `data.splits` has for a split's files."""
+    names = (name for name in FILE_NAMES[split] if all(file.name.startswith(name) for file in files))
+    return next(names, split)
+
+
+def _encoding_of_texts(folders: Sequence[str]) -> dict[str, Choice]:
+    """Another encoding than UTF-8, if more of the first texts with other than ASCII characters are in it."""
+    wrong, right, examples = 0, 0, list[bytes]()
+    for text in islice((text for folder in folders for text in list_texts(folder)[0]), _TEXTS_TO_DECODE):
+        with open(open_local(text.file), "rb") as file:
+            read = file.read(_HEAD_BYTES)
+        if not read.isascii() and not read.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            try:
+                codecs.getincrementaldecoder("utf-8")().decode(read)
+                right += 1
+            except UnicodeDecodeError:
+                wrong += 1
+                examples.append(read)
+    if wrong <= right:
+        return {}
+    reason = f"{wrong:,} of the first texts are not in UTF-8, and {right:,} others with such characters are"
+    return {"encoding": _single_byte_encoding(b"".join(examples), reason)}
 
 
 def _format_of(path: str) -> Choice:
-    """The format that most files have by their names, or a file by its content."""
-    counts = {}
-    for source, form in FORMATS.items():
-        if name_of(path).lower().endswith(form.suffixes):
-            return Choice(source)
-        if Path(path).is_file():
-            continue
-        try:
-            splits, others, _ = find_split_files(Data(source=source, path=path))
-        except UserError:
-            continue
-        counts[source] = sum(map(len, splits.values())) + len(others)
-    ranked = sorted((count, source) for source, count in counts.items() if count)
-    if ranked:
-        second = ranked[-2][1] if len(ranked) > 1 else ""
-        return Choice(
-            ranked[-1][1], f"{ranked[-1][0]:,} files have this format by their names" if second else "", second
-        )
-    if not Path(path).is_file():
-        known = ", ".join(dict.fromkeys(suffix for form in FORMATS.values() for suffix in form.suffixes))
-        raise UserError.of("option", "PATH", f"{path} has no file of rows: their names end in {known}.")
+    """The format of a file, by its name or its content."""
+    if source := _format_by_name(path):
+        return Choice(source)
     with open(path, "rb") as file:
         first = file.read(8)
     if first.startswith((b"PAR1", b"ARROW1")):
@@ -141,6 +231,11 @@ def _format_of(path: str) -> Choice:
     if _is_conll(text):
         return Choice("conll", "it has a word a line, and blank lines between sentences", "csv")
     return Choice("csv", "it has a row a line", "conll")
+
+
+def _format_by_name(path: str) -> str | None:
+    name = name_of(path).lower()
+    return next((source for source, form in FORMATS.items() if form.suffixes and name.endswith(form.suffixes)), None)
 
 
 def _head(file: str, data: Data) -> str:
@@ -171,13 +266,21 @@ def _encoding_of(file: str, data: Data) -> Choice:
     try:
         read.decode()
     except UnicodeDecodeError as error:
-        reason = f"byte 0x{error.object[error.start]:02x} is not UTF-8"
-        with open_text(file, data.model_copy(update={"encoding": "cp1251"})) as raw:
-            letters = [one for one in raw.read(_HEAD_BYTES).decode("utf-8", "replace") if one.isalpha()]
-        if letters and sum("\u0430" <= one <= "\u044f" for one in letters) > len(letters) / 3:
-            return Choice("cp1251", f"{reason}, and its letters are Cyrillic", "koi8-r")
-        return Choice("cp1252", reason, "latin-1")
+        return _single_byte_encoding(read, f"byte 0x{error.object[error.start]:02x} is not UTF-8")
     return Choice("utf-8")
+
+
+def _single_byte_encoding(read: bytes, reason: str) -> Choice:
+    """The likeliest encoding of bytes that are not UTF-8."""
+    letters = [one for one in read.decode("cp1251", "replace") if one.isalpha()]
+    if letters and sum("\u0430" <= one <= "\u044f" for one in letters) > len(letters) / 3:
+        return Choice("cp1251", f"{reason}, and its letters are Cyrillic", "koi8-r")
+    try:
+        read.decode("cp1252")
+    except UnicodeDecodeError as error:
+        undefined = f"{reason}; cp1252 has no character for byte 0x{read[error.start]:02x}"
+        return Choice("latin-1", undefined, "cp1252")
+    return Choice("cp1252", reason, "latin-1")
 
 
 def _dialect(file: str, head: str) -> dict[str, Choice]:
@@ -289,7 +392,8 @@ def _read(sample: FirstRows, pinned: Mapping[str, Sequence[str]]) -> None:
             read_before = sample.columns.setdefault(name, [None] * read)
             read_before += [None] * (read - len(read_before)) + _as_values(values)
         read += max([len(block.numbers), *map(len, block.slices.values())])
-        sample.unreadable += len({problem.row for problem in block.row_problems})
+        first = {problem.row: problem.check for problem in reversed(block.row_problems)}
+        sample.problems.update(first.values())
         if read >= SAMPLE_ROWS:
             break
     if not read:

@@ -62,7 +62,8 @@ class Block:
         rows = pa.array(mask)
         slices = {name: values.filter(rows) for name, values in self.slices.items()}
         numbers = self.numbers[mask]
-        return replace(self, rows=self.rows.filter(rows), numbers=numbers, row_problems=(), remarks=(), slices=slices)
+        kept = self.rows.filter(rows) if self.rows.num_columns else self.rows
+        return replace(self, rows=kept, numbers=numbers, row_problems=(), remarks=(), slices=slices)
 
 
 class ExtraColumns(Protocol):

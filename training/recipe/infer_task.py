@@ -157,7 +157,10 @@ _OPENAI_PREFERENCE = ("input", "preferred_output", "non_preferred_output")
 
 def _preferences(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
     if {"chosen", "rejected"} <= columns.keys():
-        named = {name: name for name in ("prompt", "chosen", "rejected") if name in columns}
+        named = {"chosen": "chosen", "rejected": "rejected"}
+        asked = [name for name, column in columns.items() if column.is_messages and name not in named]
+        if "prompt" in columns or asked:
+            named = {"prompt": "prompt" if "prompt" in columns else asked[0], **named}
         reason = "each row has a chosen and a rejected answer"
         yield TaskGuess("preference", reason, {"columns": named}, texts=("chosen",))
         yield TaskGuess(
@@ -178,8 +181,13 @@ def _conversations(columns: Mapping[str, ColumnProfile], there: Collection[str])
     for name, column in columns.items():
         if column.is_messages:
             more = ("tools",) if "tools" in columns else ()
-            data = {"columns": {"messages": name, **{one: one for one in more}}}
-            yield TaskGuess("sft", f"column {name!r} has lists of messages", data, texts=(name, *more))
+            data: dict[str, Any] = {"columns": {"messages": name, **{one: one for one in more}}}
+            reason = f"column {name!r} has lists of messages"
+            if "label" in columns and columns["label"].is_boolean:
+                yes = "True" if {*columns["label"].counts} <= {"True", "False"} else "1"
+                data["filter"] = f"label == {yes}"
+                reason += f", and 'label' rates them: only rows of {yes} are read (kto takes prompt, completion, label)"
+            yield TaskGuess("sft", reason, data, texts=(name, *more))
     for names, roles in _ANSWERED.items():
         if columns.keys() >= {*names} and _are_texts(columns[name] for name in names):
             data = {"columns": dict(zip(roles, names, strict=True))}
