@@ -74,12 +74,20 @@ class StartingModel:
 
     @property
     def parameters(self) -> int | None:
-        """The number of its weights, by the headers of their files."""
+        """The number of its weights: by the headers of their files, or for random weights about."""
         if self.folder is not None:
             with contextlib.suppress(UserError, OSError, ValueError, KeyError):
                 files = {file.name: file for file in self.folder.iterdir()}
                 return sum(map(prod, read_shapes(files).values()))
-        return None
+            return None
+        return self._size("layers") * 12 * self._size("width") ** 2 + self._words * self._size("width") or None
+
+    def _size(self, name: str) -> int:
+        return next((int(self.config[key]) for key in _NAMES[name] if self.config.get(key)), 0)
+
+    @property
+    def _words(self) -> int:
+        return int(self.config.get("vocab_size") or 0)
 
     def tokens(self, rows: Sequence[Sequence[str]], *, special: bool) -> list[int] | None:
         """The tokens of each row of texts, with those around them if `special`; None without a tokenizer."""
@@ -92,13 +100,11 @@ class StartingModel:
     def memory_bytes(self, parameters: int, rows: int, length: int, *, writes: bool) -> int | None:
         """About the memory to train all weights by AdamW in float32 on batches of rows; `writes`: it has an output for
         each word. None if its size is unknown."""
-        size = {
-            name: next((self.config[key] for key in keys if key in self.config), 0) for name, keys in _NAMES.items()
-        }
-        if not all(size.values()):
+        width, layers, heads = map(self._size, _NAMES)
+        if not width * layers * heads:
             return None
-        per_token = size["layers"] * (_LAYER_BYTES * size["width"] + _ATTENTION_BYTES * size["heads"] * length)
-        per_token += _LOGIT_BYTES * self.config.get("vocab_size", 0) if writes else 0
+        per_token = layers * (_LAYER_BYTES * width + _ATTENTION_BYTES * heads * length)
+        per_token += _LOGIT_BYTES * self._words if writes else 0
         return _PROCESS_BYTES + parameters * BYTES_PER_PARAMETER + rows * length * per_token
 
 

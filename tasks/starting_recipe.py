@@ -361,6 +361,8 @@ def _length(sample: FirstRows, guess: TaskGuess, fields: Fields, model: Starting
     counted_by = "by the model's tokenizer"
     if lengths is None:
         counted_by = "guessed from their characters, because the model's tokenizer is not on this machine"
+        if model.folder is None and model.config:
+            counted_by = "guessed from their characters, because the run makes the tokenizer"
         each = _CHARACTERS_OF_TOKEN[english]
         lengths = [math.ceil(sum(map(len, row)) / each) + 4 * len(row) for row in texts]
     lengths = sorted(length + around for length in lengths) or [128]
@@ -394,8 +396,8 @@ def _batch(guess: TaskGuess, fields: Fields, model: StartingModel, length: int) 
         while rows > 1 and needed is not None and needed > here * _SHARE_OF_MEMORY:
             rows //= 2
             needed = model.memory_bytes(parameters, rows, length, writes=writes)
-            reason = f"larger ones need more than the memory of {as_text(here)} here"
-        reason += f"; that needs about {as_text(needed or 0)} of the {as_text(here)} of memory here"
+            reason = f"larger ones need more than {_SHARE_OF_MEMORY:.0%} of the {as_text(here)} of memory here"
+        reason += f"; that needs about {as_text(needed or 0)} of memory"
     reason += ". `finetune plan` measures it, and a run that lacks memory halves it"
     return rows, Choice(rows, reason, str(max(1, rows // 2)))
 
