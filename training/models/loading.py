@@ -135,10 +135,7 @@ def _reorder_head(model: PreTrainedModel, task_type: TaskModel, folder: Path, la
 def load_trained(task_type: TaskModel, folder: Path) -> PreTrainedModel:
     """A model of `export` for predictions: float32, on the CPU, dropout off. Raises UserError if it lacks weights."""
     model, missing, _ = _load(task_type, folder, {})
-    if missing:
-        message = f"{folder} lacks {len(missing):,} weights of {type(model).__name__}, or has them in another shape: "
-        message += f"{', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}. Restore its files, or train it again."
-        raise UserError.of("model", "model", message)
+    weights.require_whole(model, folder, missing)
     return model.eval()
 
 
@@ -223,5 +220,4 @@ def _load(
         **options,
     )
     assert isinstance(model, PreTrainedModel)
-    missing = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
-    return model, missing, weights.compare(model, found)
+    return model, weights.missing_weights(found), weights.compare(model, found)

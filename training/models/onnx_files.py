@@ -21,6 +21,7 @@ import transformers
 from transformers.utils import ModelOutput
 
 from training.models.configurations import without_code
+from training.models.weights import missing_weights, require_whole
 from training.problems import UserError
 from training.recipe.tables.exports import EXPORTS, OUTPUTS
 
@@ -35,11 +36,11 @@ EXAMPLE_ROWS, EXAMPLE_TOKENS = 2, 8
 
 
 def load(auto_class: str, folder: Path) -> PreTrainedModel:
-    """A trained model in 32-bit floats on the CPU, dropout off."""
+    """A trained model in 32-bit floats on the CPU, dropout off. Raises UserError if it lacks weights."""
     config = without_code(
         transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     )
-    loaded: PreTrainedModel = getattr(transformers, auto_class).from_pretrained(
+    loaded, found = getattr(transformers, auto_class).from_pretrained(
         folder,
         config=config,
         dtype=torch.float32,
@@ -47,8 +48,12 @@ def load(auto_class: str, folder: Path) -> PreTrainedModel:
         use_safetensors=True,
         local_files_only=True,
         trust_remote_code=False,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
     )
-    return loaded.eval()
+    require_whole(loaded, folder, missing_weights(found))
+    whole: PreTrainedModel = loaded.eval()
+    return whole
 
 
 def convert(network: PreTrainedModel, auto_class: str, file: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,6 +161,19 @@ def compare(network: PreTrainedModel, info: Mapping[str, Any]) -> Fit:
         unused=[name for name in unexpected if (pattern := _pattern(name)) in patterns and pattern != name],
         unexpected=unexpected,
     )
+
+
+def missing_weights(info: Mapping[str, Any]) -> list[str]:
+    """The names of the weights that files lack or have in another shape, by transformers' `output_loading_info`."""
+    return sorted([*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])])
+
+
+def require_whole(network: PreTrainedModel, folder: Path, missing: Sequence[str]) -> None:
+    """Raises UserError if a trained model lacks weights, which transformers has drawn at random."""
+    if missing:
+        message = f"{folder} lacks {len(missing):,} weights of {type(network).__name__}, or has them in another shape: "
+        message += f"{', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}. Restore its files, or train it again."
+        raise UserError.of("model", "model", message)
 
 
 def head_problem(network: PreTrainedModel, found: Fit, auto_class: str, field: str) -> Iterator[Problem]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, BertConfig
 
 from tests.training import tiny
@@ -47,6 +48,22 @@ def test_an_export_predicts_as_its_model_for_batches_of_any_size(exported: tuple
             found = models[name](**given)["logits"].numpy()
             assert found.shape == expected.shape
             assert np.abs(found - expected).max() < rounding
+
+
+def test_a_model_that_lacks_weights_or_has_them_in_another_shape_is_not_exported_with_random_ones(
+    exported: tuple[Any, dict[str, Path]], tmp_path: Path
+) -> None:
+    network, _ = exported
+    network.save_pretrained(tmp_path)
+    whole = load_file(tmp_path / "model.safetensors")
+    bias = "classifier.bias"
+    for changed in ({bias: torch.zeros(7)}, {}):
+        kept = {name: tensor for name, tensor in whole.items() if name != bias}
+        save_file(kept | changed, tmp_path / "model.safetensors", {"format": "pt"})
+        with pytest.raises(
+            UserError, match=r"lacks 1 weights of Bert\w+, or has them in another shape: classifier\.bias"
+        ):
+            onnx_files.export("AutoModelForSequenceClassification", tmp_path, ["onnx"], tmp_path / "out")
 
 
 def test_the_weights_of_an_8_bit_export_are_in_8_bits(exported: tuple[Any, dict[str, Path]]) -> None:
