@@ -20,11 +20,14 @@ import numpy.typing as npt
 
 from training.evaluation.constant_predictions import Baseline, Constant, shorten
 from training.evaluation.predictions import Floats, Likelihoods, Rows
+from training.problems import UserError
 from training.recipe.tables.metrics import CONVERSATIONS, TOOL_METRICS
 from training.tokenization.tool_calls import ParsedAnswer, ToolCall, Tools, parse_answer
 
 if TYPE_CHECKING:
     from jsonschema.protocols import Validator
+
+    from training.tokenization.chat_templates import ChatTemplate
 
 TURNS = "tool_turns"
 """The column of predictions with the turns of a row, as JSON; null for rows without answers."""
@@ -185,6 +188,29 @@ def as_array(turns: Sequence[tuple[Turn, ...]]) -> npt.NDArray[np.object_]:
     found = np.empty(len(turns), np.object_)
     found[:] = turns
     return found
+
+
+def find_unreadable_call(template: ChatTemplate) -> str | None:
+    """Returns the text in which a chat template writes a call, if the call cannot be read back from it; None if it can,
+    or if the template refuses to write it."""
+    tools = [{"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}]
+    call = ToolCall("get_time", {"city": "Rome"})
+    function = {"name": call.name, "arguments": call.arguments}
+    answer = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call00001", "type": "function", "function": function}],
+    }
+    try:
+        text, spans = template.render_answers([{"role": "user", "content": "What time is it in Rome?"}, answer], tools)
+    except UserError:
+        return None
+    written = "".join(text[slice(*span)] for span in spans).removesuffix(template.find_end() or "")
+    return (
+        None
+        if [(one.name, one.arguments) for one in parse_answer(written, tools).calls] == [tuple(function.values())]
+        else written
+    )
 
 
 def is_valid(call: ToolCall, tools: Tools) -> bool:

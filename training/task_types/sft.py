@@ -44,7 +44,14 @@ from training.data.conversation_forms import as_tools
 from training.data.row_problems import masks_by_reason
 from training.evaluation.constant_predictions import sample_evenly
 from training.evaluation.predictions import Likelihoods
-from training.evaluation.tool_use import TURNS, baseline_of_calls, read_turns, with_turns, write_turns
+from training.evaluation.tool_use import (
+    TURNS,
+    baseline_of_calls,
+    find_unreadable_call,
+    read_turns,
+    with_turns,
+    write_turns,
+)
 from training.models.repository_files import chat_of
 from training.problems import Problem, UserError
 from training.recipe.column_types import BESIDE_CONVERSATIONS
@@ -210,6 +217,10 @@ class SupervisedFineTuning(CausalLM, AnswersTurns):
             eos = "{{ eos_token }}" if encoder.eos is not None else "a special token of the tokenizer"
             message = f"ends answers {ends}: the model will write on after its answers, up to options.max_new_tokens. "
             message += f"End answers with {eos}, or take a base model whose tokenizer has the template's tokens."
+            yield Problem(kind="model", where=FIELD, message=message, level="warning")
+        if "tools" in columns and (written := find_unreadable_call(ChatTemplate(*encoder.chat))):
+            message = f"writes a call as {written!r}, which is read as no call: metrics of tool calls find none, and a "
+            message += "server returns it as text. Write calls as one of the forms in docs/how-to/conversations.md."
             yield Problem(kind="model", where=FIELD, message=message, level="warning")
 
     def set_end_tokens(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

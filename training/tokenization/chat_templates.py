@@ -79,8 +79,9 @@ class ChatTemplate:
         """The messages, and the spans of the assistant's answers: those that `{% generation %}` marks, or else the text
         that each answer adds to its prompt. Answers with the weight 0 are left out.
 
-        Raises UserError if the text contains no answer, or if it changes a message when more messages follow, because
-        then the spans cannot be found.
+        An earlier answer that the template writes otherwise once more messages follow has the text that it then has.
+        Raises UserError if the text contains no answer, or if the text before an answer is not the one that a model
+        answers, because then the spans cannot be found.
         """
         messages, tools = mark_spelt((messages, tools), self.spellings)
         is_marked = _GENERATION.search(self.text) is not None
@@ -154,15 +155,30 @@ class ChatTemplate:
     def _find_answer(self, messages: Messages, tools: Tools, place: int, text: str) -> tuple[int, int]:
         before = self._render(messages[:place], tools, add_generation_prompt=True)[0]
         after = self._render(messages[: place + 1], tools)[0]
-        if not (after.startswith(before) and text.startswith(after)):
-            raise UserError.of(
-                "model",
-                FIELD,
-                f"changes message {place + 1} of {_first_words(messages)} if it is answered or more messages follow, "
-                "so the assistant's part of the text is unknown: mark it in the template with {% generation %} and "
-                "{% endgeneration %}.",
-            )
-        return len(before), len(after)
+        if after.startswith(before) and text.startswith(after):
+            return len(before), len(after)
+        if text.startswith(before) and (stop := self._find_earlier_end(messages, tools, place, text, len(before))):
+            return len(before), stop
+        raise UserError.of(
+            "model",
+            FIELD,
+            f"changes message {place + 1} of {_first_words(messages)} if it is answered or more messages follow, "
+            "so the assistant's part of the text is unknown: mark it in the template with {% generation %} and "
+            "{% endgeneration %}.",
+        )
+
+    def _find_earlier_end(self, messages: Messages, tools: Tools, place: int, text: str, start: int) -> int | None:
+        """The end of an answer that a template writes otherwise if it is the last, as Qwen3's does: the first end of an
+        answer behind `start`. None if it is not known, or the next message comes before it."""
+        if place + 1 == len(messages):
+            return None
+        end = self.find_end()
+        if end is None or not any(token in end for token in self.spellings) or (found := text.find(end, start)) < 0:
+            return None
+        following = {**messages[place + 1], "content": f"{messages[place + 1]['content']} ."}
+        changed, _ = self._render([*messages[: place + 1], following, *messages[place + 2 :]], tools)
+        stop = found + len(end)
+        return stop if changed != text and changed[:stop] == text[:stop] else None
 
     def find_end(self) -> str | None:
         """The text after an answer that belongs to its span; None if there is none or the template writes no answer."""

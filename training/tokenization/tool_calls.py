@@ -1,6 +1,6 @@
 """Tool calls in the text of an answer: a generated text becomes a message in the form of OpenAI's API.
 
-    <tool_call>{"name": "weather", "arguments": {"city": "Köln"}}</tool_call>                Hermes, Qwen, SmolLM3
+    <tool_call>{"name": "weather", "arguments": {"city": "Köln"}}</tool_call>                Hermes, Qwen
     <tool_call><function=weather><parameter=city>Köln</parameter></function></tool_call>     Qwen 3.5, Qwen3-Coder
     [TOOL_CALLS][{"name": "weather", "arguments": {"city": "Köln"}, "id": "a1b2c3d4e"}]      Mistral
     [TOOL_CALLS]weather[ARGS]{"city": "Köln"}                                                Mistral, newer models
@@ -78,13 +78,13 @@ def parse_answer(text: str, tools: Tools = ()) -> ParsedAnswer:
     reasoning, rest = _split_reasoning(text)
     if not tools:
         return ParsedAnswer(rest, reasoning=reasoning)
-    start, _ = _find_opening(rest, 0)
-    found = _Found(tools)
-    if start == len(rest):
-        found.read_bare(rest)
-    else:
+    found, is_bare = _Found(tools), _may_be_bare(rest, tools)
+    if not (is_bare and found.read_bare(rest)):
+        start, _ = _find_opening(rest, 0)
         found.add_text(rest[:start].rstrip())
         found.read_marked(rest, start)
+        if is_bare and start == len(rest):
+            found.broken.append(rest)
     content = rest if not found.calls else "\n".join(found.texts)
     return ParsedAnswer(content, found.calls, found.broken, reasoning)
 
@@ -144,8 +144,9 @@ class _Found:
                 calls, end = read(text, after, self.tools)
                 self.calls += calls
             except _Unreadable:
-                end = text.find(closing, after) if closing else -1
-                end = _find_opening(text, after)[0] if end < 0 else end
+                end = _find_opening(text, after)[0]
+                if closing and (closed := text.find(closing, after, end)) >= 0:
+                    end = closed
                 self.broken.append(text[start:end])
                 self.add_text(text[start : end + len(closing) if text.startswith(closing, end) else end].strip())
             end = _skip(text, end)
@@ -154,17 +155,16 @@ class _Found:
             start, _ = _find_opening(text, end)
             self.add_text(text[end:start].strip())
 
-    def read_bare(self, text: str) -> None:
-        """Reads an answer without marks that consists of calls alone."""
-        if not _may_be_bare(text, self.tools):
-            return
+    def read_bare(self, text: str) -> bool:
+        """Reads an answer without marks. Returns whether it consists of calls alone."""
         try:
             calls, end = _read_values(text, 0, self.tools)
         except _Unreadable:
-            self.broken.append(text)
-            return
-        if not text[end:].strip():
-            self.calls += calls
+            return False
+        if text[end:].strip():
+            return False
+        self.calls += calls
+        return True
 
 
 class _Unreadable(Exception):

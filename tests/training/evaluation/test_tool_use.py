@@ -12,10 +12,19 @@ from training.evaluation import metrics
 from training.evaluation.baseline import choose_constant, compute_values
 from training.evaluation.constant_predictions import Constant
 from training.evaluation.predictions import Likelihoods
-from training.evaluation.tool_use import Conversations, baseline_of_calls, is_valid, read_turns, with_turns, write_turns
+from training.evaluation.tool_use import (
+    Conversations,
+    baseline_of_calls,
+    find_unreadable_call,
+    is_valid,
+    read_turns,
+    with_turns,
+    write_turns,
+)
 from training.programs.compare import CompareSettings, compare_models
 from training.programs.score import compute_scores
 from training.recipe.tables.metrics import TOOL_METRICS
+from training.tokenization.chat_templates import ChatTemplate
 from training.tokenization.tool_calls import ToolCall
 
 SCHEMA = {
@@ -131,6 +140,25 @@ def test_the_baseline_makes_no_call_or_a_frequent_one_whichever_is_better_by_the
         for name, constant in chosen.items()
     }
     assert found["tool_decision_accuracy"] == 0.5 and found["tool_call_accuracy"] == 1
+
+
+@pytest.mark.parametrize(
+    ("form", "readable"),
+    [
+        ('<tool_call>{"name": "NAME", "arguments": ARGUMENTS}</tool_call>', True),
+        ('{"name": "NAME", "parameters": ARGUMENTS}', True),
+        ("[NAME ARGUMENTS]", False),
+        ("", None),
+    ],
+)
+def test_a_template_whose_calls_are_not_read_back_is_found(form: str, readable: bool | None) -> None:
+    call = form.replace("NAME", "{{ call.function.name }}").replace(
+        "ARGUMENTS", "{{ call.function.arguments | tojson }}"
+    )
+    text = "{{ tools }}{% for m in messages %}{{ m.role }} {{ m.content }}{% for call in m.tool_calls or [] %}" + call
+    text += "{% endfor %}<end>{% endfor %}{% if add_generation_prompt %}assistant {% endif %}"
+    written = find_unreadable_call(ChatTemplate(text, {}))
+    assert (written is None) is (readable is not False)
 
 
 def test_a_model_with_better_calls_passes_the_test_against_a_worse_one_of_other_tokens_and_not_on_few_rows() -> None:
