@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.small import command
+from tests.servers import closed_port
 from tests.test_data_pages import BLOCK, Reader
 from training.task_types.task_type import TaskType
 
@@ -34,7 +36,7 @@ class Follower(Reader):
     def __init__(self, *, runs: bool) -> None:
         super().__init__()
         self._runs = runs
-        self.acts |= {"part": self.part, "drill": self.drill}
+        self.acts |= {"part": self.part, "drill": self.drill, "serve": self.serve}
 
     def part(self, content: str) -> str:
         """Looks it up in the example's file, where a method is indented."""
@@ -46,13 +48,31 @@ class Follower(Reader):
         """Types the commands, which take long."""
         if not self._runs:
             return content
-        printed = []
-        for line in (line for line in content.splitlines() if line.startswith("$ ")):
-            shell = f"finetune() {{ {sys.executable} -c '{command()[2]}' \"$@\"; }}; {line.removeprefix('$ ')}"
-            done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=900)
-            assert done.returncode == 0, done.stdout + done.stderr
-            printed.append(f"{line}\n{done.stdout.replace(f'{Path.cwd()}/', '')}")
-        return "".join(printed)
+        return "".join(self._shell(line) for line in content.splitlines() if line.startswith("$ "))
+
+    def serve(self, content: str) -> str:
+        """Types the first command, which starts a server, and the others while it runs."""
+        if not self._runs:
+            return content
+        first, *others = (line for line in content.splitlines() if line.startswith("$ "))
+        port = closed_port()
+        arguments = [*shlex.split(first)[2:], "--port", str(port)]
+        server = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        try:
+            assert server.stdout
+            printed = f"{first}\n{server.stdout.readline()}{server.stdout.readline()}".replace(f"{Path.cwd()}/", "")
+            for line in others:
+                printed += f"\n{self._shell(line.replace(':8000', f':{port}'))}\n"
+        finally:
+            server.terminate()
+            server.wait()
+        return printed.replace(f":{port}", ":8000")
+
+    def _shell(self, line: str) -> str:
+        shell = f"finetune() {{ {sys.executable} -c '{command()[2]}' \"$@\"; }}; {line.removeprefix('$ ')}"
+        done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return f"{line}\n{done.stdout.replace(f'{Path.cwd()}/', '')}"
 
 
 @contextmanager
@@ -91,7 +111,7 @@ def test_the_steps_before_a_run_print_what_the_page_shows(page: Path, tmp_path: 
 @pytest.mark.drill
 @pytest.mark.parametrize(
     ("page", "answer"),
-    [(TASK_TYPE_PAGE, "\n  New York  (from"), (TUTORIAL, "%  shipping")],
+    [(TASK_TYPE_PAGE, "\n  New York  (from"), (TUTORIAL, '{"label":"shipping"')],
     ids=["task type", "tutorial"],
 )
 def test_every_step_of_the_page_can_be_followed_to_the_answer_of_the_registered_model(

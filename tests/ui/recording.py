@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tests.fork_server import search_path_of_shell
+from tests.servers import closed_port
 from tests.test_data_pages import BLOCK
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +35,9 @@ TUTORIAL = ROOT / "docs/tutorial.md"
 COMMANDS = (
     "finetune init mails.csv --model scratch --yes",
     "finetune run deployments/mails.yaml",
-    'finetune predict mails "Where is my parcel?"',
+    "finetune serve mails",
+    'curl http://127.0.0.1:8000/predict -H "Authorization: Bearer $(cat .finetune/services/serve.token)"'
+    """ --json '{"rows": [{"mail": "Where is my parcel?"}]}'""",
 )
 COLUMNS, LINES = 108, 50
 OF_OTHER_HOMES = ("FINETUNE_HOME", "PREFECT_API_URL", "MLFLOW_TRACKING_URI")
@@ -102,22 +105,26 @@ class Screen:
         self.lines[self._row], self.since[self._row], self._is_at_start = line, now, not line
 
 
-def run_in_terminal(command: str, screen: Screen, folder: Path) -> None:
-    """Types the command, and waits for its end. Raises CalledProcessError if it fails."""
+def run_in_terminal(command: str, screen: Screen, folder: Path, until: str = "") -> subprocess.Popen[bytes]:
+    """Types the command, and waits for its end, or for a line that begins so. Raises CalledProcessError if it fails."""
     begin = time.monotonic() - screen.since[-1]
     screen.write(f"$ {command}\r\n", screen.since[-1])
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
     env = {name: value for name, value in os.environ.items() if name not in OF_OTHER_HOMES}
     env |= {"TERM": "xterm", "PATH": search_path_of_shell()}
-    child = subprocess.Popen(["sh", "-c", command], stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=env)
+    words = ["sh", "-c", f"exec {command}"]
+    child = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=env)
     os.close(theirs)
     decoder = codecs.getincrementaldecoder("utf-8")()
     while more := _read(ours):
         screen.write(decoder.decode(more), time.monotonic() - begin)
+        if until and any(line.startswith(until) for line in screen.lines[:-1]):
+            return child
     os.close(ours)
     if child.wait():
         raise subprocess.CalledProcessError(child.returncode, command, "\n".join(screen.lines))
+    return child
 
 
 def _read(terminal: int) -> bytes:
@@ -150,9 +157,18 @@ def main() -> None:
         for block in BLOCK.finditer(TUTORIAL.read_text()):
             if block[2] == "file make_mails.py":
                 subprocess.run([sys.executable, "-c", block[3]], cwd=folder, check=True)
-        for command in COMMANDS:
-            run_in_terminal(command, screen, folder)
-        screen.lines = [line.replace(f"{folder}/", "") for line in screen.lines]
+        init, run, serve, ask = COMMANDS
+        run_in_terminal(init, screen, folder)
+        run_in_terminal(run, screen, folder)
+        port = closed_port()
+        server = run_in_terminal(f"{serve} --port {port}", screen, folder, until="Requests need the token")
+        try:
+            run_in_terminal(ask.replace(":8000", f":{port}"), screen, folder)
+        finally:
+            server.terminate()
+            server.wait()
+        for shown, meant in ((f"{folder}/", ""), (f" --port {port}", ""), (f":{port}", ":8000")):
+            screen.lines = [line.replace(shown, meant) for line in screen.lines]
         while not screen.lines[-1]:
             screen.lines.pop(), screen.since.pop()
     PICTURE.write_text(draw(screen))
