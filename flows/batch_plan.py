@@ -15,6 +15,7 @@ from tasks.prediction.drift_samples import Monitoring, find_monitoring
 from tasks.prediction.input_rows import RowFiles, Scan, Shard, list_files, scan_rows
 from tasks.registry.model_spec import ModelSpec, find_model, read_by
 from tasks.stages.predict_shard import predict_shard
+from training.jobs.protocol import Progress
 from training.recipe import BatchPrediction
 
 
@@ -102,7 +103,7 @@ class _Artifacts:
 
 def _report_files(listener: Listener) -> Callable[[int, int], None]:
     def report(done: int, total: int) -> None:
-        event = {"kind": "progress", "done": done, "total": total, "unit": "files read"}
+        event: Progress = {"kind": "progress", "done": done, "total": total, "unit": "files read"}
         listener.stage_events("predict", [event])
 
     return report

@@ -29,7 +29,7 @@ from tasks.sweeps.study import Study
 from tasks.sweeps.trial_state import UNFINISHED, Trial
 from tasks.tracking.run_tracker import RunTracker
 from tasks.tracking.tracker import STUDY_TAG, TRIAL_STATE_TAG, TRIAL_TAG
-from training.jobs.protocol import EVENTS, read_events
+from training.jobs.protocol import EVENTS, Event, read_events
 from training.problems import DISK, NETWORK, UserError
 from training.recipe import Recipe, parse
 
@@ -186,9 +186,10 @@ class _Evaluations(Listener):
 
     def __init__(self, run: TrialRun) -> None:
         self._run, self._metric = run, f"eval_{run.metric}"
-        self._count, self._steps = 0, None
+        self._count = 0
+        self._steps: int | None = None
 
-    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+    def stage_events(self, stage: str, events: list[Event]) -> None:
         """Raises Paused after an evaluation that is not the last one, or when the sweep's time is over."""
         if stage != "fit":
             return
@@ -238,7 +239,7 @@ class _TrainingProgress(Listener):
         """As PrefectProgress."""
         self._progress.stage_waits(stage)
 
-    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+    def stage_events(self, stage: str, events: list[Event]) -> None:
         """As PrefectProgress."""
         self._progress.stage_events(stage, events)
 

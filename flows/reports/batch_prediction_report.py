@@ -13,6 +13,7 @@ from tasks.jobs.launch import JobFailed
 from tasks.prediction.input_rows import MAX_REASONS
 from tasks.reports.formatting import format_count
 from tasks.reports.model_reports import describe_drift
+from training.jobs.protocol import Event
 from training.problems import UserError
 
 STAGE = "predict"
@@ -34,7 +35,7 @@ class Shards(Listener):
         for follower in self._followers:
             follower.stage_waits(STAGE)
 
-    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+    def stage_events(self, stage: str, events: list[Event]) -> None:
         """Passes them on."""
         for follower in self._followers:
             follower.stage_events(STAGE, events)

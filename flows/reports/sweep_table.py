@@ -15,6 +15,7 @@ from flows.reports.terminal import can_redraw
 from tasks.cache.stage import Listener
 from tasks.reports.formatting import format_score
 from tasks.sweeps.trial_state import Trial, short_names
+from training.jobs.protocol import Event
 from training.recipe import Sweep
 
 REFRESHES_PER_SECOND = 4
@@ -146,7 +147,7 @@ class TrialProgress(Listener):
         """Shows the stage."""
         self._terminal.progress[self._number] = stage
 
-    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+    def stage_events(self, stage: str, events: list[Event]) -> None:
         """Shows the steps, and prints warnings."""
         for event in events:
             if event["kind"] == "progress" and event.get("total"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -17,6 +17,7 @@ from tasks.cache.results import Artifact
 from tasks.cache.stage import Listener, Row, fetch_event
 from tasks.reports.model_reports import find_worst_groups
 from tasks.reports.stage_summaries import STAGES, Pace, format_evaluation, summarize_row
+from training.jobs.protocol import Event, Progress
 from training.problems import visible
 from training.recipe import Recipe
 
@@ -47,7 +48,7 @@ class Terminal(Listener):
         """Prints why the stage does not begin."""
         self._note(f"  {stage}: another run makes the same artifact; waiting for it")
 
-    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+    def stage_events(self, stage: str, events: list[Event]) -> None:
         """Prints warnings, waits and evaluations, and shows the progress."""
         for event in events:
             if event["kind"] in ("warning", "note", "waiting"):
@@ -70,7 +71,7 @@ class Terminal(Listener):
 
     def progress_of(self, stage: str) -> Callable[[int, int], None]:
         """Returns a function that shows the stage's progress."""
-        return lambda done, total: self._progress(stage, {"done": done, "total": total})
+        return lambda done, total: self._progress(stage, {"kind": "progress", "done": done, "total": total})
 
     def fetch_progress_of(self, stage: str) -> Callable[[int, int], None]:
         """Returns a function that shows a download for the stage, in bytes."""
@@ -85,7 +86,7 @@ class Terminal(Listener):
         """Ends the output of the run."""
         self.clear()
 
-    def _progress(self, stage: str, event: Mapping[str, Any]) -> None:
+    def _progress(self, stage: str, event: Progress) -> None:
         now, text = time.monotonic(), f"  {stage:<16} {self._format_bar(event)}"
         if now - self._progress_at < (TERMINAL_INTERVAL_S if self._redraws else FILE_INTERVAL_S):
             return
@@ -95,7 +96,7 @@ class Terminal(Listener):
         else:
             self._note(text)
 
-    def _format_bar(self, event: Mapping[str, Any], width: int = 1000) -> str:
+    def _format_bar(self, event: Progress, width: int = 1000) -> str:
         """`██████░░░░ 280/560  loss 0.754  927 rows/s  16 s left, until 14:05` within `width` columns."""
         done, total = event["done"], event["total"]
         text = f" {done:,}/{total:,}" + (f" {event['unit']}" if "unit" in event else "")
@@ -165,7 +166,7 @@ class LiveTable(Terminal):
     def clear(self) -> None:
         """Does nothing: `close` removes the table."""
 
-    def _progress(self, stage: str, event: Mapping[str, Any]) -> None:
+    def _progress(self, stage: str, event: Progress) -> None:
         self._bar_text = self._format_bar(event, self._console.width - INDENT)
 
     def _note(self, text: str) -> None:

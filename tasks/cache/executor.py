@@ -30,7 +30,7 @@ from tasks.cache.results import Artifact
 from tasks.cache.stage import Listener, Paused, Prepared, Result, Row, Stage, Work
 from tasks.home import home
 from tasks.locks import FlockManager
-from training.jobs.protocol import read_outcome
+from training.jobs.protocol import Event, Message, read_outcome
 
 _logger = logging.getLogger(__name__)
 
@@ -212,7 +212,7 @@ class _Listeners(Listener):
     def stage_waits(self, stage: str) -> None:
         self._notify(lambda listener: listener.stage_waits(stage))
 
-    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+    def stage_events(self, stage: str, events: list[Event]) -> None:
         self._notify(lambda listener: listener.stage_events(stage, events))
 
     def stage_ended(self, row: Row, result: Any) -> None:
@@ -287,7 +287,7 @@ def _make_rollback(work: Work) -> Callable[[Transaction], None]:
         if work.rollback is None:
             return
         try:
-            event = {"kind": "note", "message": work.rollback()}
+            event: Message = {"kind": "note", "message": work.rollback()}
         except Exception as error:  # the run reports the first failure
             event = {"kind": "warning", "message": f"its changes could not be rolled back: {error}"}
         work.on_events([event])

@@ -18,6 +18,7 @@ from tasks.cache.code import code_behind, library_versions, users_code
 from tasks.cache.digests import digest_of
 from tasks.cache.results import Artifact
 from tasks.home import home
+from training.jobs.protocol import Event, Progress
 
 Result = TypeVar("Result")
 
@@ -56,7 +57,7 @@ class Listener:
     def stage_waits(self, stage: str) -> None:
         """Another process is making the same artifact, and this one waits."""
 
-    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+    def stage_events(self, stage: str, events: list[Event]) -> None:
         """A child program wrote these events, in order."""
 
     def stage_ended(self, row: Row, result: Any) -> None:
@@ -105,7 +106,7 @@ class Work:
         """The folder of this stage's child program: the same for the same key in every run."""
         return home() / "jobs" / self.key
 
-    def on_events(self, events: list[dict[str, Any]]) -> None:
+    def on_events(self, events: list[Event]) -> None:
         """Passes a child's events to the run's listeners."""
         for listener in self.listeners:
             listener.stage_events(self.stage, events)
@@ -119,7 +120,7 @@ class Work:
         self.on_events([fetch_event(done, total)])
 
 
-def fetch_event(done: int, total: int) -> dict[str, Any]:
+def fetch_event(done: int, total: int) -> Progress:
     """The progress of a download, from bytes."""
     return {"kind": "progress", "done": done // 10**6, "total": total // 10**6, "unit": "MB"}
 

@@ -13,6 +13,7 @@ from tasks.jobs.engines.local import LOCAL, STOP_GRACE_S
 from tasks.locks import raise_if_cancelled
 from training.jobs.protocol import (
     EVENTS,
+    Event,
     Failure,
     FailureKind,
     Outcome,
@@ -55,7 +56,7 @@ def require_finished(outcome: Outcome) -> Outcome:
 class EventReader:
     """Reads the events of a job, of all its tries, and passes each on once."""
 
-    def __init__(self, path: Path, on_events: Callable[[list[dict[str, Any]]], None]) -> None:
+    def __init__(self, path: Path, on_events: Callable[[list[Event]], None]) -> None:
         self._path = path
         self._on_events = on_events
         self._offset = 0
@@ -76,7 +77,7 @@ def run_job(
     argv: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,
-    on_events: Callable[[list[dict[str, Any]]], None] = lambda events: None,
+    on_events: Callable[[list[Event]], None] = lambda events: None,
     events: EventReader | None = None,
     stall_timeout_s: float,
     poll_s: float = 0.2,

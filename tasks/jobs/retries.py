@@ -31,6 +31,7 @@ from training.jobs.protocol import (
     LOGS,
     OUTPUT,
     Failure,
+    Message,
     Outcome,
     Settings,
     finished_output,
@@ -138,7 +139,7 @@ def run_child(
     return outcome.result
 
 
-def prepare_next_try(outcome: Outcome, failure: Failure, tries: int, batches: BatchDivision | None) -> dict[str, Any]:
+def prepare_next_try(outcome: Outcome, failure: Failure, tries: int, batches: BatchDivision | None) -> Message:
     """Halves the batches if memory ran out. Returns the warning that names the failure and the next step.
 
     `tries` is how often the program may still be started again. Raises UserError or launch.JobFailed if another try

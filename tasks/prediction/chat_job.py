@@ -90,7 +90,7 @@ class Chat:
         self.dropped = 0
         """The oldest messages that the model did not read for its last answer."""
         self._system = system
-        self._events: list[dict[str, Any]] = []
+        self._events: list[Any] = []
         self._turns, self._number = Events(job / TURNS), 0
         self._looks = follow_job(
             job,

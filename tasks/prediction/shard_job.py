@@ -267,7 +267,7 @@ class _Program:
             runner=self._options.engine.runner(program, folders, self._work.on_events),
         )
 
-    def _read(self, events: list[dict[str, Any]]) -> None:
+    def _read(self, events: list[Any]) -> None:
         for event in events:
             if event["kind"] == "shard":
                 self._add(event)

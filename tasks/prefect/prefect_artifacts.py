@@ -46,6 +46,7 @@ from tasks.reports.model_reports import (
 from tasks.reports.row_reports import describe_rows, read_report, tabulate_problems
 from tasks.reports.stage_summaries import STAGES_WITH_REPORT, Pace, format_evaluation, summarize_row
 from tasks.tracking.connection import version_url
+from training.jobs.protocol import Event, Progress
 from training.problems import Problem
 
 UPDATE_S = 2.0
@@ -85,7 +86,7 @@ class PrefectProgress(Listener):
         """Logs that another run makes the same artifact, and shows this one as waiting."""
         self._wait(stage, "another run makes the same artifact; waiting for it")
 
-    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+    def stage_events(self, stage: str, events: list[Event]) -> None:
         """Moves the bar, at most every two seconds, logs evaluations, warnings and notes, and shows waits."""
         for event in events:
             if event["kind"] == "waiting":
@@ -149,7 +150,7 @@ class PrefectProgress(Listener):
                 self._artifacts.put(f"{title.lower().replace('&', '')}-run", link)
 
 
-def _build_bar(stage: str, event: Mapping[str, Any], left_s: float | None) -> Bar:
+def _build_bar(stage: str, event: Progress, left_s: float | None) -> Bar:
     """`step 280 of 560, loss 0.754, 927 rows/s, ends about 14:05 UTC`"""
     done, total = event["done"], event["total"]
     if "unit" in event:

@@ -5,7 +5,7 @@ Prefect and the rows of the documentation. flows/pipeline.py connects the stages
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.cache.results import Artifact, Champion, Promotion, Publication, Verdict, Version
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from training.data.load_rows import LoadDataResult
     from training.engine.fit_settings import FitResult
     from training.evaluation.scores import Comparison, SplitScores
+    from training.jobs.protocol import Points
     from training.programs.create_model import ModelResult
     from training.programs.drift import DriftResult
     from training.programs.evaluate import EvaluateResult
@@ -129,7 +130,7 @@ MONITORING_STAGES = {
 STAGES_WITH_REPORT = tuple(name for name, entry in STAGES.items() if entry.has_report)
 
 
-def format_evaluation(event: Mapping[str, Any]) -> str | None:
+def format_evaluation(event: Points) -> str | None:
     """`step 280: loss 0.7535, accuracy 0.7745`; None if the metrics are not of an evaluation."""
     found = {name: value for name, value in event["values"].items() if not name.endswith(("_second", "_runtime"))}
     if not any(name.startswith("eval_") for name in found):

@@ -161,7 +161,7 @@ class ModelProcess:
             inputs = {part: str(folder) for part, folder in folders.items()}
             self.has_chat_template = chat_template(folders["tokenizer"]) is not None
             Job(program=PROGRAM, key=work.key, settings=settings.model_dump(), inputs=inputs).write(work.job)
-            events: list[dict[str, Any]] = []
+            events: list[Any] = []
             looks = follow_job(
                 work.job,
                 python_argv(PROGRAM),

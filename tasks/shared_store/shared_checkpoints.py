@@ -19,8 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Event
-from typing import Any
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -30,7 +29,7 @@ from tasks.cache.store import link_or_copy
 from tasks.shared_store.bucket import Bucket, BucketError, Forbidden, NotFound, Unavailable
 from tasks.shared_store.transfers import SharedFile, Stopped, check, count_bytes, download, in_parallel, send
 from training.engine import checkpoints
-from training.jobs.protocol import CHECKPOINTS, EVENTS, Job, fsync, sha256
+from training.jobs.protocol import CHECKPOINTS, EVENTS, Event, Job, Message, fsync, sha256
 from training.problems import UserError
 
 PROGRAM = "training.programs.fit"
@@ -95,7 +94,7 @@ class CheckpointUploader(Listener):
         """The step of the newest checkpoint of this home in the bucket."""
         self._warned = is_away
         self._written, self._closing = threading.Event(), threading.Event()
-        self._reports: deque[dict[str, Any]] = deque()
+        self._reports: deque[Message] = deque()
         """Listeners are called in the thread of the training's stage only."""
 
     def resume(self, signing_key: Path, device: str | None) -> None:
@@ -126,7 +125,7 @@ class CheckpointUploader(Listener):
             self._warn(f"the checkpoints of this home are used, as none of another machine could be fetched: {error}")
         self.report()
 
-    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+    def stage_events(self, stage: str, events: list[Event]) -> None:
         """Notices new checkpoints."""
         if any(event["kind"] == "checkpoint" for event in events):
             self._written.set()
@@ -169,7 +168,7 @@ class CheckpointUploader(Listener):
             self._warned = True
             self._report("warning", message)
 
-    def _report(self, kind: str, message: str) -> None:
+    def _report(self, kind: Literal["warning", "note"], message: str) -> None:
         self._reports.append({"kind": kind, "message": message})
 
 
@@ -243,7 +242,7 @@ class Checkpoints:
                 shutil.rmtree(self._aside, ignore_errors=True)
         return None
 
-    def upload_newest(self, after: int, closing: Event) -> int | None:
+    def upload_newest(self, after: int, closing: threading.Event) -> int | None:
         """Uploads the job's newest checkpoint if it is newer than the step `after`, and removes those before it.
 
         Returns its step. Returns None if there was nothing to do, or if training removed it meanwhile. Raises

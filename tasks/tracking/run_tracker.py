@@ -24,7 +24,7 @@ from tasks.tracking.connection import one_line
 from tasks.tracking.mlflow_run import Mlflow, sample_system_metrics
 from tasks.tracking.outbox import Outbox
 from tasks.tracking.tracker import VERSION_TAG, Curve, Delivery, Run, Tracker, load
-from training.jobs.protocol import EVENTS, read_events
+from training.jobs.protocol import EVENTS, Event, read_events
 
 LAST_RETRY_S = 0.5
 POLL_S = 1.0
@@ -139,14 +139,19 @@ class RunTracker(Listener):
         self._keys[stage] = key
         self.set_tags({f"{stage}.key": key})
 
-    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+    def stage_events(self, stage: str, events: list[Event]) -> None:
         """Logs a child program's metrics as STAGE/name and its speed as STAGE/speed/name, with the times of the
         events."""
-        prefixes = {"metrics": stage, "speed": f"{stage}/speed"}
         points = [
-            [f"{prefixes[event['kind']]}/{name}", value, int(event["time"] * 1000), event["step"]]
+            [
+                f"{stage}/{name}" if event["kind"] == "metrics" else f"{stage}/speed/{name}",
+                value,
+                time_ms,
+                event["step"],
+            ]
             for event in events
-            if event["kind"] in prefixes
+            if event["kind"] == "metrics" or event["kind"] == "speed"
+            for time_ms in [int(event["time"] * 1000)]
             for name, value in event["values"].items()
         ]
         self._put_points(Curve(stage, self._keys.get(stage, "")), points)

@@ -29,7 +29,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -212,8 +212,72 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+class Started(TypedDict):
+    """A process of the program has begun its work."""
+
+    kind: Literal["started"]
+    time: float
+    """Unix seconds, in all events of a job's file."""
+    program: str
+    rank: int
+    pid: int
+
+
+class Progress(TypedDict):
+    """A part of the work is done."""
+
+    kind: Literal["progress"]
+    time: NotRequired[float]
+    done: NotRequired[int]
+    total: NotRequired[int]
+    unit: NotRequired[str]
+    """Of both numbers; without it, steps of a training or rows."""
+    phase: NotRequired[str]
+    split: NotRequired[str]
+    epoch: NotRequired[float]
+    loss: NotRequired[float | None]
+    samples_per_second: NotRequired[float]
+
+
+class Message(TypedDict):
+    """A problem that does not end the job, an occurrence for the log, or the reason for which the job waits."""
+
+    kind: Literal["warning", "note", "waiting"]
+    time: NotRequired[float]
+    message: str
+
+
+class Points(TypedDict):
+    """Points of curves: metrics, or rates."""
+
+    kind: Literal["metrics", "speed"]
+    time: float
+    step: int
+    values: dict[str, float]
+
+
+class Saved(TypedDict):
+    """A checkpoint is complete."""
+
+    kind: Literal["checkpoint"]
+    time: float
+    step: int
+    seconds: float
+
+
+class OfProgram(TypedDict):
+    """An event of one program alone, with fields of its own: the estimate and the strategy of a training, and those of
+    predicted shards."""
+
+    kind: Literal["estimate", "strategy", "shard", "predicted"]
+    time: float
+
+
+Event = Started | Progress | Message | Points | Saved | OfProgram
+
+
 class Events:
-    """Appends to a job's events.jsonl: JSON lines, each with `time` (Unix seconds) and `kind`.
+    """Appends events to a job's events.jsonl, each as a line of JSON.
 
     Each line is written by one system call, so lines of several processes never mix, and a kill can cut only the last
     one. The next writer ends a cut line with a newline.
@@ -267,7 +331,7 @@ class Events:
         return {(event["kind"], event["step"], name) for event in events for name in event["values"]}
 
 
-def read_events(path: Path, offset: int, kinds: Collection[str] = ()) -> tuple[list[dict[str, Any]], int]:
+def read_events(path: Path, offset: int, kinds: Collection[str] = ()) -> tuple[list[Any], int]:
     """The events from byte `offset` on, and the offset for the next call; with `kinds`, only events of these kinds.
 
     Lines of other kinds are not parsed: a long training writes a line of progress each second. A last line without a

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel
 
-from training.jobs.protocol import Imports
+from training.jobs.protocol import Event, Imports
 from training.jobs.resources import Kills
 from training.problems import Problem
 from training.recipe import ResolvedCompute
@@ -19,7 +19,7 @@ from training.recipe import ResolvedCompute
 Handle = TypeVar("Handle", bound=BaseModel)
 """A started job, as plain JSON: another process can poll or stop it, such as a flow that was restarted."""
 
-OnEvents = Callable[[list[dict[str, Any]]], None]
+OnEvents = Callable[[list[Event]], None]
 
 
 class Program(NamedTuple):

@@ -41,7 +41,7 @@ from tasks.jobs.engines.ray_messages import (
     probe,
     refused,
 )
-from training.jobs.protocol import EVENTS, LOGS, OUTPUT, Job, read_outcome
+from training.jobs.protocol import EVENTS, LOGS, OUTPUT, Event, Job, read_outcome
 from training.problems import Problem, UserError
 from training.programs.predict_shards import SHARDS
 
@@ -66,7 +66,7 @@ class ClusterJob:
         on_events: receives warnings, reasons of waits, and the progress of copies.
     """
 
-    def __init__(self, on_events: Callable[[list[dict[str, Any]]], None]) -> None:
+    def __init__(self, on_events: Callable[[list[Event]], None]) -> None:
         self._on_events = on_events
         self._group: WorkerGroup | None = None
         self._job = Path()

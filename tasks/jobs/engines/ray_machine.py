@@ -22,7 +22,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import ray.util
 
@@ -39,7 +38,7 @@ from tasks.jobs.engines.ray_messages import Facts, Input, MachineState
 from tasks.jobs.hardware import device, visible_gpus
 from tasks.shared_store.bucket_remote import open_remote
 from training.engine import checkpoints
-from training.jobs.protocol import EVENTS, LOGS, OUTCOMES, OUTPUT, Job, Outcome, read_events, write_atomically
+from training.jobs.protocol import EVENTS, LOGS, OUTCOMES, OUTPUT, Event, Job, Outcome, read_events, write_atomically
 from training.problems import DISK, Problem, full_disk
 from training.programs.predict_shards import SHARDS
 
@@ -63,10 +62,10 @@ class MachineWork(Work):
 class _Reports(Listener):
     """Collects the events of this process; those of the job, which have a time, are in its file."""
 
-    def __init__(self, reports: list[dict[str, Any]]) -> None:
+    def __init__(self, reports: list[Event]) -> None:
         self._reports = reports
 
-    def stage_events(self, stage: str, events: list[dict[str, Any]]) -> None:
+    def stage_events(self, stage: str, events: list[Event]) -> None:
         self._reports += [event for event in events if "time" not in event]
 
 
@@ -79,7 +78,7 @@ class Machine:
         self._handle: Handle | None = None
         self._argv: list[str] = []
         self._env: dict[str, str] = {}
-        self._reports: list[dict[str, Any]] = []
+        self._reports: list[Event] = []
         self._closing = contextlib.ExitStack()
         # The one program here is a launcher, whose ranks are no forks.
         self._closing.enter_context(early_launches(forks=False))

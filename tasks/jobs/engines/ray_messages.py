@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tasks.home import ray_token
+from training.jobs.protocol import Event
 from training.problems import Problem
 
 CONNECT_S = 5.0
@@ -55,7 +56,7 @@ class MachineState(NamedTuple):
     """What is new in files, by path relative to the job's folder; at most CHUNK_BYTES of each."""
     is_complete: bool
     """Whether nothing more of these files is left to read."""
-    reports: list[dict[str, Any]]
+    reports: list[Event]
     """Events of this machine about shared checkpoints."""
     problems: tuple[Problem, ...]
     """Of a job that does not run: a full disk, on which it could not report anything."""
