@@ -142,18 +142,12 @@ class RunTracker(Listener):
     def stage_events(self, stage: str, events: list[Event]) -> None:
         """Logs a child program's metrics as STAGE/name and its speed as STAGE/speed/name, with the times of the
         events."""
-        points = [
-            [
-                f"{stage}/{name}" if event["kind"] == "metrics" else f"{stage}/speed/{name}",
-                value,
-                time_ms,
-                event["step"],
-            ]
-            for event in events
-            if event["kind"] == "metrics" or event["kind"] == "speed"
-            for time_ms in [int(event["time"] * 1000)]
-            for name, value in event["values"].items()
-        ]
+        points: list[list[Any]] = []
+        for event in events:
+            if event["kind"] == "metrics" or event["kind"] == "speed":
+                prefix = stage if event["kind"] == "metrics" else f"{stage}/speed"
+                place = int(event["time"] * 1000), event["step"]
+                points += [[f"{prefix}/{name}", value, *place] for name, value in event["values"].items()]
         self._put_points(Curve(stage, self._keys.get(stage, "")), points)
 
     def stage_ended(self, row: Row, result: Any) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from pydantic import ValidationError
 
 from tasks.cache import store
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Work
 from tasks.jobs.job import Files, Job, files_of, folder_of, stage
 from tasks.jobs.launch import JobFailed
-from training.jobs.protocol import NotInKey, Settings
+from training.jobs.protocol import NotInKey, Result, Settings
 
 PROGRAM = "tests.tasks.jobs.copying"
 
@@ -162,3 +163,15 @@ def test_a_folder_that_must_be_found_is_looked_for_when_the_program_is_about_to_
     job = Job(PROGRAM, Copying(files=["a.txt"]), {"rows": Files(find, {"version": "digest"}, ("a.txt",))})
     assert job.inputs().values["upstream"] == {"version": "digest"} and looked == []
     assert run(job, tmp_path / "out") == {"copied": 1} and looked == ["out"]
+
+
+def test_a_stage_parses_the_result_of_its_artifacts_those_of_earlier_versions_too() -> None:
+    class Copied(Result):
+        files: int
+
+    copies = stage(Copied)(copy)
+    for name in ("result", "figures"):  # its name in manifests of earlier versions
+        stored = Artifact.model_validate({"stage": "copy", "key": "k", "digest": "d", name: {"files": 2}})
+        assert copies.open(stored).result == Copied(files=2)
+        with pytest.raises(ValidationError, match="lines"):
+            copies.open(stored.model_copy(update={"result": {"lines": 2}}))
