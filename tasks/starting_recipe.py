@@ -238,7 +238,7 @@ def _texts_in(value: Any) -> list[str]:
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         return [" ".join(value)]
     if isinstance(value, list):
-        return [str(one.get("content") or "") for one in value if isinstance(one, Mapping)]
+        return [str(one.get("content") or one.get("value") or "") for one in value if isinstance(one, Mapping)]
     return []
 
 

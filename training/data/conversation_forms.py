@@ -1,6 +1,7 @@
 """Conversations in the forms of other tools, as lists of messages with role and content.
 
     [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]     ShareGPT
+    {"from": "gpt", "value": "Hello"}                                         one answer of its preference files
     {"messages": [{"role": "user", "content": "Hi"}]}                         `input` of OpenAI's preference files
     [{"role": "developer", "content": "Be brief."}]                           OpenAI: a newer name of system
     [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]     arguments as JSON texts
@@ -26,6 +27,8 @@ def as_messages(value: Any, *, from_arrow: bool = False) -> Any:
         others = {name for name, one in value.items() if one not in (None, [])} - {"messages"}
         if others <= {"parallel_tool_calls"}:
             value = value["messages"]
+    if isinstance(value, Mapping) and value.keys() == {"from", "value"} and _text(value["from"]) in _ROLES:
+        value = [value]
     if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
         return value
     return [_as_message(message, from_arrow) for message in value]

@@ -161,16 +161,15 @@ def _preferences(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
         asked = [name for name, column in columns.items() if column.is_messages and name not in named]
         if "prompt" in columns or asked:
             named = {"prompt": "prompt" if "prompt" in columns else asked[0], **named}
+        asked = [named["prompt"], "chosen"] if "prompt" in named else ["chosen"]
         reason = "each row has a chosen and a rejected answer"
-        yield TaskGuess("preference", reason, {"columns": named}, texts=("chosen",))
-        yield TaskGuess(
-            "reward-modeling", f"{reason}, which also train a reward", {"columns": named}, texts=("chosen",)
-        )
+        yield TaskGuess("preference", reason, {"columns": named}, texts=asked)
+        yield TaskGuess("reward-modeling", f"{reason}, which also train a reward", {"columns": named}, texts=asked)
     if {*_OPENAI_PREFERENCE} <= columns.keys():
         named = dict(zip(("prompt", "chosen", "rejected"), _OPENAI_PREFERENCE, strict=True))
         reason = "each row has a preferred and a non-preferred output (OpenAI's form)"
-        yield TaskGuess("preference", reason, {"columns": named}, texts=(named["chosen"],))
-        yield TaskGuess("reward-modeling", reason, {"columns": named}, texts=(named["chosen"],))
+        yield TaskGuess("preference", reason, {"columns": named}, texts=(named["prompt"], named["chosen"]))
+        yield TaskGuess("reward-modeling", reason, {"columns": named}, texts=(named["prompt"], named["chosen"]))
     if {"prompt", "completion", "label"} <= columns.keys() and columns["label"].is_boolean:
         data = {"columns": {"prompt": "prompt", "completion": "completion"}, "label": "label"}
         yield TaskGuess("kto", "each answer is rated as true or false", data, texts=("prompt", "completion"))

@@ -18,6 +18,7 @@ SHAREGPT = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
     ("value", "expected"),
     [
         (SHAREGPT, [ASKED, ANSWERED]),
+        (SHAREGPT[1], [ANSWERED]),
         ([{**SHAREGPT[1], "weight": 0}], [{**ANSWERED, "weight": 0}]),
         ({"messages": [ASKED], "tools": [], "parallel_tool_calls": True}, [ASKED]),
         ([{"role": "developer", "content": "Be brief."}], [{"role": "system", "content": "Be brief."}]),
@@ -33,6 +34,7 @@ def test_a_form_of_another_tool_becomes_messages(value: Any, expected: Any) -> N
         "text",
         [ASKED, ANSWERED],
         [{"from": "Berlin", "value": "5"}],
+        {"from": "Berlin", "value": "5"},
         [{"from": "observation", "value": "5"}],
         {"messages": [ASKED], "tools": [{"type": "function"}]},
         {"messages": [ASKED], "answer": "x"},

@@ -27,6 +27,11 @@ WORDS, TAGS = [["EU", "rejects", "calls"]] * 10 + [["Peter", "is", "here"]] * 10
             {"text": ["body"], "label": "team"},
         ),
         (
+            {"conversations": [MESSAGES] * 20, "chosen": [MESSAGES[1]] * 20, "rejected": [MESSAGES[1]] * 20},
+            "preference",
+            {"columns": {"prompt": "conversations", "chosen": "chosen", "rejected": "rejected"}},
+        ),
+        (
             {"sentence1": TEXTS, "sentence2": OTHERS, "label": TEAMS},
             "sequence-classification",
             {"text": ["sentence1", "sentence2"], "label": "label"},
