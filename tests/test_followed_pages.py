@@ -1,6 +1,7 @@
-"""The tutorial and "Write a task type" can be followed: files are written, commands run, output compared.
+"""The tutorial, "Leave a fine-tuning service" and "Write a task type" can be followed: files are written, commands run,
+output compared.
 
-`python -m tests.test_followed_pages [PAGE…]` follows both, or these, to the end and writes today's output into them.
+`python -m tests.test_followed_pages [PAGE…]` follows all, or these, to the end and writes today's output into them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from training.task_types.task_type import TaskType
 ROOT = Path(__file__).parents[1]
 TASK_TYPE_PAGE = ROOT / "docs" / "how-to" / "own-task-type.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
+SERVICE = ROOT / "docs" / "how-to" / "leave-a-service.md"
 EXAMPLE = ROOT / "deployments" / "examples" / "question_answering.py"
 MODULES = ("mine", "question_answering", "moves")
 
@@ -100,7 +102,7 @@ def followed(page: Path, *, runs: bool) -> str:
     return BLOCK.sub(Follower(runs=runs).follow, page.read_text())
 
 
-@pytest.mark.parametrize("page", [TASK_TYPE_PAGE, TUTORIAL], ids=lambda page: str(page.stem))
+@pytest.mark.parametrize("page", [TASK_TYPE_PAGE, TUTORIAL, SERVICE], ids=lambda page: str(page.stem))
 def test_the_steps_before_a_run_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     with in_folder(tmp_path):
         assert followed(page, runs=False).splitlines() == page.read_text().splitlines()
@@ -189,7 +191,7 @@ def test_a_mistake_in_a_task_type_of_ones_own_is_one_message(
 
 
 if __name__ == "__main__":
-    for page in [Path(name).resolve() for name in sys.argv[1:]] or [TASK_TYPE_PAGE, TUTORIAL]:
+    for page in [Path(name).resolve() for name in sys.argv[1:]] or [TASK_TYPE_PAGE, TUTORIAL, SERVICE]:
         with tempfile.TemporaryDirectory() as made, in_folder(Path(made)):
             os.environ.setdefault("PREFECT_HOME", f"{made}/prefect")
             page.write_text(followed(page, runs=True))
