@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from pathlib import Path
 
 from flows.cli.shared import COMPLETED, add_version_arguments
-from tasks.registry.model_spec import ModelSpec
 from tasks.servers import SERVE_PORT
-from tasks.serving.server import ServeOptions, describe_token
+from tasks.serving.server import ServeOptions
 from tasks.serving.server import serve as run_server
 from training.problems import Problem, UserError
 from training.recipe import split_version_name
@@ -63,14 +61,12 @@ def serve(arguments: argparse.Namespace) -> int:
         record_share=arguments.record_share,
         record_rows=arguments.record_rows,
     )
-    print(f"loading {arguments.model}: about 10 seconds", file=sys.stderr)
     run_server(options, _print_address)
     return COMPLETED
 
 
-def _print_address(model: ModelSpec, address: str) -> None:
-    print(f"{model.name} is served at {address}; its API is at {address}/docs. Ctrl-C stops it.")
-    print(f'Requests need the token: -H "Authorization: Bearer {describe_token()}"', flush=True)
+def _print_address(address: str, command: str) -> None:
+    print(f"It is served at {address}, with a page about its API. Ctrl-C stops it. Ask it:\n\n{command}\n", flush=True)
 
 
 def _find_problems(arguments: argparse.Namespace) -> list[Problem]:

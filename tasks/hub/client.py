@@ -167,6 +167,9 @@ def _explain_no_answer(where: str, path: str, revision: str, error: Exception) -
         return UserError.of("hub", where, message)
     step = "unset HF_HUB_OFFLINE" if is_offline_mode() else "check the network"
     step += ", then run the same command again."
+    if where.startswith("model."):
+        step += " Without the Hub, model.source: folder takes a model on this machine, and model.source: scratch "
+        step += "trains a small one from nothing, for trying."
     if fault := server_error(error):
         error, step = fault, "the fault is the Hub's. Run the same command again later."
     return UserError.of(

@@ -108,7 +108,9 @@ def need_model(client: MlflowClient, name: str) -> RegisteredModel:
         if name in names:
             raise
         where = without_credentials(tracking_uri())
-        registered = ", ".join(names) or "nothing is registered yet: finetune run registers a model"
+        registered = ", ".join(names) or (
+            "nothing is registered there. finetune run registers a model; one of another home is found with --home"
+        )
         raise UserError.of(
             "registry", "NAME", f"no model {name!r} is registered in {where}: {registered}.{nearest(name, names)}"
         ) from error

@@ -12,6 +12,7 @@ In this order:
 from __future__ import annotations
 
 import base64
+import json
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -122,11 +123,14 @@ class Guard:
     async def _respond(self, scope: Message, status: int, send: Send) -> None:
         if scope["type"] == "websocket":
             return await send({"type": "websocket.close", "code": 1008})
-        text = {
-            401: f'{{"exception_message": "Unauthorized: {self._hint}"}}'.encode(),
-            403: b'{"exception_message": "Forbidden: the request names another host, or comes from another page"}',
-            413: b'{"exception_message": "The body of the request is too long"}',
+        message = {
+            401: f"Unauthorized: {self._hint}",
+            403: "Forbidden: the request names another host, or comes from another page",
+            413: "The body of the request is too long",
         }[status]
+        # Prefect's page shows the one, clients of OpenAI's API the other.
+        error = {"error": {"message": message}} if self._scheme == "bearer" else {"exception_message": message}
+        text = json.dumps(error).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(text)).encode())]
         headers += [(b"connection", b"close")]  # nothing of the body is read
         if status == 401 and self._asks_for_login:

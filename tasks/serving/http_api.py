@@ -4,7 +4,7 @@ POST /predict                   rows, for every task type
 POST /v1/chat/completions       and /v1/completions, GET /v1/models: tasks/serving/openai_api.py
 GET  /health                    whether a version answers, without a token
 GET  /metrics                   Prometheus
-GET  /docs, /openapi.json       the description of these, without a token
+GET  /, /docs, /openapi.json    the description of these, without a token: tasks/serving/page.py
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from tasks.services.request_guard import App, Message, Receive, Send
 from tasks.serving.metrics import Metrics
 from tasks.serving.model_process import ModelProcess, ProcessLost
 from tasks.serving.openai_api import build_routes
+from tasks.serving.page import create_app, example_row
 from tasks.serving.recorded_rows import RecordedRows
 from tasks.serving.responses import CLIENT_GONE, RequestRefused, said_error, until_gone
 from tasks.serving.served_model import Busy, NotLoaded, ServedModel
 from training.programs.serve import Predicted
 
-OPEN_PATHS = ("/health", "/docs", "/openapi.json")
+OPEN_PATHS = ("/", "/health", "/docs", "/openapi.json")
 """Paths that need no token."""
 MOST_ROWS = 1_000
 """In one request of /predict."""
@@ -58,9 +59,11 @@ def build_app(
         generates: whether the model continues texts.
         holds_conversations: whether it has a chat template.
     """
-    app = FastAPI(title=served.name, description="Served by finetune.", redoc_url=None)
+    model = served.model
+    app = create_app(model, "Served by finetune.", holds_conversations=holds_conversations)
+    example = {"rows": [example_row(model)]}
 
-    @app.post("/predict")
+    @app.post("/predict", openapi_extra={"requestBody": {"content": {"application/json": {"example": example}}}})
     async def predict(body: PredictRequest, request: Request) -> Response:
         """Predictions of rows, in their order. An unusable row has an error in place of its prediction."""
         async with served.use() as process:
@@ -117,6 +120,18 @@ def add_common_routes(app: FastAPI, served: ServedModel[Any], metrics: Metrics) 
         problems = [(".".join(map(str, one["loc"][1:])) or "body", one["msg"]) for one in error.errors()]
         message = "\n".join(f"{where}: {text}" for where, text in problems)
         return RequestRefused(400, message, problems[0][0]).response()
+
+
+def read_as_json(app: App) -> App:
+    """The application, for requests whose bodies are JSON whatever they are called: `curl -d` calls them a form."""
+
+    async def renamed(scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+            scope["headers"] = [*others, (b"content-type", b"application/json")]
+        await app(scope, receive, send)
+
+    return renamed
 
 
 class Counted:

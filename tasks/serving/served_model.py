@@ -90,7 +90,14 @@ class ServedModel(Generic[AnyProcess]):
     async def start(self) -> None:
         """Loads the version. Raises UserError, MlflowFailed, and JobFailed if it cannot be loaded."""
         model = await asyncio.to_thread(self._find, self._version)
+        self._tell(f"loading {model.name} version {model.version}: about 10 seconds")
         await self._serve(model)
+
+    @property
+    def model(self) -> ModelSpec:
+        """The version that answers, which there is after `start`."""
+        assert self.current is not None
+        return self.current.model
 
     async def follow(self) -> None:
         """Serves the version that has the alias, until it is cancelled. A version that cannot be loaded leaves the one

@@ -28,9 +28,10 @@ from tasks.registry.model_spec import ModelSpec
 from tasks.servers import SERVE_PORT, services_folder, take_port
 from tasks.services.request_guard import App, Guard
 from tasks.serving import vllm
-from tasks.serving.http_api import OPEN_PATHS, Counted, build_app
+from tasks.serving.http_api import OPEN_PATHS, Counted, build_app, read_as_json
 from tasks.serving.metrics import Metrics
 from tasks.serving.model_process import ModelProcess
+from tasks.serving.page import example_command
 from tasks.serving.recorded_rows import RecordedRows
 from tasks.serving.served_model import ServedModel
 from tasks.serving.vllm import VllmProcess
@@ -79,17 +80,17 @@ def _token_file() -> Path:
     return create_secret(services_folder() / "serve.token", secrets.token_urlsafe(32).encode())
 
 
-def serve(options: ServeOptions, on_ready: Callable[[ModelSpec, str], None]) -> None:
+def serve(options: ServeOptions, on_ready: Callable[[str, str], None]) -> None:
     """Serves until SIGTERM or SIGINT, and answers the requests of before.
 
-    `on_ready` is called with the version and the address when the server answers. Raises UserError, MlflowFailed, and
-    JobFailed if the version cannot be loaded.
+    `on_ready` is called with the address and a shell command that asks the model, when the server answers. Raises
+    UserError, MlflowFailed, and JobFailed if the version cannot be loaded.
     """
     with _listen(options) as listening:
         asyncio.run(_serve(options, listening, on_ready))
 
 
-async def _serve(options: ServeOptions, listening: socket.socket, on_ready: Callable[[ModelSpec, str], None]) -> None:
+async def _serve(options: ServeOptions, listening: socket.socket, on_ready: Callable[[str, str], None]) -> None:
     def load(model: ModelSpec, on_end: Callable[[Any], None]) -> Any:
         if options.engine == "vllm":
             return VllmProcess(model, options.vllm_arguments, on_end)
@@ -112,16 +113,17 @@ async def _serve(options: ServeOptions, listening: socket.socket, on_ready: Call
         stopped.cancel()
     assert served.current is not None
     model, metrics = served.current.model, Metrics(served)
+    generates, has_template = can_talk(model.task["task"]), True
     if options.engine == "vllm":
         app = vllm.build_app(served, metrics)
     else:
-        generates, has_template = can_talk(model.task["task"]), served.current.has_chat_template
+        has_template = generates and served.current.has_chat_template
         recorded = _open_records(options, metrics)
         app = build_app(served, metrics, recorded, generates=generates, holds_conversations=has_template)
     host, port = listening.getsockname()[:2]
     server = uvicorn.Server(
         uvicorn.Config(
-            _guarded(Counted(app, metrics), options, port),
+            _guarded(Counted(read_as_json(app), metrics), options, port),
             http="h11",  # limits the length of headers
             log_level="warning",
             access_log=False,
@@ -133,7 +135,8 @@ async def _serve(options: ServeOptions, listening: socket.socket, on_ready: Call
     following = asyncio.create_task(served.follow())
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     stopped = asyncio.create_task(stopping.wait())
-    on_ready(model, f"http://{host}:{port}")
+    address = f"http://{host}:{port}"
+    on_ready(address, example_command(model, address, describe_token(), holds_conversations=has_template))
     try:
         await asyncio.wait({serving, stopped, following}, return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
@@ -152,7 +155,7 @@ def _guarded(app: App, options: ServeOptions, port: int) -> Guard:
         port,
         os.environ.get(TOKEN) or _token_file().read_text(),
         is_open=OPEN_PATHS.__contains__,
-        hint=f"send the header Authorization: Bearer TOKEN, with the token {describe_token()}",
+        hint="send the header Authorization: Bearer TOKEN; finetune serve prints where the token is",
         is_token=True,
         any_host=options.host not in LOOPBACK,
         body_bytes=BODY_BYTES,
@@ -206,7 +209,7 @@ def main() -> None:
     prepare_environment()
     name, alias, version = split_version_name(options.name)
     try:
-        serve(ServeOptions(name, alias, version, fd=options.fd), lambda model, address: _tell(f"serves at {address}"))
+        serve(ServeOptions(name, alias, version, fd=options.fd), lambda address, command: _tell(f"serves at {address}"))
     except (UserError, JobFailed, MlflowFailed) as error:
         sys.exit(str(error))
 

@@ -34,6 +34,7 @@ from tasks.registry.version_exports import export_version
 from tasks.serving.http_api import add_common_routes
 from tasks.serving.metrics import Metrics
 from tasks.serving.model_process import ProcessLost
+from tasks.serving.page import create_app
 from tasks.serving.responses import RequestRefused, StreamOf, until_gone
 from tasks.serving.served_model import ServedModel
 from training.jobs.protocol import last_lines
@@ -161,7 +162,7 @@ class VllmProcess:
 
 def build_app(served: ServedModel[VllmProcess], metrics: Metrics) -> FastAPI:
     """The application, which passes OpenAI's API on to vLLM."""
-    app = FastAPI(title=served.name, description="Served by finetune and vLLM.", redoc_url=None)
+    app = create_app(served.model, "Served by finetune and vLLM.", holds_conversations=True)
     add_common_routes(app, served, metrics)
 
     async def forward(request: Request) -> Response:

@@ -62,7 +62,7 @@ class Server:
         )
         self.printed = ""
         threading.Thread(target=self._read, daemon=True).start()
-        wait_until(lambda: "Requests need the token" in self.printed or self.process.poll() is not None)
+        wait_until(lambda: "Ask it:" in self.printed or self.process.poll() is not None)
         found = re.search(r"http://127\.0\.0\.1:\d+", self.printed)
         assert found, self.printed
         self.url = found[0]

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -110,6 +111,12 @@ def test_an_answer_has_the_form_and_the_counts_of_openais_api(api: openai.OpenAI
     assert (cut.choices[0].message.content, cut.choices[0].finish_reason) == ("two three four ", "stop")
 
 
+def test_the_printed_command_asks_the_model(counter: Server) -> None:
+    command = counter.printed.partition("Ask it:")[2].strip()
+    answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
+    assert json.loads(answer).get("model") == "counter/1", command + answer
+
+
 def test_a_stream_has_the_words_as_they_come_and_the_counts_at_its_end(api: openai.OpenAI) -> None:
     parts = [
         *api.chat.completions.create(
@@ -194,6 +201,8 @@ def test_a_request_needs_the_token_a_name_of_this_machine_and_a_body_that_fits(c
     assert status(json={}, headers=token) == 400
     assert httpx.get(counter.url + "/health", trust_env=False).json()["status"] == "ok"
     assert httpx.get(counter.url + "/metrics", trust_env=False).status_code == 401
+    page = httpx.get(counter.url, trust_env=False).text
+    assert "<code>POST /v1/chat/completions</code>" in page and "<script" not in page and counter.token not in page
     figures = counter.client.get("/metrics").text
     assert 'finetune_version{model="counter",version="1"} 1.0' in figures
     assert 'finetune_requests_total{path="/predict",status="400"}' in figures

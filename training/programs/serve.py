@@ -298,7 +298,7 @@ class _Model:
         """Predicts rows that have the same columns."""
         counts = [len(one.rows) for one in requests]
         try:
-            parts = self._reader.read_mappings([row for one in requests for row in one.rows], "rows")
+            parts = self._reader.read_mappings([row for one in requests for row in one.rows], "the request")
         except UserError as error:
             self._inbox.send(*(Refused(id=one.id, problems=[*error.problems]) for one in requests))
             return

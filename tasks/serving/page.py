@@ -1,0 +1,80 @@
+"""The page of a served model: which columns it reads, how to ask it, and the paths of its API. It loads nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from fastapi import FastAPI, Security
+from fastapi.responses import HTMLResponse
+from fastapi.security import HTTPBearer
+
+from tasks.registry.model_spec import ModelSpec
+from training import task_types
+from training.recipe.column_types import EXAMPLES
+
+_STYLE = """
+body {font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a}
+pre {background: #f4f4f4; padding: 1rem; overflow-x: auto} td, th {text-align: left; padding: .3rem 1.5rem .3rem 0}
+code {white-space: nowrap} @media (prefers-color-scheme: dark) {body {background: #161616; color: #e8e8e8}
+pre {background: #262626} a {color: #8ab4f8}}
+"""
+
+
+def example_row(model: ModelSpec) -> dict[str, Any]:
+    """A row with the columns that the model needs."""
+    columns = task_types.class_of(model.task["task"]).columns
+    needed = {role: name for role, name in model.columns.items() if not columns[role].optional}
+    values: dict[str, Any] = {"number": 1.0, "boolean": True}
+    row = {}
+    for role, name in needed.items():
+        form = columns[role].form
+        row[name] = json.loads(EXAMPLES[form]) if form in EXAMPLES else values.get(form, f"some {name}")
+    return row
+
+
+def example_command(model: ModelSpec, address: str, token: str, *, holds_conversations: bool) -> str:
+    """A shell command that asks the model. `token`: as a shell reads it."""
+    path, body = "predict", {"rows": [example_row(model)]}
+    if holds_conversations:
+        path = "v1/chat/completions"
+        body = {"model": model.name, "messages": [{"role": "user", "content": "Hello"}]}  # type: ignore[dict-item]
+    text = json.dumps(body, ensure_ascii=False).replace("'", "'\\''")
+    return f"curl {address}/{path} -H \"Authorization: Bearer {token}\" \\\n  -d '{text}'"
+
+
+def create_app(model: ModelSpec, description: str, *, holds_conversations: bool) -> FastAPI:
+    """An application with the page at `/` and `/docs`, and without routes for requests."""
+    bearer = HTTPBearer(auto_error=False, description="The token of the home; finetune serve prints where it is.")
+    app = FastAPI(
+        title=model.name,
+        description=description,
+        docs_url=None,  # FastAPI's page runs a script of another server
+        redoc_url=None,
+        dependencies=[Security(bearer)],
+    )
+
+    @app.get("/", include_in_schema=False)
+    @app.get("/docs", include_in_schema=False)
+    async def page() -> HTMLResponse:
+        command = example_command(model, "http://ADDRESS", "TOKEN", holds_conversations=holds_conversations)
+        return HTMLResponse(_write(model, command, app.openapi()))
+
+    return app
+
+
+def _write(model: ModelSpec, command: str, description: Mapping[str, Any]) -> str:
+    rows = [
+        f"<tr><td><code>{method.upper()} {escape(path)}</code></td><td>{escape(about.get('description', ''))}</td></tr>"
+        for path, methods in description["paths"].items()
+        for method, about in methods.items()
+    ]
+    columns = ", ".join(f"<code>{escape(name)}</code>" for name in model.columns.values())
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(model.name)}</title><style>{_STYLE}</style>"
+        f"<h1>{escape(model.name)}</h1><p>A model for {escape(model.task['task'])}. It reads {columns}.</p>"
+        f"<pre>{escape(command)}</pre><table><tr><th>path<th>for{''.join(rows)}</table>"
+        "<p>All but this page, /health and <a href=openapi.json>openapi.json</a> need the token.</p></html>"
+    )
