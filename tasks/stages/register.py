@@ -302,11 +302,14 @@ def _find_version(client: Any, name: str, trained: Artifact, champion: object) -
 
 
 def format_example_arguments(recipe: Recipe) -> str:
-    """Formats example arguments of `finetune predict` after the model's name, such as `"some text"`."""
+    """Formats example arguments of `finetune predict` after the model's name, such as `"some text"`, without optional
+    ones."""
+    read = source_columns(recipe)
     examples = [
         f'"some {column.source_name}"'
         if column.form not in EXAMPLES or column.form == "content"
         else f"'{EXAMPLES[column.form]}'"
-        for column in source_columns(recipe).inputs
+        for column in read.inputs
+        if not (column.may_be_empty and read.task_type.columns[column.name].optional)
     ]
     return " ".join([*examples, *(["--task", recipe.task] if ":" in recipe.task else [])])

@@ -14,7 +14,7 @@ import pytest
 from tasks.cache.code import git_commit
 from tasks.cache.results import Artifact, Lock, Verdict, Version
 from tasks.cache.stage import Work
-from tasks.stages.register import LONGEST_DESCRIPTION, register
+from tasks.stages.register import LONGEST_DESCRIPTION, format_example_arguments, register
 from tasks.tracking.connection import connect
 from tests.made import FITTED, LABELS, ROWS, artifact, predictions
 from training.recipe import parse
@@ -126,3 +126,11 @@ def test_a_repository_in_the_working_directory_runs_no_program(
     found = git_commit()
     assert not list(ran.iterdir())
     assert found is None if bare else found is not None and found.dirty
+
+
+def test_the_example_of_a_prediction_has_no_optional_values() -> None:
+    data = {"source": "json", "path": "rows", "columns": {"messages": "talk", "tools": "tools"}}
+    recipe = RECIPE.model_dump() | {"task": "sft", "options": {}, "data": data, "evaluation": {}, "training": {}}
+    assert format_example_arguments(parse(recipe)) == """'[{"role": "user", "content": "Hi"}]'"""
+    recipe["data"] = data | {"columns": {"instruction": "instruction", "input": "input", "output": "output"}}
+    assert format_example_arguments(parse(recipe)) == '"some instruction"'
