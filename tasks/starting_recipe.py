@@ -21,6 +21,7 @@ from training.jobs.resources import as_text
 from training.problems import UserError, nearest
 from training.recipe.infer_task import TaskGuess, guess_tasks
 from training.recipe.tables.base_models import SIZES, Size, base_models
+from training.recipe.tables.metrics import TOOL_METRICS
 from training.recipe.tables.row_checks import LEVELS
 
 SCRATCH = "scratch"
@@ -415,6 +416,10 @@ def _evaluation(sample: FirstRows, guess: TaskGuess) -> Fields:
             metrics.reverse()
             reason = f"{share:.0%} of the rows are {guess.labels[0]!r}, so accuracy says little"
             second = "[accuracy, f1_macro]"
+    if "tools" in guess.texts and sum(map(bool, sample.columns["tools"])) > sample.rows / 2:
+        reason += f"; {TOOL_METRICS[0]} is of the calls that the trained model makes, and answers take time"
+        second = f"[{TOOL_METRICS[0]}, {', '.join(metrics)}]"
+        metrics.append(TOOL_METRICS[0])
     about = "test judges the model, validation chose its checkpoint" if "test" in splits else ""
     return {
         "evaluation.splits": Choice(splits, about, "[test]" if about else ""),

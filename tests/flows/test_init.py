@@ -209,11 +209,13 @@ def test_rare_labels_are_judged_and_chosen_by_the_macro_average(folder: Path) ->
     assert yaml.safe_load(Path("deployments/2024.yaml").read_text())["deployments"][0]["name"] == "2024"
 
 
-def test_tools_get_a_model_whose_template_writes_them(folder: Path) -> None:
+def test_tools_get_a_model_whose_template_writes_them_and_a_metric_of_calls(folder: Path) -> None:
     tools = [{"type": "function", "function": {"name": "feed"}}]
     write("tools.jsonl", lambda draw: json.dumps({**json.loads(conversation(draw)), "tools": tools}))
     assert main(["init", "tools.jsonl"]) == 0
     assert dict(recipe_of("tools")["model"])["path"] == "Qwen/Qwen2.5-0.5B-Instruct"  # type: ignore[call-overload]
+    metrics = ["perplexity", "token_accuracy", "tool_call_accuracy"]
+    assert dict(recipe_of("tools")["evaluation"])["metrics"] == metrics  # type: ignore[call-overload]
 
 
 def test_a_folder_that_cannot_be_made_is_one_message(
