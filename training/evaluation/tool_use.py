@@ -180,7 +180,7 @@ def baseline_of_calls(of_tokens: Constant, turns: Sequence[tuple[Turn, ...]]) ->
     constants += [
         Constant(shorten(text), partial(predict, [by_text[text]])) for text, _ in counts.most_common(MOST_CALLS)
     ]
-    return Baseline(constants, train)
+    return Baseline(constants, train if turns else None)
 
 
 def as_array(turns: Sequence[tuple[Turn, ...]]) -> npt.NDArray[np.object_]:

@@ -142,6 +142,14 @@ def test_the_baseline_makes_no_call_or_a_frequent_one_whichever_is_better_by_the
     assert found["tool_decision_accuracy"] == 0.5 and found["tool_call_accuracy"] == 1
 
 
+def test_without_tool_calls_the_baseline_is_that_of_tokens_and_can_be_compared() -> None:
+    test = rows(([], ""), ([], ""))
+    baseline = baseline_of_calls(Constant("of tokens", lambda given, split: given), [])
+    constant = choose_constant(baseline, "perplexity")
+    assert constant.name == "of tokens"
+    assert len(test.worst_cases(constant.predict(test, "test"))[0]) > 0  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("form", "readable"),
     [
