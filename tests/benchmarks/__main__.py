@@ -31,6 +31,7 @@ from tests.benchmarks import (
     peer,
     rows,
     scale,
+    serve,
     shared_store,
     starts,
     step,
@@ -57,6 +58,7 @@ BENCHMARKS: dict[str, Callable[[Subject], list[Row]]] = {
     "kill": kill.measure,
     "examples": example_memory.measure,
     "exports": exports.measure,
+    "serve": serve.measure,
     "sweep": sweep.measure,
     "task-types": task_types.measure,
 }

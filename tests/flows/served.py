@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,14 @@ class Server:
     Args:
         home: of the model.
         arguments: of the command.
+        command: the command `finetune`, by default with programs that are forks.
         env: further environment variables.
     """
 
-    def __init__(self, home: Path, *arguments: str, **env: str) -> None:
+    def __init__(self, home: Path, *arguments: str, command: Sequence[str] = (), **env: str) -> None:
+        command = command or (NEW_PYTHON, "-c", code_with_forked_programs(CODE))
         self.process = subprocess.Popen(
-            [NEW_PYTHON, "-c", code_with_forked_programs(CODE), "serve", *arguments, "--port", "0"],
+            [*command, "serve", "--port", "0", *arguments],
             cwd=ROOT,
             env=environment(home, **env),
             stdout=subprocess.PIPE,
