@@ -37,13 +37,14 @@ def artifact(
     files: Mapping[str, bytes],
     result: Any = None,
     made: Mapping[str, Any] | None = None,
+    key: str = KEY,
 ) -> Artifact:
     """A stage's artifact with these files and this result, made from these inputs."""
-    with store.filling(stage, KEY) as aside:
+    with store.filling(stage, key) as aside:
         for name, content in files.items():
             (aside / name).parent.mkdir(exist_ok=True)
             (aside / name).write_bytes(content)
-        stored = store.publish(aside, stage, KEY, made or {}, to_jsonable_python(result))
+        stored = store.publish(aside, stage, key, made or {}, to_jsonable_python(result))
     return stored.model_copy(update={"result": result})
 
 

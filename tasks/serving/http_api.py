@@ -9,11 +9,14 @@ GET  /, /docs, /openapi.json    the description of these, without a token: tasks
 
 from __future__ import annotations
 
+import asyncio
 import time
+from functools import partial
+from itertools import compress
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi.exceptions import HTTPException, RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,10 +28,12 @@ from tasks.serving.page import create_app, example_row
 from tasks.serving.recorded_rows import RecordedRows
 from tasks.serving.responses import CLIENT_GONE, RequestRefused, said_error, until_gone
 from tasks.serving.served_model import Busy, NotLoaded, ServedModel
-from training.programs.serve import Predicted
+from training.programs.serve import Failed, Predicted
 
 OPEN_PATHS = ("/", "/health", "/docs", "/openapi.json")
 """Paths that need no token."""
+BODY_S = 30.0
+"""The body of a request arrives within this time."""
 MOST_ROWS = 1_000
 """In one request of /predict."""
 
@@ -73,6 +78,8 @@ def build_app(
             raise said_error(said)
         usable = sum(record is not None for record in said.records)
         metrics.count_rows(usable, len(said.records) - usable)
+        if usable:
+            served.trial = partial(find_failure, row=next(compress(body.rows, said.records)))
         if recorded is not None:
             recorded.add_predictions(body.rows, said.records, version)
         found = [
@@ -85,6 +92,12 @@ def build_app(
     if generates:
         app.include_router(build_routes(served, metrics, recorded, holds_conversations=holds_conversations))
     return app
+
+
+async def find_failure(process: ModelProcess, row: dict[str, Any]) -> str | None:
+    """How a version fails on a row; None if it predicts or refuses it."""
+    said = await process.predict([row])
+    return said.message if isinstance(said, Failed) else None
 
 
 def add_common_routes(app: FastAPI, served: ServedModel[Any], metrics: Metrics) -> None:
@@ -115,6 +128,10 @@ def add_common_routes(app: FastAPI, served: ServedModel[Any], metrics: Metrics) 
     async def unavailable(request: Request, error: Exception) -> Response:
         return RequestRefused(503, str(error), retry_after_s=1).response()
 
+    @app.exception_handler(HTTPException)
+    async def failed(request: Request, error: HTTPException) -> Response:
+        return JSONResponse(RequestRefused(error.status_code, error.detail).body(), error.status_code, error.headers)
+
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         problems = [(".".join(map(str, one["loc"][1:])) or "body", one["msg"]) for one in error.errors()]
@@ -132,6 +149,29 @@ def read_as_json(app: App) -> App:
         await app(scope, receive, send)
 
     return renamed
+
+
+def limit_body_time(app: App) -> App:
+    """The application, for requests whose bodies arrive in time. Others get 408: they hold memory."""
+
+    async def limited(scope: Message, receive: Receive, send: Send) -> None:
+        deadline, whole = time.monotonic() + BODY_S, False
+
+        async def receive_in_time() -> Message:
+            nonlocal whole
+            if whole:
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), deadline - time.monotonic())
+            except TimeoutError:
+                text = f"the body of the request did not arrive within {BODY_S:g} s."
+                raise HTTPException(408, text, {"Connection": "close"}) from None
+            whole = not message.get("more_body")
+            return message
+
+        await app(scope, receive_in_time if scope["type"] == "http" else receive, send)
+
+    return limited
 
 
 class Counted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,15 @@ from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import EventReader, follow_job, require_finished
 from tasks.registry.champions import find_folders_for_job
 from tasks.registry.model_spec import ModelSpec
+from tasks.serving.responses import Said
 from training.jobs.protocol import EVENTS, Job, Outcome
 from training.models.repository_files import chat_template
 from training.programs.serve import (
     ASKED,
     READY,
     SAID,
-    Answered,
-    Failed,
     Generate,
     Predict,
-    Predicted,
-    Refused,
     ServeSettings,
     Stop,
     Text,
@@ -38,14 +35,12 @@ NEVER_STALLED_S = float("inf")
 """Hours may pass between two requests."""
 LONGEST_LINE_BYTES = 256 * 2**20
 
-Said = Predicted | Text | Answered | Refused | Failed
-
 
 class ProcessLost(Exception):
     """The program ended before it answered a request."""
 
-    def __init__(self) -> None:
-        super().__init__("the program of the model ended before it answered: send the request again.")
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason or "the program of the model ended before it answered: send the request again.")
 
 
 class ModelProcess:
@@ -69,11 +64,16 @@ class ModelProcess:
         """Whether the tokenizer has one; known after `start`."""
 
     async def start(self) -> None:
-        """Loads the model. Raises UserError and MlflowFailed, and JobFailed if the program ends before it is ready."""
+        """Loads the model. Raises UserError, MlflowFailed and OSError, and JobFailed or ProcessLost if the program ends
+        before it is ready."""
         try:
             self._job, self._looks = await asyncio.to_thread(self._launch)
             with socket_path(self._job) as path:
                 self._reader, self._writer = await asyncio.open_unix_connection(path, limit=LONGEST_LINE_BYTES)
+        except ConnectionError as error:
+            reason = await asyncio.to_thread(self.explain_end)
+            await asyncio.to_thread(self._close)
+            raise ProcessLost(reason) from error
         except BaseException:
             await asyncio.to_thread(self._close)
             raise
@@ -94,52 +94,56 @@ class ModelProcess:
         """The number of requests without a whole answer."""
         return len(self._waiting)
 
-    async def predict(self, rows: list[Any]) -> Predicted | Refused | Failed:
-        """Predicts rows. Raises ProcessLost."""
-        async for said in self._ask(Predict, rows=rows):
-            assert not isinstance(said, Text | Answered)
-            return said
-        raise AssertionError("an answer has an end")
+    def predict(self, rows: list[Any]) -> Coroutine[Any, Any, Said]:
+        """Sends rows, at once. Returns their predictions, when awaited, or raises ProcessLost."""
+        return _only(self._ask(Predict, rows=rows))
 
-    async def generate(self, **fields: Any) -> AsyncGenerator[Text | Answered | Refused | Failed]:
-        """Yields the parts of an answer, and at last the whole; `fields` are those of Generate. Closing the iterator
-        ends the generation. Raises ProcessLost."""
-        answer = self._ask(Generate, **fields)
-        try:
-            async for said in answer:
-                assert not isinstance(said, Predicted)
-                yield said
-        finally:
-            await answer.aclose()
+    def generate(self, **fields: Any) -> AsyncGenerator[Said]:
+        """Sends a request, at once; `fields` are those of Generate. Yields the parts of the answer, and at last the
+        whole. Closing the iterator ends the generation. Raises ProcessLost."""
+        return self._ask(Generate, **fields)
 
-    async def _ask(self, form: type[Predict] | type[Generate], **fields: Any) -> AsyncGenerator[Said]:
-        """Sends a request, and yields the messages of its answer up to the last."""
-        number, said = next(self._numbers), None
+    def _ask(self, form: type[Predict] | type[Generate], **fields: Any) -> AsyncGenerator[Said]:
+        # No coroutine: a request is known before another one runs that may retire this version.
+        number = next(self._numbers)
         queue = self._waiting[number] = asyncio.Queue()
+        if self._writer.is_closing():
+            queue.put_nowait(None)
+        self._send(form(id=number, **fields))
+        return self._receive_answer(number, queue)
+
+    async def _receive_answer(self, number: int, queue: asyncio.Queue[Said | None]) -> AsyncGenerator[Said]:
+        """Yields the messages of an answer up to the last."""
+        said: Said | None = None
         try:
-            self._send(form(id=number, **fields))
             while said is None or isinstance(said, Text):
                 said = await queue.get()
                 if said is None:
                     raise ProcessLost()
                 yield said
         finally:
-            del self._waiting[number]
-            if said is None or isinstance(said, Text):
+            if number in self._waiting:
                 self._send(Stop(id=number))
-            if not self._waiting:
-                self._idle.set()
+                self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        """A request has its whole answer, or needs none any more."""
+        del self._waiting[number]
+        if not self._waiting:
+            self._idle.set()
 
     def _send(self, message: Predict | Generate | Stop) -> None:
         if not self._writer.is_closing():
             self._writer.write(ASKED.dump_json(message) + b"\n")
 
     async def _receive(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # a program that is killed may leave a part of a line
             while line := await self._reader.readline():
                 said = SAID.validate_json(line)
                 if queue := self._waiting.get(said.id):
                     queue.put_nowait(said)
+                    if not isinstance(said, Text):  # a client may take its time to read it
+                        self._forget(said.id)
         self._writer.close()
         for queue in self._waiting.values():
             queue.put_nowait(None)
@@ -189,3 +193,8 @@ class ModelProcess:
     def _close(self) -> None:
         """Ends the program, and removes its files."""
         self._files.close()
+
+
+async def _only(answer: AsyncGenerator[Said]) -> Said:
+    async with contextlib.aclosing(answer):
+        return await anext(answer)

@@ -9,8 +9,9 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -20,9 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from tasks.serving.metrics import Metrics
 from tasks.serving.model_process import ModelProcess, ProcessLost
 from tasks.serving.recorded_rows import RecordedRows
-from tasks.serving.responses import RequestRefused, StreamOf, refuse, said_error, until_gone
+from tasks.serving.responses import RequestRefused, Said, StreamOf, refuse, said_error, until_gone
 from tasks.serving.served_model import ServedModel
-from training.programs.serve import Answered, Text
+from training.programs.serve import Answered, Failed, Text
 from training.tokenization.tool_calls import parse_message, settled_content
 
 MOST_PROMPTS = 16
@@ -149,7 +150,7 @@ def build_routes(
                 block.push_async_callback(answer.aclose)
                 events = _stream(form, first, answer, body, fields[0])
                 return StreamOf(events, block.pop_all(), media_type="text/event-stream")
-            whole = await until_gone(request, _collect(process, fields))
+            whole = await until_gone(request, _collect([process.generate(**one) for one in fields]))
             for one, answered in zip(fields, whole, strict=True):
                 record(one, answered, version)
             return JSONResponse(form.whole(whole))
@@ -177,24 +178,33 @@ def build_routes(
 
     def record(fields: Mapping[str, Any], answered: Answered, version: str) -> None:
         metrics.count_tokens(answered.prompt_tokens, answered.tokens)
+        served.trial = partial(_find_failure, fields=fields)
         if recorded is not None:
             recorded.add_answer(fields, answered.text, version)
 
     return routes
 
 
-async def _collect(process: ModelProcess, requests: Sequence[Mapping[str, Any]]) -> list[Answered]:
+async def _find_failure(process: ModelProcess, fields: Mapping[str, Any]) -> str | None:
+    """How a version fails on a request; None if it answers or refuses it."""
+    async for said in process.generate(**{**fields, "max_new_tokens": 1}):
+        if isinstance(said, Failed):
+            return said.message
+    return None
+
+
+async def _collect(answers: Sequence[AsyncGenerator[Said]]) -> list[Answered]:
     """The whole answers to several requests, which are generated together."""
 
-    async def ask(fields: Mapping[str, Any]) -> Answered:
-        async for said in process.generate(**fields):
+    async def wait_for(answer: AsyncGenerator[Said]) -> Answered:
+        async for said in answer:
             if isinstance(said, Answered):
                 return said
             if not isinstance(said, Text):
                 raise said_error(said)
         raise ProcessLost()
 
-    return await asyncio.gather(*map(ask, requests))
+    return await asyncio.gather(*map(wait_for, answers))
 
 
 def _require_known(body: _Generation, name: str, version: str) -> None:

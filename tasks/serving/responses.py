@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from training.programs.serve import Failed, Refused
+from training.programs.serve import Answered, Failed, Predicted, Refused, Text
 
 T = TypeVar("T")
+Said = Predicted | Text | Answered | Refused | Failed
 CLIENT_GONE = 499
 """The status of a request whose client has gone, as nginx counts it. Nobody receives it."""
 CONTEXT_LENGTH = "context_length"
@@ -44,10 +45,11 @@ def refuse(param: str, message: str) -> RequestRefused:
     return RequestRefused(400, f"{param}: {message}", param)
 
 
-def said_error(said: Refused | Failed) -> RequestRefused:
+def said_error(said: Said) -> RequestRefused:
     """The error that a model's program reports."""
     if isinstance(said, Failed):
         return RequestRefused(500, f"the model failed: {said.message}")
+    assert isinstance(said, Refused)
     message = "\n".join(f"{problem.where}: {problem.message}" for problem in said.problems)
     first = said.problems[0]
     code = "context_length_exceeded" if first.kind == CONTEXT_LENGTH else None

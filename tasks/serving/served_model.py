@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Generic, Protocol, TypeVar
 
 from tasks.jobs.launch import JobFailed
 from tasks.registry.model_spec import ModelSpec, find_model, read_by
 from tasks.registry.versions import find_version_number
+from tasks.serving.model_process import ProcessLost
 from tasks.tracking.connection import MlflowFailed
 from training.problems import UserError
 
@@ -78,6 +79,8 @@ class ServedModel(Generic[AnyProcess]):
         self.current: AnyProcess | None = None
         self.failed: str | None = None
         """Why the version that the alias has now is not served."""
+        self.trial: Callable[[AnyProcess], Awaitable[str | None]] | None = None
+        """Sends a request that was answered before to a version that is to take over; returns how it fails."""
         self.waiting = 0
         """Requests without a whole answer."""
         self.switches = 0
@@ -115,7 +118,7 @@ class ServedModel(Generic[AnyProcess]):
                     serves = wanted
                 if wanted == serves:
                     tried, pause_s, self.failed, self._said = "", FOLLOW_S, None, ""
-            except (UserError, JobFailed, MlflowFailed) as error:
+            except (UserError, JobFailed, MlflowFailed, NotLoaded, ProcessLost, OSError) as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 reason = f"Version {wanted} is not loaded: {reason}" if wanted else reason
                 self._say(f"{reason} " + (f"Version {serves} goes on answering." if serves else "Nothing answers."))
@@ -132,13 +135,13 @@ class ServedModel(Generic[AnyProcess]):
         self.waiting += 1
         began_s = time.monotonic()
         try:
-            if self.current is None:
-                try:
-                    await asyncio.wait_for(self._loaded.wait(), LOADING_S)
-                except TimeoutError:
-                    raise NotLoaded(f"{self.name} is being loaded: try again later.") from None
-            assert self.current is not None
-            yield self.current
+            try:
+                async with asyncio.timeout(LOADING_S):
+                    while (process := self.current) is None:
+                        await self._loaded.wait()
+            except TimeoutError:
+                raise NotLoaded(f"{self.name} is being loaded: try again later.") from None
+            yield process
         finally:
             self.waiting -= 1
             self._mean_s += 0.1 * (time.monotonic() - began_s - self._mean_s)
@@ -157,6 +160,9 @@ class ServedModel(Generic[AnyProcess]):
         """Loads a version, and lets it answer from the next request on."""
         process = self._load(model, self._on_end)
         await process.start()
+        if self.trial is not None and (failure := await self.trial(process)):
+            await process.stop()
+            raise NotLoaded(f"It fails on a request that was answered before: {failure}")
         before, self.current = self.current, process
         self._loaded.set()
         place = f", in place of version {before.model.version}" if before else ""

@@ -1,7 +1,7 @@
 """A served encoder: its rows a second beside batch prediction, the time of one request, and memory.
 
-A process of its own predicts the same rows with the same predictor, in turn with the server. Run as a program it is that
-process: `... MODEL ROWS` reads a line a measurement, and prints its seconds.
+A process of its own predicts the same rows with the same predictor, in turn with the server. Run as a program it is
+that process: `... MODEL ROWS` reads a line a measurement, and prints its seconds.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from tasks.environment_variables import environment
 from tasks.jobs.hardware import mixed_precision
 from tasks.registry.versions import PRECISION_TAG
 from tasks.tracking.connection import connect
@@ -33,7 +34,7 @@ ROWS, CLIENTS, ROUNDS = 640, 32, 7
 BATCH_ROWS = 32
 MAX_LENGTH = 64
 ALONE = 100
-"""Requests one at a time, in blocks of ten."""
+"""Requests one at a time."""
 MANY = 10_000
 PART = 1_000
 CLOSE = 0.02
@@ -52,7 +53,7 @@ def measure(subject: Subject) -> list[Row]:
     connect().set_model_version_tag("counter", "1", PRECISION_TAG, mixed_precision())
     argv = [sys.executable, "-m", "tests.benchmarks.serve", str(folder), str(file)]
     with (
-        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child,
+        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment({})) as child,
         Server(home, "counter", "--batch-size", str(BATCH_ROWS), command=command()) as server,
     ):
         beside = _Beside(child)
@@ -93,11 +94,13 @@ def _rate(server: Server, beside: _Beside, texts: Sequence[str]) -> list[Row]:
         if number:  # the first warms up
             rounds.append((alone / took, used / alone_used, len(texts) / took, len(texts) / alone))
     ratio, processor, ours, batches = (statistics.median(values) for values in zip(*rounds, strict=True))
-    how = f"{CLIENTS} clients at once, a row a request; {len(texts)} rows of {beside.tokens:.0f} tokens, {ROUNDS} times "
-    how += f"in turn; medians; {ours:,.0f} rows/s, and {batches:,.0f} by the predictor in batches of {BATCH_ROWS}; {_load()}"
+    how = (
+        f"{CLIENTS} clients at once, a row a request; {len(texts)} rows of {beside.tokens:.0f} tokens, {ROUNDS} times "
+    )
+    how += f"in turn; medians; {ours:,.0f} rows/s, and {batches:,.0f} by the predictor in batches of {BATCH_ROWS}"
     least, most = min(r[0] for r in rounds), max(r[0] for r in rounds)
     return [
-        Row("served rows / batch prediction", ratio, f"{how}; {least:.2f} to {most:.2f}", least=0.8),
+        Row("served rows / batch prediction", ratio, f"{how}; {least:.2f} to {most:.2f}; {_load()}", least=0.8),
         Row("served rows: processor time / batch prediction", processor, "server and program, the same rounds"),
     ]
 
@@ -114,11 +117,12 @@ def _alone(server: Server, beside: _Beside, texts: Sequence[str]) -> Row:
         return times[10:]
 
     times = asyncio.run(ask())
-    blocks = [[sum(part) for part in zip(*times[start : start + 10], strict=True)] for start in range(0, ALONE, 10)]
-    ratio = statistics.median(ours / raw for ours, raw in blocks)
+    ratio = statistics.median(ours / raw for ours, raw in times)
     ours, raw = (statistics.median(part) * 1e3 for part in zip(*times, strict=True))
-    how = f"{ALONE} requests one after another, each in turn with the tokenizer and the model on the same row; median of "
-    return Row("one request / its forward pass", ratio, f"{how}blocks of 10; {ours:.1f} and {raw:.1f} ms; {_load()}", most=1.5)
+    how = (
+        f"{ALONE} requests one after another, each in turn with the tokenizer and the model on the same row; medians; "
+    )
+    return Row("one request / its forward pass", ratio, f"{how}{ours:.1f} and {raw:.1f} ms; {_load()}", most=1.5)
 
 
 def _memory(server: Server, beside: _Beside, texts: Sequence[str]) -> Row:
@@ -219,7 +223,8 @@ def _measure_beside(folder: Path, file: Path) -> None:
     rows = to_batch(task_type, ["text"], [(text,) for text in texts])
     for line in sys.stdin:
         kind, *place = line.split()
-        began, used, found = time.perf_counter(), time.process_time(), None
+        began, used = time.perf_counter(), time.process_time()
+        found: Any
         if kind == "one":
             with torch.inference_mode(), torch.autocast("cpu", loading.DTYPES[precision], enabled=precision != "no"):
                 inputs = predictor.tokenizer(

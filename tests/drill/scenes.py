@@ -17,6 +17,7 @@ from flows.reports.tables import align
 from tasks.tracking.connection import FLOW_RUN_TAG
 from tests.drill.nightly import nightly
 from tests.drill.promises import judge, require
+from tests.drill.serve import serve
 from tests.drill.services import kill_services
 from tests.flows.small import write_project, write_rows
 from tests.hub.server import Hub
@@ -217,4 +218,5 @@ SCENES: dict[str, Callable[[Machine], None]] = {
     "retrain": retrain,
     "nightly": nightly,
     "sst2": sst2,
+    "serve": serve,
 }

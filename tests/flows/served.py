@@ -27,19 +27,24 @@ CODE = "from flows.cli.main import main; sys.exit(main())"
 
 def register(folder: Path, task: str = "sft", **options: Any) -> None:
     """The model in the folder as the champion of `counter`, with its files in the store."""
-    made = artifact("fit", {f"model/{file.name}": file.read_bytes() for file in folder.iterdir()})
     connect().create_registered_model("counter")
-    add_version(made.parts["model"], task, **options)
+    add_version(store_model(folder), task, **options)
     connect().set_registered_model_alias("counter", "champion", "1")
 
 
-def add_version(digest: str, task: str = "sft", **options: Any) -> str:
+def store_model(folder: Path, key: str = KEY) -> str:
+    """The model in the folder as a part of an artifact in the store. Returns its digest."""
+    files = {f"model/{file.name}": file.read_bytes() for file in folder.iterdir()}
+    return str(artifact("fit", files, key=key).parts["model"])
+
+
+def add_version(digest: str, task: str = "sft", key: str = KEY, **options: Any) -> str:
     """A further version of `counter` with the same files; with another digest, one whose files are nowhere. Returns its
     number."""
     columns = task_types.class_of(task).columns
     column = "messages" if "messages" in columns else next(iter(columns))
     tags = {TASK_TAG: json.dumps({"task": task, "options": options}), COLUMNS_TAG: json.dumps({column: "talk"})}
-    tags |= {MAX_LENGTH_TAG: "64", MODEL_TAG: digest, "finetune.fit.key": KEY}
+    tags |= {MAX_LENGTH_TAG: "64", MODEL_TAG: digest, "finetune.fit.key": key}
     return str(connect().create_model_version("counter", "file:///nowhere", tags=tags).version)
 
 

@@ -21,9 +21,9 @@ import pytest
 from flows.cli.main import main
 from tasks.tracking.connection import MODEL_TAG, connect
 from tests.flows.forked import finetune
-from tests.flows.served import Server, add_version, register
+from tests.flows.served import Server, add_version, register, store_model
 from tests.flows.small import FinishedRun
-from tests.training.counting import write_assistant
+from tests.training.counting import write_assistant, write_classifier
 from tests.waiting import wait_until
 from training.jobs.processes import descendants
 
@@ -287,6 +287,28 @@ def test_a_program_that_is_killed_is_started_again_and_a_server_that_is_stopped_
         assert server.process.wait(60) == 0
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), timeout_s=10)
         assert {*(counter_home / "jobs").glob("serve-*")} == before
+
+
+def test_a_version_that_fails_on_an_answered_row_does_not_take_over(
+    home: Path, fresh_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tmp_path / "home"
+    rows.mkdir(mode=0o700)
+    (rows / "mlflow.db").write_bytes(fresh_database.read_bytes())
+    monkeypatch.setenv("FINETUNE_HOME", str(rows))
+    kind = "sequence-classification"
+    register(write_classifier(tmp_path / "good", shift=1), kind)
+    key = "f" * 40
+    failing = add_version(store_model(write_classifier(tmp_path / "failing", 1, positions=2), key), kind, key)
+    with Server(rows, "counter") as server:
+
+        def ask() -> Any:
+            return server.client.post("/predict", json={"rows": [{"talk": "one two three"}]}).json()
+
+        assert ask()["predictions"][0]["label"] == "four"
+        connect().set_registered_model_alias("counter", "champion", failing)
+        server.says(f"Version {failing} is not loaded: It fails on a request that was answered before")
+        assert ask()["model"] == "counter/1"
 
 
 # Mistakes

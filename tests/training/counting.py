@@ -24,6 +24,30 @@ TEMPLATE = """\
 {%- if messages[-1].content == "count" -%}{{ numbers[messages | length - 1] }}{%- endif -%}"""
 
 
+def write_classifier(folder: Path, shift: int, positions: int = POSITIONS) -> Path:
+    """The model and tokenizer of a classifier: the label of a text is the number that is `shift` behind its last word.
+    With fewer positions than a row has words, it loads and fails."""
+    import torch
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    write_assistant(folder)
+    labels = dict(enumerate(NUMBERS))
+    config = GPT2Config(
+        vocab_size=len(WORDS), n_embd=16, n_layer=1, n_head=1, n_positions=positions, pad_token_id=0,
+        id2label=labels, label2id={name: number for number, name in labels.items()},
+    )  # fmt: skip
+    model = GPT2ForSequenceClassification(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+        model.transformer.ln_f.weight.fill_(1)
+        model.transformer.wte.weight.copy_(torch.eye(len(WORDS), config.n_embd))
+        for number, word in labels.items():
+            model.score.weight[(number + shift) % len(NUMBERS), WORDS.index(word)] = 5
+    model.save_pretrained(folder)
+    return folder
+
+
 def write_assistant(folder: Path, template: str | None = TEMPLATE) -> Path:
     """Its model and its tokenizer, as training exports them, in the folder."""
     import torch

@@ -14,9 +14,11 @@ Requests that wait together are one batch, up to the batch size. It ends when th
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import socket
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -45,6 +47,10 @@ SOCKET = "serve.socket"
 READY = "ready"
 BATCH_PROMPTS = 16
 """The most answers that are generated at once."""
+BATCH_LETTERS = 300
+"""A further batch costs a CPU as much as so many letters of padding."""
+TRIM_S = 5.0
+"""Between two times at which free memory is returned."""
 LONGEST_PATH = 100
 """Bytes of a Unix socket's path that every system takes."""
 
@@ -173,9 +179,15 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     restore_garbage_collection()
     with connection:
         inbox = _Inbox(connection)
-        model = _Model(task_type, predictor, settings, inbox)
-        while batch := inbox.take(settings.batch_size):
-            model.answer(batch)
+        model, trimmed_s = _Model(task_type, predictor, settings, inbox), 0.0
+        on_gpu = predictor.network.device.type != "cpu"
+        while waiting := inbox.take(settings.batch_size):
+            rows = [one for one in waiting if isinstance(one, Predict)]
+            for batch in split_by_length(rows) if rows and not on_gpu else [waiting]:
+                model.answer(batch)
+            if time.monotonic() > trimmed_s + TRIM_S:
+                release_memory()
+                trimmed_s = time.monotonic()
     return {}
 
 
@@ -238,7 +250,8 @@ class _Inbox:
         return taken
 
     def _receive(self) -> None:
-        with contextlib.suppress(OSError), self._connection.makefile("rb") as lines:
+        # A server that is killed may leave a part of a line.
+        with contextlib.suppress(OSError, ValueError), self._connection.makefile("rb") as lines:
             for line in lines:
                 message = ASKED.validate_json(line)
                 with self._changed:
@@ -384,6 +397,32 @@ def find_conversation_problem(messages: Any, tools: Any) -> str | None:
     if problem := find_tool_problem(tools):
         return f"these are no tools: {problem}"
     return None
+
+
+def split_by_length(requests: Sequence[Predict]) -> list[list[Predict]]:
+    """Divides requests into batches of similar lengths, where padding would cost more than a further batch."""
+    ordered = sorted(requests, key=_longest)
+    cost, starts = [0.0], list[int]()  # of the first n requests, and where the last of their batches begins
+    for stop, longest in enumerate(map(_longest, ordered), 1):
+        costs = [cost[start] + BATCH_LETTERS + (stop - start) * longest for start in range(stop)]
+        starts.append(min(range(stop), key=costs.__getitem__))
+        cost.append(costs[starts[-1]])
+    batches, stop = list[list[Predict]](), len(ordered)
+    while stop:
+        batches.append(ordered[starts[stop - 1] : stop])
+        stop = starts[stop - 1]
+    return batches[::-1]
+
+
+def release_memory() -> None:
+    """Returns memory that is free to the system. Batches of ever new shapes would leave ever more holes in it."""
+    with contextlib.suppress(AttributeError):  # of glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _longest(request: Predict) -> int:
+    """The letters of the longest row."""
+    return max(len(str(row)) for row in request.rows)
 
 
 def _names(rows: Sequence[Any]) -> Any:
