@@ -223,6 +223,8 @@ def _listen(options: ServeOptions) -> Iterator[socket.socket]:
     with contextlib.ExitStack() as opened:
         for one in sockets:
             opened.enter_context(one)
+        # asyncio does so only for sockets whose protocol is named; a response would wait 40 ms for an acknowledgement.
+        sockets[0].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield sockets[0]
 
 

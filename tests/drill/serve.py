@@ -233,8 +233,8 @@ class Fire:
             for number in range(GONE):
                 go_away(self.server, self._kind, number)
             self.load.more()
-        with self._row(f"bodies byte by byte: {self._slow_bodies()}", SLOW):
-            self.load.more()
+        with self._row("bodies byte by byte, which get 408", SLOW):
+            self._slow_bodies()
         if isinstance(self._kind, Assistant):
             with self._row("streams read byte by byte", SLOW), contextlib.ExitStack() as slow:
                 for _ in range(SLOW):
@@ -246,6 +246,7 @@ class Fire:
         with self._row("bodies of 1 GB, announced and chunked", 4):
             for chunked, with_token in itertools.product((False, True), repeat=2):
                 send_gigabyte(self.server, chunked=chunked, with_token=with_token)
+            self.load.more()
         self._fill_disk()
         self.load.more()
         grown = resident_mib(self.server.process.pid) - resident
@@ -315,8 +316,8 @@ class Fire:
         self._killed[-1] = (killed, time.monotonic())
         self.load.more()
 
-    def _slow_bodies(self) -> str:
-        """Bodies that arrive byte by byte; what becomes of them."""
+    def _slow_bodies(self) -> None:
+        """Bodies that arrive byte by byte, until each of them has its answer."""
         began = time.monotonic()
         waiting = [open_request(self.server, "/predict", length=1000) for _ in range(SLOW)]
         ended: Counter[str] = Counter()
@@ -331,7 +332,6 @@ class Fire:
                         client.send(b" ")
             time.sleep(0.5)
         require(not waiting and all(status.startswith("408") for status in ended), f"slow bodies: {ended}")
-        return f"408 after {time.monotonic() - began:.0f} s"
 
     def _fill_disk(self) -> None:
         if self._disk is None:

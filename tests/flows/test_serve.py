@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -80,7 +82,6 @@ def test_rows_have_the_predictions_of_finetune_predict_and_an_unusable_row_its_e
     with Server(finished.home, "small", "--record", str(record)) as server:
         answer = server.client.post("/predict", json={"rows": rows}).json()
         wrong = server.client.post("/predict", json={"rows": [{"txt": "fine"}]})
-        drift = finetune(finished.home, "drift", "small", "--input", str(record), "--set", "least_rows=1")
     assert answer["model"] == "small/1"
     for given, stored in zip(answer["predictions"][:3], expected, strict=True):
         assert given["label"] == stored["label"]
@@ -93,7 +94,30 @@ def test_rows_have_the_predictions_of_finetune_predict_and_an_unusable_row_its_e
     recorded = [json.loads(line) for file in record.iterdir() for line in file.read_text().splitlines()]
     assert [row["text"] for row in recorded] == texts
     assert all(row["served_by"] == "small/1" and row["prediction"]["label"] for row in recorded)
-    assert "least_rows" in drift.stderr or "Verdict" in drift.stdout, drift.stderr
+
+
+def test_recorded_rows_are_compared_by_drift_and_with_labels_evaluated(finished: FinishedRun, tmp_path: Path) -> None:
+    home, record, out = (
+        shutil.copytree(finished.home, tmp_path / "home", symlinks=True),
+        tmp_path / "r",
+        tmp_path / "out",
+    )
+    rows = [*csv.DictReader((finished.file.parent / "validation.csv").open(newline=""))]
+    with Server(home, "small", "--record", str(record)) as server:
+        asked = [{"text": row["text"]} for row in rows]
+        assert server.client.post("/predict", json={"rows": asked}).status_code == 200
+    drift = finetune(home, "drift", "small", "--input", str(record), "--json", str(out))
+    assert drift.returncode == 0, drift.stdout + drift.stderr
+    assert json.loads(out.read_text())["drift"]["rows"] == {"reference": 60, "new": len(rows)}
+    labels = {row["text"]: row["label"] for row in rows}
+    for file in record.iterdir():
+        recorded = [json.loads(line) for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps({**row, "label": labels[row["text"]]}) + "\n" for row in recorded))
+    evaluated = finetune(home, "evaluate", "small", "--input", str(record), "--json", str(out))
+    assert evaluated.returncode == 0, evaluated.stdout + evaluated.stderr
+    found = json.loads(out.read_text())["evaluation"]
+    expected = finished.result["metrics"]["validation"]["accuracy"]["value"]
+    assert found["rows"] == len(rows) and found["metrics"]["accuracy"]["value"] == pytest.approx(expected)
 
 
 # OpenAI's API, by its client

@@ -51,6 +51,23 @@ def test_a_client_whose_headers_do_not_end_is_disconnected(monkeypatch: pytest.M
     assert asyncio.run(exchange(b"")) == b""
 
 
+def test_a_response_does_not_wait_for_the_clients_acknowledgement() -> None:
+    async def accepted() -> bool:
+        found = asyncio.get_running_loop().create_future()
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            sock = writer.get_extra_info("socket")
+            found.set_result(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        with server._listen(server.ServeOptions("small", port=0)) as listening:
+            async with await asyncio.start_server(accept, sock=listening):
+                await asyncio.open_connection(*listening.getsockname())
+                return bool(await found)
+
+    assert asyncio.run(accepted())
+
+
 def test_a_program_that_is_killed_in_the_middle_of_a_line_loses_its_requests_and_no_more() -> None:
     async def lose() -> list[bool]:
         ended: list[bool] = []
