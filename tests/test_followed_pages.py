@@ -62,7 +62,10 @@ class Follower(Reader):
         server = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
             assert server.stdout
-            printed = f"{first}\n{server.stdout.readline()}{server.stdout.readline()}".replace(f"{Path.cwd()}/", "")
+            printed = f"{first}\n"
+            while not printed.endswith("'\n"):  # the end of the command that it prints
+                printed += server.stdout.readline()
+            printed = printed.replace(f"{Path.cwd()}/", "")
             for line in others:
                 printed += f"\n{self._shell(line.replace(':8000', f':{port}'))}\n"
         finally:

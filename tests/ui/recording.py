@@ -37,7 +37,7 @@ COMMANDS = (
     "finetune run deployments/mails.yaml",
     "finetune serve mails",
     'curl http://127.0.0.1:8000/predict -H "Authorization: Bearer $(cat .finetune/services/serve.token)"'
-    """ --json '{"rows": [{"mail": "Where is my parcel?"}]}'""",
+    """ -d '{"rows": [{"mail": "Where is my parcel?"}]}'""",
 )
 COLUMNS, LINES = 108, 50
 OF_OTHER_HOMES = ("FINETUNE_HOME", "PREFECT_API_URL", "MLFLOW_TRACKING_URI")
@@ -161,7 +161,7 @@ def main() -> None:
         run_in_terminal(init, screen, folder)
         run_in_terminal(run, screen, folder)
         port = closed_port()
-        server = run_in_terminal(f"{serve} --port {port}", screen, folder, until="Requests need the token")
+        server = run_in_terminal(f"{serve} --port {port}", screen, folder, until="  -d '{")
         try:
             run_in_terminal(ask.replace(":8000", f":{port}"), screen, folder)
         finally:

@@ -54,7 +54,7 @@ def train(task: Task) -> Trained:
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """The progress of training, the same on every rank."""
 
     step: int = 0
@@ -74,7 +74,7 @@ class Loop:
     """A task's training. Every rank creates one, and all ranks call its methods together."""
 
     def __init__(self, task: Task) -> None:
-        self.task, self.training, self.progress = task, task.training, Progress()
+        self.task, self.training, self.progress = task, task.training, TrainingProgress()
         args = arguments(task)
         ddp = DistributedDataParallelKwargs(find_unused_parameters=True)  # a task may skip layers of a model
         self.accelerator = Accelerator(mixed_precision=args.mixed_precision, kwargs_handlers=[ddp])
@@ -317,7 +317,7 @@ class Loop:
 
     def restore(self, checkpoint: Path) -> None:
         """Restores the state of a checkpoint."""
-        self.progress = Progress(**json.loads((checkpoint / PROGRESS).read_text()))
+        self.progress = TrainingProgress(**json.loads((checkpoint / PROGRESS).read_text()))
         self.load_weights(checkpoint / MODEL)
         state = torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True)
         self.optimizer.load_state_dict(state["optimizer"])

@@ -52,7 +52,7 @@ def pooled(score: Callable[..., Floats], true: Floats, predicted: Floats, both: 
     return np.where(whole > 0, score(true, predicted, both), np.nan)
 
 
-class Score(NamedTuple):
+class AveragedScore(NamedTuple):
     """A score of one label, which the metrics below average."""
 
     of_counts: Callable[..., Floats]
@@ -66,21 +66,21 @@ class Score(NamedTuple):
 
 
 SCORES = {
-    "f1": Score(
+    "f1": AveragedScore(
         f1,
         metrics.f1_score,
         "The harmonic mean of precision and recall",
         "of the labels that a row has with those that are predicted",
         "neither occurs nor is predicted",
     ),
-    "precision": Score(
+    "precision": AveragedScore(
         precision,
         metrics.precision_score,
         "The share of the rows given a label that have it",
         "the share of the labels predicted that the row has; 0 where none is predicted",
         "neither occurs nor is predicted",
     ),
-    "recall": Score(
+    "recall": AveragedScore(
         recall,
         metrics.recall_score,
         "The share of a label's rows that are given it",
