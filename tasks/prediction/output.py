@@ -29,12 +29,15 @@ from tasks.home import home
 from tasks.locks import exclusive_lock
 from tasks.prediction.input_rows import Scan, Shard
 from tasks.registry.model_spec import ModelSpec
+from training.data.casting import Values
+from training.data.conversation_forms import as_tools
 from training.data.file_systems import display_name, filesystem, is_url, local_path, name_of
-from training.data.prediction_files import SUFFIXES, WRITTEN, KeptColumns, Stamp, Writer
+from training.data.prediction_files import SUFFIXES, WRITTEN, KeptColumns, Stamp, Writer, plain_message
 from training.data.prediction_rows import Rows
 from training.jobs.protocol import fsync, sha256
 from training.problems import NETWORK, UserError
 from training.recipe import BatchPrediction
+from training.tokenization.tool_calls import parse_message
 
 MANIFEST = "_SUCCESS"
 _PART = re.compile(r"part-.*-\d{5,}-[0-9a-f]{16}\.(parquet|csv|jsonl)")
@@ -261,7 +264,8 @@ class _Folder(Output):
     def write(self, shard: Shard, rows: Rows, predictions: pa.Table, predicted_at_s: int) -> None:
         name = self._names[shard.file, shard.number]
         staged = self._folder.staged(name)
-        with Writer(staged, self._form, self._kept, escape_formulas=self._escape_formulas) as writer:
+        escape, as_message = self._escape_formulas, _message_form(self._model)
+        with Writer(staged, self._form, self._kept, escape_formulas=escape, as_message=as_message) as writer:
             writer.write(rows, predictions, _stamp(self._model, shard, predicted_at_s))
         entry = {
             "name": name,
@@ -300,7 +304,8 @@ class _SingleFile(Output):
         self._staged = folder.staged(name)
         form = prediction.format or WRITTEN[Path(name).suffix]
         delimiter = "\t" if name.endswith(".tsv") else ","
-        self._writer = Writer(self._staged, form, scan.kept, delimiter, prediction.escape_formulas)
+        escape, as_message = prediction.escape_formulas, _message_form(model)
+        self._writer = Writer(self._staged, form, scan.kept, delimiter, escape, as_message)
 
     def lacks(self, shard: Shard) -> bool:
         return True
@@ -331,6 +336,18 @@ def _part_name(shard: Shard, form: Sequence[str], model: ModelSpec, kept: KeptCo
     )
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", name_of(shard.file).partition(".")[0])[:40]
     return f"part-{stem}-{shard.number:05}-{identity[:16]}{SUFFIXES[form[0]]}"
+
+
+def _message_form(model: ModelSpec) -> Callable[[Values, str], Mapping[str, Any]]:
+    """The form of an answer in OpenAI's output file: calls are read from its text if its row has tools."""
+    columns = [*model.columns]
+
+    def as_message(values: Values, text: str) -> Mapping[str, Any]:
+        declared = values[columns.index("tools")]
+        tools = as_tools(json.loads(declared)) if declared else None
+        return parse_message(text, tools) if tools else plain_message(values, text)
+
+    return as_message if "tools" in columns else plain_message
 
 
 def _stamp(model: ModelSpec, shard: Shard, predicted_at_s: int) -> Stamp:

@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 
 from flows.cli.main import main
+from tasks.registry.versions import COLUMNS_TAG
+from tasks.tracking.connection import connect
 from tests.flows.forked import code_with_forked_programs, finetune
 from tests.flows.served import register
 from tests.flows.small import environment
 from tests.fork_server import NEW_PYTHON
-from tests.training.counting import write_assistant
+from tests.training.counting import CALL, write_assistant
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = """\
@@ -158,6 +160,28 @@ def test_conversations_and_requests_in_files_are_answered_as_in_a_chat_and_once(
     answers, printed = predict("talks", "--format", "jsonl", "--keep", "id")
     assert "4 rows" in printed and " 0 of them now" in printed  # the same conversations, whatever holds them
     assert [(line["id"], line["generated_text"]) for line in answers] == [*enumerate(spoken)]
+
+
+def test_requests_with_tools_in_files_are_answered_by_calls(home: Path, server: dict[str, str], tmp_path: Path) -> None:
+    register(write_assistant(tmp_path / "model"), max_new_tokens=3)
+    connect().set_model_version_tag("counter", "1", COLUMNS_TAG, json.dumps({"messages": "talk", "tools": "tools"}))
+    tools = [{"type": "function", "function": {"name": "count", "parameters": {"type": "object"}}}]
+    bodies = [{"messages": [{"role": "user", "content": word}], "tools": tools} for word in ("tool", "eight")]
+    bodies += [{"messages": bodies[0]["messages"]}]
+    lines = (json.dumps({"custom_id": str(number), "body": body}) for number, body in enumerate(bodies))
+    (tmp_path / "requests.jsonl").write_text("\n".join(lines))
+    run = finetune(
+        home, "predict", "counter", "--input", str(tmp_path / "requests.jsonl"), "--output",
+        str(tmp_path / "answers.jsonl"), "--format", "openai", "--no-drift", **server,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    answers = map(json.loads, (tmp_path / "answers.jsonl").read_text().splitlines())
+    called, counted, untold = (answer["response"]["body"]["choices"][0] for answer in answers)
+    (call,) = called["message"]["tool_calls"]
+    assert (call["function"], called["message"]["content"]) == ({"name": "count", "arguments": '{"to": 3}'}, None)
+    assert called["finish_reason"] == "tool_calls"
+    assert (counted["message"], counted["finish_reason"]) == ({"role": "assistant", "content": "nine"}, "stop")
+    assert (untold["message"], untold["finish_reason"]) == ({"role": "assistant", "content": CALL}, "stop")
 
 
 @pytest.mark.parametrize(

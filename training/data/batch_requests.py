@@ -1,7 +1,7 @@
 """OpenAI's batch files: a request a line, and the responses in the form of its output files.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": […]}}
-    {"custom_id": "a", "messages": […]}
+    {"custom_id": "a", "messages": […], "tools": […]}
 
 A response has the same form for a request without an answer, with the status 400 and an error, as in the output of
 vLLM's `run-batch`.
@@ -21,7 +21,7 @@ from training.data.row_problems import RowProblem, shorten
 ID = "custom_id"
 _PLAIN: Mapping[str, Sequence[Any]] = {
     "n": (1,),
-    "tools": ([],),
+    "tool_choice": ("auto", "none"),
     "functions": ([],),
     "response_format": ({"type": "text"},),
     "stop": ([],),
@@ -49,8 +49,11 @@ def is_request(row: Mapping[str, Any]) -> bool:
     return ID in row and (isinstance(row.get("body"), Mapping) or "messages" in row)
 
 
-def as_row(number: int, request: Mapping[str, Any], column: str) -> dict[str, Any] | RefusedRequest:
-    """The request as a row with its `custom_id` and its messages in this column; or its problem, as row `number`.
+def as_row(
+    number: int, request: Mapping[str, Any], column: str, tools_column: str | None = None
+) -> dict[str, Any] | RefusedRequest:
+    """The request as a row with its `custom_id`, its messages in this column and its tools in the other; or its
+    problem, as row `number`.
 
     Contents of several parts become one text, a line a part, and messages by the developer are those by the system.
     """
@@ -63,7 +66,13 @@ def as_row(number: int, request: Mapping[str, Any], column: str) -> dict[str, An
     if "messages" not in body:
         return RefusedRequest(number, "malformed", "has no messages in its request", kept=kept)
     messages = body["messages"]
-    return {**kept, column: [*map(_plain_message, messages)] if isinstance(messages, list) else messages}
+    row = {**kept, column: [*map(_plain_message, messages)] if isinstance(messages, list) else messages}
+    if (tools := body.get("tools")) and body.get("tool_choice") != "none":
+        if tools_column is None:
+            words = "has `tools`, and the model was trained without a column data.columns.tools"
+            return RefusedRequest(number, "malformed", words, f": {shorten(tools)}", kept)
+        row[tools_column] = tools
+    return row
 
 
 def ignored_fields(request: Mapping[str, Any]) -> set[str]:
@@ -96,12 +105,12 @@ def _is_text_part(part: Any) -> bool:
 class BatchAnswer:
     """The answer to a request."""
 
-    text: str
+    message: Mapping[str, Any]
     prompt_tokens: int
     tokens: int
     """Of the text, with the one that ends it."""
     finish_reason: str
-    """`stop`, or `length` for a text that was cut."""
+    """`stop`, `length` for a text that was cut, or `tool_calls`."""
 
 
 def response(
@@ -125,13 +134,12 @@ def response(
             "error": {"message": failure["message"], "type": "invalid_request_error", "param": None, "code": None}
         }
         return {**line, "response": {"status_code": 400, "request_id": number, "body": body}, "error": failure}
-    message = {"role": "assistant", "content": answer.text}
     body = {
         "id": f"chatcmpl-{number}",
         "object": "chat.completion",
         "created": created_s,
         "model": model,
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}],
+        "choices": [{"index": 0, "message": answer.message, "logprobs": None, "finish_reason": answer.finish_reason}],
         "usage": {
             "prompt_tokens": answer.prompt_tokens,
             "completion_tokens": answer.tokens,

@@ -11,7 +11,7 @@ import csv
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from training.data.arrow_columns import as_json, decoded
 from training.data.batch_requests import ID, BatchAnswer, response
+from training.data.casting import Values
 from training.data.prediction_rows import Column, Rows
 from training.data.row_problems import RowProblem
 from training.jobs.protocol import without_nan
@@ -96,6 +97,11 @@ class KeptColumns:
 _UNREAD = "has tokens that the model does not have: its embedding has fewer rows than its tokenizer"
 
 
+def plain_message(values: Values, text: str) -> dict[str, Any]:
+    """The assistant's message with this text."""
+    return {"role": "assistant", "content": text}
+
+
 class Writer:
     """Writes rows with their predictions into a file. Closing it syncs the file to disk.
 
@@ -105,13 +111,20 @@ class Writer:
         kept: the columns that travel along.
         delimiter: of a CSV file.
         escape_formulas: in a CSV file, see BatchPrediction.
+        as_message: makes the message of a response, of a row's values and the generated text.
     """
 
     def __init__(
-        self, file: Path, form: str, kept: KeptColumns, delimiter: str = ",", escape_formulas: bool = False
+        self,
+        file: Path,
+        form: str,
+        kept: KeptColumns,
+        delimiter: str = ",",
+        escape_formulas: bool = False,
+        as_message: Callable[[Values, str], Mapping[str, Any]] = plain_message,
     ) -> None:
         self._file, self._form, self._kept, self._delimiter = file, form, kept, delimiter
-        self._escape_formulas = escape_formulas
+        self._escape_formulas, self._as_message = escape_formulas, as_message
         self._stack = ExitStack()
         self._out: Any = None
 
@@ -170,18 +183,22 @@ class Writer:
     def _responses(self, rows: Rows, predictions: pa.Table, stamp: Stamp) -> None:
         columns = (GENERATED, "prompt_tokens", "generated_tokens", "finish_reason")
         values = zip(*(predictions[name].to_pylist() for name in columns), strict=True)
-        ids, places = _as_list(rows.kept[ID]), zip(rows.numbers, rows.errors, strict=True)
+        ids, places = _as_list(rows.kept[ID]), zip(rows.numbers, rows.errors, rows.inputs, strict=True)
         self._write_json(
             response(
                 id_,
-                None if error else BatchAnswer(*value),
+                self._as_answer(inputs, *value) if inputs is not None and error is None else None,
                 f"row {number} {error}" if error else None,
                 place=f"{stamp.model_digest} {stamp.input_file} {number}",
                 model=f"{stamp.model}/{stamp.version}",
                 created_s=stamp.predicted_at_s,
             )
-            for id_, value, (number, error) in zip(ids, values, places, strict=True)
+            for id_, value, (number, error, inputs) in zip(ids, values, places, strict=True)
         )
+
+    def _as_answer(self, inputs: Values, text: str, prompt_tokens: int, tokens: int, finish_reason: str) -> BatchAnswer:
+        message = self._as_message(inputs, text)
+        return BatchAnswer(message, prompt_tokens, tokens, "tool_calls" if "tool_calls" in message else finish_reason)
 
     def _write_json(self, values: Iterable[Mapping[str, Any]]) -> None:
         self._out = self._out or self._open_text()

@@ -162,7 +162,7 @@ class _KeptColumns:
 
     def __init__(self, wanted: InputColumns, names: Sequence[str], found_fields: set[str]) -> None:
         self._wanted, self._names, self._ignored_fields = wanted, names, found_fields
-        self._messages = wanted.roles.get("messages")
+        self._messages, self._tools = wanted.roles.get("messages"), wanted.roles.get("tools")
 
     def of_file(self, names: Sequence[str], column_types: Sequence[pa.DataType] = ()) -> dict[str, str]:
         renamed = {new: old for old, new in self._wanted.data.rename.items() if old in names}
@@ -191,8 +191,8 @@ class _KeptColumns:
             if isinstance(row, Mapping):
                 if self._messages and self._messages not in row and is_request(row):
                     self._ignored_fields |= ignored_fields(row)
-                    row = as_row(number, row, self._messages)
-                elif rename:
+                    row = as_row(number, row, self._messages, self._tools)
+                if rename and isinstance(row, Mapping):
                     old_names = {new: old for old, new in rename.items() if old not in row}
                     row = {old_names.get(name, name): value for name, value in row.items()}
             yield number, row

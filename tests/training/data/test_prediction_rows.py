@@ -197,6 +197,18 @@ def test_requests_of_batch_files_are_rows_with_their_custom_id(tmp_path: Path) -
     assert rows.kept["custom_id"] == ["a", "b"] and [json.loads(row[0]) for row in rows.usable()] == [talk, talk]
 
 
+def test_requests_with_tools_are_rows_of_a_model_with_a_column_of_tools(tmp_path: Path) -> None:
+    talk, tools = [{"role": "user", "content": "2 + 2?"}], [{"type": "function", "function": {"name": "add"}}]
+    bodies = [{"messages": talk, "tools": tools, **more} for more in ({}, {"tool_choice": "none"})]
+    requests = [{"custom_id": number, "body": body} for number, body in enumerate([*bodies, {"messages": talk}])]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in requests))
+    for rename in ({}, {"functions": "tools", "talk": "messages"}):
+        columns = {"messages": "messages", "tools": "tools"}
+        rows = read(tmp_path / "in.jsonl", task="sft", columns=columns, kept=["custom_id"], rename=rename)
+        given = [[value and json.loads(value) for value in row] for row in rows.usable()]
+        assert given == [[talk, tools], [talk, None], [talk, None]] and rows.kept["custom_id"] == [0, 1, 2]
+
+
 def test_a_request_that_wants_another_answer_has_an_error_and_its_custom_id(tmp_path: Path) -> None:
     talk = [{"role": "user", "content": "2 + 2?"}]
     text = {"type": "text", "text": "2 + 2?"}
@@ -204,16 +216,19 @@ def test_a_request_that_wants_another_answer_has_an_error_and_its_custom_id(tmp_
     plain = {"n": 1, "tools": [], "stop": None, "stream": False, "response_format": {"type": "text"}, "temperature": 0}
     bodies: list[dict[str, Any]] = [{"messages": talk, **plain}, {"messages": parts}, {"prompt": "2 + 2?"}]
     bodies += [{"messages": talk, name: value} for name, value in (("n", 2), ("tools", [{}]), ("stop", "\n"))]
+    bodies += [{"messages": talk, "tool_choice": "required"}]
     requests = [{"custom_id": number, "body": body} for number, body in enumerate(bodies)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in requests))
     own = reader(task="sft", columns={"messages": "spoken"}, kept=["custom_id"])
     (rows,) = own.shards(str(tmp_path / "in.jsonl"), 10)
     first, second = (json.loads(row[0]) for row in rows.usable())
     assert first == talk and second == [{"role": "system", "content": "Add."}, *talk]
-    assert rows.kept["custom_id"] == [*range(6)] and own.ignored_fields == set()
+    assert rows.kept["custom_id"] == [*range(7)] and own.ignored_fields == set()
     found = errors(rows)
     assert found[3] == "has no messages in its request"
     assert found[4] == "wants another answer than one whole text, by `n`: 2" and "`stop`: " in found[6]
+    assert found[5].startswith("has `tools`, and the model was trained without a column data.columns.tools: ")
+    assert "`tool_choice`: 'required'" in found[7]
     sampled = {"custom_id": "a", "body": {"messages": talk, "max_tokens": 9, "temperature": 1}}
     (tmp_path / "in.jsonl").write_text(json.dumps(sampled))
     assert len([*own.shards(str(tmp_path / "in.jsonl"), 10)]) == 1
