@@ -61,7 +61,7 @@ from training.task_types.generation import Generation, add_end_token, generate_a
 from training.task_types.task_type import AnswersTurns, Column
 from training.tokenization.answer_tokens import encode_answers
 from training.tokenization.chat_templates import CALLS, FIELD, ChatTemplate, find_problem, find_tool_problem
-from training.tokenization.features import Features, count_lost, list_column
+from training.tokenization.features import Features, RefusedRows, count_lost, list_column
 from training.tokenization.packing import OF_ANSWER, pack_whole_documents
 from training.tokenization.preference_rows import repeats
 
@@ -343,7 +343,7 @@ def _count_repeated(rows: pa.RecordBatch) -> int:
 
 def _render_conversations(encoder: Encoder, rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:
     """Renders conversations by the chat template. Returns the texts and the spans of their answers. Raises UserError if
-    the template is missing or fails, and for conversations with problems."""
+    the template is missing and for conversations with problems, and RefusedRows if the template cannot write some."""
     if encoder.chat is None:
         message = "is missing: the tokenizer has no chat template, and messages and instructions need one. "
         message += "Name a file, such as deployments/examples/chat.jinja, or give rows with prompt and completion."
@@ -353,17 +353,23 @@ def _render_conversations(encoder: Encoder, rows: pa.RecordBatch) -> tuple[list[
     else:
         conversations = [_to_messages(**row) for row in rows.to_pylist()]
     template, texts, spans = ChatTemplate(*encoder.chat, encoder.special_texts), [], []
-    for messages, tools in zip(conversations, _tools_of(rows), strict=True):
+    refused: dict[int, RefusedRows] = {}
+    for place, (messages, tools) in enumerate(zip(conversations, _tools_of(rows), strict=True)):
         if problem := find_problem(messages, answered=False):
             message = f"a row has no conversation: {problem}."
             raise UserError.of("data", "messages", message)
-        is_answered = messages[-1]["role"] == "assistant"
-        if is_answered:
-            text, answers = template.render_answers(messages, tools or ())
-        else:
-            text, answers = template.render_prompt(messages, tools or ()), []
+        try:
+            if messages[-1]["role"] == "assistant":
+                text, answers = template.render_answers(messages, tools or ())
+            else:
+                text, answers = template.render_prompt(messages, tools or ()), []
+        except RefusedRows as error:
+            refused[place] = error
+            continue
         texts.append(text)
         spans.append(answers)
+    if refused:
+        raise RefusedRows.from_rows(refused)
     return texts, spans
 
 

@@ -27,6 +27,7 @@ from training.data.row_problems import shorten
 from training.jobs.resources import cores
 from training.local_files import open_local
 from training.problems import UserError
+from training.tokenization.features import RefusedRows
 from training.tokenization.special_tokens import mark_spelt
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ Spans = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A Jinja template with its tokenizer's special tokens. All methods raise UserError if the template fails."""
+    """A Jinja template with its tokenizer's special tokens. All methods raise RefusedRows if the template cannot write
+    the conversation, and UserError if it exceeds the limits."""
 
     text: str
     tokens: Mapping[str, str]
@@ -80,7 +82,7 @@ class ChatTemplate:
         that each answer adds to its prompt. Answers with the weight 0 are left out.
 
         An earlier answer that the template writes otherwise once more messages follow has the text that it then has.
-        Raises UserError if the text contains no answer, or if the text before an answer is not the one that a model
+        Raises RefusedRows if the text contains no answer, or if the text before an answer is not the one that a model
         answers, because then the spans cannot be found.
         """
         messages, tools = mark_spelt((messages, tools), self.spellings)
@@ -91,7 +93,7 @@ class ChatTemplate:
             spans = [self._find_answer(messages, tools, place, text) for place in answers]
         if ignored := [number for number, place in enumerate(answers) if messages[place].get("weight") == 0]:
             if len(spans) != len(answers):
-                raise UserError.of(
+                raise RefusedRows.of(
                     "model",
                     FIELD,
                     f"marks {len(spans)} answers of {len(answers)} in {_first_words(messages)}, so it is unknown which "
@@ -102,7 +104,7 @@ class ChatTemplate:
                 return text, []
         if not "".join(text[start:stop] for start, stop in spans).strip():
             marks = " between {% generation %} and {% endgeneration %}" if is_marked else ""
-            raise UserError.of("model", FIELD, f"writes no answer{marks} in {_first_words(messages)}: change it.")
+            raise RefusedRows.of("model", FIELD, f"writes no answer{marks} in {_first_words(messages)}: change it.")
         self._require_all(messages, tools, text)
         return text, spans
 
@@ -116,12 +118,12 @@ class ChatTemplate:
             text, spans = self._render(messages, tools, return_assistant_tokens_mask=True)
             span = spans[-1] if spans else (0, 0)
         if not text[slice(*span)].strip():
-            raise UserError.of("model", FIELD, f"writes no answer in {_first_words(messages)}: change it.")
+            raise RefusedRows.of("model", FIELD, f"writes no answer in {_first_words(messages)}: change it.")
         self._require_all(messages, tools, text)
         return text, span
 
     def _require_all(self, messages: Messages, tools: Tools, text: str, **options: bool) -> None:
-        """Raises UserError if the text of the messages is the same without one of their contents, or with other
+        """Raises RefusedRows if the text of the messages is the same without one of their contents, or with other
         arguments of a call or other tools: a template may ignore a role, or write no calls. A content that the template
         rewrites, such as by trimming, is accepted."""
         where = _first_words(messages)
@@ -138,7 +140,7 @@ class ChatTemplate:
                 others[f"{CALLS}[{number}]" if number else CALLS] = {**message, CALLS: calls}
             for name, other in others.items():
                 if self._render([*messages[:place], other, *messages[place + 1 :]], tools, **options)[0] == text:
-                    raise UserError.of(
+                    raise RefusedRows.of(
                         "model",
                         FIELD,
                         f"does not write the {name} of message {place + 1}, by {message['role']!r}, of {where}: it "
@@ -150,7 +152,7 @@ class ChatTemplate:
         ]
         if tools and self._render(messages, renamed, **options)[0] == text:
             reason = f"does not write the tools of {where}: they would have no effect"
-            raise UserError.of("model", FIELD, f"{reason}. Change the template, or the rows.")
+            raise RefusedRows.of("model", FIELD, f"{reason}. Change the template, or the rows.")
 
     def _find_answer(self, messages: Messages, tools: Tools, place: int, text: str) -> tuple[int, int]:
         before = self._render(messages[:place], tools, add_generation_prompt=True)[0]
@@ -159,7 +161,7 @@ class ChatTemplate:
             return len(before), len(after)
         if text.startswith(before) and (stop := self._find_earlier_end(messages, tools, place, text, len(before))):
             return len(before), stop
-        raise UserError.of(
+        raise RefusedRows.of(
             "model",
             FIELD,
             f"changes message {place + 1} of {_first_words(messages)} if it is answered or more messages follow, "
@@ -204,8 +206,10 @@ class ChatTemplate:
                     **self.tokens,
                 )
         except Exception as error:  # a template can fail like any program
-            reason = str(_LimitError() if isinstance(error, MemoryError) else error).rstrip(".")
-            raise UserError.of(
+            is_limit = isinstance(error, MemoryError | _LimitError)
+            reason = str(_LimitError() if is_limit else error).rstrip(".")
+            # Without rows, beyond a limit: others would take as long.
+            raise (UserError if is_limit else RefusedRows).of(
                 "model", FIELD, f"cannot write {_first_words(messages)}: {reason}. Change the template, or the rows."
             ) from error
         return texts[0], spans[0] if options.get("return_assistant_tokens_mask") else []

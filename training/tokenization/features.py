@@ -11,8 +11,24 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from training.problems import UserError
+
 if TYPE_CHECKING:
     from training.tokenization.encoder import Encoded, Encoder
+
+
+class RefusedRows(UserError):
+    """Rows that have no features, with the problems of the first, in words that follow "it"."""
+
+    rows: Sequence[int] = (0,)
+    """Their places among the given rows."""
+
+    @classmethod
+    def from_rows(cls, by_row: Mapping[int, UserError]) -> RefusedRows:
+        """The error of several rows, by the errors of each."""
+        error = cls(by_row[min(by_row)].problems)
+        error.rows = sorted(by_row)
+        return error
 
 
 @dataclass(frozen=True)

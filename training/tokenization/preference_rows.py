@@ -22,7 +22,7 @@ import pyarrow as pa
 from training.problems import UserError
 from training.tokenization.answer_tokens import AnswerTokens, encode_answers
 from training.tokenization.chat_templates import FIELD, ChatTemplate, find_problem
-from training.tokenization.features import Features, list_column
+from training.tokenization.features import Features, RefusedRows, list_column
 from training.tokenization.packing import OF_ANSWER
 
 if TYPE_CHECKING:
@@ -129,19 +129,25 @@ def encode_rows(
     """The tokens of each row's texts, without truncation, with the mask of their answers: the prompt with each of its
     answers, or the prompt alone if rows have no answers. With `answered`, a prompt alone ends with its answer.
 
-    Raises UserError if a chat template is needed and missing, or fails.
+    Raises UserError if a chat template is needed and missing, and RefusedRows if it cannot write some rows.
     """
     texts: list[tuple[str, Spans]] = []
     is_text: list[bool] = []
+    refused: dict[int, RefusedRows] = {}
     per_row = len(answer_names(rows)) or 1
-    for values in parse_rows(rows):
+    for row, values in enumerate(parse_rows(rows)):
         prompt, *answers = values
         joined = all(isinstance(value, str) for value in values)
         if joined:
             texts += _join(prompt, answers, answered=answered)
         else:
-            texts += _render(encoder, as_messages(prompt), answers)
+            try:
+                texts += _render(encoder, as_messages(prompt), answers)
+            except RefusedRows as error:
+                refused[row] = error
         is_text += [joined] * per_row
+    if refused:
+        raise RefusedRows.from_rows(refused)
     encoded: list[Any] = [None] * len(texts)
     for joined in {*is_text}:
         places = [place for place, one in enumerate(is_text) if one == joined]

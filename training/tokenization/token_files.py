@@ -20,7 +20,7 @@ from training.data.row_problems import ROWS_NAMED, shorten
 from training.jobs.protocol import Result
 from training.problems import Problem, UserError, user_code_errors
 from training.tokenization.encoder import Encoder, load_encoder
-from training.tokenization.features import find_beyond, read_ids
+from training.tokenization.features import RefusedRows, find_beyond, read_ids
 from training.tokenization.special_tokens import find_spelt
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def write_tokens(
     total, done = sum(map(_count_rows, files)), 0
     columns: dict[str, None] = {}
     by_split: dict[str, TokenStatistics] = {}
+    refused: list[Problem] = []
     for path in files:
         statistics = by_split[path.stem] = TokenStatistics()
         # Not mapped: mapped pages count as memory of this process and grow with the rows.
@@ -109,12 +110,18 @@ def write_tokens(
             batches = map(reader.get_batch, range(reader.num_record_batches))
             features = (_tokens(task_type, encoder, batch, statistics, vocab_size) for batch in batches)
             blocks = task_type.token_rows(path.stem, encoder.max_length, features)
-            first = next(blocks)
-            with ipc_writer(out / path.name, first.schema) as writer:
-                for block in chain([first], blocks):
-                    writer.write(block)
-                    progress(done + statistics.rows, total)
+            try:
+                first = next(blocks)
+                with ipc_writer(out / path.name, first.schema) as writer:
+                    for block in chain([first], blocks):
+                        writer.write(block)
+                        progress(done + statistics.rows, total)
+            except RefusedRows:
+                batches = map(reader.get_batch, range(reader.num_record_batches))
+                refused += _refused_problems(task_type, encoder, batches, path.stem)
         done += statistics.rows
+    if refused:
+        raise UserError(refused)
     problems = [] if level == "ignore" else list(truncation_problems(by_split, encoder.max_length, level))
     problems += emptied_problems(by_split, encoder.max_length)
     problems += vocabulary_problems(by_split, vocab_size)
@@ -147,16 +154,40 @@ def _tokens(
 ) -> pa.RecordBatch:
     """The token features of a block, copied: a slice would be written with up to 63 bytes of its neighbours in the
     larger buffer."""
-    sizes = sum(text_sizes(column) for column in block.columns)
-    ends = np.flatnonzero(np.diff(np.cumsum(sizes) // BYTES_AT_ONCE)) + 1  # about BYTES_AT_ONCE of text each
     pieces = []
-    for start, stop in pairwise([0, *ends.tolist(), block.num_rows]):
-        rows = block.slice(start, stop - start)
+    for rows in _split(block):
         features = task_type.features(encoder, rows)
         pieces.append(features.numbered(statistics.rows))
-        statistics.add(features, stop - start)
+        statistics.add(features, rows.num_rows)
         statistics.read(rows, task_type.is_rendered(rows), features, encoder, vocab_size)
     return pa.concat_batches(pieces)
+
+
+def _split(block: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The rows in parts of about BYTES_AT_ONCE of text."""
+    sizes = sum(text_sizes(column) for column in block.columns)
+    ends = np.flatnonzero(np.diff(np.cumsum(sizes) // BYTES_AT_ONCE)) + 1
+    for start, stop in pairwise([0, *ends.tolist(), block.num_rows]):
+        yield block.slice(start, stop - start)
+
+
+def _refused_problems(
+    task_type: Featurizer, encoder: Encoder, blocks: Iterable[pa.RecordBatch], split: str
+) -> Iterator[Problem]:
+    """The problem of a split's rows that have no features: their number, and the reason of the first."""
+    rows, numbers, first = 0, list[int](), list[Problem]()
+    for block in blocks:
+        for part in _split(block):
+            try:
+                task_type.features(encoder, part)
+            except RefusedRows as error:
+                numbers += [rows + place + 1 for place in error.rows]
+                first = first or [*error.problems]
+            rows += part.num_rows
+    named = ", ".join(map(str, numbers[:ROWS_NAMED])) + (", …" if len(numbers) > ROWS_NAMED else "")
+    for problem in first:
+        message = f"refuses {len(numbers):,} of {rows:,} rows of {split} ({named}). Row {numbers[0]}: it "
+        yield problem.model_copy(update={"message": message + problem.message})
 
 
 def _count_rows(path: Path) -> int:

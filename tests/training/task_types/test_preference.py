@@ -36,6 +36,7 @@ from training.task_types.reward_modeling import RewardModeling
 from training.task_types.task_type import BaseReference
 from training.tokenization import token_files
 from training.tokenization.encoder import load_encoder
+from training.tokenization.features import RefusedRows
 from training.tokenization.preference_rows import find_row_problem, parse_rows
 
 FIGURES = json.loads(preference_model.FIGURES.read_text())
@@ -159,8 +160,10 @@ def test_a_conversation_is_tuned_by_its_last_answer_alone_also_if_earlier_ones_a
         assert (found["chosen_tokens"], found["rejected_tokens"]) == (3, 2)
         (prompt,) = KIND.prompts(encoder, record([row]), KIND.options.settings_for(preference_model.model(0.0)))
         assert prompt.ids.tolist() == found["input_ids"][: found["chosen_length"] - 3]
-    with pytest.raises(UserError, match=r"changes message 4 of the conversation 'b c'"):
-        KIND.features(load_encoder(words(tmp_path / "rewrites", REWRITES), 64), record([row]))
+    text = {"prompt": "b", "chosen": "c", "rejected": "d"}
+    with pytest.raises(RefusedRows, match=r"changes message 4 of the conversation 'b c'") as refused:
+        KIND.features(load_encoder(words(tmp_path / "rewrites", REWRITES), 64), record([text, row, row]))
+    assert refused.value.rows == [1, 2]
 
 
 def test_messages_without_a_chat_template_are_refused(tmp_path: Path) -> None:

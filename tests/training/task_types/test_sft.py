@@ -383,6 +383,24 @@ def test_rows_are_cut_on_the_right_and_those_without_an_answer_left_are_counted_
             token_files.tokenize(task, more, folder, tmp_path / "none", 8)
 
 
+def test_rows_that_the_template_refuses_are_counted_in_each_split_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_files, "BYTES_AT_ONCE", 100)  # several parts
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    folder = words(tmp_path / "it", refusal + CHATML)
+    refused = [{"role": "system", "content": "c"}, USER, BOT]
+    train = [[USER, BOT], refused, [USER, BOT], *[refused] * 3]
+    data = write_rows(tmp_path / "data", train=train, validation=[refused], test=[[USER, BOT]])
+    with pytest.raises(UserError) as found:
+        token_files.tokenize(KIND, data, folder, tmp_path / "tokens", 9)
+    why = "it cannot write the conversation 'c': no system. Change the template, or the rows."
+    assert str(found.value).splitlines() == [
+        f"model.chat_template: refuses 4 of 6 rows of train (2, 4, 5, …). Row 2: {why}",
+        f"model.chat_template: refuses 1 of 1 rows of validation (1). Row 1: {why}",
+    ]
+
+
 def test_a_length_that_leaves_an_evaluated_split_without_answers_is_refused(tmp_path: Path) -> None:
     long = [{"role": "user", "content": "a " * 6}, LAST]
     data = write_rows(tmp_path / "data", train=[[USER, LAST], long], validation=[long, long])
