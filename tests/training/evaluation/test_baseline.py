@@ -26,9 +26,11 @@ from training.evaluation.generated_texts import Generated
 from training.evaluation.metrics import LabelMetric, compute
 from training.evaluation.predictions import Likelihoods, ManyLabels, Numbers, OneLabel, Predictions
 from training.evaluation.tagged_words import Tagged
+from training.evaluation.tool_use import with_turns
 from training.programs import compare
 from training.recipe.tables.metrics import more_is_better
 from training.task_types import multi_label_classification
+from training.task_types.task_type import AnswersTurns
 
 NOWHERE = Path("nowhere")
 
@@ -165,6 +167,8 @@ def test_tokens_are_predicted_by_how_often_the_training_targets_are_they(task: s
     counts = 1 + np.bincount(list(chain.from_iterable(targets("train"))), minlength=size)
     losses, expected = -np.log(counts / counts.sum()), targets("validation")
     rows = Likelihoods(np.zeros(len(expected)), np.zeros(len(expected), np.int64), np.zeros(len(expected), np.int64))
+    if isinstance(made, AnswersTurns):  # its predictions have the turns of each row, here of none
+        rows = with_turns(rows, [()] * len(expected))
     answered = baseline.choose_constant(found, "perplexity").predict(rows, "validation")
     assert isinstance(answered, Likelihoods)
     assert answered.targets.tolist() == [len(row) for row in expected] and sum(answered.targets) > 50
