@@ -16,8 +16,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import socket
-import threading
 import time
 import traceback
 from collections import deque
@@ -51,6 +51,7 @@ BATCH_LETTERS = 300
 """A further batch costs a CPU as much as so many letters of padding."""
 TRIM_S = 5.0
 """Between two times at which free memory is returned."""
+RECEIVED_BYTES = 2**20
 LONGEST_PATH = 100
 """Bytes of a Unix socket's path that every system takes."""
 
@@ -202,29 +203,37 @@ def socket_path(job_dir: Path) -> Iterator[str]:
 
 
 class _Inbox:
-    """The requests that wait, which a thread of its own receives."""
+    """The requests that wait. They are read between batches, and while answers are generated.
+
+    Not by a thread of its own: it would have to wait for the interpreter, which the model hardly lets go of, and
+    batches would be small.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._waiting = connection, deque[Predict | Generate]()
-        self._changed, self._ended = threading.Condition(), False
+        self._part = list[bytes]()
+        """Of a line whose end has not arrived."""
+        self._ended = False
         self._stopped: set[int] = set()
-        threading.Thread(target=self._receive, name="requests", daemon=True).start()
 
     def take(self, most_rows: int) -> list[Predict] | list[Generate]:
         """Waits for a request, and returns it with all that can be in one batch with it; none at the end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._ended)
-            if self._ended:
-                return []
-            first = self._waiting[0]
-            if isinstance(first, Predict):
-                return self._take_rows(most_rows)
-            alike = [one for one in self._waiting if isinstance(one, Generate) and _sampling(one) == _sampling(first)]
-            # With a seed an answer must not depend on the answers beside it.
-            return self._remove(alike[: BATCH_PROMPTS if first.seed is None else 1])
+        self._receive()
+        while not (self._waiting or self._ended):
+            select.select([self._connection], [], [])
+            self._receive()
+        if self._ended:
+            return []
+        first = self._waiting[0]
+        if isinstance(first, Predict):
+            return self._take_rows(most_rows)
+        alike = [one for one in self._waiting if isinstance(one, Generate) and _sampling(one) == _sampling(first)]
+        # With a seed an answer must not depend on the answers beside it.
+        return self._remove(alike[: BATCH_PROMPTS if first.seed is None else 1])
 
     def is_stopped(self, request: int) -> bool:
         """Whether nobody reads the answer to this request any more."""
+        self._receive()
         return self._ended or request in self._stopped
 
     def send(self, *messages: _Message) -> None:
@@ -250,19 +259,26 @@ class _Inbox:
         return taken
 
     def _receive(self) -> None:
-        # A server that is killed may leave a part of a line.
-        with contextlib.suppress(OSError, ValueError), self._connection.makefile("rb") as lines:
-            for line in lines:
-                message = ASKED.validate_json(line)
-                with self._changed:
-                    if isinstance(message, Stop):
-                        self._stopped.add(message.id)
-                    else:
-                        self._waiting.append(message)
-                        self._changed.notify()
-        with self._changed:
-            self._ended = True
-            self._changed.notify()
+        """Reads all that has arrived, without waiting. A server that is killed may leave a part of a line."""
+        with contextlib.suppress(BlockingIOError):
+            while not self._ended:
+                try:
+                    received = self._connection.recv(RECEIVED_BYTES, socket.MSG_DONTWAIT)
+                except ConnectionError:
+                    received = b""
+                self._ended = not received
+                *lines, rest = received.split(b"\n")
+                for line in lines:
+                    self._add(b"".join((*self._part, line)))
+                    self._part.clear()
+                self._part.append(rest)
+
+    def _add(self, line: bytes) -> None:
+        message = ASKED.validate_json(line)
+        if isinstance(message, Stop):
+            self._stopped.add(message.id)
+        else:
+            self._waiting.append(message)
 
 
 def _sampling(request: Generate) -> tuple[float | None, float | None, int | None]:
