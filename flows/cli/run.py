@@ -133,6 +133,8 @@ def _print_outcome(recipe: Recipe, result: dict[str, Any], require_promotion: bo
         # `finetune predict NAME` takes the champion.
         suffix = {"champion": "", None: f"/{version}"}.get(model["alias"], f"@{model['alias']}")
         print(f"Ask it:     finetune predict {name}{suffix} {format_example_arguments(recipe)}")
+        if verdict.decision == "keep":
+            print(f"The {recipe.release.champion} stays. To take this version: finetune promote {name} {version}")
     elif recipe.release.registry is None:
         print("Register it: set release.registry in the recipe.")
     if model.get("published"):

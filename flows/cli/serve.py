@@ -44,7 +44,13 @@ def serve(arguments: argparse.Namespace) -> int:
     The version with the alias answers, and after a promotion the new one, without a lost request. Generators have
     OpenAI's API; rows of other models go to /predict. Requests need the token of this home.
     """
-    if problems := _find_problems(arguments):
+    problems = _find_problems(arguments)
+    try:
+        vllm_arguments = shlex.split(arguments.vllm)
+    except ValueError as error:
+        message = f"{arguments.vllm!r} is no list of words: {error}."
+        problems.append(Problem(kind="option", where="--vllm", message=message))
+    if problems:
         raise UserError(problems)
     name, alias, version = split_version_name(arguments.model)
     options = ServeOptions(
@@ -55,7 +61,7 @@ def serve(arguments: argparse.Namespace) -> int:
         host=arguments.host,
         port=arguments.port,
         engine=arguments.engine,
-        vllm_arguments=tuple(shlex.split(arguments.vllm)),
+        vllm_arguments=tuple(vllm_arguments),
         batch_size=arguments.batch_size,
         record=arguments.record,
         record_share=arguments.record_share,

@@ -54,6 +54,8 @@ from training.jobs.processes import start_ticks
 
 TICK_S = 0.2
 SERVER_STOP_S = 10.0
+SERVE_STOP_S = 40.0
+"""A served model answers the requests that it has."""
 LONGEST_PAUSE_S = 30.0
 TRIM_EVERY_S = 60.0
 LOG_BYTES = 10_000_000
@@ -71,6 +73,8 @@ class Service:
     environment: Callable[[], dict[str, str]]
     """Builds the whole environment for a start."""
     ready: Callable[[], bool]
+    grace_s: float = SERVER_STOP_S
+    """Seconds to end after a request to stop."""
     sockets: tuple[socket.socket, ...] = ()
     """Passed to the supervisor and the program at each start, with the same descriptors."""
     supervisor: subprocess.Popen[bytes] | None = None
@@ -82,7 +86,7 @@ class Service:
         the working directory, and Prefect read settings there."""
         job = services_folder() / self.name
         job.mkdir(exist_ok=True)
-        supervise = [sys.executable, "-m", "training.jobs.supervise", "--grace-s", str(SERVER_STOP_S), str(job), "--"]
+        supervise = [sys.executable, "-m", "training.jobs.supervise", "--grace-s", str(self.grace_s), str(job), "--"]
         self.supervisor = subprocess.Popen(
             [*supervise, sys.executable, "-m", *self.argv],
             env=self.environment(),
@@ -202,7 +206,7 @@ def _build_services(ports: Mapping[str, int], served_model: str, temporary: str)
             [program, str(ports[name]), f"--fd={taken[name][0].fileno()}"],
             partial(server_environment, variables),
             partial(is_healthy, f"http://127.0.0.1:{ports[name]}{api}"),
-            sockets,
+            sockets=sockets,
         )
         for name, program, variables, api in (
             (PREFECT, "tasks.services.prefect_server", PREFECT_SERVER, "/api"),
@@ -218,14 +222,16 @@ def _build_services(ports: Mapping[str, int], served_model: str, temporary: str)
             worker,
             lambda: os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "2", "TMPDIR": temporary},
             partial(worker_is_online, datetime.now(UTC)),
-            sockets,
+            sockets=sockets,
         ),
         *(
             Service(
                 SERVE,
                 ["tasks.serving.server", served_model, f"--fd={taken[SERVE][0].fileno()}"],
-                lambda: dict(os.environ),  # it fetches models from MLflow or a bucket
+                # It fetches models from MLflow or a bucket, and needs no Prefect.
+                lambda: {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")},
                 lambda: True,
+                SERVE_STOP_S,
                 sockets,
             )
             for _ in range(SERVE in ports)

@@ -16,9 +16,10 @@ from itertools import compress
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import HTTPException, RequestValidationError
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
 
 from tasks.services.request_guard import App, Message, Receive, Send
 from tasks.serving.metrics import Metrics
@@ -134,7 +135,12 @@ def add_common_routes(app: FastAPI, served: ServedModel[Any], metrics: Metrics) 
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        problems = [(".".join(map(str, one["loc"][1:])) or "body", one["msg"]) for one in error.errors()]
+        problems = [
+            ("body", f"is no JSON: {one['ctx']['error']} at character {one['loc'][-1]}.")
+            if one["type"] == "json_invalid"
+            else (".".join(map(str, one["loc"][1:])) or "body", one["msg"].replace("valid dictionary", "JSON object"))
+            for one in error.errors()
+        ]
         message = "\n".join(f"{where}: {text}" for where, text in problems)
         return RequestRefused(400, message, problems[0][0]).response()
 

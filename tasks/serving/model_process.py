@@ -14,7 +14,7 @@ from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import EventReader, follow_job, require_finished
 from tasks.registry.champions import find_folders_for_job
 from tasks.registry.model_spec import ModelSpec
-from tasks.serving.responses import Said
+from tasks.serving.responses import RequestRefused, Said
 from training.jobs.protocol import EVENTS, Job, Outcome
 from training.models.repository_files import chat_template
 from training.programs.serve import (
@@ -33,6 +33,8 @@ PROGRAM = "training.programs.serve"
 POLL_S = 0.05
 NEVER_STALLED_S = float("inf")
 """Hours may pass between two requests."""
+MAX_DEPTH = 100
+"""Of objects and lists in one another in a request: the program's parser has a limit too."""
 LONGEST_LINE_BYTES = 256 * 2**20
 
 
@@ -66,8 +68,9 @@ class ModelProcess:
     async def start(self) -> None:
         """Loads the model. Raises UserError, MlflowFailed and OSError, and JobFailed or ProcessLost if the program ends
         before it is ready."""
+        launching = asyncio.create_task(asyncio.to_thread(self._launch))
         try:
-            self._job, self._looks = await asyncio.to_thread(self._launch)
+            self._job, self._looks = await asyncio.shield(launching)
             with socket_path(self._job) as path:
                 self._reader, self._writer = await asyncio.open_unix_connection(path, limit=LONGEST_LINE_BYTES)
         except ConnectionError as error:
@@ -75,6 +78,8 @@ class ModelProcess:
             await asyncio.to_thread(self._close)
             raise ProcessLost(reason) from error
         except BaseException:
+            self._stopping = True
+            await asyncio.wait({launching})  # its thread ends the program at its next look
             await asyncio.to_thread(self._close)
             raise
         self._receiver = asyncio.create_task(self._receive())
@@ -106,10 +111,16 @@ class ModelProcess:
     def _ask(self, form: type[Predict] | type[Generate], **fields: Any) -> AsyncGenerator[Said]:
         # No coroutine: a request is known before another one runs that may retire this version.
         number = next(self._numbers)
+        if _find_depth(fields) > MAX_DEPTH:
+            raise RequestRefused(400, f"the body has objects and lists within {MAX_DEPTH} others: give fewer.")
+        try:
+            line = ASKED.dump_json(form(id=number, **fields))
+        except ValueError as error:  # half a surrogate pair, which JSON can hold and UTF-8 cannot
+            raise RequestRefused(400, "the body has a text that is not Unicode.") from error
         queue = self._waiting[number] = asyncio.Queue()
         if self._writer.is_closing():
             queue.put_nowait(None)
-        self._send(form(id=number, **fields))
+        self._send(line)
         return self._receive_answer(number, queue)
 
     async def _receive_answer(self, number: int, queue: asyncio.Queue[Said | None]) -> AsyncGenerator[Said]:
@@ -123,7 +134,7 @@ class ModelProcess:
                 yield said
         finally:
             if number in self._waiting:
-                self._send(Stop(id=number))
+                self._send(ASKED.dump_json(Stop(id=number)))
                 self._forget(number)
 
     def _forget(self, number: int) -> None:
@@ -132,9 +143,9 @@ class ModelProcess:
         if not self._waiting:
             self._idle.set()
 
-    def _send(self, message: Predict | Generate | Stop) -> None:
+    def _send(self, line: bytes) -> None:
         if not self._writer.is_closing():
-            self._writer.write(ASKED.dump_json(message) + b"\n")
+            self._writer.write(line + b"\n")
 
     async def _receive(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # a program that is killed may leave a part of a line
@@ -174,7 +185,7 @@ class ModelProcess:
                 poll_s=POLL_S,
             )
             self._files.callback(looks.close)
-            while not any(event["kind"] == READY for event in events):
+            while not self._stopping and not any(event["kind"] == READY for event in events):
                 try:
                     next(looks)
                 except StopIteration as ended:
@@ -193,6 +204,20 @@ class ModelProcess:
     def _close(self) -> None:
         """Ends the program, and removes its files."""
         self._files.close()
+
+
+def _find_depth(value: Any) -> int:
+    """The most objects and lists in one another; MAX_DEPTH + 1 if there are more."""
+    depth, level = 0, [value]
+    while level and depth <= MAX_DEPTH:
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list)
+        ]
+        depth += 1
+    return depth
 
 
 async def _only(answer: AsyncGenerator[Said]) -> Said:

@@ -40,6 +40,10 @@ _PLAIN: Mapping[str, Sequence[Any]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "logit_bias": ({},),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+    "parallel_tool_calls": (True,),
     "modalities": (["text"],),
     "tool_choice": ("auto", "none"),
 }
@@ -144,7 +148,7 @@ def build_routes(
             if body.stream:
                 answer = process.generate(**fields[0], stream=True)
                 # The first part decides about the status, so it is awaited before the response begins.
-                first = await anext(answer)
+                first = await until_gone(request, anext(answer))
                 if not isinstance(first, Text | Answered):
                     raise said_error(first)
                 block.push_async_callback(answer.aclose)
@@ -204,7 +208,12 @@ async def _collect(answers: Sequence[AsyncGenerator[Said]]) -> list[Answered]:
                 raise said_error(said)
         raise ProcessLost()
 
-    return await asyncio.gather(*map(wait_for, answers))
+    tasks = [asyncio.create_task(wait_for(answer)) for answer in answers]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()  # of the others, if one is refused
 
 
 def _require_known(body: _Generation, name: str, version: str) -> None:

@@ -74,7 +74,10 @@ class RecordedRows:
                 self._on_failure(len(part), error.strerror or str(error))
 
     def _begin_file(self) -> None:
-        self._numbers.append(max(self._numbers, default=0) + 1)
+        number = max(self._numbers, default=0) + 1
+        while self._file(number).exists():  # another server's
+            number += 1
+        self._numbers.append(number)
         self._rows = 0
         for number in self._numbers[: -self._most_files]:
             with contextlib.suppress(OSError):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -22,6 +23,8 @@ LONGEST_PAUSE_S = 300.0
 """Between two attempts to load a version."""
 MOST_WAITING = 512
 """Requests that may wait for answers at once."""
+TRIAL_S = 60.0
+"""A version that is to take over answers its first request within this time."""
 LOADING_S = 120.0
 """A request waits so long for a version that is loaded again."""
 
@@ -89,6 +92,8 @@ class ServedModel(Generic[AnyProcess]):
         self._mean_s = 1.0
         """The mean time of a request."""
         self._said = ""
+        self._last: ModelSpec | None = None
+        """The version that was loaded last."""
 
     async def start(self) -> None:
         """Loads the version. Raises UserError, MlflowFailed, and JobFailed if it cannot be loaded."""
@@ -118,11 +123,18 @@ class ServedModel(Generic[AnyProcess]):
                     serves = wanted
                 if wanted == serves:
                     tried, pause_s, self.failed, self._said = "", FOLLOW_S, None, ""
-            except (UserError, JobFailed, MlflowFailed, NotLoaded, ProcessLost, OSError) as error:
+            except MlflowFailed as error:
+                if self.current is None and self._last is not None:  # its files may be in the store
+                    with contextlib.suppress(Exception):
+                        await self._serve(self._last)
+                self._say(f"{(str(error).splitlines() or [''])[0]} The alias is not followed.")
+            except Exception as error:
+                if not isinstance(error, UserError | JobFailed | NotLoaded | ProcessLost | OSError):
+                    traceback.print_exc()
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 reason = f"Version {wanted} is not loaded: {reason}" if wanted else reason
                 self._say(f"{reason} " + (f"Version {serves} goes on answering." if serves else "Nothing answers."))
-                self.failed = reason
+                self.failed = f"version {wanted} is not loaded: the log has the reason"
                 if wanted:
                     pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if wanted == tried else FOLLOW_S
                     tried, again_s = wanted, time.monotonic() + pause_s
@@ -160,9 +172,10 @@ class ServedModel(Generic[AnyProcess]):
         """Loads a version, and lets it answer from the next request on."""
         process = self._load(model, self._on_end)
         await process.start()
-        if self.trial is not None and (failure := await self.trial(process)):
+        if failure := await self._find_failure(process):
             await process.stop()
-            raise NotLoaded(f"It fails on a request that was answered before: {failure}")
+            raise NotLoaded(failure)
+        self._last = model
         before, self.current = self.current, process
         self._loaded.set()
         place = f", in place of version {before.model.version}" if before else ""
@@ -170,6 +183,17 @@ class ServedModel(Generic[AnyProcess]):
         if before is not None:
             self.switches += 1
             self._in_background(before.stop())
+
+    async def _find_failure(self, process: AnyProcess) -> str | None:
+        """Why a version cannot take over; None if it can."""
+        if self._last is not None and self._last.task["task"] != process.model.task["task"]:
+            return "It is for another task type than the version before, and needs another API: start the server anew."
+        try:
+            async with asyncio.timeout(TRIAL_S):
+                failure = await self.trial(process) if self.trial is not None else None
+        except TimeoutError:
+            failure = f"no answer within {TRIAL_S:g} s"
+        return f"It fails on a request that was answered before: {failure}" if failure else None
 
     def _on_end(self, process: AnyProcess) -> None:
         """The program of a version has ended without being asked to."""

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import shlex
 import signal
 import socket
 import sys
@@ -118,7 +119,7 @@ class ServeOptions:
 
 def describe_token() -> str:
     """The place of the token that requests need, as a shell reads it."""
-    return f"${TOKEN}" if os.environ.get(TOKEN) else f"$(cat {_token_file()})"
+    return f"${TOKEN}" if os.environ.get(TOKEN) else f"$(cat {shlex.quote(str(_token_file()))})"
 
 
 def _token_file() -> Path:
@@ -199,7 +200,7 @@ def _guarded(app: App, options: ServeOptions, port: int) -> Guard:
     return Guard(
         app,
         port,
-        os.environ.get(TOKEN) or _token_file().read_text(),
+        os.environ.get(TOKEN) or _token_file().read_text().strip(),
         is_open=OPEN_PATHS.__contains__,
         hint="send the header Authorization: Bearer TOKEN; finetune serve prints where the token is",
         is_token=True,

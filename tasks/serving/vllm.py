@@ -29,6 +29,7 @@ from fastapi.responses import Response
 
 from tasks.environment_variables import environment
 from tasks.home import home
+from tasks.loopback import another_user_listens
 from tasks.registry.model_spec import ModelSpec
 from tasks.registry.version_exports import export_version
 from tasks.serving.http_api import add_common_routes
@@ -131,13 +132,16 @@ class VllmProcess:
             stdin=subprocess.PIPE,  # the end of this process closes the pipe, which ends vLLM
             start_new_session=True,
         )
-        self._client = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None, trust_env=False)
+        self._url = f"http://127.0.0.1:{port}"
+        self._client = httpx2.AsyncClient(base_url=self._url, timeout=None, trust_env=False)
 
     async def _wait_until_it_answers(self) -> None:
         until = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < until:
             if self._supervisor.poll() is not None:
                 raise UserError.of("option", "--engine", f"{PROGRAM} does not start. {self.explain_end()}")
+            if another_user_listens(self._url):
+                raise UserError.of("option", "--engine", f"another user's process listens on {PROGRAM}'s port.")
             with contextlib.suppress(httpx2.TransportError):
                 if (await self._client.get("/health")).status_code == 200:
                     return

@@ -419,3 +419,26 @@ def test_vllm_gets_the_exported_folder_and_the_requests_and_follows_the_alias(
         below = descendants(server.process.pid)
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), timeout_s=10)
     assert [*(counter_home / "jobs").glob("vllm-*")] == []
+
+
+# Requests that no client of OpenAI's sends
+
+
+def test_a_request_that_cannot_be_passed_on_fails_alone_and_a_server_can_still_be_stopped(counter_home: Path) -> None:
+    with Server(counter_home, "counter/1") as server:
+
+        def ask(content: str) -> httpx.Response:
+            body = f'{{"model": "counter", "messages": [{{"role": "user", "content": {content}}}]}}'
+            return server.client.post("/v1/chat/completions", content=body)
+
+        assert ask('"\\ud800"').status_code == 400
+        assert ask("[" * 230 + "]" * 230).status_code == 400
+        assert server.client.post("/v1/chat/completions", content="{").status_code == 400
+        weird = {"model": "counter", "messages": [{"role": ["user"], "content": "one"}]}
+        assert server.client.post("/v1/chat/completions", json=weird).status_code == 400
+        parts = {"model": "counter", "messages": [user([{"type": "text", "text": "eight"}])]}
+        answer = server.client.post("/v1/chat/completions", json=parts)
+        assert answer.json()["choices"][0]["message"]["content"] == "nine"
+        assert server.client.get("/nowhere").json()["error"]["message"] == "Not Found"
+        server.process.terminate()
+        assert server.process.wait(20) == 0

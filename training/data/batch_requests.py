@@ -66,7 +66,7 @@ def as_row(
     if "messages" not in body:
         return RefusedRequest(number, "malformed", "has no messages in its request", kept=kept)
     messages = body["messages"]
-    row = {**kept, column: [*map(_plain_message, messages)] if isinstance(messages, list) else messages}
+    row = {**kept, column: [*map(plain_message, messages)] if isinstance(messages, list) else messages}
     if (tools := body.get("tools")) and body.get("tool_choice") != "none":
         if tools_column is None:
             words = "has `tools`, and the model was trained without a column data.columns.tools"
@@ -87,7 +87,8 @@ def _body(request: Mapping[str, Any]) -> Mapping[str, Any]:
     return body
 
 
-def _plain_message(message: Any) -> Any:
+def plain_message(message: Any) -> Any:
+    """Returns a message with its text parts as one text, a line a part, and the role system in place of developer."""
     if not isinstance(message, Mapping):
         return message
     role, content = message.get("role"), message.get("content")

@@ -45,6 +45,10 @@ MOST_NEW_TOKENS = 4096
 """The most tokens of an answer by a model without a limit of positions."""
 
 
+COLDEST = 1e-3
+"""Below this temperature the likeliest token is taken: dividing by less would overflow."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is chosen. Requests of one batch share it. None keeps the settings of the model's recipe."""
@@ -169,8 +173,25 @@ class Assistant:
         return max(1, min(wanted, left))
 
     def generate(self, requests: Sequence[Request], sampling: Sampling = Sampling()) -> list[Reply]:
-        """Answers several prompts, of at most `max_length` tokens each, in one batch."""
-        settings = self._settings_by(sampling)
+        """Answers several prompts, of at most `max_length` tokens each, in as few batches as they fit in."""
+        settings, replies = self._settings_by(sampling), list[Reply]()
+        batch: list[Request] = []
+        for request in requests:
+            if batch and not self._fit([*batch, request], settings):
+                replies += self._generate_batch(batch, settings, sampling.seed)
+                batch = []
+            batch.append(request)
+        return replies + self._generate_batch(batch, settings, sampling.seed)
+
+    def _fit(self, requests: Sequence[Request], settings: GenerationConfig) -> bool:
+        """Whether prompts can be answered together: the longest answer goes on after the longest prompt, and beams that
+        may grow longer have other beginnings."""
+        most = {self.most_new_tokens(one) for one in requests}
+        if settings.num_beams != 1 and len(most) > 1:
+            return False
+        return self._positions is None or max(len(one.prompt.ids) for one in requests) + max(most) <= self._positions
+
+    def _generate_batch(self, requests: Sequence[Request], settings: GenerationConfig, seed: int | None) -> list[Reply]:
         edges = (settings.bos_token_id, *listed(settings.eos_token_id))
         begin = next((token for token in edges if token is not None), 0)
         rows = [one.prompt.ids if len(one.prompt.ids) else np.array([begin], np.int32) for one in requests]
@@ -185,8 +206,8 @@ class Assistant:
         answers = [_Answer(one, n, self._tokenizer, ends) for one, n in zip(requests, most, strict=True)]
         # Beams change until the end: their tokens are no part of an answer yet.
         follows = _EachToken(answers) if settings.num_beams == 1 else _StopOfAll(answers)
-        if sampling.seed is not None:
-            torch.manual_seed(sampling.seed)
+        if seed is not None:
+            torch.manual_seed(seed)
         kind, dtype, enabled = self._autocast
         with torch.inference_mode(), torch.autocast(kind, dtype, enabled=enabled):
             generated = self._network.generate(
@@ -195,6 +216,8 @@ class Assistant:
                 generation_config=settings,
                 stopping_criteria=StoppingCriteriaList([follows]),
             )  # (N, T + S)
+        if seed is not None:
+            torch.seed()  # other answers stay random
         if settings.num_beams != 1:
             for answer, tokens in zip(answers, generated[:, width:].tolist(), strict=True):
                 for token in tokens:
@@ -204,9 +227,9 @@ class Assistant:
 
     def _settings_by(self, sampling: Sampling) -> GenerationConfig:
         settings = deepcopy(self._settings)
-        if sampling.temperature == 0:
+        if sampling.temperature is not None and sampling.temperature < COLDEST:
             settings.update(do_sample=False, num_beams=1)
-        elif sampling.temperature is not None or sampling.top_p is not None:
+        elif sampling.temperature is not None or (sampling.top_p is not None and sampling.top_p < 1):
             temperature, top_p = sampling.temperature or 1.0, 1.0 if sampling.top_p is None else sampling.top_p
             settings.update(do_sample=True, num_beams=1, temperature=temperature, top_p=top_p, top_k=0)
         unset_ineffective(settings)

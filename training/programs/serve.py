@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from training import task_types
+from training.data.batch_requests import plain_message
 from training.data.casting import to_batch
 from training.data.conversation_forms import as_messages, as_tools
 from training.data.prediction_rows import RowReader
@@ -304,13 +305,14 @@ class _Model:
             if wanted:
                 self._answer_batch(wanted)
         except Exception as error:
-            if len(wanted) > 1 and not isinstance(wanted[0], Generate):
-                for one in wanted:
-                    self.answer([one])
-            else:
-                traceback.print_exc()
-                reason = "the memory ran out" if is_out_of_memory(error) else f"{type(error).__name__}: {error}"
-                self._inbox.send(*(Failed(id=one.id, message=reason) for one in wanted))
+            again = [one for one in wanted if len(wanted) > 1 and not (isinstance(one, Generate) and one.stream)]
+            traceback.print_exc()
+            reason = "the memory ran out" if is_out_of_memory(error) else f"{type(error).__name__}: {error}"
+            self._inbox.send(*(Failed(id=one.id, message=reason) for one in wanted if one not in again))
+            if "CUDA error" in str(error) and not is_out_of_memory(error):
+                raise  # after one of these, CUDA fails at every later call: the program is started anew
+            for one in again:
+                self.answer([one])
         self._inbox.forget(requests)
 
     def _answer_batch(self, requests: Sequence[Any]) -> None:
@@ -359,6 +361,10 @@ class _Model:
             except UserError as error:
                 self._inbox.send(Refused(id=one.id, problems=[*error.problems]))
                 continue
+            except (TypeError, ValueError, LookupError) as error:  # a value where messages have none
+                problem = Problem(kind="data", where="messages", message=f"these are no messages: {error}.")
+                self._inbox.send(Refused(id=one.id, problems=[problem]))
+                continue
             request = Request(
                 prompt,
                 one.max_new_tokens,
@@ -389,7 +395,8 @@ class _Model:
         """The tokens of a prompt. Raises UserError for one that the model cannot read."""
         assert self._assistant is not None
         if request.messages is not None:
-            messages, tools = as_messages(request.messages), as_tools(request.tools or [])
+            messages = as_messages([plain_message(message) for message in request.messages])
+            tools = as_tools(request.tools or [])
             if problem := find_conversation_problem(messages, tools):
                 raise UserError.of("data", "messages", f"{problem}.")
             prompt = self._assistant.encode_messages(messages, tools)

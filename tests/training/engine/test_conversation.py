@@ -9,7 +9,7 @@ import pytest
 
 from tests.training.counting import write_assistant
 from training import task_types
-from training.engine.conversation import Assistant
+from training.engine.conversation import Assistant, Request, Sampling
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +49,21 @@ def test_the_oldest_messages_of_a_conversation_that_is_too_long_are_left_out_but
     assert (answer.text, answer.dropped) == ("six seven eight nine", 2)  # 3 + 3 + 1 words, and the system's
     answer = model.answer([user("one " * 20 + "seven")], lambda _: None, lambda: False)
     assert (answer.text, answer.dropped) == ("eight nine", 0)
+
+
+def test_prompts_share_a_batch_only_if_the_longest_answer_fits_behind_the_longest_prompt(folder: Path) -> None:
+    model = assistant(folder, max_length=4090)
+    long = model.encode_text("one " * 4000 + "seven")
+    requests = [Request(long, max_new_tokens=20), Request(model.encode_text("on"), max_new_tokens=200)]
+    assert [reply.text for reply in model.generate(requests)] == ["eight nine", " ".join(["on"] * 200)]
+
+
+def test_a_seed_leaves_other_answers_random_and_an_open_top_p_samples_nothing(folder: Path) -> None:
+    model = assistant(folder)
+    request = Request(model.encode_text("one"), max_new_tokens=12)
+    after = []
+    for _ in range(2):
+        model.generate([request], Sampling(temperature=2.0, seed=3))
+        after.append(model.generate([request], Sampling(temperature=2.0))[0].text)
+    assert after[0] != after[1]
+    assert model.generate([request], Sampling(top_p=1.0))[0].text == "two three four five six seven eight nine"
