@@ -73,10 +73,10 @@ class Service:
     environment: Callable[[], dict[str, str]]
     """Builds the whole environment for a start."""
     ready: Callable[[], bool]
-    grace_s: float = SERVER_STOP_S
-    """Seconds to end after a request to stop."""
     sockets: tuple[socket.socket, ...] = ()
     """Passed to the supervisor and the program at each start, with the same descriptors."""
+    grace_s: float = SERVER_STOP_S
+    """Seconds to end after a request to stop."""
     supervisor: subprocess.Popen[bytes] | None = None
     starts: int = 0
     started: float = 0.0
@@ -128,7 +128,7 @@ class ProcessManager:
             serve=urls.get(SERVE),
             served_model=served_model,
         )
-        self._services = _build_services(ports, served_model, temporary)
+        self._services = _build_services(ports, temporary, served_model)
         self._until_eof = until_eof
         self._stopping = False
         self._trim_at = 0.0
@@ -197,7 +197,7 @@ def trim_logs(services: Path) -> None:
                 file.truncate()  # the service appends, so its next line follows the last half
 
 
-def _build_services(ports: Mapping[str, int], served_model: str, temporary: str) -> list[Service]:
+def _build_services(ports: Mapping[str, int], temporary: str, served_model: str = "") -> list[Service]:
     taken = {name: take_port(port) for name, port in ports.items()}
     sockets = tuple(one for of_port in taken.values() for one in of_port)
     services = [
@@ -231,8 +231,8 @@ def _build_services(ports: Mapping[str, int], served_model: str, temporary: str)
                 # It fetches models from MLflow or a bucket, and needs no Prefect.
                 lambda: {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")},
                 lambda: True,
-                SERVE_STOP_S,
                 sockets,
+                SERVE_STOP_S,
             )
             for _ in range(SERVE in ports)
         ),

@@ -246,7 +246,8 @@ def test_neither_torch_nor_a_tracker_nor_a_server_is_needed(file: Path, home: Pa
 
 
 def test_of_a_model_of_the_hub_the_tokenizer_alone_is_loaded(file: Path, home: Path, tmp_path: Path) -> None:
-    train_wordpiece(lambda: iter(["good film", "bad film"]), 60).save(str(tmp_path / "tokenizer.json"))
+    texts = (file.parent / "train.csv").read_text().splitlines()
+    train_wordpiece(lambda: iter(texts), 300).save(str(tmp_path / "tokenizer.json"))
     config = json.dumps({"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2}).encode()
     files = {"tokenizer.json": (tmp_path / "tokenizer.json").read_bytes(), "config.json": config}
     with Hub() as hub:

@@ -28,7 +28,6 @@ from training.evaluation.constant_predictions import advice, nearly_constant
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, Result, TaskSettings, rank
 from training.task_types.task_type import AnswersPrompts, AnswersTurns, TaskType
-from training.tokenization.transformers_encoder import load_encoder
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from training.tokenization.encoder import Encoder
 
 PROGRESS_EVERY_S = 1.0
-ANY_LENGTH = 10**9
-"""The length of an encoder whose tokens are not truncated."""
 
 
 class ForwardSettings(TaskSettings):
@@ -114,8 +111,8 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictResult:
             found = answer("the model", task_type, network, tokenizer, rows, prompts, precision, split, events)
             if rank() == 0:
                 answers = base_answers[split].add_to(found.add_to(answers), of_base=True)
-        elif prompts:
-            file, encoder = Path(job.inputs["data"]) / f"{split}.arrow", load_encoder(folder, folder, ANY_LENGTH)
+        elif prompts and isinstance(task_type, AnswersTurns):
+            file, encoder = Path(job.inputs["data"]) / f"{split}.arrow", task_type.load_turn_encoder(folder)
             answers = add_turns("the model", task_type, network, tokenizer, encoder, file, answers, settings, events)
         if rank() == 0:
             write(job_dir / OUTPUT / f"{split}.parquet", answers, rows)

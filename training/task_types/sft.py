@@ -245,6 +245,11 @@ class SupervisedFineTuning(CausalLM, AnswersTurns):
         given = rows.select(["messages", "tools"]).to_pylist()
         return np.array([place for place, row in enumerate(given) if row["tools"] and _turns_of(row)], np.int64)
 
+    def load_turn_encoder(self, folder: Path) -> Encoder:
+        from training.tokenization.transformers_encoder import load_encoder
+
+        return load_encoder(folder, folder, max_length=10**9)
+
     def turn_prompts(self, encoder: Encoder, row: Mapping[str, Any]) -> list[npt.NDArray[np.int32]]:
         """The messages before each turn, by the chat template."""
         messages, places = json.loads(row["messages"]), _turns_of(row)

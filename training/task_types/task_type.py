@@ -350,6 +350,10 @@ class AnswersTurns(GeneratesAnswers):
         """The numbers of the rows with such messages, ascending."""
 
     @abstractmethod
+    def load_turn_encoder(self, folder: Path) -> Encoder:
+        """The encoder of the prompts, which truncates none, with the tokenizer of a trained model's folder."""
+
+    @abstractmethod
     def turn_prompts(self, encoder: Encoder, row: Mapping[str, Any]) -> list[npt.NDArray[np.int32]]:
         """The tokens before each of these messages of a row."""
 

@@ -37,6 +37,8 @@ ALLOWED = {
         *("METRICS", "ONE_LABEL", "MANY_LABELS", "TAGS", "NUMBERS", "TEXTS", "TOKENS", "PAIRS"),
         *("metrics_for", "more_is_better", "non_numeric_label", "entries", "metric_modules"),
         *("UNPAIRED", "ANSWER_METRICS", "WIN_RATE", "frequent_positive", "metrics_of_second"),
+        # The names of the metrics of tool calls, which the settings of a stage repeat if it computes them.
+        *("TOOL_METRICS", "CONVERSATIONS"),
     },
     # How files are named; the files themselves are inputs of the stage.
     "training.recipe.tables.formats": {"FORMATS", "PACKED", "SOURCES"},
@@ -66,6 +68,7 @@ ALLOWED_IN_TASKS = {
     "training.recipe.rules.column_rules": {"source_columns", "code_for_rows"},
     "training.recipe.rules.training_rules": {"unfitting_weights"},
     "training.recipe.fields": {"Lora", "packages_of", "answered_prompts"},
+    "training.recipe.tables.metrics": {"metric_libraries"},
     "training.recipe.tables.optimizers": {"OPTIMIZERS"},
     "training.recipe.tables.kernels": {"Kernels", "kernels_of"},
     "training.recipe.overrides": {"merge"},
@@ -77,7 +80,7 @@ ALLOWED_IN_TASKS = {
 }
 # The hooks of a task type that only figures and the baseline come from: of these fit calls `calibrate`, and the others
 # where figures can change the weights.
-FIGURE_HOOKS = {"baseline", "metric_inputs", "empty_predictions", "calibrate"}
+FIGURE_HOOKS = {"baseline", "metric_inputs", "empty_predictions", "calibrate", "write_turns", "tokenizer_problems"}
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def test_a_served_model_is_a_service_that_keeps_its_port_and_its_address_is_not_
     register(write_assistant(tmp_path / "model"))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     port = closed_port()
-    service = _build_services({SERVE: port}, "counter", str(tmp_path))[-1]
+    service = _build_services({SERVE: port}, str(tmp_path), "counter")[-1]
     url = f"http://127.0.0.1:{port}"
     assert service.name == SERVE and service.ready()
     service.start()

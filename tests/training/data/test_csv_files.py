@@ -417,7 +417,7 @@ def test_a_file_without_rows_among_others_is_a_warning_with_its_name(
     checks = dict.fromkeys(("duplicates", "shared_rows"), "ignore")
     recipe = Data(source="csv", path="-", text=["text"], label="label", header=header, checks=checks)
     found = load(recipe, CLASSIFICATION, {"train": files, "validation": files[1:2]}, tmp_path / "out")
-    assert found["train_rows"] == 3
+    assert found.train_rows == 3
     problem = warnings_of(tmp_path)["empty_file"]
     assert problem.where == "a.csv" and "2 files like this: " in problem.message and "c.csv" in problem.message
     problems = raised_problems(

@@ -512,7 +512,7 @@ def test_rows_are_held_out_where_there_is_no_split_for_them() -> None:
         ({"label_separator": ","}, "data.label_separator",
          "',' is for several labels in a row, and task sequence-classification has none: set it to null"),
         ({"source": "arrow", "encoding": "latin-1"}, "data.encoding",
-         "'latin-1' is for `source: csv`, `json` and `conll` only; with arrow, leave it out"),
+         "'latin-1' is for `source: csv`, `json`, `conll` and `textfolder` only; with arrow, leave it out"),
         ({"encoding": "utf-9"}, "data.encoding", "'utf-9' is not a text encoding…latin-1…Did you mean 'utf-8'?"),
         ({"encoding": "base64"}, "data.encoding", "'base64' is not a text encoding: use one such as utf-8"),
         ({"source": "hub", "splits": {"train": ["train", "extra"]}}, "data.splits.train",
