@@ -1,4 +1,4 @@
-"""The environment variables of commands, programs and servers. Programs and servers get only those that they need.
+"""The environment variables of commands, programs and servers. Each program and server gets only what it needs.
 
 | process | gets |
 |---|---|

@@ -38,7 +38,7 @@ and head; an output of a language model for each token and word (after Korthikan
 
 @dataclass(frozen=True)
 class StartingModel:
-    """A base model, of which all or nothing is known."""
+    """A base model. Either all of these fields are known, or none is."""
 
     config: Mapping[str, Any]
     """Of a model here, or of random weights; empty if there is none."""

@@ -84,7 +84,7 @@ def prepare(folder: str) -> None:
 
 
 def search_path_of_shell() -> str:
-    """PATH with the `python` and `finetune` of the environment; in a test, those that fork come before them."""
+    """PATH with the `python` and `finetune` of the environment; in a test, the two that fork come first."""
     forks = [os.environ[FOLDER]] if FOLDER in os.environ else []
     return os.pathsep.join([*forks, str(Path(NEW_PYTHON).parent), os.environ["PATH"]])
 

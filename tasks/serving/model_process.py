@@ -35,6 +35,8 @@ NEVER_STALLED_S = float("inf")
 """Hours may pass between two requests."""
 MAX_DEPTH = 100
 """Of objects and lists in one another in a request: the program's parser has a limit too."""
+END_S = 5.0
+"""A program ends so soon after its connection."""
 LONGEST_LINE_BYTES = 256 * 2**20
 
 
@@ -91,8 +93,9 @@ class ModelProcess:
             self._idle.clear()
             await self._idle.wait()
         self._writer.close()
-        await self._receiver
+        await asyncio.wait({self._receiver}, timeout=END_S)  # a program that hangs is killed by the next line
         await asyncio.to_thread(self._close)
+        await self._receiver
 
     @property
     def waiting(self) -> int:

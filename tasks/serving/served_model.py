@@ -57,7 +57,7 @@ class NotLoaded(Exception):
 
 
 class ServedModel(Generic[AnyProcess]):
-    """A registered model, of which one version answers.
+    """A registered model; one of its versions answers.
 
     Args:
         name: of the model.

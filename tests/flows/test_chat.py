@@ -176,12 +176,12 @@ def test_requests_with_tools_in_files_are_answered_by_calls(home: Path, server: 
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     answers = map(json.loads, (tmp_path / "answers.jsonl").read_text().splitlines())
-    called, counted, untold = (answer["response"]["body"]["choices"][0] for answer in answers)
+    called, counted, plain = (answer["response"]["body"]["choices"][0] for answer in answers)
     (call,) = called["message"]["tool_calls"]
     assert (call["function"], called["message"]["content"]) == ({"name": "count", "arguments": '{"to": 3}'}, None)
     assert called["finish_reason"] == "tool_calls"
     assert (counted["message"], counted["finish_reason"]) == ({"role": "assistant", "content": "nine"}, "stop")
-    assert (untold["message"], untold["finish_reason"]) == ({"role": "assistant", "content": CALL}, "stop")
+    assert (plain["message"], plain["finish_reason"]) == ({"role": "assistant", "content": CALL}, "stop")
 
 
 @pytest.mark.parametrize(

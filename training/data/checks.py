@@ -287,7 +287,7 @@ def listed_labels(statistics: SplitStatistics, places: Places, texts: DuplicateT
         rows = sum(statistics.labels[label] for label in listed)
         message = (
             f"{len(listed):,} of {len(statistics.labels):,} labels of train are lists ({_rows(rows)}, such as "
-            f"{listed[0]!r}), each of which counts as one label: for several labels a row, set task: "
+            f"{listed[0]!r}), and each list counts as one label: for several labels a row, set task: "
             'multi-label-classification, with cells of JSON such as ["war", "drama"].'
         )
         yield SplitProblem(statistics.first[listed[0]], message)
