@@ -74,11 +74,10 @@ class ModelProcess:
         try:
             self._job, self._looks = await asyncio.shield(launching)
             with socket_path(self._job) as path:
-                self._reader, self._writer = await asyncio.open_unix_connection(path, limit=LONGEST_LINE_BYTES)
-        except ConnectionError as error:
-            reason = await asyncio.to_thread(self.explain_end)
-            await asyncio.to_thread(self._close)
-            raise ProcessLost(reason) from error
+                try:
+                    self._reader, self._writer = await asyncio.open_unix_connection(path, limit=LONGEST_LINE_BYTES)
+                except ConnectionError as error:
+                    raise ProcessLost(await asyncio.to_thread(self.explain_end)) from error
         except BaseException:
             self._stopping = True
             await asyncio.wait({launching})  # its thread ends the program at its next look

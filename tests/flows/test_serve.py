@@ -22,9 +22,10 @@ import pytest
 
 from flows.cli.main import main
 from tasks.tracking.connection import MODEL_TAG, connect
-from tests.flows.forked import finetune
-from tests.flows.served import Server, add_version, register, store_model
-from tests.flows.small import FinishedRun
+from tests.flows.forked import code_with_forked_programs, finetune
+from tests.flows.served import ROOT, Server, add_version, register, store_model
+from tests.flows.small import FinishedRun, environment
+from tests.fork_server import NEW_PYTHON
 from tests.training.counting import write_assistant, write_classifier
 from tests.waiting import wait_until
 from training.jobs.processes import descendants
@@ -333,6 +334,22 @@ def test_a_version_that_fails_on_an_answered_row_does_not_take_over(
         connect().set_registered_model_alias("counter", "champion", failing)
         server.says(f"Version {failing} is not loaded: It fails on a request that was answered before")
         assert ask()["model"] == "counter/1"
+
+
+def test_a_server_that_is_stopped_while_it_loads_ends_without_a_traceback(counter_home: Path) -> None:
+    code = code_with_forked_programs("from flows.cli.main import main; sys.exit(main())")
+    argv = [NEW_PYTHON, "-c", code, "serve", "counter", "--port", "0"]
+    before = {*(counter_home / "jobs").glob("serve-*")}
+    server = subprocess.Popen(argv, cwd=ROOT, env=environment(counter_home), stderr=subprocess.PIPE, text=True)
+    assert server.stderr
+    printed = server.stderr.readline()
+    while "loading counter version 1" not in printed:
+        printed = server.stderr.readline()
+    below = descendants(server.pid)
+    server.terminate()
+    assert server.wait(30) == 0 and "Traceback" not in server.stderr.read()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), timeout_s=10)
+    assert {*(counter_home / "jobs").glob("serve-*")} == before
 
 
 # Mistakes
