@@ -6,6 +6,7 @@ In this order:
    ways. Pages without data and health checks are open; nothing of a body sent to them is read.
 2. The Host: 127.0.0.1 or localhost, otherwise 403. So a name that a web page has pointed at this machine is refused.
 3. The origin: in a browser, only the server's own pages may read or write, otherwise 403. Links from other pages work.
+   Neither is asked of a server for other machines (`any_host`), whose token no browser sends by itself.
 4. The length of the body: 413 if it is announced, or found while it is read, to be too long.
 """
 

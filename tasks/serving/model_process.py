@@ -96,11 +96,6 @@ class ModelProcess:
         await asyncio.to_thread(self._close)
         await self._receiver
 
-    @property
-    def waiting(self) -> int:
-        """The number of requests without a whole answer."""
-        return len(self._waiting)
-
     def predict(self, rows: list[Any]) -> Coroutine[Any, Any, Said]:
         """Sends rows, at once. Returns their predictions, when awaited, or raises ProcessLost."""
         return _only(self._ask(Predict, rows=rows))

@@ -105,7 +105,7 @@ def build_routes(
     served: ServedModel[ModelProcess], metrics: Metrics, recorded: RecordedRows | None, *, holds_conversations: bool
 ) -> APIRouter:
     """The routes. `holds_conversations`: whether the model has a chat template."""
-    routes = APIRouter(tags=["OpenAI's API"])
+    routes, answers = APIRouter(tags=["OpenAI's API"]), _Answers(served, metrics, recorded)
     created_s = int(time.time())
 
     @routes.get("/v1/models")
@@ -126,7 +126,7 @@ def build_routes(
             "max_new_tokens": body.max_completion_tokens or body.max_tokens,
             **body.sampling(),
         }
-        return await _respond(_Chat(tools or []), body, [fields], request)
+        return await answers.respond(_Chat(tools or []), body, [fields], request)
 
     @routes.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -137,14 +137,26 @@ def build_routes(
         if body.stream and len(prompts) > 1:
             raise refuse("stream", "is possible for one text at a time.")
         fields = [{"text": text, "max_new_tokens": body.max_tokens, **body.sampling()} for text in prompts]
-        return await _respond(_Completion(), body, fields, request)
+        return await answers.respond(_Completion(), body, fields, request)
 
-    async def _respond(form: _Form, body: _Generation, fields: Sequence[dict[str, Any]], request: Request) -> Response:
+    return routes
+
+
+class _Answers:
+    """Sends requests to the served model, and counts and records its answers."""
+
+    def __init__(self, served: ServedModel[ModelProcess], metrics: Metrics, recorded: RecordedRows | None) -> None:
+        self._served, self._metrics, self._recorded = served, metrics, recorded
+
+    async def respond(
+        self, form: _Form, body: _Generation, fields: Sequence[dict[str, Any]], request: Request
+    ) -> Response:
+        """The response to a request of these `fields` of Generate, one for each text to answer."""
         async with AsyncExitStack() as block:
-            process = await block.enter_async_context(served.use())
+            process = await block.enter_async_context(self._served.use())
             version = process.model.version
-            _require_known(body, served.name, version)
-            form.begin(f"{served.name}/{version}")
+            _require_known(body, self._served.name, version)
+            form.begin(f"{self._served.name}/{version}")
             if body.stream:
                 answer = process.generate(**fields[0], stream=True)
                 # The first part decides about the status, so it is awaited before the response begins.
@@ -152,15 +164,15 @@ def build_routes(
                 if not isinstance(first, Text | Answered):
                     raise said_error(first)
                 block.push_async_callback(answer.aclose)
-                events = _stream(form, first, answer, body, fields[0])
+                events = self._stream(form, first, answer, body, fields[0])
                 return StreamOf(events, block.pop_all(), media_type="text/event-stream")
             whole = await until_gone(request, _collect([process.generate(**one) for one in fields]))
             for one, answered in zip(fields, whole, strict=True):
-                record(one, answered, version)
+                self._record(one, answered, version)
             return JSONResponse(form.whole(whole))
 
     async def _stream(
-        form: _Form, said: Any, answer: AsyncIterator[Any], body: _Generation, fields: Mapping[str, Any]
+        self, form: _Form, said: Any, answer: AsyncIterator[Any], body: _Generation, fields: Mapping[str, Any]
     ) -> AsyncIterator[str]:
         """The events of a stream, from the first part of the answer on."""
         try:
@@ -173,20 +185,18 @@ def build_routes(
             if isinstance(said, Answered):
                 for chunk in form.closing(said, with_usage=body.includes_usage):
                     yield _event(chunk)
-                record(fields, said, form.model.rpartition("/")[2])
+                self._record(fields, said, form.model.rpartition("/")[2])
             else:
                 yield _event(said_error(said).body())
         except ProcessLost as error:
             yield _event(RequestRefused(503, str(error)).body())
         yield "data: [DONE]\n\n"
 
-    def record(fields: Mapping[str, Any], answered: Answered, version: str) -> None:
-        metrics.count_tokens(answered.prompt_tokens, answered.tokens)
-        served.trial = partial(_find_failure, fields=fields)
-        if recorded is not None:
-            recorded.add_answer(fields, answered.text, version)
-
-    return routes
+    def _record(self, fields: Mapping[str, Any], answered: Answered, version: str) -> None:
+        self._metrics.count_tokens(answered.prompt_tokens, answered.tokens)
+        self._served.trial = partial(_find_failure, fields=fields)
+        if self._recorded is not None:
+            self._recorded.add_answer(fields, answered.text, version)
 
 
 async def _find_failure(process: ModelProcess, fields: Mapping[str, Any]) -> str | None:

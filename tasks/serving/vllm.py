@@ -36,7 +36,7 @@ from tasks.serving.http_api import add_common_routes
 from tasks.serving.metrics import Metrics
 from tasks.serving.model_process import ProcessLost
 from tasks.serving.page import create_app
-from tasks.serving.responses import RequestRefused, StreamOf, until_gone
+from tasks.serving.responses import StreamOf, until_gone
 from tasks.serving.served_model import ServedModel
 from training.jobs.protocol import last_lines
 from training.problems import UserError
@@ -181,7 +181,6 @@ def build_app(served: ServedModel[VllmProcess], metrics: Metrics) -> FastAPI:
             if kind and kind.startswith("text/event-stream"):
                 return StreamOf(response.aiter_text(), block.pop_all(), **options)
             return Response(await until_gone(request, response.aread()), **options)
-        raise RequestRefused(500, "vLLM gave no answer.")
 
     for path in PATHS:
         app.add_api_route(path, forward, methods=["GET" if path == "/v1/models" else "POST"], tags=["vLLM"])

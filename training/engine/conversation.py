@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -27,14 +26,12 @@ from training.task_types.generation import (
 )
 from training.tokenization.answer_tokens import AnswerTokens, encode_answers
 from training.tokenization.chat_templates import ChatTemplate
-from training.tokenization.transformers_encoder import load_encoder
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase
 
     from training.engine.predictor import Predictor
     from training.task_types.causal_lm import CausalLM
-    from training.task_types.task_type import TaskType
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -96,40 +93,14 @@ class Assistant:
     """A model that answers conversations by its chat template, with the generation settings of its task type.
 
     Args:
-        task_type: of the model; its options are those of text generation.
-        folder: of its weights.
-        tokenizer: the folder of its tokenizer.
+        predictor: with the model, whose task type has the options of text generation.
         max_length: tokens of a prompt.
         mixed_precision: no, bf16 or fp16.
-        device: where the model computes.
     """
 
-    def __init__(
-        self,
-        task_type: TaskType,
-        folder: Path,
-        tokenizer: Path,
-        max_length: int,
-        *,
-        mixed_precision: str = "no",
-        device: str | torch.device = "cpu",
-    ) -> None:
-        self._task_type = task_type
-        self._encoder = load_encoder(tokenizer, folder, max_length)
-        self._tokenizer = loading.load_tokenizer(tokenizer, folder)
-        self._network = loading.load_trained(task_type, folder).to(device)
-        self._prepare(max_length, mixed_precision)
-
-    @classmethod
-    def of(cls, predictor: Predictor, max_length: int, mixed_precision: str) -> Assistant:
-        """An assistant with the model of a predictor, which is loaded once for both."""
-        self = cls.__new__(cls)
+    def __init__(self, predictor: Predictor, max_length: int, mixed_precision: str = "no") -> None:
         self._task_type, self._encoder = predictor.task_type, predictor.encoder
         self._tokenizer, self._network = predictor.tokenizer, predictor.network
-        self._prepare(max_length, mixed_precision)
-        return self
-
-    def _prepare(self, max_length: int, mixed_precision: str) -> None:
         chat = self._encoder.chat
         self._template = ChatTemplate(*chat, self._encoder.special_texts) if chat else None
         self._settings = cast(Generation, self._task_type.options).settings_for(self._network)

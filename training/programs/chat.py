@@ -42,11 +42,12 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     import torch
 
     from training.engine.conversation import Assistant
+    from training.engine.predictor import Predictor
     from training.models import loading
 
     loading.make_deterministic()
     settings = ChatSettings.model_validate(job.settings)
-    assistant = Assistant(
+    predictor = Predictor(
         task_types.load(settings.task, settings.options),
         Path(job.inputs["model"]),
         Path(job.inputs["tokenizer"]),
@@ -54,6 +55,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         mixed_precision=settings.mixed_precision,
         device="cuda" if torch.cuda.is_available() else "cpu",
     )
+    assistant = Assistant(predictor, settings.max_length, settings.mixed_precision)
     turns = _Turns(job_dir / TURNS)
     events.write(READY)
     while True:

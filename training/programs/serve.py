@@ -296,7 +296,7 @@ class _Model:
         if task_type.generates_text and task_type.auto_class == "AutoModelForCausalLM":
             from training.engine import conversation
 
-            self._assistant = conversation.Assistant.of(predictor, settings.max_length, settings.mixed_precision)
+            self._assistant = conversation.Assistant(predictor, settings.max_length, settings.mixed_precision)
 
     def answer(self, requests: Sequence[Predict | Generate]) -> None:
         """Answers the requests. If a batch fails, each request is tried alone, so that one does not fail others."""

@@ -84,7 +84,7 @@ def test_a_program_that_is_killed_in_the_middle_of_a_line_loses_its_requests_and
             with pytest.raises(ProcessLost):
                 await lost
         await receiving
-        assert process.waiting == 0
+        assert not process._waiting
         return ended
 
     assert asyncio.run(lose()) == [True]

@@ -10,6 +10,7 @@ import pytest
 from tests.training.counting import write_assistant
 from training import task_types
 from training.engine.conversation import Assistant, Request, Sampling
+from training.engine.predictor import Predictor
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,8 @@ def user(text: str) -> dict[str, str]:
 
 
 def assistant(folder: Path, max_length: int = 64, **options: Any) -> Assistant:
-    return Assistant(task_types.load("sft", options), folder, folder, max_length)
+    predictor = Predictor(task_types.load("sft", options), folder, folder, max_length)
+    return Assistant(predictor, max_length)
 
 
 @pytest.mark.parametrize("num_beams", [1, 2])
