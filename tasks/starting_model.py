@@ -1,4 +1,4 @@
-"""What `finetune init` knows of a base model whose files are on this machine: tokens of texts, positions, memory.
+"""Facts about a base model for `finetune init`, from its files on this machine: tokens of texts, positions, memory.
 
 No weights are loaded. A model of the Hub is on this machine if its snapshot is in the Hub's cache.
 """
@@ -38,7 +38,7 @@ and head; an output of a language model for each token and word (after Korthikan
 
 @dataclass(frozen=True)
 class StartingModel:
-    """A base model. Either all of these fields are known, or none is."""
+    """A base model, as far as its files are on this machine."""
 
     config: Mapping[str, Any]
     """Of a model here, or of random weights; empty if there is none."""
