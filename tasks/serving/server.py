@@ -97,7 +97,7 @@ class _Http(H11Protocol):
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What is served, and how."""
+    """Options of `finetune serve`."""
 
     name: str
     alias: str = ""

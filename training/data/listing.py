@@ -27,7 +27,7 @@ MAX_ENTRIES = 1_000
 TEXT_SUFFIX = ".txt"
 """The end of the names of files in a folder of texts, if one of them ends so."""
 _LITTER = ("__MACOSX", "Thumbs.db", "desktop.ini")
-"""What desktops leave in folders."""
+"""Files that desktops leave in folders."""
 
 # Some file systems store whole seconds, and clocks differ.
 SETTLED_S = 3.0

@@ -100,7 +100,7 @@ def dumps(value: Any) -> str:
 
 
 def answer_of(name: str, message: dict[str, Any], *, last: bool) -> str:
-    """What the assistant writes, written here by hand."""
+    """The text of the assistant, written by hand."""
     content, calls = message["content"], [call["function"] for call in message.get("tool_calls", ())]
     if name == "qwen3":
         spelt = [
