@@ -6,10 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
+import openai
 import pytest
+from openai.types import CompletionUsage
+from transformers import AutoTokenizer
 
 from tests import tool_conversations
 from tests.flows.forked import finetune
+from tests.flows.served import Server
 from training.tokenization.tool_calls import parse_message
 
 
@@ -73,3 +78,45 @@ def test_predictions_on_request_call_the_tools_of_the_row(project: Path, home: P
     answers = [json.loads(line)["generated_text"] for line in out.read_text().splitlines()]
     calls = [parse_message(answer, tool_conversations.TOOLS)["tool_calls"][0]["function"] for answer in answers]
     assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [*asked.values()]
+
+
+def test_the_served_model_streams_a_call_and_answers_with_its_result(
+    home: Path, server: dict[str, str], first: dict[str, Any]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(next(home.glob("artifacts/fit/*/model")))
+    tools: Any = tool_conversations.TOOLS
+    messages: list[Any] = [tool_conversations.SYSTEM, {"role": "user", "content": "What is the weather in Rome?"}]
+
+    def count(messages: list[Any], *, prompt: bool) -> int:
+        return len(tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=prompt)["input_ids"])
+
+    def ask() -> tuple[Any, CompletionUsage]:
+        """The choice that the chunks of a stream make up, and the counts at its end."""
+        with api.chat.completions.stream(
+            model="tools", messages=messages, tools=tools, stream_options={"include_usage": True}
+        ) as stream:
+            answer = stream.get_final_completion()
+        assert answer.usage
+        return answer.choices[0], answer.usage
+
+    def expect_counts(usage: CompletionUsage, answered: dict[str, Any]) -> None:
+        prompt, whole = count(messages, prompt=True), count([*messages, answered], prompt=False)
+        assert (usage.prompt_tokens, usage.completion_tokens) == (prompt, whole - prompt)
+        assert usage.total_tokens == whole
+
+    with Server(home, "tools", **server) as served:
+        client = httpx.Client(trust_env=False)
+        api = openai.OpenAI(base_url=f"{served.url}/v1", api_key=served.token, max_retries=0, http_client=client)
+        choice, usage = ask()
+        (call,) = choice.message.tool_calls
+        assert choice.finish_reason == "tool_calls" and not choice.message.content
+        assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Rome"})
+        function = {"name": "weather", "arguments": {"city": "Rome"}}
+        expect_counts(usage, {"role": "assistant", "content": "", "tool_calls": [{"function": function}]})
+        messages += [choice.message.model_dump(exclude_none=True, include={"role", "tool_calls"})]
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+        choice, usage = ask()
+        assert (choice.message.content, choice.finish_reason) == ("It is sunny.", "stop")
+        # apply_chat_template takes arguments as objects.
+        messages[2] = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+        expect_counts(usage, {"role": "assistant", "content": "It is sunny."})
