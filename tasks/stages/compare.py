@@ -1,5 +1,5 @@
 """Stages: the champion of the registry, the comparison of the model with it or with the baseline, row by row on the
-judged split, and the number of this comparison among all on the same rows."""
+judged split, and the number of this comparison among all on the same rows, more of them or fewer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tasks.cache.stage import Inputs, Work, action
 from tasks.home import registry_place
 from tasks.jobs.job import Job, files_of, folder_of, stage
 from tasks.registry.champions import find_current
-from tasks.registry.comparisons import number_comparison
+from tasks.registry.comparisons import JudgedRows, number_comparison
 from training import task_types
 from training.evaluation.scores import Comparison
 from training.evaluation.significance import alpha_spent
@@ -22,6 +22,7 @@ from training.programs.predict import PredictResult
 from training.programs.predict_champion import PredictChampionResult
 from training.recipe import Recipe
 from training.recipe.fields import answered_prompts
+from training.recipe.rules.column_rules import source_columns
 from training.recipe.tables.metrics import WIN_RATE, entries, metric_libraries
 
 
@@ -74,14 +75,16 @@ def count_inputs(
 def count_comparison(
     work: Work, recipe: Recipe, data: Artifact, trained: Artifact, predictions: Artifact, opponent: Artifact | None
 ) -> NumberedComparison | None:
-    """Numbers the comparison among all on the same rows, and computes the confidence that it needs. Skipped if the
-    model is the champion itself."""
+    """Numbers the comparison among all on these rows and on splits that share rows with them, and computes the
+    confidence that it needs. Skipped if the model is the champion itself."""
     name, gate = str(recipe.release.registry), recipe.release.gate
     if opponent is None and (found := find_current(recipe)) and found.champion.model == trained.parts["model"]:
         work.state = "skipped"
         return None
-    rows = data.parts[f"{recipe.judged_split}.arrow"]
-    number = number_comparison(name, rows, digest_of(_describe_test(recipe, predictions, opponent)))
+    file = f"{recipe.judged_split}.arrow"
+    rows = JudgedRows(data.path / file, source_columns(recipe).inputs)
+    pair = digest_of(_describe_test(recipe, predictions, opponent))
+    number = number_comparison(name, data.parts[file], pair, rows)
     return NumberedComparison(comparison=number, confidence=1 - alpha_spent(number, 1 - gate.confidence))
 
 

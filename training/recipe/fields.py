@@ -352,7 +352,8 @@ class Gate(Section):
     control: Literal["each", "all"] = "each"
     """The comparisons that the confidence covers. `each`: every comparison by itself, so that with repeated comparisons
     on the same test rows one in twenty models that are no better is promoted. `all`: all comparisons on the same rows
-    that the registry remembers, together; each later one needs stronger evidence, and new rows start again."""
+    that the registry remembers, together; each later one needs stronger evidence. The count goes on while rows are
+    added or removed, and begins anew with a split of which no row was judged before."""
     min_rows: int = Field(default=20, ge=1)
     """The smallest number of rows on which a comparison may promote a model."""
     baseline: bool = True
