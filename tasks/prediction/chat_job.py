@@ -18,6 +18,7 @@ from training.jobs.protocol import EVENTS, Events, Job
 from training.models.repository_files import chat_template
 from training.problems import UserError
 from training.programs.chat import ANSWERED, QUESTION, READY, STOP, TEXT, TURNS, ChatSettings
+from training.tokenization.tool_calls import parse_message
 
 PROGRAM = "training.programs.chat"
 POLL_S = 0.02
@@ -133,8 +134,9 @@ class Chat:
                     elif event["kind"] == ANSWERED:
                         answered = event
         self.dropped = answered["dropped"]
-        if answered["text"].strip():  # an empty answer is no message that templates accept
-            self._messages = [*messages, {"role": "assistant", "content": answered["text"]}]
+        message = parse_message(answered["text"])
+        if message["content"].strip():  # an empty answer is no message that templates accept
+            self._messages = [*messages, message]
 
     def _look(self) -> Sequence[dict[str, Any]]:
         """Looks at the program once, and returns its new events."""

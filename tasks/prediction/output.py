@@ -32,7 +32,7 @@ from tasks.registry.model_spec import ModelSpec
 from training.data.casting import Values
 from training.data.conversation_forms import as_tools
 from training.data.file_systems import display_name, filesystem, is_url, local_path, name_of
-from training.data.prediction_files import SUFFIXES, WRITTEN, KeptColumns, Stamp, Writer, plain_message
+from training.data.prediction_files import SUFFIXES, WRITTEN, KeptColumns, Stamp, Writer
 from training.data.prediction_rows import Rows
 from training.jobs.protocol import fsync, sha256
 from training.problems import NETWORK, UserError
@@ -339,15 +339,14 @@ def _part_name(shard: Shard, form: Sequence[str], model: ModelSpec, kept: KeptCo
 
 
 def _message_form(model: ModelSpec) -> Callable[[Values, str], Mapping[str, Any]]:
-    """The form of an answer in OpenAI's output file: calls are read from its text if its row has tools."""
+    """The form of an answer in OpenAI's output file, which reads calls of its row's tools from its text."""
     columns = [*model.columns]
 
     def as_message(values: Values, text: str) -> Mapping[str, Any]:
-        declared = values[columns.index("tools")]
-        tools = as_tools(json.loads(declared)) if declared else None
-        return parse_message(text, tools) if tools else plain_message(values, text)
+        declared = values[columns.index("tools")] if "tools" in columns else None
+        return parse_message(text, as_tools(json.loads(declared)) if declared else ())
 
-    return as_message if "tools" in columns else plain_message
+    return as_message
 
 
 def _stamp(model: ModelSpec, shard: Shard, predicted_at_s: int) -> Stamp:

@@ -1,19 +1,22 @@
 """An assistant that counts: a GPT-2 whose weights say which word follows which, so that every answer is known.
 
 The last word of the prompt decides: after `three` comes `four five … nine`, after `on` comes `on` for ever, after
-`tool` a call. The chat template writes the tools, the questions and answers one after another, behind them the system's
-message, and after the question `count` the number of messages.
+`tool` a call, after `look` the word `so` and a call behind a special token. The chat template writes the tools,
+the questions and answers one after another, behind them the system's message, and after the question `count` the number
+of messages.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 CALL = '<tool_call>{"name":"count","arguments":{"to":3}}</tool_call>'
-WORDS = ["<pad>", "<unk>", "<end>", *NUMBERS, "on", "count", "tool", CALL]
+MARK, MARKED = "[TOOL_CALLS]", 'count[ARGS]{"to":3}'
+WORDS = ["<pad>", "<unk>", "<end>", *NUMBERS, "on", "count", "tool", CALL, "look", "so", MARK, MARKED]
 FOLLOWS = dict(zip(NUMBERS, [*NUMBERS[1:], "<end>"], strict=True)) | {"on": "on", "tool": CALL}
-FOLLOWS |= dict.fromkeys(("count", "<end>", CALL), "<end>")
+FOLLOWS |= dict.fromkeys(("count", "<end>", CALL, MARKED), "<end>") | {"look": "so", "so": MARK, MARK: MARKED}
 POSITIONS = 4096
 TEMPLATE = """\
 {%- set numbers = "one two three four five six seven eight nine".split() -%}
@@ -33,7 +36,7 @@ def write_classifier(folder: Path, shift: int, positions: int = POSITIONS) -> Pa
     write_assistant(folder)
     labels = dict(enumerate(NUMBERS))
     config = GPT2Config(
-        vocab_size=len(WORDS), n_embd=16, n_layer=1, n_head=1, n_positions=positions, pad_token_id=0,
+        vocab_size=len(WORDS), n_embd=len(WORDS), n_layer=1, n_head=1, n_positions=positions, pad_token_id=0,
         id2label=labels, label2id={name: number for number, name in labels.items()},
     )  # fmt: skip
     model = GPT2ForSequenceClassification(config)
@@ -56,7 +59,7 @@ def write_assistant(folder: Path, template: str | None = TEMPLATE) -> Path:
 
     words = {word: number for number, word in enumerate(WORDS)}
     config = GPT2Config(
-        vocab_size=len(WORDS), n_embd=16, n_layer=1, n_head=1, n_positions=POSITIONS, tie_word_embeddings=False,
+        vocab_size=len(WORDS), n_embd=len(WORDS), n_layer=1, n_head=1, n_positions=POSITIONS, tie_word_embeddings=False,
         bos_token_id=words["<end>"], eos_token_id=words["<end>"], pad_token_id=words["<pad>"],
     )  # fmt: skip
     model = GPT2LMHeadModel(config)
@@ -70,6 +73,7 @@ def write_assistant(folder: Path, template: str | None = TEMPLATE) -> Path:
     model.save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    names = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "<end>"}
+    names: dict[str, Any] = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "<end>"}
+    names["additional_special_tokens"] = [MARK]
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **names).save_pretrained(folder)
     return folder

@@ -22,13 +22,15 @@ ID = "custom_id"
 _PLAIN: Mapping[str, Sequence[Any]] = {
     "n": (1,),
     "tool_choice": ("auto", "none"),
-    "functions": ([],),
+    "function_call": ("auto", "none"),
     "response_format": ({"type": "text"},),
     "stop": ([],),
     "logprobs": (False,),
     "stream": (False,),
 }
 """Fields of a request that would change the form of its answer, with the values, besides null, that do not."""
+_TOOLS = {"functions": "function_call", "tools": "tool_choice"}
+"""The fields with declarations of tools, the older one first, and the fields that may turn them off."""
 _OF_SAMPLING = (
     *("max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
@@ -52,12 +54,13 @@ def is_request(row: Mapping[str, Any]) -> bool:
 def as_row(
     number: int, request: Mapping[str, Any], column: str, tools_column: str | None = None
 ) -> dict[str, Any] | RefusedRequest:
-    """The request as a row with its `custom_id`, its messages in this column and its tools in the other; or its
-    problem, as row `number`.
+    """The request as a row with its messages in this column and its tools in the other, beside its `custom_id` and what
+    else it has outside its body; or its problem, as row `number`.
 
     Contents of several parts become one text, a line a part, and messages by the developer are those by the system.
     """
-    kept, body = {ID: request[ID]}, _body(request)
+    body = _body(request)
+    kept = {name: value for name, value in request.items() if name not in ("body", "messages", *_TOOLS)}
     for name, plain in _PLAIN.items():
         value = body.get(name)
         if value is not None and value not in plain:
@@ -67,11 +70,12 @@ def as_row(
         return RefusedRequest(number, "malformed", "has no messages in its request", kept=kept)
     messages = body["messages"]
     row = {**kept, column: [*map(plain_message, messages)] if isinstance(messages, list) else messages}
-    if (tools := body.get("tools")) and body.get("tool_choice") != "none":
-        if tools_column is None:
-            words = "has `tools`, and the model was trained without a column data.columns.tools"
-            return RefusedRequest(number, "malformed", words, f": {shorten(tools)}", kept)
-        row[tools_column] = tools
+    for name, choice in _TOOLS.items():
+        if (tools := body.get(name)) and body.get(choice) != "none":
+            if tools_column is None:
+                words = f"has `{name}`, and the model was trained without a column data.columns.tools"
+                return RefusedRequest(number, "malformed", words, f": {shorten(tools)}", kept)
+            row[tools_column] = tools
     return row
 
 

@@ -189,7 +189,7 @@ class _KeptColumns:
             return
         for number, row in rows:
             if isinstance(row, Mapping):
-                if self._messages and self._messages not in row and is_request(row):
+                if self._messages and self._messages not in {*row} - {"messages"} and is_request(row):
                     self._ignored_fields |= ignored_fields(row)
                     row = as_row(number, row, self._messages, self._tools)
                 if rename and isinstance(row, Mapping):

@@ -17,6 +17,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from training.models import loading
 from training.task_types.generation import (
+    AnswerDecoder,
     Generation,
     drop_end_tokens,
     drop_spaces,
@@ -28,7 +29,7 @@ from training.tokenization.answer_tokens import AnswerTokens, encode_answers
 from training.tokenization.chat_templates import ChatTemplate
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedTokenizerBase
+    from transformers import GenerationConfig
 
     from training.engine.predictor import Predictor
     from training.task_types.causal_lm import CausalLM
@@ -65,8 +66,6 @@ class Request:
     """None for that of the model's recipe."""
     stop: Sequence[str] = ()
     """Texts before which the answer ends."""
-    keep_special: bool = False
-    """Whether special tokens other than end tokens belong to the answer's text: calls of tools may begin with one."""
     on_text: Callable[[str], None] = lambda text: None
     """Receives each part of the answer, in whole words."""
     stop_requested: Callable[[], bool] = lambda: False
@@ -100,7 +99,7 @@ class Assistant:
 
     def __init__(self, predictor: Predictor, max_length: int, mixed_precision: str = "no") -> None:
         self._task_type, self._encoder = predictor.task_type, predictor.encoder
-        self._tokenizer, self._network = predictor.tokenizer, predictor.network
+        self._network, self._decoder = predictor.network, AnswerDecoder(predictor.tokenizer)
         chat = self._encoder.chat
         self._template = ChatTemplate(*chat, self._encoder.special_texts) if chat else None
         self._settings = cast(Generation, self._task_type.options).settings_for(self._network)
@@ -174,7 +173,7 @@ class Assistant:
         for row_ids, row_mask, row in zip(ids, mask, rows, strict=True):  # padded on the left
             row_ids[width - len(row) :], row_mask[width - len(row) :] = row, 1
         ends = frozenset(listed(settings.eos_token_id))
-        answers = [_Answer(one, n, self._tokenizer, ends) for one, n in zip(requests, most, strict=True)]
+        answers = [_Answer(one, n, self._decoder, ends) for one, n in zip(requests, most, strict=True)]
         # Beams change until the end: their tokens are no part of an answer yet.
         follows = _EachToken(answers) if settings.num_beams == 1 else _StopOfAll(answers)
         if seed is not None:
@@ -231,7 +230,7 @@ class _Answer:
     request: Request
     most: int
     """The most tokens that it may have."""
-    tokenizer: PreTrainedTokenizerBase
+    decoder: AnswerDecoder
     ends: frozenset[int]
     """The tokens that end it."""
     ids: list[int] = field(default_factory=list)
@@ -266,8 +265,7 @@ class _Answer:
         return Reply(self._text, self.tokens, 0, self.stopped, prompt_tokens, reason)
 
     def _decode(self) -> None:
-        text = str(self.tokenizer.decode(self.ids, skip_special_tokens=not self.request.keep_special))
-        self._text = drop_spaces(text, self.request.prompt.spaces)
+        self._text = drop_spaces(self.decoder(self.ids), self.request.prompt.spaces)
         places = [place for stop in self.request.stop if (place := self._text.find(stop)) >= 0]
         if places:
             self._text, self.finish_reason = self._text[: min(places)], "stop"

@@ -369,7 +369,6 @@ class _Model:
                 prompt,
                 one.max_new_tokens,
                 one.stop,
-                keep_special=bool(one.tools),
                 stop_requested=partial(self._inbox.is_stopped, one.id),
                 **({"on_text": partial(self._send_text, one.id)} if one.stream else {}),
             )

@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from training.models.repository_files import read_json
 from training.recipe.field_types import ClosedModel
+from training.tokenization.tool_calls import MARKS
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -129,11 +130,26 @@ def drop_spaces(text: str, spaces: str) -> str:
     return text
 
 
+class AnswerDecoder:
+    """Decodes the tokens of answers. Of special tokens, only the marks of tool calls and reasoning become text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        added = tokenizer.added_tokens_decoder
+        self._tokenizer = tokenizer
+        self._marks = {token for token, one in added.items() if one.special and one.content in MARKS}
+        self._left_out = {token for token, one in added.items() if one.special} - self._marks
+
+    def __call__(self, tokens: Sequence[int]) -> str:
+        if self._marks.isdisjoint(tokens):
+            return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+        return str(self._tokenizer.decode([token for token in tokens if token not in self._left_out]))
+
+
 class ContinuedPrompt(NamedTuple):
     """The text that a model generates after a prompt."""
 
     text: str
-    """Without special tokens."""
+    """As AnswerDecoder decodes it."""
     tokens: int
     """Of the text, with the one that ends it."""
     prompt_tokens: int
@@ -164,6 +180,7 @@ def generate_answers(
     edges = (settings.bos_token_id, *listed(settings.eos_token_id))
     begin = next((token for token in edges if token is not None), 0)
     max_length = limit_to_positions(model, settings, max_length)
+    decode = AnswerDecoder(tokenizer)
     answers: list[ContinuedPrompt] = []
     for start in range(0, len(prompts), BATCH_PROMPTS):
         batch = prompts[start : start + BATCH_PROMPTS]
@@ -179,7 +196,7 @@ def generate_answers(
                 **{name: tensor.to(model.device) for name, tensor in inputs.items()}, generation_config=settings
             )  # (N, T + S)
         new = generated[:, width:]
-        texts = tokenizer.batch_decode(new, skip_special_tokens=True)
+        texts = map(decode, new.tolist())
         is_end = np.isin(new.cpu().numpy(), listed(settings.eos_token_id))  # (N, S)
         ended: Any = is_end.any(axis=1)  # (N,)
         tokens = np.where(ended, is_end.argmax(axis=1) + 1, new.shape[1])

@@ -9,8 +9,9 @@
 become {"role": "assistant", "content": None, "tool_calls": [{"id": "a1b2c3d4e", "type": "function",
         "function": {"name": "weather", "arguments": '{"city": "Köln"}'}}]}
 
-Marks in brackets are special tokens of some tokenizers, and a decoded text then lacks them. So the calls behind them
-are also read without marks, if nothing else is in the answer. This module imports neither torch nor transformers.
+Batch predictions, evaluations, conversations and servers all read answers here. MARKS that are special tokens of a
+tokenizer stay in decoded answers. Other servers leave them out, so calls are also read without marks, if nothing else
+is in the answer. This module imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -209,6 +210,9 @@ _READERS: Mapping[str, tuple[str, Callable[[str, int, Tools], tuple[list[ToolCal
     "<|python_tag|>": ("", _read_values),
 }
 """The marks before calls: the mark after them, if any, and the function that reads the text between the two."""
+
+MARKS = frozenset(["<think>", "</think>", "</tool_call>", "[CALL_ID]", "[ARGS]", *_READERS])
+"""The texts between the parts of an answer that are special tokens of some tokenizers."""
 
 _FUNCTION = re.compile(r"<function=(?P<name>[^>\n]+)>(?P<parameters>.*?)(?:</function>|\Z)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=(?P<name>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL)

@@ -209,6 +209,25 @@ def test_requests_with_tools_are_rows_of_a_model_with_a_column_of_tools(tmp_path
         assert given == [[talk, tools], [talk, None], [talk, None]] and rows.kept["custom_id"] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("column", ["messages", "spoken"])
+def test_fields_of_a_flat_request_are_honoured_or_refused_by_name_whatever_the_models_column(
+    tmp_path: Path, column: str
+) -> None:
+    talk, tools = [{"role": "user", "content": "2 + 2?"}], [{"name": "add"}]
+    fields: list[dict[str, Any]] = [{"note": "x"}, {"n": 2}, {"stop": "."}, {"max_tokens": 9}]
+    fields += [{"tools": tools}, {"functions": tools}, {"tools": tools, "tool_choice": "none"}]
+    fields += [{"functions": tools, "function_call": {"name": "add"}}]
+    requests = [{"custom_id": number, "messages": talk, **more} for number, more in enumerate(fields)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in requests))
+    own = reader(task="sft", columns={"messages": column, "tools": "tools"}, kept=["custom_id", "note"])
+    (rows,) = own.shards(str(tmp_path / "in.jsonl"), 10)
+    found = errors(rows)
+    assert found.keys() == {2, 3, 8} and "`n`: 2" in found[2] and "`stop`" in found[3] and "`function_call`" in found[8]
+    given = [None if values is None else values[1] for values in rows.inputs]
+    assert [bool(one) for one in given] == [False, False, False, False, True, True, False, False]
+    assert rows.kept == {"custom_id": [*range(8)], "note": ["x", *[None] * 7]} and own.ignored_fields == {"max_tokens"}
+
+
 def test_a_request_that_wants_another_answer_has_an_error_and_its_custom_id(tmp_path: Path) -> None:
     talk = [{"role": "user", "content": "2 + 2?"}]
     text = {"type": "text", "text": "2 + 2?"}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.training.counting import write_assistant
 from training import task_types
 from training.engine.conversation import Assistant, Request, Sampling
 from training.engine.predictor import Predictor
+from training.tokenization.tool_calls import parse_message
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +61,19 @@ def test_prompts_share_a_batch_only_if_the_longest_answer_fits_behind_the_longes
     long = model.encode_text("one " * 4000 + "seven")
     requests = [Request(long, max_new_tokens=20), Request(model.encode_text("on"), max_new_tokens=200)]
     assert [reply.text for reply in model.generate(requests)] == ["eight nine", " ".join(["on"] * 200)]
+
+
+def test_a_call_behind_a_special_token_has_the_same_text_served_in_evaluation_and_on_request(folder: Path) -> None:
+    task_type = task_types.load("sft", {})
+    predictor = Predictor(task_type, folder, folder, max_length=64)
+    prompt = Assistant(predictor, 64).encode_messages([user("look")])
+    (served,) = Assistant(predictor, 64).generate([Request(prompt)])
+    ((evaluated, _),) = task_type.answer(predictor.network, predictor.tokenizer, [prompt.ids])
+    rows = pa.RecordBatch.from_pydict({"messages": [json.dumps([user("look")])]})
+    (record,) = predictor.predict(rows)
+    assert served.text == evaluated == record["generated_text"]
+    message = parse_message(served.text, [{"type": "function", "function": {"name": "count"}}])
+    assert message["content"] == "so" and message["tool_calls"][0]["function"]["arguments"] == '{"to": 3}'
 
 
 def test_a_seed_leaves_other_answers_random_and_an_open_top_p_samples_nothing(folder: Path) -> None:
