@@ -49,7 +49,7 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description="Everything that only a GPU can show.")
     parser.add_argument("--list", action="store_true", help="list the cases, with the reason of those not to be tried")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="how names of cases begin")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="how names of cases begin, first to last")
     parser.add_argument("--budget-s", type=float, default=float("inf"), metavar="S", help="when to start no more cases")
     parser.add_argument("--workers", type=int, default=max(1, min(8, (os.cpu_count() or 1) // 2)), metavar="N")
     parser.add_argument("--json", type=Path, default=JSON, metavar="FILE", help="where to write the outcome")

@@ -190,12 +190,17 @@ CASES: tuple[Case, ...] = (
         )
         for precision in ("bf16", "fp16")
     ),
+    *(
+        Case(f"answers-{task}", "answers:same_on_both", {"task": task}, capability=BF16, alone=False, on_cpu=True)
+        for task in ("sequence-classification", "sft")
+    ),
     Case("fork", "trainings:train_as_fork", {"task": "sequence-classification"}, capability=BF16, on_cpu=True),
     *_trainings(),
 )
-"""In the order in which they are tried: measurements first."""
+"""Without --only, in the order in which they are tried: measurements first."""
 
 
 def chosen(names: list[str]) -> list[Case]:
-    """The cases whose names begin with one of these; all without names."""
-    return [case for case in CASES if not names or any(f"{case.name}-".startswith(f"{name}-") for name in names)]
+    """The cases whose names begin with one of these, in the order of the names; all without names."""
+    found = {case.name: case for name in names for case in CASES if f"{case.name}-".startswith(f"{name}-")}
+    return [*found.values()] if names else [*CASES]

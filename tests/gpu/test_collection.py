@@ -54,7 +54,7 @@ def test_without_a_gpu_all_cases_are_collected_none_is_tried_and_the_exit_status
 @pytest.mark.drill
 def test_a_cpu_can_run_the_cases_that_need_no_gpu(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
-    names = ["memory-estimate-ddp", "sequence-classification-ddp-bf16", "sequence-classification-fsdp-bf16"]
+    names = ["memory-estimate-ddp", "answers-sft", *(f"sequence-classification-{one}-bf16" for one in ("ddp", "fsdp"))]
     argv = [sys.executable, "-m", "tests.gpu", "--on-cpu", "--workers", "2", "--json", str(file), "--only", *names]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=590)
     rows = {row["case"]: row for row in json.loads(file.read_text())["cases"]}
@@ -87,9 +87,10 @@ def test_a_case_whose_program_lacks_a_module_is_not_tried(monkeypatch: pytest.Mo
     assert (row.state, row.reason) == ("not tried", "not installed: the module dill.source")
 
 
-def test_cases_are_chosen_by_the_beginning_of_their_names() -> None:
+def test_cases_are_chosen_by_the_beginning_of_their_names_in_the_order_of_the_arguments() -> None:
     assert [case.name for case in chosen(["memory-message"])] == ["memory-message"]
     assert {case.name.split("-")[0] for case in chosen(["speed", "sft-ddp"])} == {"speed", "sft"}
+    assert [case.name for case in chosen(["qlora-fp16", "fork", "qlora"])] == ["qlora-fp16", "fork", "qlora-bf16"]
     assert chosen(["nothing"]) == [] and chosen([]) == [*CASES]
 
 
