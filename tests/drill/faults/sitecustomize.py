@@ -1,4 +1,7 @@
-"""Faults inside the program that trains: Python imports this first where this folder is on PYTHONPATH."""
+"""Faults inside the program that trains: Python imports this first where this folder is on PYTHONPATH.
+
+The program may be a process of its own or a fork of the fork server, so each process waits until it is the one.
+"""
 
 import atexit
 import os
@@ -9,17 +12,28 @@ from pathlib import Path
 
 
 def _leave_after_a_checkpoint() -> None:
-    job = Path(sys.argv[-1])
-    while not any(job.glob("checkpoints/checkpoint-*")):
+    folder = Path(sys.argv[-1])  # of the job, or of a program that starts before its job is known
+    while not (found := [*folder.glob("checkpoints/checkpoint-*"), *folder.glob("job/checkpoints/checkpoint-*")]):
         time.sleep(0.01)
+    job = found[0].parents[1]
     if not (job / "left-early").exists():
         (job / "left-early").touch()
         os._exit(0)
 
 
-if "training.programs.fit" in sys.orig_argv and "training.programs.accelerate_launch" not in sys.orig_argv:
-    match os.environ.get("FINETUNE_FAULT"):
-        case "abort-at-exit":
-            atexit.register(os.abort)
-        case "exit-0-early":
-            threading.Thread(target=_leave_after_a_checkpoint, daemon=True).start()
+_FAULTS = {"abort-at-exit": lambda: atexit.register(os.abort), "exit-0-early": _leave_after_a_checkpoint}
+
+
+def _wait_for_the_program() -> None:
+    while Path(*sys.argv[:1]).parts[-3:] != ("training", "programs", "fit.py"):
+        time.sleep(0.05)
+    _FAULTS[os.environ["FINETUNE_FAULT"]]()
+
+
+def _begin() -> None:
+    threading.Thread(target=_wait_for_the_program, daemon=True).start()
+
+
+if os.environ.get("FINETUNE_FAULT") in _FAULTS:
+    _begin()
+    os.register_at_fork(after_in_child=_begin)
