@@ -122,7 +122,7 @@ def followed(folder: Path) -> dict[Path, str]:
 
 
 def test_the_commands_print_what_the_pages_show_and_their_recipes_are_valid(followed: dict[Path, str]) -> None:
-    assert len(PAGES) == 11
+    assert len(PAGES) == 12
     for file, page in PAGES.items():
         assert followed[file].splitlines() == page.splitlines()
 

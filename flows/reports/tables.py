@@ -107,6 +107,10 @@ def split_lines(report: Mapping[str, Any], tokens: Mapping[str, Any] | None) -> 
     columns["held out"] = [f"{shares[split]:.0%}" if split in shares else "" for split in rows]
     for name, counts in (("filtered", report["filtered"]), ("left out", report["left_out"])):
         columns[name] = [f"{counts[split]:,}" if counts.get(split) else "" for split in rows]
+    in_gap, times = (report.get("split", {}).get(name, {}) for name in ("in_gap", "times"))
+    columns["in gap"] = [f"{in_gap[split]:,}" if in_gap.get(split) else "" for split in rows]
+    columns["times"] = [" to ".join(times.get(split, ())) for split in rows]
+    columns["groups"] = [f"{count:,}" for count in report.get("split", {}).get("groups", {}).values()]
     columns["characters"] = _length_cells(report["characters"], rows)
     if tokens:
         columns["tokens"] = _length_cells(tokens["length"], rows)

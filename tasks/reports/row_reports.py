@@ -57,7 +57,9 @@ def describe_rows(rows: Mapping[str, Any] | None, tokens: Mapping[str, Any] | No
     """Markdown tables of the splits: rows, labels, and lengths in characters and, if known, in tokens."""
     if rows is None:
         return ""
-    head = ["split", "rows", "held out of train", "characters (min, median, max)"]
+    head = ["split", "rows", "held out of train", *rows.get("split", {})]
+    head = [{"in_gap": "in a gap", "without_group": "without group"}.get(name, name) for name in head]
+    head += ["characters (min, median, max)"]
     head += ["tokens (median, max)", "rows cut"] if tokens else []
     parts = [format_table(head, (_format_split(split, rows, tokens) for split in rows["rows"]))]
     parts += [format_markdown(tabulate_mixture(rows["mixture"]))] if "mixture" in rows else []
@@ -89,6 +91,10 @@ def tabulate_mixture(sets: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
 def _format_split(split: str, rows: Mapping[str, Any], tokens: Mapping[str, Any] | None) -> list[str]:
     share, length = rows["held_out"].get(split), rows["characters"][split]
     line = [split, f"{rows['rows'][split]:,}", f"{share:.0%}" if share else ""]
+    for values in rows.get("split", {}).values():
+        line.append(
+            " to ".join(values.get(split, ())) if values is rows["split"].get("times") else f"{values[split]:,}"
+        )
     line.append(", ".join(f"{length[name]:,}" for name in ("min", "median", "max") if name in length))
     if tokens:
         length = tokens["length"].get(split, {})

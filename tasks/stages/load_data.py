@@ -108,6 +108,8 @@ def _content(data: Data, pinned: PinnedRows, evaluated: Sequence[str]) -> dict[s
     }
     if data.source in ("hub", "python"):
         content |= data.model_dump(include={"path", "config"}) | {"splits": split_names(data, evaluated)}
+    if data.split is not None and data.split.by != "rows":
+        content["split"] = data.split.model_dump()
     return content
 
 

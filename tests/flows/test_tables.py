@@ -88,6 +88,29 @@ def test_columns_that_say_nothing_are_left_out() -> None:
     assert [line.split()[-2:] for line in split_lines(report, tokens)][:2] == [["rows", "cut"], ["15", "(1.0%)"]]
 
 
+def test_splits_show_their_groups_or_times() -> None:
+    report = {
+        "rows": {"train": 70, "validation": 10},
+        "held_out": {"validation": 0.1},
+        "filtered": {},
+        "left_out": {},
+        "characters": {},
+    }
+    by_group = report | {"split": {"groups": {"train": 12, "validation": 3}, "without_group": {}}}
+    assert split_lines(by_group, None) == [
+        "split       rows  held out  groups",
+        "train         70                12",
+        "validation    10       10%       3",
+    ]
+    times = {"train": ["2026-01-01", "2026-03-01"], "validation": ["2026-03-08", "2026-03-14"]}
+    by_time = report | {"split": {"times": times, "in_gap": {"train": 4, "validation": 0}}}
+    assert split_lines(by_time, None) == [
+        "split       rows  held out  in gap  times",
+        "train         70                 4  2026-01-01 to 2026-03-01",
+        "validation    10       10%          2026-03-08 to 2026-03-14",
+    ]
+
+
 def test_labels_have_bars_that_fit_and_names_that_cannot_harm_the_terminal() -> None:
     labels = {"train": {"good\x1b[2J": 3, "日本語": 1}, "test": {"good\x1b[2J": 0, "日本語": 0}}
     assert label_lines(labels, 80) == [

@@ -84,6 +84,7 @@ def spelt(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any
 SHOWN = "it decides what is shown, and when"
 PUBLISHED = {"release.hub": {"repo": "me/small", "license": "mit"}}
 EXPORTED = {"release.exports": ["onnx", "onnx-int8"]}
+BY_TIME = {"by": "time", "column": "day"}
 OF_HUB = {"data.source": "hub", "data.path": "me/rows"}
 IN_FOLDER = {"model.source": "folder", "model.path": "me/small", "model.config": None}
 SHARED = {"compute.strategy": "fsdp", "compute.num_processes": 2}
@@ -130,6 +131,11 @@ FIELDS: dict[str, Change | Nothing] = {
     "data.splits": Change({"train": "train.csv", "validation": "test.csv", "test": "validation.csv"}, "load_data"),
     "data.validation_size": Change(0.2, "load_data"),
     "data.test_size": Change(0.2, "load_data"),
+    "data.split.by": Change("group", "load_data", {"data.split": BY_TIME}),
+    "data.split.column": Change("sent", "load_data", {"data.split": BY_TIME}),
+    "data.split.validation_from": Change("2026-05-01", "load_data", {"data.split": BY_TIME}),
+    "data.split.test_from": Change("2026-05-01", "load_data", {"data.split": BY_TIME}),
+    "data.split.gap": Change("7d", "load_data", {"data.split": BY_TIME}),
     "data.delimiter": Change(";", "load_data"),
     "data.quoting": Change("none", "load_data"),
     "data.header": Change(["text", "label"], "load_data"),
@@ -265,12 +271,27 @@ FIELDS: dict[str, Change | Nothing] = {
 """Every field, in the order of the recipe."""
 
 
+def fields(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    """The dotted names of all fields, section by section."""
+    for name, field in model.model_fields.items():
+        section = next(sections(field.annotation), None)
+        yield from fields(section, f"{above}{name}.") if section else [f"{above}{name}"]
+
+
+def sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from sections(inner)
+
+
 def of_last_set(field: str, change: Change | Nothing) -> Change | Nothing:
     """The change of a field of `data` as that of the last set of a mixture."""
     values = spelt(base(), change.given)
     shared = {name: value for name, value in values["data"].items() if name not in ("source", "path")}
     both = {"source": values["data"]["source"], "path": values["data"]["path"]}
-    mix = [{**both, "name": "a"}, {**both, "name": "b"}]
+    sections = {name: value for name, value in shared.items() if isinstance(value, Mapping)}
+    mix = [{**both, "name": "a"}, {**both, "name": "b", **sections}]
     given = {name: value for name, value in change.given.items() if name.partition(".")[0] != "data"}
     value = ["words"] if field == "text" else change.value  # all sets have as many texts
     changed = change._replace(value=value, given={**given, "data": {**shared, "mix": mix}})
@@ -279,7 +300,7 @@ def of_last_set(field: str, change: Change | Nothing) -> Change | Nothing:
 
 FIELDS |= {
     f"data.mix.{name}": of_last_set(name, FIELDS[f"data.{name}"])
-    for name in MixedSet.model_fields
+    for name in fields(MixedSet)
     if f"data.{name}" in FIELDS
 }
 
@@ -341,20 +362,6 @@ OPTIONS: dict[str, dict[str, Change | Nothing]] = {
     },
 }
 """The options of each task type."""
-
-
-def fields(model: type[BaseModel], above: str = "") -> Iterator[str]:
-    """The dotted names of all fields, section by section."""
-    for name, field in model.model_fields.items():
-        section = next(sections(field.annotation), None)
-        yield from fields(section, f"{above}{name}.") if section else [f"{above}{name}"]
-
-
-def sections(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in get_args(annotation):
-        yield from sections(inner)
 
 
 class Parts(dict[str, str]):

@@ -126,6 +126,7 @@ def _cast_block(block: Block, wanted: SourceColumns, row_filter: Filter | None, 
         rows, numbers = rows.take(pa.array(places)), numbers[places]
     # A cast value is a label, not the index of one.
     names = () if wanted.labels is None or wanted.labels.source_name in wanted.data.cast else block.label_names
+    of_split = rows.column(wanted.split_column) if wanted.split_column is not None else None
     arrays = {column.name: to_stored_type(rows.column(column.source_name), column, names) for column in wanted.columns}
     slices = block.slices
     if slices and len(numbers) < len(block.numbers):
@@ -140,6 +141,7 @@ def _cast_block(block: Block, wanted: SourceColumns, row_filter: Filter | None, 
         remarks=remarks,
         slices=slices,
         label_names=names,
+        split_values=of_split,
     )
     return CastBlock(block, len(mask) - len(places))
 

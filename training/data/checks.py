@@ -20,9 +20,11 @@ from training.data.arrow_columns import flat_values, is_list, row_sums, rows_wit
 from training.data.duplicates import DuplicateTexts
 from training.data.label_indices import whole_number
 from training.data.mojibake import garbled_texts
-from training.data.readers import Block
+from training.data.readers import SPLITS, Block
+from training.data.row_groups import RowGroups
 from training.data.row_problems import RowProblems
 from training.data.row_statistics import MISSING_WORDS, SplitStatistics
+from training.data.row_times import RowTimes
 from training.recipe.source_columns import SourceColumns, StoredColumn
 
 if TYPE_CHECKING:
@@ -134,9 +136,10 @@ def no_rows(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) 
         return  # rows left out for a problem may have belonged here
     of_label = " of a known label" if statistics.labels else ""
     if not statistics.rows and statistics.held_out is not None:
+        drawn = "row" if statistics.wanted.split_column is None else "group"
         message = (
-            f"no row of train{of_label} fell into the {statistics.held_out:g} of them that are held out: give more "
-            f"rows, or raise data.{statistics.split}_size."
+            f"no {drawn} of train{of_label} fell into the {statistics.held_out:g} of them that are held out: give more "
+            f"{drawn}s, or raise data.{statistics.split}_size."
         )
         yield SplitProblem(f"data.{statistics.split}_size", message)
     elif not statistics.rows:
@@ -405,6 +408,24 @@ def shared_rows(statistics: SplitStatistics, places: Places, texts: DuplicateTex
             yield SplitProblem(str(later), message)
 
 
+def shared_groups(groups: RowGroups, wanted: SourceColumns) -> Iterator[SplitProblem]:
+    """Groups of data.split with rows in several of the splits that the source has: a model that knows a group scores
+    too high on its other rows."""
+    for split in SPLITS:
+        for other in groups.before(split):
+            if equal := groups.shared(other, split):
+                later, earlier = equal.first
+                rows = "1 row of {} is" if equal.count == 1 else f"{equal.count:,} rows of {{}} are"
+                count = groups.count_shared(other, split)
+                of_groups = "a group" if count == 1 else f"{count:,} groups"
+                message = (
+                    f"{rows.format(split)} of {of_groups} with rows in {other}, too (this one of {equal.text}, like "
+                    f"{earlier.relative_to(later, 'row')}): figures on them flatter the model; move each group into "
+                    f"one split, or leave {split} out of data.splits, so that groups are held out."
+                )
+                yield SplitProblem(str(later), message)
+
+
 def disjoint_labels(labels: Sequence[set[str]], names: Sequence[str]) -> Iterator[SplitProblem]:
     """Two sets of a mixture whose train rows have no label in common, as if each spelt the same labels in its way."""
     for index, found in enumerate(labels):
@@ -485,6 +506,13 @@ SPLIT_CHECKS: dict[str, SplitCheck] = {
 }
 """Each takes the statistics of a split, the index of each label as rows spell it, and the duplicates."""
 
+GroupCheck = Callable[[RowGroups, SourceColumns], Iterator[SplitProblem]]
+
+GROUP_CHECKS: dict[str, GroupCheck] = {
+    "shared_groups": shared_groups,
+}
+"""Each takes the groups of all splits."""
+
 SetCheck = Callable[[Sequence[set[str]], Sequence[str]], Iterator[SplitProblem]]
 
 SET_CHECKS: dict[str, SetCheck] = {
@@ -493,12 +521,15 @@ SET_CHECKS: dict[str, SetCheck] = {
 }
 """Each takes the labels in the train rows of each set of a mixture, and the names of the sets."""
 
-LEAVES_OUT = ("encoding", "ragged", "malformed", "type", *ROW_CHECKS, "unknown_label")
+LEAVES_OUT = ("encoding", "ragged", "malformed", "type", *ROW_CHECKS, "missing_time", "unknown_label")
 """The checks of unusable rows: unless the level is error, the rows are left out."""
 
 
-def usable_rows(block: Block, statistics: SplitStatistics, row_problems: RowProblems) -> Block:
-    """Returns the block without unusable rows; adds the problems that the reader and the row checks found."""
+def usable_rows(
+    block: Block, statistics: SplitStatistics, row_problems: RowProblems, times: RowTimes | None = None
+) -> Block:
+    """Returns the block without unusable rows; adds the problems that the reader and the row checks found. `times`
+    reads the time of each row, if rows are split by time."""
     for problem in block.row_problems:
         row_problems.add(block.where, problem.check, problem.description, [problem.row], problem.value)
     statistics.left_out += len(block.row_problems)
@@ -506,6 +537,8 @@ def usable_rows(block: Block, statistics: SplitStatistics, row_problems: RowProb
         row_problems.add(block.where, remark.check, remark.description, [remark.row], remark.value)
     found = ((check, *one) for check, find in ROW_CHECKS.items() for one in find(block.rows, statistics.wanted))
     block = _leave_out(block, found, statistics, row_problems)
+    if times is not None:
+        block = _leave_out(*times.read(block), statistics, row_problems)
     block = _leave_out(block, statistics.wanted.task_type.row_problems(block.rows), statistics, row_problems)
     for check, remark_on in ROW_REMARKS.items():
         for description, mask, example in remark_on(block.rows, statistics.wanted):

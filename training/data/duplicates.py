@@ -7,7 +7,7 @@ Two different texts among N have the same hash with a chance of N² / 2⁶⁵: o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,11 @@ def hash_rows(rows: pa.RecordBatch, inputs: Sequence[StoredColumn]) -> Hashes:
             "".join(f"{len(text)} {text} " for text in leading) + final
             for *leading, final in zip(*earlier, texts, strict=True)
         ]
+    return hash_texts(texts)
+
+
+def hash_texts(texts: Iterable[str]) -> Hashes:
+    """Returns a hash of each text, the same on every machine."""
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
     return np.frombuffer(digests, "<u8").astype(np.uint64)
 
@@ -82,15 +87,78 @@ class _Rows:
     count: int = 0
 
 
-class DuplicateTexts:
-    """The hashed texts of all splits. Examples in messages come from `folder`, with the rows of each split as Arrow."""
+class HashedRows:
+    """A hash of each row of all splits. Examples in messages come from `folder`, with the column `shown`, and that of
+    labels if there is one, of the rows of each split as Arrow."""
 
-    def __init__(self, wanted: SourceColumns, folder: Path) -> None:
-        self._inputs, self._labels, self._folder = wanted.inputs, wanted.labels, folder
-        self._rating = next((column for column in wanted.columns if column.is_label and column.form == "boolean"), None)
-        self._answers = [column for column in wanted.columns if column.target and column.form == "content"]
+    def __init__(self, folder: Path, shown: StoredColumn, labels: StoredColumn | None = None) -> None:
+        self._folder, self._shown, self._labels = folder, shown, labels
         self._splits: dict[str, _Rows] = {}
         self._sorted: dict[str, tuple[Hashes, Numbers]] = {}
+
+    def add(self, split: str, block: Block, hashes: Hashes) -> None:
+        """Adds the rows of a block."""
+        rows = self._splits.setdefault(split, _Rows())
+        rows.hashes.append(hashes)
+        rows.numbers.append(block.numbers)
+        if not rows.files or rows.files[-1][1] != block.where:
+            rows.files.append((rows.count, block.where))
+        rows.count += len(hashes)
+
+    def before(self, split: str) -> list[str]:
+        """Returns the splits that come before this one."""
+        return list(self._splits)[: list(self._splits).index(split)] if split in self._splits else []
+
+    def shared(self, earlier: str, later: str) -> Equal | None:
+        """Returns the rows of the later split whose hash is in the earlier one."""
+        earlier_hashes, earlier_order = self._sort_hashes(earlier)
+        hashes, order = self._sort_hashes(later)
+        if not len(earlier_hashes) or not len(hashes):
+            return None
+        nearest = np.minimum(np.searchsorted(earlier_hashes, hashes), len(earlier_hashes) - 1)
+        shared = np.flatnonzero(earlier_hashes[nearest] == hashes)
+        if not len(shared):
+            return None
+        first = shared[np.argmin(order[shared])]
+        return self._example(len(shared), later, order[first], earlier, earlier_order[nearest[first]])
+
+    def _sort_hashes(self, split: str) -> tuple[Hashes, Numbers]:
+        """Returns the split's hashes sorted, and their positions; equal ones in the order of their rows."""
+        if split not in self._sorted:
+            blocks = self._splits.get(split, _Rows()).hashes
+            hashes = np.concatenate(blocks) if blocks else np.zeros(0, np.uint64)
+            order = np.argsort(hashes, kind="stable")
+            self._sorted[split] = hashes[order], order
+        return self._sorted[split]
+
+    def _example(self, count: int, split: str, position: int, other: str, other_position: int) -> Equal:
+        places = self._place(split, int(position)), self._place(other, int(other_position))
+        return Equal(count, places, self._value_at(split, int(position), self._shown))
+
+    def _place(self, split: str, position: int) -> NamedRow:
+        rows = self._splits[split]
+        where = next(name for start, name in reversed(rows.files) if start <= position)
+        label = self._value_at(split, position, self._labels) if self._labels else ""
+        return NamedRow(where, int(_item_at(rows.numbers, position)), label)
+
+    def _value_at(self, split: str, position: int, column: StoredColumn) -> str:
+        with ipc_reader(self._folder / split) as reader:
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                if position < batch.num_rows:
+                    value = batch.column(column.name)[position].as_py()
+                    return repr(value) if column.form == "label" else shorten(value)
+                position -= batch.num_rows
+        raise IndexError(position)
+
+
+class DuplicateTexts(HashedRows):
+    """The hashed texts of all splits."""
+
+    def __init__(self, wanted: SourceColumns, folder: Path) -> None:
+        super().__init__(folder, wanted.inputs[0], wanted.labels)
+        self._rating = next((column for column in wanted.columns if column.is_label and column.form == "boolean"), None)
+        self._answers = [column for column in wanted.columns if column.target and column.form == "content"]
 
     def add(self, split: str, block: Block, hashes: Hashes) -> None:
         """Adds the rows of a block. None may miss a text or label."""
@@ -100,11 +168,7 @@ class DuplicateTexts:
         elif judgements := self._judgements(block.rows, hashes):
             rows.judged.append(judgements[0])
             rows.labels.append(judgements[1])
-        rows.hashes.append(hashes)
-        rows.numbers.append(block.numbers)
-        if not rows.files or rows.files[-1][1] != block.where:
-            rows.files.append((rows.count, block.where))
-        rows.count += len(hashes)
+        super().add(split, block, hashes)
 
     def _judgements(
         self, rows: pa.RecordBatch, prompts: Hashes
@@ -118,10 +182,6 @@ class DuplicateTexts:
             low, high = np.sort(answers, axis=0)
             return prompts * _ODD[0] + low * _ODD[1] + high, (answers[0] == low).astype(np.int32)
         return None
-
-    def before(self, split: str) -> list[str]:
-        """Returns the splits that come before this one."""
-        return list(self._splits)[: list(self._splits).index(split)] if split in self._splits else []
 
     def within(self, split: str) -> Equal | None:
         """Returns the rows whose text is in an earlier row of the split; of ratings and preferences, those that repeat
@@ -159,48 +219,6 @@ class DuplicateTexts:
         later = conflicting[np.argmin(order[conflicting])]
         count = len(np.unique(group[conflicting]))
         return self._example(count, split, order[later], split, order[starts[group[later]]])
-
-    def shared(self, earlier: str, later: str) -> Equal | None:
-        """Returns the rows of the later split whose text is in the earlier one."""
-        earlier_hashes, earlier_order = self._sort_hashes(earlier)
-        hashes, order = self._sort_hashes(later)
-        if not len(earlier_hashes) or not len(hashes):
-            return None
-        nearest = np.minimum(np.searchsorted(earlier_hashes, hashes), len(earlier_hashes) - 1)
-        shared = np.flatnonzero(earlier_hashes[nearest] == hashes)
-        if not len(shared):
-            return None
-        first = shared[np.argmin(order[shared])]
-        return self._example(len(shared), later, order[first], earlier, earlier_order[nearest[first]])
-
-    def _sort_hashes(self, split: str) -> tuple[Hashes, Numbers]:
-        """Returns the split's hashes sorted, and their positions; equal ones in the order of their rows."""
-        if split not in self._sorted:
-            blocks = self._splits.get(split, _Rows()).hashes
-            hashes = np.concatenate(blocks) if blocks else np.zeros(0, np.uint64)
-            order = np.argsort(hashes, kind="stable")
-            self._sorted[split] = hashes[order], order
-        return self._sorted[split]
-
-    def _example(self, count: int, split: str, position: int, other: str, other_position: int) -> Equal:
-        places = self._place(split, int(position)), self._place(other, int(other_position))
-        return Equal(count, places, self._value_at(split, int(position), self._inputs[0]))
-
-    def _place(self, split: str, position: int) -> NamedRow:
-        rows = self._splits[split]
-        where = next(name for start, name in reversed(rows.files) if start <= position)
-        label = self._value_at(split, position, self._labels) if self._labels else ""
-        return NamedRow(where, int(_item_at(rows.numbers, position)), label)
-
-    def _value_at(self, split: str, position: int, column: StoredColumn) -> str:
-        with ipc_reader(self._folder / split) as reader:
-            for number in range(reader.num_record_batches):
-                batch = reader.get_batch(number)
-                if position < batch.num_rows:
-                    value = batch.column(column.name)[position].as_py()
-                    return repr(value) if column.form == "label" else shorten(value)
-                position -= batch.num_rows
-        raise IndexError(position)
 
 
 def _hash_labels(labels: pa.Array) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -1,7 +1,8 @@
-"""Rows held out of train for splits that the source lacks, chosen by the hash of their text alone.
+"""Rows held out of train for splits that the source lacks, chosen by the hash of their text alone, or of their group
+(row_groups.py); those of a time are in row_times.py.
 
-Equal texts stay together, and a row stays in its split if others are added or reordered: the next run evaluates on the
-same rows.
+Equal texts or groups stay together, and a row stays in its split if others are added or reordered: the next run
+evaluates on the same rows.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def held_out_shares(data: Data, given: Container[str]) -> dict[str, float]:
-    """Returns the splits to cut from train, and their shares; `given` are those that the source has."""
+    """Returns the splits to cut from train, and their sizes: shares, or numbers of rows; `given` are those that the
+    source has."""
     sizes = {"validation": data.validation_size, "test": data.test_size}
-    return {split: size for split, size in sizes.items() if split not in given and size > 0}
+    held_out = ["validation", *(["test"] if data.holds_out_test else [])]
+    return {split: sizes[split] for split in held_out if split not in given}
 
 
 def split_masks(hashes: Hashes, shares: Mapping[str, float], rest: str) -> dict[str, Mask | None]:

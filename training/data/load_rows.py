@@ -10,12 +10,13 @@ The way of a row, here and in predictions (prediction_rows.py), from one file to
     casting.py                               the columns of the task type in its types, with arrow_columns.py;
                                              filtering.py: the rows that data.filter takes
     checks.py                                unusable rows are left out, each with its problem (row_problems.py)
-    holdout.py mixtures.py label_indices.py  the row's split, the index of its label, its place in a mixture
+    holdout.py row_groups.py row_times.py    the row's split: by its text, its group or its time
+    mixtures.py label_indices.py             its place in a mixture, the index of its label
     ipc_files.py                             the stored rows
 
 Two passes. The first reads each source once, checks its rows, holds rows out, and stores all on disk with labels as
 names. All labels are known then, so the second pass replaces each by its index. Memory: some blocks of rows, the
-distinct labels and text lengths, and some bytes a row to find equal texts.
+distinct labels and text lengths, and some bytes a row to find equal texts, groups and times.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import numpy as np
 import pyarrow as pa
 
 from training.data.casting import UNCODED_TYPES, CastBlock, cast_blocks
-from training.data.checks import ROW_CHECKS, SET_CHECKS, SPLIT_CHECKS, SplitProblem, usable_rows
+from training.data.checks import GROUP_CHECKS, ROW_CHECKS, SET_CHECKS, SPLIT_CHECKS, SplitProblem, usable_rows
 from training.data.duplicates import DuplicateTexts, Hashes, hash_rows
 from training.data.file_systems import display_name
 from training.data.holdout import held_out_shares, split_masks
@@ -42,8 +43,10 @@ from training.data.ipc_files import in_blocks, ipc_reader, ipc_writer
 from training.data.label_indices import has_unknown, in_order, label_indices, label_places, whole_number
 from training.data.mixtures import SetSize, describe_sets, mixed_counts, mixed_rows, passes
 from training.data.readers import SPLITS, Block, MissingColumns, Numbers, load_reader
+from training.data.row_groups import RowGroups, describe_groups
 from training.data.row_problems import RowProblems, level_of
 from training.data.row_statistics import SplitStatistics, joined, text_lengths, texts_of
+from training.data.row_times import RowTimes, TimeCut, WaitingRows, format_time
 from training.data.slice_columns import SliceColumns
 from training.data.sources import object_splits
 from training.jobs.protocol import Result
@@ -134,6 +137,7 @@ def load(
             problems = _limit_problems([*problems, *reading.problems_of_mixture(places, problems)])
             _require(problems)
     report = _report(reading.statistics_by_split, names, places, problems)
+    report |= reading.describe_splits()
     _write_json(out / "labels.json", names)
     _write_json(out / "slices.json", reading.slices.summary())
     _write_json(out / "log" / "report.json", report | ({"mixture": table} if table else {}))
@@ -194,11 +198,12 @@ class _Reading:
         self.row_problems = [RowProblems() for _ in self.sets]
         self.duplicate_texts = DuplicateTexts(self.wanted, self.folder)
         self.slices = SliceColumns(self.wanted, self.folder)
+        self._open_files = ExitStack()
+        self.groups = RowGroups(self.folder / "groups", self._open_files)
         self._parts: list[tuple[int, SplitStatistics]] = []
         self._batches: dict[str, list[int]] = {}
         """The set of each batch that was written, by split."""
         self._writers: dict[str, Any] = {}
-        self._open_files = ExitStack()
         self._rows_read, self._share_read = 0, 0.0
 
     def _about_all_sets(self, first: Data) -> Data:
@@ -222,6 +227,9 @@ class _Reading:
         statistics_of = {split: SplitStatistics(split, wanted)}
         statistics_of |= {other: SplitStatistics(other, wanted, size) for other, size in held_out.items()}
         self.slices.begin(split, [name for name in statistics_of if name != "train"], wanted, self.names[index])
+        by_time = wanted.data.split is not None and wanted.data.split.by == "time"
+        times = RowTimes(wanted) if by_time else None
+        waiting = WaitingRows(self.folder / "waiting") if times is not None and held_out else None
         blocks = load_reader(wanted.data.source)(wanted, split, self.sources[index], self.slices)
         with_rows = set[str]()
         try:
@@ -231,9 +239,20 @@ class _Reading:
                 if cast.filtered or cast.block.row_problems or cast.block.rows.num_rows:
                     with_rows.add(cast.block.where)
                 statistics_of[split].filtered += cast.filtered
-                block = usable_rows(cast.block, statistics_of[split], self.row_problems[index])
-                self._keep(index, block, statistics_of, held_out)
+                block = usable_rows(cast.block, statistics_of[split], self.row_problems[index], times)
+                if waiting is not None:
+                    waiting.add(block)
+                else:
+                    self._keep(index, block, statistics_of, held_out, times)
                 self._report_progress(cast, share)
+            if waiting is not None and times is not None:
+                all_times = np.concatenate([*waiting.times, np.zeros(0)])
+                cut = TimeCut.of(all_times, times.kind, wanted.data, held_out)
+                for block in waiting.blocks():
+                    self._keep(index, block, statistics_of, held_out, times, cut)
+                for name, part in statistics_of.items():
+                    part.held_out = None if name == split else part.rows / max(1, len(all_times))
+                statistics_of[split].in_gap = len(all_times) - sum(part.rows for part in statistics_of.values())
             if wanted.data.source in FORMATS and wanted.data.limit is None:
                 names = map(display_name, self.sources[index][split])
                 files = [f"{self.names[index]}: {name}" if self.names[index] else name for name in names]
@@ -241,7 +260,7 @@ class _Reading:
             self._parts += [(index, statistics) for statistics in statistics_of.values()]
         except UserError as error:
             if isinstance(error, MissingColumns):
-                self.row_problems[index].forget(error.files, ROW_CHECKS)
+                self.row_problems[index].forget(error.files, (*ROW_CHECKS, "missing_group", "missing_time"))
             self.source_problems += self.data.locate(error.problems, index)
         self._share_read += share
 
@@ -257,19 +276,35 @@ class _Reading:
         return (replace(block, where=f"{name}: {block.where}") for block in blocks) if name else blocks
 
     def _keep(
-        self, index: int, block: Block, statistics_of: Mapping[str, SplitStatistics], held_out: Mapping[str, float]
+        self,
+        index: int,
+        block: Block,
+        statistics_of: Mapping[str, SplitStatistics],
+        held_out: Mapping[str, float],
+        times: RowTimes | None,
+        cut: TimeCut | None = None,
     ) -> None:
-        hashes = hash_rows(block.rows, self.wanted.inputs)
-        for name, mask in split_masks(hashes, held_out, next(iter(statistics_of))).items():
+        """Stores the rows of a block in their splits: by the cut, or by the hashes of their texts or groups."""
+        hashes = drawn = hash_rows(block.rows, self.wanted.inputs)
+        wanted = self.sets[index]
+        by_group = wanted.split_column is not None and times is None
+        if by_group:
+            block, drawn = self.groups.draw(block, wanted, hashes, self.row_problems[index])
+        masks = split_masks(drawn, held_out, next(iter(statistics_of))) if cut is None else cut.masks(block)
+        for name, mask in masks.items():
             part = block if mask is None else block.filter(mask)
             statistics_of[name].add(part)
-            if (column := self.sets[index].labels) and len(statistics_of[name].labels) > MAX_LABELS:
+            if (column := wanted.labels) and len(statistics_of[name].labels) > MAX_LABELS:
                 message = (
                     f"column {column.source_name!r} has more than {MAX_LABELS} different values in the {name} "
                     "split: is it the column of labels?"
                 )
                 raise UserError.of("data", column.field, message)
             self.duplicate_texts.add(name, part, hashes if mask is None else hashes[mask])
+            if times is not None and times.kind is not None:
+                statistics_of[name].add_times(part.split_values.to_numpy(zero_copy_only=False), times.kind)
+            if by_group:
+                self.groups.add_block(name, part, drawn if mask is None else drawn[mask])
             self.slices.add(name, part)
             self._writers[name].write(part.rows)
             self._batches[name].append(index)
@@ -318,6 +353,8 @@ class _Reading:
         for statistics in self.statistics_by_split.values():
             for name, check in SPLIT_CHECKS.items():
                 problems += self._found(name, check(statistics, places, self.duplicate_texts))
+        for name, find in GROUP_CHECKS.items():
+            problems += self._found(name, find(self.groups, self.wanted))
         for name, compare in SET_CHECKS.items():
             problems += self._found(name, compare(self._labels_by_set(), self.names))
         return names, places, _limit_problems(problems)
@@ -330,6 +367,21 @@ class _Reading:
             for one in found
             if level != "ignore"
         ]
+
+    def describe_splits(self) -> dict[str, Any]:
+        """Returns the groups or times of each split for the report, if the recipe names a column for them."""
+        chosen = {one.data.split.by for one in self.sets if one.data.split is not None}
+        found: dict[str, Any] = {}
+        if "group" in chosen:
+            found |= describe_groups(self.groups, list(self.statistics_by_split))
+        if "time" in chosen:
+            spans = {split: one.times for split, one in self.statistics_by_split.items() if one.times is not None}
+            found["times"] = {
+                split: [format_time(first, kind), format_time(last, kind)]
+                for split, (first, last, kind) in spans.items()
+            }
+            found["in_gap"] = {split: one.in_gap for split, one in self.statistics_by_split.items()}
+        return {"split": found} if found else {}
 
     def _labels_by_set(self) -> list[set[str]]:
         """Returns the labels in the train rows of each set, held-out rows included."""

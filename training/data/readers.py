@@ -49,6 +49,8 @@ class Block:
     """The share of the file that has been read with this block, 0 to 1."""
     slices: Mapping[str, Any] = field(default_factory=dict)
     """The values of the columns that are read beside the others, as ExtraColumns returns them."""
+    split_values: Any = None
+    """The Arrow column of data.split; None if the recipe names none."""
     spelt: bool = False
     """Whether lists and objects are JSON texts rather than Arrow values."""
     remarks: tuple[RowProblem, ...] = ()
@@ -63,7 +65,10 @@ class Block:
         slices = {name: values.filter(rows) for name, values in self.slices.items()}
         numbers = self.numbers[mask]
         kept = self.rows.filter(rows) if self.rows.num_columns else self.rows
-        return replace(self, rows=kept, numbers=numbers, row_problems=(), remarks=(), slices=slices)
+        of_split = None if self.split_values is None else self.split_values.filter(rows)
+        return replace(
+            self, rows=kept, numbers=numbers, row_problems=(), remarks=(), slices=slices, split_values=of_split
+        )
 
 
 class ExtraColumns(Protocol):
@@ -130,7 +135,7 @@ def find_column_problems(wanted: SourceColumns, there: Sequence[str], where: str
             problems.append(Problem(kind="data", where="data.rename", message=message))
     new = {name for old, name in data.rename.items() if old not in there}
     for name in wanted.names:
-        field = wanted.by_source[name].field if name in wanted.by_source else "data.filter"
+        field = wanted.field_of(name)
         if renamed.count(name) > 1:
             message = f"{where} has {renamed.count(name)} columns called {name!r}: rename all but one."
             problems.append(Problem(kind="data", where=field, message=message))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from datetime import date
+from decimal import Decimal
 from itertools import islice
 from operator import index
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -153,6 +156,8 @@ def _read_values(
                 continue
             if form in NESTED:
                 value = _to_json(number, name, value)
+            elif name == wanted.of_any_type:
+                value = _spell(number, name, value)
             elif name in wanted.casts:
                 value = _cast(number, name, _to_python(value), wanted)
             else:
@@ -184,6 +189,26 @@ def _to_json(number: int, name: str, value: Any) -> str | RowProblem:
     except (TypeError, ValueError, RecursionError) as error:
         description = f"holds a value that JSON cannot write in column {name!r}"
         return RowProblem(number, "type", description, f": {type(error).__name__}: {error}")
+
+
+def _spell(number: int, name: str, value: Any) -> str | RowProblem | None:
+    """Returns a single value as text, and those of a list if they are equal, as the words of a sentence have it."""
+    if isinstance(value, list) and value and all(one == value[0] for one in value):
+        value = value[0]
+    if isinstance(value, np.datetime64):
+        value = None if np.isnat(value) else str(value)
+    elif isinstance(value, np.generic):
+        value = value.item()
+    if value is None or value != value:
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, str | int | float | Decimal | UUID):
+        return str(value)
+    description = f"holds {type(value).__name__} in column {name!r} where a single value belongs"
+    return RowProblem(number, "type", description, f": {shorten(value)}")
 
 
 def _cast(number: int, name: str, value: Any, wanted: SourceColumns) -> Any:

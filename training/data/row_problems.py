@@ -60,6 +60,10 @@ ADVICE = {
     "comment_lines": (
         "if such lines are comments, remove them; if they are words, set data.checks.comment_lines: ignore."
     ),
+    "missing_group": (
+        "each is a group of its own, by its text; fill it in, or, if that is right, set data.checks.missing_group: "
+        "ignore."
+    ),
     "garbled_text": (
         "write these rows anew from their source, or repair them, such as by the package ftfy; if they are meant so, "
         "set data.checks.garbled_text: ignore."

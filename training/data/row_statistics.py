@@ -15,6 +15,7 @@ from training.data.arrow_columns import flat_values, is_list, row_sums
 from training.data.ipc_files import Spread
 from training.data.label_indices import has_unknown
 from training.data.readers import Block
+from training.recipe.row_split import Kind
 from training.recipe.source_columns import SourceColumns, StoredColumn
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ class SplitStatistics:
     """The share of train, if the split is cut from it."""
     rows: int = 0
     filtered: int = 0
+    in_gap: int = 0
+    """Rows of train that are in no split, because they are too near to the next one by time."""
+    times: tuple[float, float, Kind] | None = None
+    """The first and the last time of the rows, and their kind."""
     left_out: int = 0
     without_rows: list[str] = field(default_factory=list)
     """The files that have no rows."""
@@ -71,6 +76,12 @@ class SplitStatistics:
                 if self.wanted.labels and self.wanted.labels.form == "label":
                     label = block.rows.column(self.wanted.labels.name)
                     self.repeats_text += pc.sum(pc.equal(block.rows.column(column.name), label)).as_py() or 0
+
+    def add_times(self, times: np.ndarray[Any, np.dtype[np.float64]], kind: Kind) -> None:
+        """Adds the times of rows that are kept."""
+        if len(times):
+            first, last, _ = self.times or (np.inf, -np.inf, kind)
+            self.times = min(first, float(times.min())), max(last, float(times.max())), kind
 
     def _count_labels(self, block: Block, column: pa.Array) -> None:
         labels = flat_values(column)
@@ -125,6 +136,7 @@ def joined(parts: Sequence[SplitStatistics], wanted: SourceColumns) -> SplitStat
     for part in parts:
         found.rows += part.rows
         found.filtered += part.filtered
+        found.in_gap += part.in_gap
         found.left_out += part.left_out
         found.without_rows += part.without_rows
         found.repeats_text += part.repeats_text
@@ -136,6 +148,9 @@ def joined(parts: Sequence[SplitStatistics], wanted: SourceColumns) -> SplitStat
         for key, (count, first) in part.missing_words.items():
             before, earlier = found.missing_words.get(key, (0, first))
             found.missing_words[key] = before + count, earlier
+    spans = [part.times for part in parts if part.times is not None]
+    if len({kind for _, _, kind in spans}) == 1:
+        found.times = min(first for first, _, _ in spans), max(last for _, last, _ in spans), spans[0][2]
     # Columns are compared by their role: sets may name them differently.
     for column in wanted.columns:
         numbers = {n for part in parts for other, n in part.only_number.items() if other.name == column.name}

@@ -145,7 +145,7 @@ class SliceColumns:
             self.leave_out(name, str(error))
         except UnicodeEncodeError:
             self.leave_out(name, "holds text that is not UTF-8")
-        except (OverflowError, pa.ArrowException):
+        except (OverflowError, TypeError, pa.ArrowException):
             self.leave_out(name, MIXED)
         else:
             return array
@@ -175,7 +175,7 @@ class SliceColumns:
         if not block.rows.num_rows or split not in self._splits:
             return
         rows, columns = block.rows.num_rows, self._columns[split]
-        given = {name: block.slices[name] for name in filter(self.reads, self._file_columns or ())}
+        given = {name: values for name, values in block.slices.items() if self.reads(name)}
         if self._dataset:
             given[DATASET] = pa.array([self._dataset] * rows, pa.string())
         given |= {name: pa.nulls(rows) for name in columns if name not in given}

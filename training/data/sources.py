@@ -43,7 +43,7 @@ def split_names(data: Data, evaluated: Collection[str] = ()) -> dict[str, str]:
     """Returns the name of each split at the Hub or for the callable: as in data.splits; else train, validation, and
     test if it is evaluated and not held out of train."""
     if data.splits is None:
-        test = ["test"] if "test" in evaluated and not data.test_size else []
+        test = ["test"] if "test" in evaluated and not data.holds_out_test else []
         return {split: split for split in ("train", "validation", *test)}
     return {split: name for split, name in data.splits.items() if isinstance(name, str)}
 

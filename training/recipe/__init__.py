@@ -1,6 +1,7 @@
 """The recipe: what the user writes, and how a file or mapping becomes one.
 
 fields.py data_fields.py            the sections, field by field; a mixture of sets of rows
+row_split.py                        the section data.split, with its times and durations
 field_types.py                      the types that fields share; fields by their dotted names
 tables/                             allowed names, one table a concept: metrics, optimizers, checks, …
 overrides.py                        values from a deployment file and from --set

@@ -26,6 +26,7 @@ from training.recipe.field_types import (
     SetName,
     Text,
 )
+from training.recipe.row_split import RowSplit
 from training.recipe.tables.formats import SOURCES
 from training.recipe.tables.row_checks import Level
 
@@ -60,11 +61,20 @@ class _Rows(Section):
     """The Hub split, or the file or files (of a textfolder the folder or folders), of train and optionally of
     validation and test (null: found by name; without such names, all files are train). Without a validation split, rows
     of train are held out."""
-    validation_size: float = Field(default=0.1, gt=0, lt=1)
+    validation_size: float = Field(default=0.1, gt=0, le=10**15)
     """Share of the train rows held out for validation if there is no validation split. A hash of the text chooses the
-    rows: equal texts stay together, and old rows stay in their split when rows are added."""
-    test_size: float = Field(default=0.0, ge=0, lt=1)
+    rows, unless `split` says otherwise: equal texts stay together, and old rows stay in their split when rows are
+    added. 1 or more is a number of rows, for `split.by: time` only."""
+    test_size: float = Field(default=0.0, ge=0, le=10**15)
     """Share of the train rows held out for test if there is no test split, chosen as for validation."""
+    split: Annotated[RowSplit | None, NotInKey("it is in the key if it is set")] = None
+    """The choice of the rows that are held out: by groups of rows, or by time (null: by rows)."""
+
+    @property
+    def holds_out_test(self) -> bool:
+        """Whether rows of train become test if the source has no such split."""
+        return self.test_size > 0 or (self.split is not None and self.split.test_from is not None)
+
     delimiter: Annotated[str | None, NotInKey("the delimiter of each file is in the key")] = Field(
         default=None, min_length=1, max_length=1
     )

@@ -101,9 +101,32 @@ class SourceColumns:
 
     @cached_property
     def names(self) -> list[str]:
-        """The columns to read, by their names in the source: the stored columns and the columns of data.filter."""
-        filtered = parse_filter(self.data.filter).columns if self.data.filter else ()
-        return list(dict.fromkeys([*self.by_source, *filtered]))
+        """The columns to read, by their names in the source: the stored columns, and those of data.filter and
+        data.split."""
+        return list(dict.fromkeys([*self.by_source, *self.filtered, *filter(None, [self.split_column])]))
+
+    @cached_property
+    def filtered(self) -> tuple[str, ...]:
+        """The columns of data.filter."""
+        return parse_filter(self.data.filter).columns if self.data.filter else ()
+
+    @property
+    def split_column(self) -> str | None:
+        """The column by which rows are held out; None if they are by their texts."""
+        split = self.data.split
+        return None if split is None or split.by == "rows" else split.column
+
+    @cached_property
+    def of_any_type(self) -> str | None:
+        """The column of data.split, if it is only read for that: its values may be of several types."""
+        name = self.split_column
+        return None if name in (*self.by_source, *self.filtered, *self.data.cast) else name
+
+    def field_of(self, name: str) -> str:
+        """The recipe field that names a column to read."""
+        if name in self.by_source:
+            return self.by_source[name].field
+        return "data.filter" if name in self.filtered else "data.split.column"
 
     @cached_property
     def source_names(self) -> dict[str, str]:
@@ -129,7 +152,7 @@ class SourceColumns:
         return self.data.cast.get(source_name, usual)
 
     def form_of(self, source_name: str) -> Form | None:
-        """The form of a column; None for one that only data.filter reads."""
+        """The form of a column; None for one that only data.filter or data.split reads."""
         return self.by_source[source_name].form if source_name in self.by_source else None
 
 

@@ -10,6 +10,7 @@ from training.problems import nearest
 from training.recipe.credentials import find_secret, variables_for
 from training.recipe.data_fields import MIX, OF_MIXTURE, set_names
 from training.recipe.filters import parse_filter
+from training.recipe.row_split import parse_gap, parse_time
 from training.recipe.rules.column_rules import (
     columns_of,
     labels_are_named,
@@ -112,10 +113,75 @@ def _splits(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
             yield f"data.splits.{name}", f"{value} is for files only; with `source: {source}`, name one split."
 
 
+def holds_out_test(written: WrittenRecipe) -> bool:
+    """Whether rows of train become test if the source has no such split."""
+    by_time = written["data.split"] is not None and written["data.split.test_from"] is not None
+    return by_time or bool(written["data.test_size"])
+
+
+def _split(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    """The fields of data.split fit its `by`."""
+    if written["data.split"] is None:
+        return
+    by, column = written["data.split.by"], written["data.split.column"]
+    if by == "rows" and column is not None:
+        yield "data.split.column", f"{column!r} has no effect with `by: rows`: leave it out, or set data.split.by."
+    elif by != "rows" and column is None:
+        yield "data.split.column", f"is missing: name the column with the {by} of each row."
+    elif any(one.source_name == column and one.is_label for one in columns_of(written)):
+        message = f"{column!r} is the column of labels, and no label would be in two splits: name another column."
+        yield "data.split.column", message
+    for name in ("validation_from", "test_from", "gap"):
+        where = f"data.split.{name}"
+        value = written[where]
+        if value is not None and by != "time":
+            yield where, f"{value!r} has no effect with `by: {by}`: leave it out, or set data.split.by: time."
+        elif value is not None:
+            try:
+                parse_gap(value) if name == "gap" else parse_time(value)
+            except ValueError as error:
+                yield where, str(error)
+
+
+def _split_times(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    """Validation begins before test, and a split begins either at a time or by its size."""
+    if written["data.split"] is None or written["data.split.by"] != "time":
+        return
+    starts = {name: written[f"data.split.{name}_from"] for name in ("validation", "test")}
+    for name, value in starts.items():
+        size, default = written[f"data.{name}_size"], written.fields("data")[f"{name}_size"].get_default()
+        if value is not None and size != default:
+            yield f"data.split.{name}_from", f"{str(value)!r} contradicts data.{name}_size, {size:g}: leave one out."
+    if None not in starts.values():
+        validation, test = (parse_time(value) for value in starts.values())
+        if "number" in (validation.kind, test.kind) and validation.kind != test.kind:
+            message = (
+                f"{starts['test']} and validation_from, {starts['validation']}, are not both times: write them alike."
+            )
+            yield "data.split.test_from", message
+        elif test.value <= validation.value:
+            message = f"{starts['test']} is not after validation_from, {starts['validation']}: test follows validation."
+            yield "data.split.test_from", message
+
+
 def _held_out(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
-    validation, test = written["data.validation_size"], written["data.test_size"]
-    if validation + test >= 1:
-        message = f"{test:g} is out of range: with validation_size {validation:g} it leaves no rows to train on"
+    sizes = {name: written[f"data.{name}_size"] for name in ("validation", "test")}
+    by = "rows" if written["data.split"] is None else written["data.split.by"]
+    counts = [name for name, size in sizes.items() if size >= 1]
+    for name in counts:
+        if by != "time":
+            message = (
+                f"{sizes[name]:g} is out of range: it must be below 1. Rows are held out by a hash, and a number of "
+                "them would move when rows are added; for the newest rows, set data.split.by: time."
+            )
+            yield f"data.{name}_size", message
+        elif not float(sizes[name]).is_integer():
+            yield f"data.{name}_size", f"{sizes[name]:g} is no whole number of rows: a share of them is below 1."
+    if not counts and sizes["validation"] + sizes["test"] >= 1:
+        message = (
+            f"{sizes['test']:g} is out of range: with validation_size {sizes['validation']:g} it leaves no rows to "
+        )
+        message += "train on"
         yield "data.test_size", f"{message}; together they must be below 1."
 
 
@@ -165,6 +231,7 @@ def _renamed(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         yield "data.rename", f"{old} are both renamed to {name!r}: use each name once."
     used = [(column.field, column.source_name) for column in columns_of(written)]
     used += [(f"data.cast.{name}", name) for name in written["data.cast"]]
+    used += [("data.split.column", written["data.split.column"])] if written["data.split"] else []
     for where, name in used:
         if name in rename and name not in new:
             yield where, f"{name!r} is renamed to {rename[name]!r} (data.rename): use that name."
@@ -224,6 +291,8 @@ DATA_RULES: tuple[Rule, ...] = (
     _label_separator,
     labels_are_named,
     _splits,
+    _split,
+    _split_times,
     _held_out,
     _checks,
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.problems import nearest
 from training.recipe.rules.column_rules import task_type_of
+from training.recipe.rules.data_rules import holds_out_test
 from training.recipe.rules.rule import MODULE_AND_NAME, Rule, WrittenRecipe
 from training.recipe.rules.slice_rules import LABEL, slice_of, slices_of_any_rows
 from training.recipe.tables.exports import OUTPUTS
@@ -30,7 +31,7 @@ def _evaluated_splits(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     existing = (
         splits is None
         or bool(written["data.mix"])
-        or {"validation", *splits, *(["test"] if written["data.test_size"] else [])}
+        or {"validation", *splits, *(["test"] if holds_out_test(written) else [])}
     )
     for index, name in enumerate(evaluated):
         if existing is not True and name not in existing:
@@ -43,7 +44,7 @@ def _evaluated_splits(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 def absent_splits(evaluated: Iterable[str], source_splits: Iterable[str], data: Data) -> Iterator[tuple[str, str]]:
     """Yields the recipe field of each evaluated split without rows, with the reason, given the source's splits (of a
     mixture: those of any set)."""
-    held_out = {"validation"} | ({"test"} if any(one.test_size for one in data.sets) else set())
+    held_out = {"validation"} | ({"test"} if any(one.holds_out_test for one in data.sets) else set())
     existing = [split for split in ("train", "validation", "test") if split in {*source_splits} | held_out]
     for index, name in enumerate(evaluated):
         if name not in existing:

@@ -39,6 +39,9 @@ LEVELS: dict[str, Level] = {
     "duplicates": "warning",
     "conflicting_labels": "warning",
     "shared_rows": "warning",
+    "missing_time": "error",  # rows without a value in the column of data.split, by: time
+    "missing_group": "warning",  # rows without a value in the column of data.split, by: group
+    "shared_groups": "warning",
     # Found between the sets of a mixture:
     "disjoint_labels": "error",
     "different_labels": "warning",
