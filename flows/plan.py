@@ -12,6 +12,7 @@ from tasks.jobs.hardware import visible_gpus
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.fit import engine_for, launch_early
 from tasks.stages.preflight.model_check import CheckedModel, require_model
+from tasks.tracking.connection import MlflowFailed, read_aliases
 from tasks.tracking.mlflow_run import deliver_earlier_runs
 from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe, Sweep
@@ -72,25 +73,35 @@ def launch_training_early(recipe: Recipe, planner: Planner, lock: Lock) -> None:
 def find_unchanged_run(recipe: str, rows: list[PlannedStage]) -> dict[str, Any] | None:
     """Returns the result of the last completed run if a new one would repeat it, else None.
 
-    The key of `resolve` is ignored: it contains the whole recipe, and the other keys contain the parts that matter. The
-    result has no alias, because a person may have moved it since.
+    The key of `resolve` is ignored: it contains the whole recipe, and the other keys contain the parts that matter.
     """
     last = History(recipe).last_completed()
     if last is None or any(row.state == "will run" for row in rows) or _stage_keys(last) != _planned_keys(rows):
         return None
-    return {**last, "model": {**last["model"], "alias": None}}
+    return last
 
 
-def build_cached_result(last: dict[str, Any]) -> dict[str, Any]:
-    """Builds the result of a run that repeats the run `last`. Delivers what MLflow and the shared store still lack of
-    other runs."""
+def build_cached_result(recipe: Recipe, last: dict[str, Any]) -> dict[str, Any]:
+    """Builds the result of a run that repeats the run `last`, with the alias that its version has now. Delivers what
+    MLflow and the shared store still lack of other runs."""
     remote = open_remote()
     remote.deliver_earlier()
     trouble, warnings = deliver_earlier_runs(), remote.end_run(wait=True)
     if trouble:
         warnings.append(f"MLflow has not everything yet ({trouble}).")
+    alias = None
+    if last["model"]["registered"]:
+        name, _, number = last["model"]["registered"].partition("/")
+        try:
+            aliases = read_aliases(name)
+        except MlflowFailed as error:
+            aliases = {}
+            warnings.append(f"Whether version {number} is the {recipe.release.champion} now is unknown: {error}")
+        usual = (recipe.release.champion, recipe.release.challenger)
+        alias = next((one for one in (*usual, *sorted(aliases)) if aliases.get(one) == number), None)
     return {
         **last,
+        "model": {**last["model"], "alias": alias},
         "stages": [{**stage, "state": "cached", "seconds": 0.0} for stage in last["stages"]],
         "warnings": warnings,
     }

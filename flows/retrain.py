@@ -75,7 +75,7 @@ def _retrain(caller: Caller, recipe: Recipe, reason: str | None) -> dict[str, An
         with early_launches():
             launch_training_early(recipe, planner, lock)
             return fine_tune(caller, recipe, changes=changes, extra=extra)
-    result = build_cached_result(last)
+    result = build_cached_result(recipe, last)
     result |= extra | {"warnings": [*warnings, *result["warnings"]]}
     caller.send(result)
     registered = result["model"]["registered"]

@@ -6,6 +6,7 @@ The process manager (tasks/services/process_manager.py) runs them; tasks/service
     <home>/services/state.json              which services run, and where (ServicesState)
     <home>/services/prefect.password        the passwords of the servers of this home, mode 0600
     <home>/services/mlflow.password
+    <home>/services/served/PID.json         the model that a process of `finetune serve` serves (Serving)
 
 Every request to a server of this home needs its password: any local user, and any web page in a browser of this
 machine, can connect to a port on loopback. Each server knows its own password alone: Prefect's lets run commands.
@@ -32,6 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tasks.home import create_secret, home, home_path
 from tasks.locks import FlockManager, is_held
 from tasks.loopback import another_user_listens, check_listener
+from training.jobs.processes import start_ticks
 from training.jobs.protocol import write_atomically
 
 PREFECT, MLFLOW, WORKER, SERVE = "prefect", "mlflow", "worker", "serve"
@@ -122,6 +124,43 @@ def services_folder() -> Path:
     folder = home() / "services"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
+
+
+class Serving(BaseModel):
+    """A model that a process of `finetune serve` serves."""
+
+    model_config = ConfigDict(frozen=True)
+
+    pid: int = Field(default_factory=os.getpid)
+    host: str = Field(default_factory=socket.gethostname)
+    ticks: int = Field(default_factory=lambda: start_ticks(os.getpid()))
+    """Start of the process, in clock ticks since boot."""
+    model: str
+    """As the command named it."""
+    address: str
+
+
+def announce_serving(model: str, address: str) -> None:
+    """Records for `finetune status` that this process serves the model, until it ends."""
+    (services_folder() / "served").mkdir(exist_ok=True)
+    serving = Serving(model=model, address=address)
+    write_atomically(services_folder() / "served" / f"{serving.pid}.json", serving.model_dump_json().encode())
+
+
+def list_serving() -> list[Serving]:
+    """Lists the models that `finetune serve` serves from this home and machine. Deletes the records of processes that
+    have ended."""
+    found = []
+    for file in sorted((home_path() / "services" / "served").glob("*.json")):
+        with contextlib.suppress(OSError, ValidationError):
+            serving = Serving.model_validate_json(file.read_bytes())
+            if serving.host != socket.gethostname():
+                continue
+            if start_ticks(serving.pid) == serving.ticks:
+                found.append(serving)
+            else:
+                file.unlink()
+    return found
 
 
 def read_running() -> ServicesState | None:

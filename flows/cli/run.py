@@ -94,8 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"Nothing changed since flow run {last['flow_run_id']}.")
     for text in metric_lines(last["metrics"]) if arguments.quiet else ():
         print(text)
-    _print_outcome(recipe, last)
-    result = build_cached_result(last)
+    result = build_cached_result(recipe, last)
+    _print_outcome(recipe, result, "Verdict of that run")
     _print_warnings(result)
     write_json(out, result)
     return COMPLETED
@@ -105,7 +105,11 @@ def _print_result(recipe: Recipe, result: dict[str, Any], out: Path | None, requ
     """Prints the outcome of a run and writes the file of --json; returns the exit code."""
     write_json(out, result)
     if result["state"] == "completed":
-        code = _print_outcome(recipe, result, require_promotion)
+        _print_outcome(recipe, result)
+        code = COMPLETED
+        if require_promotion and result["model"]["alias"] != recipe.release.champion:
+            print("Exit code 1: the model was not promoted, and --require-promotion is set.", file=sys.stderr)
+            code = FAILED
     else:
         code = print_failure(result)
         hints = {
@@ -119,30 +123,27 @@ def _print_result(recipe: Recipe, result: dict[str, Any], out: Path | None, requ
     return code
 
 
-def _print_outcome(recipe: Recipe, result: dict[str, Any], require_promotion: bool = False) -> int:
-    """Prints the verdict, the model and the command to use it; returns the exit code."""
-    model, verdict = result["model"], Verdict.model_validate(result["verdict"])
-    print(*verdict_lines(verdict), sep="\n")
+def _print_outcome(recipe: Recipe, result: dict[str, Any], head: str = "Verdict") -> None:
+    """Prints the verdict behind `head`, the model, and the commands that use it."""
+    model = result["model"]
+    print(*verdict_lines(Verdict.model_validate(result["verdict"]), head), sep="\n")
     print(f"Model: {model['path']}")
     for line in export_lines(result.get("exports", {})):
         print(line)
     if model["registered"]:
         name, _, version = model["registered"].partition("/")
-        print(f"Registered: {name} version {version}{', ' + model['alias'] if model['alias'] else ''}")
-
-        # `finetune predict NAME` takes the champion.
-        suffix = {"champion": "", None: f"/{version}"}.get(model["alias"], f"@{model['alias']}")
-        print(f"Ask it:     finetune predict {name}{suffix} {format_example_arguments(recipe)}")
-        if verdict.decision == "keep":
-            print(f"The {recipe.release.champion} stays. To take this version: finetune promote {name} {version}")
+        alias, champion = model["alias"], recipe.release.champion
+        print(f"Registered: {name} version {version}{f', {alias}' if alias else ''}")
+        named = name if alias == champion else f"{name}@{alias}" if alias else f"{name}/{version}"
+        task = f" --task {recipe.task}" if ":" in recipe.task else ""
+        print(f"Next:\n  finetune predict {named} {format_example_arguments(recipe)}")
+        print(f"  finetune serve   {named}{task}")
+        if alias != champion:
+            print(f"  finetune promote {name} {version}    # makes it the {champion}")
     elif recipe.release.registry is None:
         print("Register it: set release.registry in the recipe.")
     if model.get("published"):
         print(f"Published: {model['published']}")
-    if require_promotion and model["alias"] != recipe.release.champion:
-        print("Exit code 1: the model was not promoted, and --require-promotion is set.", file=sys.stderr)
-        return FAILED
-    return COMPLETED
 
 
 def _print_warnings(result: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from flows.cli.shared import COMPLETED, add_version_arguments
-from tasks.servers import SERVE_PORT
+from tasks.servers import SERVE_PORT, announce_serving
 from tasks.serving.server import ServeOptions
 from tasks.serving.server import serve as run_server
 from training.problems import Problem, UserError
@@ -67,12 +67,15 @@ def serve(arguments: argparse.Namespace) -> int:
         record_share=arguments.record_share,
         record_rows=arguments.record_rows,
     )
-    run_server(options, _print_address)
+
+    def show_address(address: str, command: str) -> None:
+        announce_serving(arguments.model, address)
+        print(
+            f"It is served at {address}, with a page about its API. Ctrl-C stops it. Ask it:\n\n{command}\n", flush=True
+        )
+
+    run_server(options, show_address)
     return COMPLETED
-
-
-def _print_address(address: str, command: str) -> None:
-    print(f"It is served at {address}, with a page about its API. Ctrl-C stops it. Ask it:\n\n{command}\n", flush=True)
 
 
 def _find_problems(arguments: argparse.Namespace) -> list[Problem]:

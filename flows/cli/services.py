@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 
 from flows.cli.shared import COMPLETED, FAILED
 from flows.reports.tables import align, terminal_width, wrap
@@ -89,14 +90,16 @@ def add_status_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Show which servers of `finetune up` run, and where.
+    """Show which servers of `finetune up` run, and which models `finetune serve` serves, and where.
 
-    With --env, prints the environment variables that connect a shell to the servers; with --password, the login.
+    With --env, prints the environment variables that connect a shell to the servers; with --password, the login. The
+    exit code is 0 if all servers of `finetune up` answer.
     """
     state = servers.read_running()
+    served = [(f"serve {one.model}", one.address, servers.is_healthy(one.address)) for one in servers.list_serving()]
     if state is None:
         if not arguments.env:
-            print("Nothing of `finetune up` runs over this home.")
+            print(*_format_status(served), "Nothing of `finetune up` runs over this home.", sep="\n")
         return FAILED
     if not state.here:
         print(f"`finetune up` of this home runs {state.place}: run this command there.", file=sys.stderr)
@@ -108,9 +111,12 @@ def status(arguments: argparse.Namespace) -> int:
         print(*(f"export {name}={shlex.quote(value)}" for name, value in state.environment.items()), sep="\n")
         return COMPLETED
     rows = lifecycle.status(state)
-    lines = [[name, place, "answers" if answers else "does not answer"] for name, place, answers in rows]
-    print(*align(lines), sep="\n")
+    print(*_format_status([*rows, *served]), sep="\n")
     return COMPLETED if all(answers for _, _, answers in rows) else FAILED
+
+
+def _format_status(rows: Sequence[tuple[str, str, bool]]) -> list[str]:
+    return align([[name, place, "answers" if answers else "does not answer"] for name, place, answers in rows])
 
 
 def down(arguments: argparse.Namespace) -> int:

@@ -147,9 +147,9 @@ def metric_lines(metrics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list
     ]
 
 
-def verdict_lines(verdict: Verdict) -> list[str]:
-    """Formats the decision, its reason, the bounds, the comparison with the champion, and warnings."""
-    lines = [f"Verdict: {verdict.decision}", f"  {verdict.reason}"]
+def verdict_lines(verdict: Verdict, head: str = "Verdict") -> list[str]:
+    """Formats the decision behind `head`, its reason, the bounds, the comparison with the champion, and warnings."""
+    lines = [f"{head}: {verdict.decision}", f"  {verdict.reason}"]
     for table in (tabulate_checks(verdict), tabulate_comparison(verdict), tabulate_answers(verdict)):
         if table:
             rows = align([list(table[0]), *(list(row.values()) for row in table[:MAX_CHECKS])])

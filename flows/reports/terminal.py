@@ -97,10 +97,10 @@ class Terminal(Listener):
             self._note(text)
 
     def _format_bar(self, event: Progress, width: int = 1000) -> str:
-        """`██████░░░░ 280/560  loss 0.754  927 rows/s  16 s left, until 14:05` within `width` columns."""
+        """`██████░░░░ 280/560  train loss 0.754  927 rows/s  16 s left, until 14:05` within `width` columns."""
         done, total = event["done"], event["total"]
         text = f" {done:,}/{total:,}" + (f" {event['unit']}" if "unit" in event else "")
-        text += f"  loss {event['loss']:.3f}" if event.get("loss") is not None else ""
+        text += f"  train loss {event['loss']:.3f}" if event.get("loss") is not None else ""
         text += f"  {event['samples_per_second']:,.0f} rows/s" if "samples_per_second" in event else ""
         if (left_s := self._pace.left_s(done, total)) is not None:
             end = time.localtime(time.time() + left_s)

@@ -151,7 +151,7 @@ class PrefectProgress(Listener):
 
 
 def _build_bar(stage: str, event: Progress, left_s: float | None) -> Bar:
-    """`step 280 of 560, loss 0.754, 927 rows/s, ends about 14:05 UTC`"""
+    """`step 280 of 560, train loss 0.754, 927 rows/s, ends about 14:05 UTC`"""
     done, total = event["done"], event["total"]
     if "unit" in event:
         parts = [f"{done:,} of {total:,} {event['unit']}"]
@@ -160,7 +160,7 @@ def _build_bar(stage: str, event: Progress, left_s: float | None) -> Bar:
     if event.get("phase") == "evaluate":
         parts.append("evaluating")
     if event.get("loss") is not None:
-        parts.append(f"loss {event['loss']:.3f}")
+        parts.append(f"train loss {event['loss']:.3f}")
     if "samples_per_second" in event:
         parts.append(f"{event['samples_per_second']:,.0f} rows/s")
     if left_s is not None:

@@ -71,7 +71,7 @@ def _summarize_tokens(result: TokenizeResult) -> str:
 
 
 def _summarize_training(result: FitResult) -> str:
-    return f"{result.steps:,} steps, {result.train_samples_per_second:.0f} rows/s, loss {result.train_loss:.3f}"
+    return f"{result.steps:,} steps, {result.train_samples_per_second:.0f} rows/s, train loss {result.train_loss:.3f}"
 
 
 def _summarize_comparison(result: Comparison) -> str:
@@ -130,12 +130,17 @@ MONITORING_STAGES = {
 STAGES_WITH_REPORT = tuple(name for name, entry in STAGES.items() if entry.has_report)
 
 
+_EVALUATED = {"eval_loss": "validation loss"}
+
+
 def format_evaluation(event: Points) -> str | None:
-    """`step 280: loss 0.7535, accuracy 0.7745`; None if the metrics are not of an evaluation."""
+    """`step 280: validation loss 0.7535, accuracy 0.7745`; None if the metrics are not of an evaluation."""
     found = {name: value for name, value in event["values"].items() if not name.endswith(("_second", "_runtime"))}
     if not any(name.startswith("eval_") for name in found):
         return None
-    listed = ", ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in found.items())
+    listed = ", ".join(
+        f"{_EVALUATED.get(name, name.removeprefix('eval_'))} {value:.4g}" for name, value in found.items()
+    )
     return f"step {event['step']}: {listed}"
 
 

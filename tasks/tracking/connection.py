@@ -291,6 +291,19 @@ def list_registered(client: MlflowClient) -> set[str]:
     return {f"{version.name}/{version.version}" for version in search_all(client.search_model_versions)}
 
 
+def read_aliases(model: str) -> dict[str, str]:
+    """The version of each alias of a registered model; empty if it is not registered. Raises MlflowFailed."""
+    if registry_place() == "home":  # the import of MLflow's client takes seconds
+        if not _database_file().exists():
+            return {}
+        query = "SELECT alias, version FROM registered_model_aliases WHERE name = ?"
+        with contextlib.closing(sqlite3.connect(_database_file(), timeout=60)) as connection:
+            return {alias: str(version) for alias, version in connection.execute(query, (model,))}
+    with mlflow_errors():
+        found = connect().search_registered_models(f"name = '{model}'")
+    return {alias: str(version) for one in found if one.name == model for alias, version in one.aliases.items()}
+
+
 def run_url(run_id: str | None) -> str | None:
     """The address of an MLflow run's page; None without a run or a server."""
     return _url(f"runs/{run_id}") if run_id else None

@@ -130,9 +130,18 @@ def test_a_noisy_retrain_is_kept_for_a_reason_and_a_better_model_is_promoted(
     assert "Nothing changed" in printed and better["verdict"]["reason"] in printed
     unchanged = json.loads(out.read_text())
     assert unchanged["verdict"] == better["verdict"]
-    # Its alias is not looked up, so none is printed; --require-promotion looks it up in MLflow.
-    assert "Registered: small version 1\n" in printed and unchanged["model"]["alias"] is None
+    # Its alias is the present one, also after a move by hand.
+    assert "Verdict of that run: promote" in printed and unchanged["model"]["alias"] == "champion"
+    assert printed.endswith(
+        'version 1, champion\nNext:\n  finetune predict small "some text"\n  finetune serve   small\n'
+    )
     assert main(["rollback", "small"]) == 0
+    capsys.readouterr()
+    assert main(["run", str(finished.file), "--json", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "Registered: small version 1\nNext:\n" in printed and "  finetune serve   small/1\n" in printed
+    assert printed.endswith("  finetune promote small 1    # makes it the champion\n")
+    assert json.loads(out.read_text())["model"]["alias"] is None
     run = finetune(home, "run", str(finished.file), "--require-promotion", **server)
     assert run.returncode == 1 and "the model was not promoted" in run.stderr, run.stderr
     assert "was champion until" in run.stderr and aliases() == {"champion": 2}

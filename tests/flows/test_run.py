@@ -28,7 +28,7 @@ from tasks.cache.stage import Listener
 from tasks.home import home as create_home
 from tasks.prefect import flow_runs
 from tasks.tracking import run_tracker
-from tasks.tracking.connection import MlflowFailed
+from tasks.tracking.connection import MlflowFailed, connect
 from tasks.tracking.outbox import OUTBOX
 from tests.flows.forked import code_with_forked_programs, finetune
 from tests.flows.small import FinishedRun, command, environment, states, write_project
@@ -147,11 +147,38 @@ def test_a_second_run_reports_that_nothing_changed_without_unneeded_imports(
     assert "Nothing changed" in run.stdout
     assert run.stderr.split() == []
     assert set(states(tmp_path / "out.json").values()) == {"cached"}
-    # A person may have moved the alias since; to ask the registry would take longer than all else.
+    # The alias is read from the home's database without MLflow.
     # The home is a copy of the one that trained: the path is where the model is now.
     path = finished.home / "artifacts" / finished.result["model"]["path"].partition("/artifacts/")[2]
     model = json.loads((tmp_path / "out.json").read_text())["model"]
-    assert model == {**finished.result["model"], "path": str(path), "alias": None}
+    assert model == {**finished.result["model"], "path": str(path), "alias": "champion"}
+
+
+def test_an_unchanged_run_ends_with_the_alias_of_now_and_the_next_commands(
+    finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FINETUNE_HOME", str(shutil.copytree(finished.home, tmp_path / "home", symlinks=True)))
+    client = connect()
+    client.delete_registered_model_alias("small", "champion")
+    client.set_registered_model_alias("small", "challenger", "1")
+    assert main(["run", str(finished.file)]) == 0
+    printed = capsys.readouterr().out
+    assert "Verdict of that run: promote\n" in printed
+    assert printed.partition("Registered: ")[2].splitlines() == [
+        "small version 1, challenger",
+        "Next:",
+        '  finetune predict small@challenger "some text"',
+        "  finetune serve   small@challenger",
+        "  finetune promote small 1    # makes it the champion",
+    ]
+    client.set_registered_model_alias("small", "champion", "1")
+    assert main(["run", str(finished.file)]) == 0
+    assert capsys.readouterr().out.partition("Registered: ")[2].splitlines() == [
+        "small version 1, champion",
+        "Next:",
+        '  finetune predict small "some text"',
+        "  finetune serve   small",
+    ]
 
 
 def test_a_forced_stage_and_one_of_new_rows_run_and_what_reads_nothing_new_is_cached(

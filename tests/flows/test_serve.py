@@ -136,6 +136,16 @@ def test_an_answer_has_the_form_and_the_counts_of_openais_api(api: openai.OpenAI
     assert (cut.choices[0].message.content, cut.choices[0].finish_reason) == ("two three four ", "stop")
 
 
+def test_status_lists_a_server_until_it_ends(counter_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Server(counter_home, "counter@champion") as server:
+        assert main(["status"]) == 1
+        lines = capsys.readouterr().out.splitlines()
+        assert f"serve counter@champion  {server.url}  answers" in lines
+        assert lines[-1] == "Nothing of `finetune up` runs over this home."
+    assert main(["status"]) == 1
+    assert server.url not in capsys.readouterr().out
+
+
 def test_the_printed_command_asks_the_model(counter: Server) -> None:
     command = counter.printed.partition("Ask it:")[2].strip()
     answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout

@@ -24,7 +24,7 @@ def test_progress_shows_rows_a_second_and_until_when_it_goes_on(monkeypatch: pyt
     for done in (1, 2):
         event = {"kind": "progress", "done": done, "total": 4, "loss": 0.5, "samples_per_second": 1391.25}
         shown.stage_events("fit", [event])
-    assert re.search(r"2/4  loss 0.500  1,391 rows/s  0 s left, until \d\d:\d\d\n$", err.getvalue())
+    assert re.search(r"2/4  train loss 0.500  1,391 rows/s  0 s left, until \d\d:\d\d\n$", err.getvalue())
 
 
 AT_WORK = """
@@ -57,7 +57,7 @@ def test_a_terminal_shows_all_stages_and_is_left_as_it_was_when_the_run_is_inter
     frames, _, left = written.rpartition("\x1b[?25h")  # the cursor, shown again
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frames)
     assert "  resolve          cached       0.2 s\n" in plain
-    assert re.search(r"  load_data +running +\d\.\d s\n    █{10}░{10} 2/4  loss 0.500  1,391 rows/s", plain)
+    assert re.search(r"  load_data +running +\d\.\d s\n    █{10}░{10} 2/4  train loss 0.500  1,391 rows/s", plain)
     assert re.search(r"\n  load_model +waiting *\n(.+waiting *\n)+  promote +waiting", plain)
     assert "printed by a library\n" in plain and "  load_data: row 7 is [odd]\n" in plain
     assert "  load_data        failed       1.5 s\n" in plain
@@ -67,7 +67,7 @@ def test_a_terminal_shows_all_stages_and_is_left_as_it_was_when_the_run_is_inter
 def test_a_small_terminal_shows_how_far_the_stage_at_work_is_and_no_more_lines_than_it_has() -> None:
     written = _written(TERM="xterm", COLUMNS="80", LINES="6")
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
-    far = r"█{10}░{10} 2/4  loss 0.500  1,391 rows/s  0 s left, until \d\d:\d\d"
+    far = r"█{8}░{9} 2/4  train loss 0.500  1,391 rows/s  0 s left, until \d\d:\d\d"
     assert "  resolve          cached       0.2 s\n" in plain
     assert re.search(rf"  load_data +running +\d\.\d s\n    {far}\n", plain)
     assert "promote" not in plain

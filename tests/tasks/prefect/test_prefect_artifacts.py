@@ -86,7 +86,9 @@ def test_the_bar_of_a_stage_that_failed_stays_where_it_was() -> None:
     more = {"loss": 0.5, "samples_per_second": 1391.25}
     (bar,), _ = run("failed", [event | more for event in UP_TO])
     assert bar.data == 75.0
-    assert re.fullmatch(r"fit: step 3 of 4, loss 0\.500, 1,391 rows/s, ends about \d\d:\d\d UTC", str(bar.description))
+    assert re.fullmatch(
+        r"fit: step 3 of 4, train loss 0\.500, 1,391 rows/s, ends about \d\d:\d\d UTC", str(bar.description)
+    )
 
 
 def test_a_stage_without_progress_has_no_bar() -> None:
@@ -254,7 +256,7 @@ def test_evaluations_warnings_and_a_line_a_stage_are_logged(caplog: pytest.LogCa
     metrics = [{"kind": "metrics", "step": 5, "values": values} for values in steps]
     run("ran", [*metrics, {"kind": "warning", "message": "rows are cut"}])
     logged = [(record.levelname, record.message) for record in caplog.records if record.message.startswith("fit: ")]
-    evaluated = ("INFO", "fit: step 5: loss 0.1235, epoch 1")
+    evaluated = ("INFO", "fit: step 5: validation loss 0.1235, epoch 1")
     assert logged == [evaluated, ("WARNING", "fit: rows are cut"), ("INFO", "fit: ran, 1 s")]
 
 
