@@ -67,7 +67,7 @@ def home() -> Path:
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or status.st_uid not in (os.getuid(), 0):
         message = f"{folder} may be written by others, and what it holds is trusted: chmod 700 it, or name another"
         raise UserError([_home_problem(message)])
-    if foreign := _find_replaceable(folder):
+    if foreign := find_replaceable(folder):
         message = f"{foreign} belongs to another user or may be written by others, who could put another folder in the "
         raise UserError([_home_problem(f"{message}place of {folder}: change its mode, or name another")])
     if status.st_mode & 0o077 and status.st_uid == os.getuid():  # passwords and rows are private
@@ -86,9 +86,9 @@ def require_usable_path(folder: Path) -> None:
         raise UserError([_home_problem(message)])
 
 
-def _find_replaceable(folder: Path) -> Path | None:
-    """The first folder above in which another user could rename the home; None if there is none. In a folder with the
-    sticky bit, such as /tmp, only owners rename."""
+def find_replaceable(folder: Path) -> Path | None:
+    """The first folder above in which another user could put something else in its place; None if there is none. In a
+    folder with the sticky bit, such as /tmp, only owners rename."""
     for above in dict.fromkeys([*folder.parents, *folder.resolve().parents]):
         status = above.stat()
         others = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid != os.getgid() else 0)  # one's own group is private

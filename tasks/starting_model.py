@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from training.jobs import resources
-from training.models.repository_files import read_json
+from training.models.repository_files import read_json, require_model_folder
 from training.models.weights import read_shapes
 from training.problems import UserError
 from training.recipe.tables.base_models import BYTES_PER_PARAMETER
@@ -47,10 +47,13 @@ class StartingModel:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> StartingModel:
-        """The model of a recipe's fields `model.source`, `model.path` and `model.config`."""
+        """The model of a recipe's fields `model.source`, `model.path` and `model.config`. Raises UserError for a folder
+        that a run would refuse."""
         if fields["source"] == "scratch":
             return cls(fields["config"])
         folder = Path(fields["path"]).expanduser() if fields["source"] == "folder" else _snapshot(fields["path"])
+        if folder is not None and fields["source"] == "folder":
+            require_model_folder(folder)
         return cls({} if folder is None else read_json(folder / "config.json"), folder)
 
     @cached_property
@@ -63,7 +66,7 @@ class StartingModel:
     @property
     def max_length(self) -> int | None:
         """The tokens that it reads at most, by its table of positions or its tokenizer."""
-        positions = int(self.config.get("max_position_embeddings") or self.config.get("n_positions") or 0)
+        positions = self._number("max_position_embeddings", "n_positions")
         if self.folder is None:
             return positions or {"bert": 512, "llama": 2048}.get(str(self.config.get("model_type")))
         if self.config.get("model_type") in _PADDED_POSITIONS:
@@ -83,11 +86,16 @@ class StartingModel:
         return self._size("layers") * 12 * self._size("width") ** 2 + self._words * self._size("width") or None
 
     def _size(self, name: str) -> int:
-        return next((int(self.config[key]) for key in _NAMES[name] if self.config.get(key)), 0)
+        return self._number(*_NAMES[name])
 
     @property
     def _words(self) -> int:
-        return int(self.config.get("vocab_size") or 0)
+        return self._number("vocab_size")
+
+    def _number(self, *names: str) -> int:
+        """The first of these numbers in the configuration; 0 if it has none."""
+        values = (self.config.get(name) for name in names)
+        return next((value for value in values if isinstance(value, int) and value > 0), 0)
 
     def tokens(self, rows: Sequence[Sequence[str]], *, special: bool) -> list[int] | None:
         """The tokens of each row of texts, with those around them if `special`; None without a tokenizer."""

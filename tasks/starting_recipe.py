@@ -18,7 +18,7 @@ from tasks.hub.client import explain_read_errors, look_up
 from tasks.starting_model import StartingModel, memory_here
 from training.data.infer_reading import SAMPLE_ROWS, Choice, FirstRows, is_on_hub, sample_hub, sample_rows
 from training.jobs.resources import as_text
-from training.problems import UserError, nearest
+from training.problems import UserError, nearest, on_one_line, visible
 from training.recipe.infer_task import TaskGuess, guess_tasks
 from training.recipe.tables.base_models import SIZES, Size, base_models
 from training.recipe.tables.metrics import TOOL_METRICS
@@ -194,8 +194,15 @@ def values_of(fields: Fields) -> dict[str, Any]:
 
 
 def as_yaml(fields: Fields, header: Sequence[str] = ()) -> str:
-    """The deployment file with these fields; a guess has a comment with its reason and the second-best value."""
-    lines = [*(f"# {line}" for line in header), "deployments:", f"- name: {_in_flow(fields['name'].value)}"]
+    """The deployment file with these fields; a guess has a comment with its reason and the second-best value.
+
+    Names of files and columns, labels and values may be anybody's: in comments they are visible, on one line.
+    """
+    lines = [
+        *(f"# {on_one_line(line)}" for line in header),
+        "deployments:",
+        f"- name: {_in_flow(fields['name'].value)}",
+    ]
     lines += ["  entrypoint: flows.finetune:finetune", "  work_pool: {name: finetune}", "  parameters:", "    recipe:"]
     shown: list[str] = []
     for path, choice in fields.items():
@@ -213,7 +220,7 @@ def as_yaml(fields: Fields, header: Sequence[str] = ()) -> str:
 
 
 def _comment(text: str, indent: str) -> list[str]:
-    words, lines = text.split(), [f"{indent}# guess:"]
+    words, lines = visible(text).split(), [f"{indent}# guess:"]
     for word in words:
         if len(lines[-1]) + len(word) + 1 > 120:
             lines.append(f"{indent}#")
@@ -224,7 +231,10 @@ def _comment(text: str, indent: str) -> list[str]:
 def _in_flow(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.1e}" if value < 1e-3 else repr(value)
-    written = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
+    options: Any = {"default_flow_style": True, "width": 10**9, "sort_keys": False}
+    written = yaml.safe_dump(value, allow_unicode=True, **options)
+    if yaml.safe_load(written) != value:  # of some line ends YAML makes others
+        written = yaml.safe_dump(value, allow_unicode=False, **options)
     return written.removesuffix("\n").removesuffix("\n...")
 
 

@@ -29,8 +29,9 @@ _PERHAPS_FULL = "inline_container"
 _OF_ACCELERATOR = ("CUDA", "CUBLAS", "CUDNN", "cuDNN", "NCCL", "HIP error")
 
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""Characters that control a terminal or the direction of a text, other than tabs and line ends."""
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+"""Characters that control a terminal or the direction of a text, other than tabs and line ends; and those that UTF-8 or
+YAML cannot hold."""
 
 
 def visible(text: str) -> str:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from flows.cli.shared import COMPLETED
+from tasks.home import find_replaceable
 from tasks.starting_recipe import MODELS, RowsFound, as_yaml, find_rows, values_of
 from training.jobs.protocol import write_atomically
 from training.problems import UserError
@@ -57,6 +58,11 @@ def init(arguments: argparse.Namespace) -> int:
     parse(values_of(fields))
     try:
         FOLDER.mkdir(exist_ok=True)
+        if foreign := find_replaceable(file.absolute()):
+            message = (
+                f"{foreign} belongs to another user or may be written by others, who could change {file} before it "
+            )
+            raise UserError.of("option", "--name", f"{message}is run: call the command in a folder of yours.")
         write_atomically(file, as_yaml(fields, header).encode())
     except OSError as error:
         message = f"{file} cannot be written ({error.strerror}): call the command in a folder where it can."

@@ -11,6 +11,7 @@ column of the row with one of these names is kept in its place.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -19,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from tasks.home import find_replaceable
 
 FILE_ROWS = 1_000
 """Rows of a file, at most a tenth of all that are kept."""
@@ -34,12 +37,16 @@ class RecordedRows:
         share: of the rows, drawn at random.
         most_rows: of all files together.
         on_failure: called with the number of rows that could not be written, and the reason: answers go on.
+
+    Raises OSError, also for a folder in which another user could put a link in the place of a file.
     """
 
     def __init__(
         self, folder: Path, name: str, share: float, most_rows: int, on_failure: Callable[[int, str], None]
     ) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if foreign := find_replaceable(folder.absolute() / "file"):
+            raise OSError(errno.EPERM, f"{foreign} belongs to another user or may be written by others")
         self._folder, self._name, self._share = folder, name, share
         self._file_rows = max(1, min(FILE_ROWS, most_rows // 10))
         self._most_files = max(1, most_rows // self._file_rows)
@@ -63,19 +70,20 @@ class RecordedRows:
         drawn = [row for row in rows if self._draw.random() < self._share]
         beside = {"served_by": f"{self._name}/{version}", "served_at": datetime.now(UTC).isoformat(timespec="seconds")}
         while drawn:
-            if self._rows >= self._file_rows:
-                self._begin_file()
-            part, drawn = drawn[: self._file_rows - self._rows], drawn[self._file_rows - self._rows :]
-            lines = "".join(json.dumps({**beside, **row}, ensure_ascii=False) + "\n" for row in part)
             try:
+                if self._rows >= self._file_rows:
+                    self._begin_file()
+                part = drawn[: self._file_rows - self._rows]
+                lines = "".join(json.dumps({**beside, **row}, ensure_ascii=False) + "\n" for row in part)
                 self._append(lines.encode("utf-8", "surrogatepass"))
-                self._rows += len(part)
             except OSError as error:
-                self._on_failure(len(part), error.strerror or str(error))
+                return self._on_failure(len(drawn), error.strerror or str(error))
+            self._rows += len(part)
+            drawn = drawn[len(part) :]
 
     def _begin_file(self) -> None:
         number = max(self._numbers, default=0) + 1
-        while self._file(number).exists():  # another server's
+        while not self._create(number):
             number += 1
         self._numbers.append(number)
         self._rows = 0
@@ -83,6 +91,13 @@ class RecordedRows:
             with contextlib.suppress(OSError):
                 self._file(number).unlink()
         self._numbers = self._numbers[-self._most_files :]
+
+    def _create(self, number: int) -> bool:
+        """Creates a file; False if there is one, such as another server's, or a link."""
+        with contextlib.suppress(FileExistsError):
+            os.close(_private(str(self._file(number)), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+            return True
+        return False
 
     def _append(self, lines: bytes) -> None:
         """Appends whole lines, or nothing: a full disk may take a part of them."""
@@ -101,4 +116,4 @@ class RecordedRows:
 
 
 def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

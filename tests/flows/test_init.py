@@ -16,6 +16,7 @@ import yaml
 from tokenizers import Tokenizer, models
 
 from flows.cli.main import main
+from tests.made import NO_WEIGHTS
 
 ROOT = Path(__file__).parents[2]
 LABELS = {"pets": ("cat", "dog", "hamster"), "tools": ("saw", "hammer", "drill"), "food": ("bread", "cheese", "soup")}
@@ -174,6 +175,7 @@ def test_lengths_are_counted_by_the_tokenizer_of_a_model_on_this_machine(folder:
     letters.save("model/tokenizer.json")
     config = {"model_type": "bert", "max_position_embeddings": 40, "hidden_size": 8}
     Path("model/config.json").write_text(json.dumps(config))
+    Path("model/model.safetensors").write_bytes(NO_WEIGHTS)
     assert main(["init", "mails.csv", "--yes", "--model", "model"]) == 0
     assert dict(recipe_of("mails")["tokens"]) == {"max_length": 40}  # type: ignore[call-overload]
     written = " ".join(Path("deployments/mails.yaml").read_text().split("#"))
@@ -226,6 +228,72 @@ def test_a_folder_that_cannot_be_made_is_one_message(
     Path("deployments").write_text("a file")
     assert main(["init", "mails.csv"]) == 2
     assert "deployments/mails.yaml cannot be written (File exists)" in capsys.readouterr().err
+
+
+INJECTED = "pull: [{prefect.deployments.steps.run_shell_script: {script: id}}]"
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r", "\x85", "\u2028", "\u2029"])
+def test_names_and_labels_with_line_ends_and_codes_of_terminals_stay_in_their_comments_and_values(
+    folder: Path, line_end: str
+) -> None:
+    text, label = f"text{line_end}{INJECTED}{line_end}#", f"label{line_end} \x1b[31m"
+    file, rows = f"mails{line_end}{INJECTED}{line_end}#.jsonl", list[str]()
+    draw = random.Random(1)
+    for _ in range(200):
+        name = draw.choice([*LABELS])
+        rows.append(json.dumps({text: sentence(draw, name), label: f"{name}{line_end}{INJECTED}{line_end}#\x1b[31m"}))
+    Path(file).write_text("\n".join(rows))
+    assert main(["init", file, "--yes", "--model", "scratch", "--name", "mails"]) == 0
+    written = Path("deployments/mails.yaml").read_bytes().decode()
+    assert "\x1b" not in written and "# guess: 3 labels" in written
+    document = yaml.safe_load(written)
+    (deployment,) = document.pop("deployments")
+    assert document == {} and deployment.keys() == {"name", "entrypoint", "work_pool", "parameters"}
+    data = deployment["parameters"]["recipe"]["data"]
+    assert (data["path"], data["text"], data["label"]) == (file, [text], label)
+
+
+def test_a_name_that_is_no_unicode_is_written(folder: Path) -> None:
+    file = os.fsdecode(b"mails\xff.csv")
+    write(file, labelled(","), "text,label")
+    assert main(["init", file, "--yes", "--model", "scratch", "--name", "mails"]) == 0
+    assert dict(recipe_of("mails")["data"])["path"] == file  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("link", "is a link to"),
+        ("pipe", "is a pipe, a socket or a device"),
+        ('{"max_position_embeddings": "x", "hidden_size": [1], "num_hidden_layers": 1e999, "vocab_size": -1}', ""),
+    ],
+)
+def test_a_model_folder_is_read_as_a_run_reads_it(
+    folder: Path, config: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("mails.csv", labelled(","), "text,label")
+    (folder / "other.json").write_text("{}")
+    model = folder / "model"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(NO_WEIGHTS)
+    (model / "tokenizer.json").write_text("{}" if message else Tokenizer(models.BPE()).to_str())
+    if config == "link":
+        (model / "config.json").symlink_to(folder / "other.json")
+    elif config == "pipe":
+        os.mkfifo(model / "config.json")
+    else:
+        (model / "config.json").write_text(config)
+    assert main(["init", "mails.csv", "--yes", "--model", "model"]) == (2 if message else 0)
+    assert message in capsys.readouterr().err
+
+
+def test_a_recipe_is_not_written_where_others_can_change_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write("mails.csv", labelled(","), "text,label")
+    Path("deployments").chmod(0o777)
+    assert main(["init", "mails.csv", "--yes", "--model", "scratch"]) == 2
+    assert "could change deployments/mails.yaml before it is run" in capsys.readouterr().err
+    assert not Path("deployments/mails.yaml").exists()
 
 
 def test_an_existing_recipe_is_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,12 +7,14 @@ headers are read, without torch.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.local_files import open_regular
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
@@ -82,8 +84,8 @@ def _loaded_files(files: Mapping[str, Path], damage: list[str]) -> list[Path]:
 
 def _read_header(path: Path) -> Shapes:
     """Raises ValueError, in words that follow the path, if the file is not whole."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
             raise ValueError(f"is cut off or no file of safetensors ({size:,} bytes)")
