@@ -29,7 +29,7 @@ from fastapi.responses import Response
 
 from tasks.environment_variables import environment
 from tasks.home import home
-from tasks.loopback import another_user_listens
+from tasks.loopback import another_user_listens, check_listener
 from tasks.registry.model_spec import ModelSpec
 from tasks.registry.version_exports import export_version
 from tasks.serving.http_api import add_common_routes
@@ -133,6 +133,7 @@ class VllmProcess:
             start_new_session=True,
         )
         self._url = f"http://127.0.0.1:{port}"
+        check_listener(self._url)  # the port is anybody's before vLLM listens, and after its end
         self._client = httpx2.AsyncClient(base_url=self._url, timeout=None, trust_env=False)
 
     async def _wait_until_it_answers(self) -> None:
