@@ -12,7 +12,13 @@ from rich.cells import cell_len
 
 from tasks.cache.results import ComparedExport, Verdict
 from tasks.reports.formatting import format_count, format_score, make_printable
-from tasks.reports.model_reports import tabulate_answers, tabulate_checks, tabulate_comparison, tabulate_exports
+from tasks.reports.model_reports import (
+    tabulate_answers,
+    tabulate_checks,
+    tabulate_comparison,
+    tabulate_exports,
+    tabulate_flips,
+)
 from tasks.reports.row_reports import tabulate_mixture
 from training.problems import visible
 
@@ -150,7 +156,8 @@ def metric_lines(metrics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list
 def verdict_lines(verdict: Verdict, head: str = "Verdict") -> list[str]:
     """Formats the decision behind `head`, its reason, the bounds, the comparison with the champion, and warnings."""
     lines = [f"{head}: {verdict.decision}", f"  {verdict.reason}"]
-    for table in (tabulate_checks(verdict), tabulate_comparison(verdict), tabulate_answers(verdict)):
+    of_champion = (tabulate_comparison(verdict), tabulate_answers(verdict), tabulate_flips(verdict))
+    for table in (tabulate_checks(verdict), *of_champion):
         if table:
             rows = align([list(table[0]), *(list(row.values()) for row in table[:MAX_CHECKS])])
             rows += [f"… and {len(table) - MAX_CHECKS:,} more"] if len(table) > MAX_CHECKS else []

@@ -117,10 +117,17 @@ def _read_numbers(
     client: MlflowClient, name: str, digest: str, rows: JudgedRows | None
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Reads the settled and the claimed numbers that count, by tag. First records the splits that share these rows."""
+    from mlflow.exceptions import MlflowException
+
     tags, rows_tag = _read_tags(client, name), f"{JUDGED_ROWS_TAG}{digest}"
-    while rows is not None and tags.get(rows_tag) != (value := _describe(digest, rows, tags)):
-        client.set_registered_model_tag(name, rows_tag, value)
-        tags = _read_tags(client, name)
+    while rows is not None and (before := tags.get(rows_tag)) != (value := _describe(digest, rows, tags)):
+        try:
+            client.set_registered_model_tag(name, rows_tag, value)
+            tags = _read_tags(client, name)
+        except MlflowException:
+            # MLflow refuses a tag that another home, with the same rows, creates at the same time.
+            if (tags := _read_tags(client, name)).get(rows_tag) == before:
+                raise
     counted = tuple(f"{COMPARISON_TAG}{one}." for one in _find_connected(digest, tags))
     tags = {tag: value for tag, value in tags.items() if tag.startswith(counted)}
     settled = {tag: int(value) for tag, value in tags.items() if value.isdecimal()}

@@ -129,6 +129,16 @@ def tabulate_comparison(verdict: Verdict) -> list[dict[str, str]]:
     ]
 
 
+def tabulate_flips(verdict: Verdict) -> list[dict[str, str]]:
+    """Some rows that the champion has right and the model has wrong, those with the largest change first; none without
+    a bound of flips."""
+    flips = verdict.comparison.flips if verdict.comparison else None
+    return [
+        {"flipped row": f"{one.row:,}", "text": one.text, "label": one.label, "prediction": one.prediction}
+        for one in (flips.worst if flips else [])
+    ]
+
+
 def tabulate_answers(verdict: Verdict) -> list[dict[str, str]]:
     """One row per figure of the answers of the model and its opponent."""
     found = verdict.comparison.answers if verdict.comparison else []
@@ -147,7 +157,8 @@ def tabulate_answers(verdict: Verdict) -> list[dict[str, str]]:
 
 def describe_verdict(verdict: Verdict) -> str:
     """The decision, its reason, the comparison and the warnings, as Markdown."""
-    tables = [table for table in (tabulate_comparison(verdict), tabulate_answers(verdict)) if table]
+    made = (tabulate_comparison(verdict), tabulate_answers(verdict), tabulate_flips(verdict))
+    tables = [table for table in made if table]
     parts = [f"**{verdict.decision}**: {escape_markdown(verdict.reason)}", *map(format_markdown, tables)]
     return "\n\n".join([*parts, *(f"Warning: {escape_markdown(warning)}" for warning in verdict.warnings)])
 

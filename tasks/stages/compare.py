@@ -158,6 +158,7 @@ def compare(
             confidence=number.confidence if number else recipe.release.gate.confidence,
             champion=str(champion) if champion else None,
             comparison=number.comparison if number else None,
+            max_flips=recipe.release.gate.flips.max_share if champion and recipe.release.gate.flips else None,
             **answers,
             warnings=list(_label_warnings(champion, predicted))
             if champion and isinstance(predicted, PredictChampionResult)
@@ -175,6 +176,7 @@ def compare(
             "figure": "release.gate.compare",
             "margin": "release.gate.margin",
             "confidence": "release.gate.confidence",
+            "max_flips": "release.gate.flips.max_share",
         },
     )
 

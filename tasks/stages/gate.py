@@ -10,7 +10,7 @@ from tasks.cache.results import Artifact, Check, Selection, Verdict
 from tasks.cache.stage import Inputs, Work, action
 from tasks.reports.model_reports import read_slices
 from training import task_types
-from training.evaluation.scores import Comparison, SplitScores
+from training.evaluation.scores import Comparison, Flips, SplitScores
 from training.problems import Problem, UserError, nearest
 from training.recipe import Recipe
 from training.recipe.rules.slice_rules import FEWEST_ROWS, slice_of, unfitting_minimum
@@ -156,6 +156,8 @@ def _decide(
     if comparison.rows < min_rows:
         more, rows = min_rows - comparison.rows, f"fewer rows than release.gate.min_rows, {min_rows:,}"
         return "keep", f"{described}, on {rows}: add {more:,} more to {comparison.split}."
+    if comparison.better and (flips := comparison.flips) and not flips.few_enough:
+        return "keep", f"{described}. But {_describe_flips(flips, comparison)}."
     if comparison.better:
         return "promote", f"{described}."
     if comparison.baseline:
@@ -211,6 +213,20 @@ def _describe_comparison(comparison: Comparison) -> str:
         f"on the same {comparison.rows:,} rows of {comparison.split}: {comparison.gained:,} rows better, "
         f"{comparison.lost:,} worse; {_describe_significance(comparison)}"
     )
+
+
+def _describe_flips(flips: Flips, comparison: Comparison) -> str:
+    """Why there are too many flips."""
+    confidence = f"{100 * comparison.confidence:g}% confidence"
+    limit = f"release.gate.flips.max_share, {flips.max_share:g}"
+    found = (
+        f"it has {flips.rows:,} rows wrong that {comparison.champion} has right, a share of {flips.share:.4f} that may "
+        f"be {flips.at_most:.4f} at {confidence}, more than {limit}"
+    )
+    if comparison.rows < flips.needs:
+        more = flips.needs - comparison.rows
+        return f"{found}, which takes {flips.needs:,} rows without any flip: add {more:,} more to {comparison.split}"
+    return found
 
 
 def _describe_significance(comparison: Comparison) -> str:

@@ -248,6 +248,7 @@ FIELDS: dict[str, Change | Nothing] = {
     "release.gate.confidence": Change(0.9, "compare gate"),
     "release.gate.control": Change("all", "count_comparison compare gate"),
     "release.gate.min_rows": Change(50, "gate"),
+    "release.gate.flips.max_share": Change(0.02, "compare gate", {"release.gate.flips.max_share": 0.01}),
     "release.gate.baseline": Change(False, "gate"),
     "release.hub.repo": Change("me/other", "publish", PUBLISHED),
     "release.hub.license": Change("apache-2.0", "publish", PUBLISHED),

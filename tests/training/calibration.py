@@ -1,4 +1,5 @@
-"""Pairs of models that are equally good by a metric, in regimes where a paired test may fail. N rows a trial."""
+"""Pairs of models that are equally good by a metric, or of which the new one flips too many rows, in regimes where a
+paired test may fail. N rows a trial."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training.evaluation.predictions import Likelihoods, Numbers, OneLabel, Predictions
-from training.programs.compare import CompareSettings, compare_models
+from training.programs.compare import CompareSettings, bound_flips, compare_models
 
 Floats = npt.NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], tuple[Predictions, Predictions]]
@@ -25,6 +26,7 @@ class Regime:
     rows: int
     draw: Draw
     margin: float = 0.0
+    max_flips: float | None = None
 
     def false_promotions(self, trials: int, confidence: float = 0.95, seed: int = 0) -> int:
         """How many of the trials promote the new model."""
@@ -32,9 +34,15 @@ class Regime:
         settings = CompareSettings(
             **{"task": "sequence-classification", "split": "test", "champion": "m/1"},
             **{"metrics": [self.metric], "figure": self.metric, "less_is_better": [], "margin": self.margin},
-            confidence=confidence,
+            **{"confidence": confidence, "max_flips": self.max_flips},
         )
-        return sum(compare_models(*self.draw(random, self.rows), settings).better for _ in range(trials))
+        return sum(passes(*self.draw(random, self.rows), settings) for _ in range(trials))
+
+
+def passes(new: Predictions, old: Predictions, settings: CompareSettings) -> bool:
+    """Whether the gate promotes the new model: it is better, and has few flips if their share is bounded."""
+    flips = bound_flips(new, old, settings)
+    return (flips is None or flips.few_enough) and compare_models(new, old, settings).better
 
 
 def two_labels(margins: Floats, references: npt.NDArray[np.int64]) -> OneLabel:
@@ -130,6 +138,11 @@ def _table() -> dict[str, Regime]:
     add("disaster", "log_loss", (200, 500, 1000), disaster)
     add("heavy errors", "mse rmse", (20, 200), heavy_errors)
     add("long rows", "perplexity", (20, 200), long_rows)
+    # Better than the old one, but with more flips than allowed; and no better, with fewer of them.
+    add("too many flips", "accuracy f1", (300, 1000), losing(0.0101, 0.1), max_flips=0.01)
+    add("too many flips", "accuracy", (100, 5000), losing(0.0501, 0.2), max_flips=0.05)
+    add("few flips", "accuracy f1", (300, 1000), losing(0.004, 0.004), max_flips=0.02)
+    add("few flips and alike", "accuracy log_loss roc_auc", (200,), alike(), max_flips=0.3)
     return found
 
 

@@ -59,6 +59,35 @@ class AnswerMetric(Result):
     """The prompts."""
 
 
+class FlippedRow(Result):
+    """A row that the champion has right and the new model has wrong."""
+
+    row: int
+    text: str
+    label: str
+    prediction: str
+    """Of the new model."""
+
+
+class Flips(Result):
+    """The rows that the champion has right and the new model has wrong."""
+
+    rows: int
+    share: float
+    at_most: float
+    """Upper end of the share's one-sided interval at the comparison's confidence."""
+    max_share: float
+    needs: int
+    """The rows on which a model without any flip has this bound."""
+    worst: list[FlippedRow] = Field(default_factory=list)
+    """Some of them, those with the largest change first."""
+
+    @property
+    def few_enough(self) -> bool:
+        """Whether a larger share than max_share is ruled out."""
+        return self.at_most <= self.max_share
+
+
 class Comparison(Result):
     """A model compared with the champion, or without one with the baseline, on the same rows."""
 
@@ -92,6 +121,8 @@ class Comparison(Result):
     better: bool
     comparison: int | None = None
     """Its number among all comparisons on the same rows; None if the confidence covers each comparison by itself."""
+    flips: Flips | None = None
+    """None without a champion, or without a bound in the recipe."""
     warnings: list[str] = Field(default_factory=list)
     """Reasons why the two models are less comparable."""
     answers: list[AnswerMetric] = Field(default_factory=list)

@@ -3,6 +3,9 @@ repeated tests on these rows.
 
 mcnemar      For accuracy without a margin. Under equal accuracies, each row that only one of the models gets right is
              as likely to be one's as the other's (McNemar, 1947). Exact for any number of rows.
+highest_share  For flips, beside either test. A model is promoted if both reject, each at level alpha. One that is no
+             better or flips too many passes one of the two with a chance of at most alpha, so it passes both with at
+             most this chance, however they depend on each other (intersection-union: Berger, 1982).
 paired       For any other figure, two conditions at once.
              1. A permutation test: exchanging the two models' outputs row by row at random leaves the distribution of
                 the gain unchanged if the models are exchangeable (Fisher, 1935; for corpus metrics Noreen, 1989). It is
@@ -91,6 +94,18 @@ def mcnemar(gained: int, lost: int, rows: int, confidence: float) -> Significanc
         p_value=float(test.pvalue),
         better=bool(test.pvalue <= _level(confidence)),
     )
+
+
+def highest_share(rows: int, of: int, confidence: float) -> float:
+    """Upper end of the one-sided interval of Clopper and Pearson for a share of which `rows` were seen among `of`."""
+    from scipy.stats import beta
+
+    return 1.0 if rows >= of else float(beta.ppf(confidence, rows + 1, of - rows))
+
+
+def rows_for_share(share: float, confidence: float) -> int:
+    """The least number of rows of which none has to be seen for `highest_share` to be at most `share`."""
+    return math.ceil(math.log(1 - confidence) / math.log1p(-share) - ROUNDING)
 
 
 def paired(

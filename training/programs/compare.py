@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,12 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from training import task_types
+from training.data.row_problems import shorten
 from training.evaluation.constant_predictions import is_constant
 from training.evaluation.judgements import difference_interval, judge_answers, paired_answers
 from training.evaluation.predictions import Predictions
-from training.evaluation.scores import AnswerMetric, Comparison
-from training.evaluation.significance import Significance, mcnemar, paired
+from training.evaluation.scores import AnswerMetric, Comparison, FlippedRow, Flips
+from training.evaluation.significance import Significance, highest_share, mcnemar, paired, rows_for_share
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
 from training.problems import UserError, nearest
@@ -46,6 +47,7 @@ FEW_ROWS, HEAVY_SHARE = 0.01, 0.5
 """A tail is heavy if FEW_ROWS of the differing rows (at least one) cause more than HEAVY_SHARE of the variance."""
 MIN_DIFFERING = 10
 NAMED_ROWS = 5
+NAMED_FLIPS = 10
 BASE_MODEL = "the base model"
 """The opponent of a first model's answers."""
 
@@ -67,6 +69,8 @@ class CompareSettings(TaskSettings):
     """NAME/VERSION; None: the baseline."""
     comparison: int | None = None
     """The number of the comparison among all on the same rows, if they are counted."""
+    max_flips: float | None = None
+    """The largest share of rows that the champion has right and the new model has wrong; None: any."""
     judge: str | None = None
     """evaluation.judge, which compares the answers of both models."""
     lengths: bool = False
@@ -108,9 +112,10 @@ def main(job_dir: Path, job: Job, events: Events) -> Comparison:
         compared = describe_win_rate(judged, settings)
     else:
         compared = compare_models(new, old, settings, constant.name if constant else None, report)
-    compared = compared.model_copy(update={"answers": answers})
+    samples = sample_disagreements(new, old, settings.figure, rows)
+    compared = compared.model_copy(update={"answers": answers, "flips": bound_flips(new, old, settings, samples)})
     (output / "comparison.json").write_text(compared.model_dump_json(indent=1))
-    write_samples(sample_disagreements(new, old, settings.figure, rows), output / "log" / "disagreements.csv")
+    write_samples(samples, output / "log" / "disagreements.csv")
     return compared
 
 
@@ -241,6 +246,46 @@ def compare_models(
         comparison=settings.comparison,
         warnings=warnings,
     )
+
+
+def bound_flips(
+    new: Predictions, old: Predictions, settings: CompareSettings, samples: Sequence[Mapping[str, Any]] = ()
+) -> Flips | None:
+    """The rows that only the old model has right, with the bound of their share; `samples` are those of
+    sample_disagreements. None if the settings allow any number.
+
+    Raises UserError if predictions are neither right nor wrong.
+    """
+    if settings.max_flips is None:
+        return None
+    if new.correct is None or old.correct is None:
+        message = "the predictions of this task type are neither right nor wrong: remove it."
+        raise UserError.of("release", "release.gate.flips", message)
+    lost, confidence = int((old.correct & ~new.correct).sum()), settings.confidence
+    worst = [
+        FlippedRow(
+            row=sample["row"],
+            text=shorten(" | ".join(str(sample[name]) for name in _inputs_of(sample))),
+            label=shorten(sample["label"]),
+            prediction=shorten(sample["prediction"]),
+        )
+        for sample in samples
+        if sample["change"] == "lost"
+    ]
+    return Flips(
+        rows=lost,
+        share=lost / len(new),
+        at_most=highest_share(lost, len(new), confidence),
+        max_share=settings.max_flips,
+        needs=rows_for_share(settings.max_flips, confidence),
+        worst=worst[:NAMED_FLIPS],
+    )
+
+
+def _inputs_of(sample: Mapping[str, Any]) -> list[str]:
+    """The model's inputs in a row of sample_disagreements: between `row` and `label`."""
+    names = list(sample)
+    return names[names.index("row") + 1 : names.index("label")]
 
 
 def run_paired_test(

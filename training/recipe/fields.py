@@ -324,6 +324,14 @@ class Evaluation(Section):
     """Whether the code of metrics of the Hub may run here."""
 
 
+class Flips(Section):
+    """The rows that the champion has right and the new model has wrong."""
+
+    max_share: float = Field(gt=0, lt=1)
+    """The largest share of all rows, such as 0.01. A model is promoted only if a larger share is ruled out at
+    release.gate.confidence, by Clopper and Pearson's exact bound: without any flip that takes 299 rows for 0.01."""
+
+
 class Gate(Section):
     """Conditions for a model to be registered and promoted."""
 
@@ -356,6 +364,9 @@ class Gate(Section):
     added or removed, and begins anew with a split of which no row was judged before."""
     min_rows: int = Field(default=20, ge=1)
     """The smallest number of rows on which a comparison may promote a model."""
+    flips: Flips | None = None
+    """The bound of flips: rows that the champion has right and the new model has wrong (null: any number). For task
+    types whose predictions are right or wrong."""
     baseline: bool = True
     """Whether a model without a champion must be better than the best constant prediction, by the same test on the same
     rows and never by a negative margin. Otherwise it is registered and not promoted (false: it is promoted if it meets

@@ -12,12 +12,13 @@ import pytest
 from flows.reports.tables import verdict_lines
 from tasks.cache.results import Artifact, Comparison, Verdict
 from tasks.cache.stage import Work
-from tasks.reports.model_reports import tabulate_checks
+from tasks.reports.model_reports import describe_verdict, tabulate_checks
 from tasks.stages.gate import gate
 from tasks.tracking.run_tracker import format_check_name
 from tests.arrow import group
 from tests.made import COMPARISON
 from tests.raised import raised_problems
+from training.evaluation.scores import FlippedRow, Flips
 from training.recipe import parse
 
 GENRES = [
@@ -124,6 +125,32 @@ def test_a_comparison_that_no_gain_could_pass_is_reported() -> None:
         "accuracy if the task has it."
     )
     assert "may be chance" in judge({}, late.model_copy(update={"least_p_value": 3e-5})).reason
+
+
+WORST = FlippedRow(row=7, text="'not bad'", label="'good'", prediction="'bad'")
+FLIPS = Flips(rows=32, share=0.0171, at_most=0.023, max_share=0.02, needs=149, worst=[WORST])
+
+
+def test_a_better_model_with_too_many_flips_is_kept_and_the_verdict_lists_the_worst() -> None:
+    verdict = judge({}, BETTER.model_copy(update={"flips": FLIPS}))
+    assert (verdict.decision, verdict.reason) == (
+        "keep",
+        f"{FACTS}that is better by at least 0.0021 at 95% confidence. But it has 32 rows wrong that small/1 has right, "
+        "a share of 0.0171 that may be 0.0230 at 95% confidence, more than release.gate.flips.max_share, 0.02.",
+    )
+    assert "            7  'not bad'  'good'  'bad'" in verdict_lines(verdict)
+    assert "not bad" in describe_verdict(verdict)
+    few = FLIPS.model_copy(update={"at_most": 0.02})
+    assert judge({}, BETTER.model_copy(update={"flips": few})).decision == "promote"
+    chance = BETTER.model_copy(update={"flips": few, "better": False, "p_value": 0.3})
+    assert judge({}, chance).decision == "keep"
+
+
+def test_the_rows_that_a_bound_of_flips_takes_are_named_if_there_are_fewer() -> None:
+    needy = FLIPS.model_copy(update={"needs": 2000})
+    assert judge({}, BETTER.model_copy(update={"flips": needy})).reason.endswith(
+        "0.02, which takes 2,000 rows without any flip: add 128 more to test."
+    )
 
 
 def test_a_figure_without_a_value_on_most_draws_is_named() -> None:

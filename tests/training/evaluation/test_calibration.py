@@ -16,7 +16,13 @@ from training.evaluation.predictions import OneLabel, Predictions
 TRIALS = 1_000
 MOST = 65
 """False promotions among 1,000 trials: 50, and two standard deviations."""
-QUICK = ("alike-accuracy-20", "disaster-log_loss-200", "worse by the margin-accuracy-200")
+QUICK = (
+    "alike-accuracy-20",
+    "disaster-log_loss-200",
+    "worse by the margin-accuracy-200",
+    "too many flips-accuracy-1000",
+    "few flips-accuracy-1000",
+)
 
 
 @pytest.fixture(autouse=True)

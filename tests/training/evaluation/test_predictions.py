@@ -11,8 +11,11 @@ from tests.training.calibration import REGIMES
 from training.evaluation import metrics
 from training.evaluation.generated_texts import Generated
 from training.evaluation.metrics.resampling import figures
-from training.evaluation.predictions import ManyLabels, Predictions
+from training.evaluation.predictions import Likelihoods, ManyLabels, Numbers, OneLabel, Predictions
+from training.evaluation.preferences import Preferences, UnpairedPreferences
 from training.evaluation.tagged_words import Tagged
+from training.evaluation.tool_use import Conversations
+from training.recipe.tables.metrics import RIGHT_OR_WRONG
 
 
 def several(seed: int) -> ManyLabels:
@@ -82,3 +85,9 @@ def test_the_worst_case_of_a_model_that_is_sure_of_itself_is_that_it_is_wrong() 
     assert (-np.log(guards.row_scores) > 6.9).all() and (others.row_scores > 0.5).all()
     lost = replace(new, probabilities=np.full((30, 2), np.nan))
     assert len(lost.worst_cases(old)[0]) == 1
+
+
+def test_the_types_that_are_right_or_wrong_are_those_whose_class_says_so() -> None:
+    classes = [OneLabel, ManyLabels, Numbers, Likelihoods, Tagged, Generated, Preferences, UnpairedPreferences]
+    found = [kind.prediction_type for kind in [*classes, Conversations] if kind.correct is not Predictions.correct]
+    assert set(found) == set(RIGHT_OR_WRONG)

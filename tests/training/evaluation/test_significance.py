@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import binom
 
 from training.evaluation.predictions import Figure
-from training.evaluation.significance import Significance, alpha_spent, mcnemar, paired
+from training.evaluation.significance import Significance, alpha_spent, highest_share, mcnemar, paired
 
 DRAWS, ROWS, CONFIDENCE = 200, 1000, 0.95
 Right = npt.NDArray[np.bool_]
@@ -165,6 +165,7 @@ def test_a_figure_that_is_no_number_is_no_evidence_and_draws_without_one_are_lef
 # Many comparisons on the same rows
 
 ALPHA, COMPARED_ROWS, NIGHTS, HOMES = 0.05, 300, 365, 200
+NIGHT = range(NIGHTS)
 MOST_HOMES = 17
 """Of 200 homes: 5 %, and two standard deviations."""
 
@@ -218,3 +219,20 @@ def test_one_home_of_twenty_ever_promotes_a_model_that_is_no_better_in_365_night
     # Not if the count begins anew each night, as it would if only splits without a new row were the same rows.
     assert homes(alpha_spent(1, ALPHA)) > HOMES / 4
     assert homes(ALPHA) > HOMES / 2
+
+
+def test_one_home_of_twenty_ever_promotes_a_model_that_flips_too_many_rows_in_365_nights() -> None:
+    """Models that gain on many rows and lose a little more than 1 % of them, on rows that grow."""
+    random, p_values, most = np.random.default_rng(20), np.ones((HOMES, NIGHTS)), 0.01
+    assert highest_share(3, 1500, CONFIDENCE) <= most < highest_share(9, 1500, CONFIDENCE)
+    for home in p_values:
+        rates = random.beta(0.5, 49.0, 1000 + 10 * NIGHTS).astype(np.float32)  # 1.01 % on average
+        lost = [
+            int((random.random(1000 + 10 * night, np.float32) < rates[: 1000 + 10 * night]).sum()) for night in NIGHT
+        ]
+        home[:] = binom.cdf(lost, [1000 + 10 * night for night in NIGHT], most)
+    levels = [alpha_spent(1 + night, ALPHA) for night in NIGHT]
+    bounds = [highest_share(5, 1000 + 10 * night, 1 - level) <= most for night, level in enumerate(levels)]
+    assert bounds == [bool(binom.cdf(5, 1000 + 10 * night, most) <= level) for night, level in enumerate(levels)]
+    assert (p_values <= levels).any(axis=1).sum() <= MOST_HOMES
+    assert (p_values <= ALPHA).any(axis=1).sum() > HOMES / 4

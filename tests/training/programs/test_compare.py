@@ -11,16 +11,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
+from scipy.stats import binomtest
 
 from tasks.cache.results import Comparison
 from tests.arrow import write_arrow
+from tests.raised import raised_problems
 from tests.training import programs_here, tiny
 from tests.training.programs_here import COMPARE, folders
 from training.evaluation.metrics.resampling import cost
-from training.evaluation.predictions import OneLabel
+from training.evaluation.predictions import Numbers, OneLabel
 from training.jobs.protocol import read_events
 from training.programs import compare
-from training.programs.compare import CompareSettings
+from training.programs.compare import CompareSettings, bound_flips
 
 LABELS = ["neg", "pos"]
 ROWS = 40
@@ -117,6 +119,29 @@ def test_slow_figures_cost_more_permutations() -> None:
 
     assert [cost("roc_auc", with_labels(names)) for names in ("ab", "abcd")] == [1, 4]
     assert cost("f1", with_labels("abcd")) == 1 and cost("spearman", with_labels("ab")) == 10
+
+
+def test_flips_are_counted_bounded_and_listed_worst_first(tmp_path: Path) -> None:
+    new, old = logits_of([1, 7, 9]), logits_of([1, 2, 3, 4, 5, 6, 11, 12, 13])
+    found, _ = run(tmp_path / "accuracy", new, old, max_flips=0.15)
+    assert found.flips and (found.flips.rows, found.flips.share) == (2, 2 / 40)
+    assert found.flips.at_most == pytest.approx(binomtest(2, 40).proportion_ci(0.9, "exact").high)  # one-sided at 95 %
+    assert found.flips.few_enough and not found.flips.model_copy(update={"max_share": 0.1}).few_enough
+    assert [(row.row, row.text, row.label, row.prediction) for row in found.flips.worst] == [
+        (9, "'text 9'", "'pos'", "'neg'"),
+        (7, "'text 7'", "'pos'", "'neg'"),
+    ]
+    found, _ = run(tmp_path / "f1", new, old, max_flips=0.15, metrics=["f1"], figure="f1")
+    assert found.flips and found.flips.rows == 2
+    found, _ = run(tmp_path / "any", new, old)
+    assert found.flips is None
+
+
+def test_flips_of_predictions_that_are_neither_right_nor_wrong_are_refused() -> None:
+    settings = CompareSettings(task="regression", **COMPARE | {"max_flips": 0.1})
+    scores = Numbers(np.zeros(3), np.zeros(3))
+    (problem,) = raised_problems(bound_flips, scores, scores, settings)
+    assert problem.where == "release.gate.flips" and "neither right nor wrong" in problem.message
 
 
 def test_models_that_predict_alike_show_no_rows(tmp_path: Path) -> None:

@@ -278,6 +278,13 @@ def test_rows_that_are_packed_are_not_predicted() -> None:
     assert parse(PLAIN, {**texts, "options.packing": False}).evaluation.splits == ["validation", "train"]
 
 
+def test_a_bound_of_flips_needs_predictions_that_are_right_or_wrong() -> None:
+    flips = {"release.gate.flips.max_share": 0.01}
+    assert parse(PLAIN, flips).release.gate.flips
+    found = problems(overrides={"task": "regression", "evaluation.metrics": ["mse"], **flips})
+    assert found == {"release.gate.flips": Says("predictions of task regression are neither right nor wrong: …kto")}
+
+
 def test_a_floor_is_of_a_slice_that_is_evaluated_and_of_a_metric_of_which_more_is_better() -> None:
     chosen = {"evaluation.slices": ["genre", "a=b"], "evaluation.metrics": ["accuracy", "log_loss"]}
     floors = {

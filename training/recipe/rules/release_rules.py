@@ -12,7 +12,7 @@ from training.recipe.rules.data_rules import holds_out_test
 from training.recipe.rules.rule import MODULE_AND_NAME, Rule, WrittenRecipe
 from training.recipe.rules.slice_rules import LABEL, slice_of, slices_of_any_rows
 from training.recipe.tables.exports import OUTPUTS
-from training.recipe.tables.metrics import METRICS, WIN_RATE, non_numeric_label
+from training.recipe.tables.metrics import METRICS, RIGHT_OR_WRONG, WIN_RATE, non_numeric_label
 from training.recipe.tables.strategies import STRATEGIES
 from training.recipe.tables.task_types import TASK_TYPES
 from training.recipe.task_specification import specification_class
@@ -217,6 +217,15 @@ def _gate_comparison(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         yield "release.gate.compare", f"{name!r} is not evaluated: {choices}.{nearest(name, figures)}"
 
 
+def _right_or_wrong(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    """Flips are rows that become wrong. A task type of the user's is checked when its predictions are compared."""
+    kind = task_type_of(written).prediction_type
+    if written["release.gate.flips"] is not None and kind is not None and kind not in RIGHT_OR_WRONG:
+        fitting = ", ".join(name for name in TASK_TYPES if specification_class(name).prediction_type in RIGHT_OR_WRONG)
+        message = f"predictions of task {written['task']} are neither right nor wrong: remove it, and set a floor or a "
+        yield "release.gate.flips", f"{message}margin. It is for {fitting}."
+
+
 def _answers(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     """A judge, and metrics of answers, need a task type that answers prompts, and answers of at least a token."""
     task_type, judge, metrics = task_type_of(written), written["evaluation.judge"], written["evaluation.metrics"]
@@ -279,6 +288,7 @@ RELEASE_RULES: tuple[Rule, ...] = (
     _gate_figures,
     _group_minimums,
     _gate_comparison,
+    _right_or_wrong,
     _answers,
     _aliases,
     _hub_checkpoints,

@@ -17,6 +17,9 @@ NUMBERS, TEXTS, TOKENS, PAIRS, UNPAIRED = "numbers", "texts", "tokens", "pairs",
 CONVERSATIONS = "conversations"
 """Types of predictions: each is a class in training/evaluation, which has it as `prediction_type`."""
 
+RIGHT_OR_WRONG = (ONE_LABEL, MANY_LABELS, TAGS, PAIRS, UNPAIRED)
+"""The types whose predictions are each right or wrong: their classes have `correct`."""
+
 
 @dataclass(frozen=True)
 class Metric:
