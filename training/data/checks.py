@@ -20,6 +20,7 @@ from training.data.arrow_columns import flat_values, is_list, row_sums, rows_wit
 from training.data.duplicates import DuplicateTexts
 from training.data.label_indices import whole_number
 from training.data.mojibake import garbled_texts
+from training.data.near_duplicates import find_near_duplicates
 from training.data.readers import SPLITS, Block
 from training.data.row_groups import RowGroups
 from training.data.row_problems import RowProblems
@@ -408,6 +409,23 @@ def shared_rows(statistics: SplitStatistics, places: Places, texts: DuplicateTex
             yield SplitProblem(str(later), message)
 
 
+def near_duplicates(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
+    """Rows that are nearly equal to a row of another split, such as paraphrases and templates: at least 70% of their
+    strings of 6 bytes, without case and spaces, are the same. Needs the extra near-duplicates, and some seconds for
+    each 100,000 rows."""
+    for other in texts.before(statistics.split):
+        if near := find_near_duplicates(texts, other, statistics.split):
+            later, earlier = near.rows
+            rows = "1 row of {} is" if near.count == 1 else f"{near.count:,} rows of {{}} are"
+            message = (
+                f"{rows.format(statistics.split)} nearly equal to rows of {other} (this one to "
+                f"{earlier.relative_to(later, 'row')}, {near.similarity:.0%} alike: {near.texts[0]} and "
+                f"{near.texts[1]}): figures on them flatter the model; take them out of {other}, or keep them together "
+                "by a group, in data.split."
+            )
+            yield SplitProblem(str(later), message)
+
+
 def shared_groups(groups: RowGroups, wanted: SourceColumns) -> Iterator[SplitProblem]:
     """Groups of data.split with rows in several of the splits that the source has: a model that knows a group scores
     too high on its other rows."""
@@ -503,6 +521,7 @@ SPLIT_CHECKS: dict[str, SplitCheck] = {
     "duplicates": duplicates,
     "conflicting_labels": conflicting_labels,
     "shared_rows": shared_rows,
+    "near_duplicates": near_duplicates,
 }
 """Each takes the statistics of a split, the index of each label as rows spell it, and the duplicates."""
 

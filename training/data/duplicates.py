@@ -7,7 +7,7 @@ Two different texts among N have the same hash with a chance of N² / 2⁶⁵: o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,15 +131,16 @@ class HashedRows:
             self._sorted[split] = hashes[order], order
         return self._sorted[split]
 
-    def _example(self, count: int, split: str, position: int, other: str, other_position: int) -> Equal:
-        places = self._place(split, int(position)), self._place(other, int(other_position))
-        return Equal(count, places, self._value_at(split, int(position), self._shown))
-
-    def _place(self, split: str, position: int) -> NamedRow:
+    def place(self, split: str, position: int) -> NamedRow:
+        """Returns the row at a position of a split, counted from 0."""
         rows = self._splits[split]
         where = next(name for start, name in reversed(rows.files) if start <= position)
         label = self._value_at(split, position, self._labels) if self._labels else ""
         return NamedRow(where, int(_item_at(rows.numbers, position)), label)
+
+    def _example(self, count: int, split: str, position: int, other: str, other_position: int) -> Equal:
+        places = self.place(split, int(position)), self.place(other, int(other_position))
+        return Equal(count, places, self._value_at(split, int(position), self._shown))
 
     def _value_at(self, split: str, position: int, column: StoredColumn) -> str:
         with ipc_reader(self._folder / split) as reader:
@@ -157,6 +158,7 @@ class DuplicateTexts(HashedRows):
 
     def __init__(self, wanted: SourceColumns, folder: Path) -> None:
         super().__init__(folder, wanted.inputs[0], wanted.labels)
+        self._inputs = wanted.inputs
         self._rating = next((column for column in wanted.columns if column.is_label and column.form == "boolean"), None)
         self._answers = [column for column in wanted.columns if column.target and column.form == "content"]
 
@@ -182,6 +184,13 @@ class DuplicateTexts(HashedRows):
             low, high = np.sort(answers, axis=0)
             return prompts * _ODD[0] + low * _ODD[1] + high, (answers[0] == low).astype(np.int32)
         return None
+
+    def inputs_of(self, split: str) -> Iterator[tuple[Any, ...]]:
+        """Yields the inputs of each row of a split, in order."""
+        with ipc_reader(self._folder / split, mapped=False) as reader:
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                yield from zip(*(batch.column(column.name).to_pylist() for column in self._inputs), strict=True)
 
     def within(self, split: str) -> Equal | None:
         """Returns the rows whose text is in an earlier row of the split; of ratings and preferences, those that repeat

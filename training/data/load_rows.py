@@ -42,6 +42,7 @@ from training.data.hub_datasets import hub_splits
 from training.data.ipc_files import in_blocks, ipc_reader, ipc_writer
 from training.data.label_indices import has_unknown, in_order, label_indices, label_places, whole_number
 from training.data.mixtures import SetSize, describe_sets, mixed_counts, mixed_rows, passes
+from training.data.near_duplicates import require_package
 from training.data.readers import SPLITS, Block, MissingColumns, Numbers, load_reader
 from training.data.row_groups import RowGroups, describe_groups
 from training.data.row_problems import RowProblems, level_of
@@ -121,6 +122,8 @@ def load(
     out.mkdir(parents=True, exist_ok=True)
     given = [sources] if isinstance(sources, Mapping) else list(sources)
     wanted = [SourceColumns(one, task_type, tuple(evaluated)) for one in data.sets]
+    if level_of("near_duplicates", wanted[0]) != "ignore":
+        require_package()
     with user_code_errors(task_type), TemporaryDirectory(dir=out, prefix=".as-written-") as folder:
         reading = _Reading(data, wanted, given, Path(folder), progress, explain, only, spelt or {})
         reading.read_all()
@@ -362,11 +365,9 @@ class _Reading:
     def _found(self, check: str, found: Iterable[SplitProblem]) -> list[Problem]:
         """Returns what a check found as problems; none if it is ignored."""
         level = level_of(check, self.wanted)
-        return [
-            Problem(kind="data", where=one.where, message=one.message, check=check, level=level)
-            for one in found
-            if level != "ignore"
-        ]
+        if level == "ignore":  # nothing is searched then: the check itself takes time
+            return []
+        return [Problem(kind="data", where=one.where, message=one.message, check=check, level=level) for one in found]
 
     def describe_splits(self) -> dict[str, Any]:
         """Returns the groups or times of each split for the report, if the recipe names a column for them."""

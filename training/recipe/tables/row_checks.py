@@ -39,6 +39,7 @@ LEVELS: dict[str, Level] = {
     "duplicates": "warning",
     "conflicting_labels": "warning",
     "shared_rows": "warning",
+    "near_duplicates": "ignore",
     "missing_time": "error",  # rows without a value in the column of data.split, by: time
     "missing_group": "warning",  # rows without a value in the column of data.split, by: group
     "shared_groups": "warning",
