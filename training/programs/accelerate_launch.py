@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from accelerate.commands.launch import launch_command, launch_command_parser
+from accelerate.commands import launch
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Runs `accelerate launch` with the options of the command line."""
-    options = launch_command_parser().parse_args()
+    # Accelerate would start CUDA here, which does not survive a fork, and the program may be a fork of this process. It
+    # checks the number format itself.
+    launch.is_bf16_available = lambda ignore_tpu: True
+    options = launch.launch_command_parser().parse_args()
     if options.multi_gpu and options.num_machines == 1:
         from torch._C._distributed_c10d import HashStore
 
@@ -33,15 +36,15 @@ def main() -> None:
         one_machine.create_store(os.environ)
         _use_store(lambda machines, timeout: HashStore())
     elif options.multi_gpu and not options.machine_rank:
-        from accelerate.utils import launch
+        from accelerate.utils import launch as ports
 
         from training.distributed.ranks import host_store
 
         listening = socket.create_server((options.main_process_ip, options.main_process_port))
         options.main_process_port = listening.getsockname()[1]
         _use_store(lambda machines, timeout: host_store(listening, machines, timeout))
-        launch.is_port_in_use = lambda port: False  # it is: accelerate would choose another, on all interfaces
-    launch_command(options)
+        ports.is_port_in_use = lambda port: False  # it is: accelerate would choose another, on all interfaces
+    launch.launch_command(options)
 
 
 def _use_store(create: Callable[[int, timedelta], Store]) -> None:

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from tasks.jobs import fork_client
+from tasks.jobs.commands import accelerate_argv
 from tasks.jobs.engines.local import LOCAL
 from tasks.jobs.launch import run_job
+from tests import fork_server
 from tests.fork_server import NEW_PYTHON
 from tests.waiting import wait_until
 from training.jobs.processes import descendants, start_ticks
@@ -196,3 +198,38 @@ def test_the_fork_server_ends_with_the_run(tmp_path: Path) -> None:
             pid = server_pid()
             assert start_ticks(pid)
         assert not start_ticks(pid)
+
+
+def launch_beside_a_gpu(argv: list[str]) -> list[str]:
+    """The program that the launcher starts, in a process that sees a GPU and must not use it."""
+    import torch
+    from accelerate.commands import launch
+
+    from training.programs import accelerate_launch
+
+    started = list[str]()
+
+    class Popen:
+        returncode = 0
+
+        def __init__(self, argv: list[str], env: dict[str, str]) -> None:
+            started.extend(argv)
+
+        def wait(self) -> None:
+            pass
+
+    def start_cuda() -> None:
+        raise AssertionError("CUDA was started")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "_lazy_init", start_cuda)
+        patch.setattr(launch.subprocess, "Popen", Popen)
+        patch.setattr(sys, "argv", argv[2:])
+        accelerate_launch.main()
+    return started
+
+
+def test_the_launcher_leaves_the_gpu_to_the_program_because_cuda_does_not_survive_a_fork() -> None:
+    argv = accelerate_argv("own_program", num_processes=1, mixed_precision="bf16", use_cpu=False)
+    assert fork_server.call(launch_beside_a_gpu, argv)[1:] == ["-m", "own_program"]
