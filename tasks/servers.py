@@ -104,10 +104,10 @@ class ServicesState(BaseModel):
         return {}
 
 
-def take_port(port: int) -> tuple[socket.socket, ...]:
-    """A socket that listens on this port of 127.0.0.1; and one that keeps the port of ::1, where nothing answers then:
+def take_port(port: int, host: str = "127.0.0.1") -> tuple[socket.socket, ...]:
+    """A socket that listens on this port of the host; and one that keeps the port of ::1, where nothing answers then:
     for `localhost`, browsers and ssh try ::1 first, and any user could listen there. Raises OSError if one is taken."""
-    listening = socket.create_server(("127.0.0.1", port))
+    listening = socket.create_server((host, port))
     try:
         beside = socket.socket(socket.AF_INET6)
         beside.bind(("::1", listening.getsockname()[1]))

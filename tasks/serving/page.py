@@ -13,6 +13,7 @@ from fastapi.security import HTTPBearer
 
 from tasks.registry.model_spec import ModelSpec
 from training import task_types
+from training.problems import visible
 from training.recipe.column_types import EXAMPLES
 
 _STYLE = """
@@ -41,7 +42,10 @@ def example_command(model: ModelSpec, address: str, token: str, *, holds_convers
     if holds_conversations:
         path = "v1/chat/completions"
         body = {"model": model.name, "messages": [{"role": "user", "content": "Hello"}]}  # type: ignore[dict-item]
-    text = json.dumps(body, ensure_ascii=False).replace("'", "'\\''")
+    text = json.dumps(body, ensure_ascii=False)
+    if visible(text) != text:  # names of columns may hold codes of terminals
+        text = json.dumps(body)
+    text = text.replace("'", "'\\''")
     return f"curl {address}/{path} -H \"Authorization: Bearer {token}\" \\\n  -d '{text}'"
 
 

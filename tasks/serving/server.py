@@ -217,7 +217,7 @@ def _listen(options: ServeOptions) -> Iterator[socket.socket]:
         if options.fd is not None:
             sockets: tuple[socket.socket, ...] = (socket.socket(fileno=options.fd),)
         else:
-            sockets = take_port(port) if host in LOOPBACK else (socket.create_server((host, port)),)
+            sockets = take_port(port, host)
     except OSError as error:
         message = f"{host}:{port} cannot be used ({error.strerror}): name another port, by --port, or another host."
         raise UserError.of("option", "--port", message) from error

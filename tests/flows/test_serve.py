@@ -21,6 +21,7 @@ import openai
 import pytest
 
 from flows.cli.main import main
+from tasks.serving.server import ServeOptions, _listen
 from tasks.tracking.connection import MODEL_TAG, connect
 from tests.flows.forked import code_with_forked_programs, finetune
 from tests.flows.served import ROOT, Server, add_version, register, store_model
@@ -244,6 +245,12 @@ def test_a_request_needs_the_token_a_name_of_this_machine_and_a_body_that_fits(c
 
 
 # Clients that go away, promotions, deaths
+
+
+def test_a_server_for_other_machines_leaves_localhost_to_no_other_user() -> None:
+    options = ServeOptions("counter", host="0.0.0.0", port=0)
+    with _listen(options) as listening, pytest.raises(OSError):
+        socket.create_server(("::1", listening.getsockname()[1]), family=socket.AF_INET6).close()
 
 
 def test_a_client_that_goes_away_ends_its_generation(counter: Server) -> None:

@@ -364,6 +364,9 @@ def require_template(file: Path) -> None:
         raise UserError.of(
             "model", FIELD, f"{str(file)!r} is no Jinja: line {error.lineno}: {error.message}"
         ) from error
+    except RecursionError:  # its traceback has a thousand lines
+        message = f"{str(file)!r} has more parts in one another than can be read: name another Jinja file."
+        raise UserError.of("model", FIELD, message) from None
 
 
 def find_problem(messages: Any, *, answered: bool) -> str | None:

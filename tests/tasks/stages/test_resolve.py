@@ -418,6 +418,7 @@ def test_a_chat_template_counts_by_its_content_wherever_it_lies_and_whatever_the
         (b"\xff", "is not UTF-8 text: name a Jinja file."),
         (b"{{ 1\n{% if %}", "is no Jinja: line 2: "),
         (b"{% generation %}", "is no Jinja: line 1: "),
+        (b"{{ " + b"(" * 50_000, "has more parts in one another than can be read: "),
         (b"\xef\xbb\xbf{{ 1 }}", "begins with a byte order mark, with which every conversation would begin: "),
     ],
 )

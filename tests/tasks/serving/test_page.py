@@ -1,0 +1,43 @@
+"""The page of a served model, and the command that asks it, whatever the names of its columns are."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from html.parser import HTMLParser
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from tasks.serving.page import create_app, example_command
+
+NAMES = ["<script>alert(1)</script>", "</pre><img src=x onerror=alert(1)>", "it's $(id) `id`", "a\x9b31m\x1b]0;b\u202e"]
+
+
+def model(column: str) -> Any:
+    return SimpleNamespace(name="small", task={"task": "sequence-classification"}, columns={"text": column})
+
+
+@pytest.mark.parametrize("column", NAMES)
+def test_the_command_is_one_for_the_shell_and_shows_no_codes_of_terminals(column: str) -> None:
+    command = example_command(model(column), "http://127.0.0.1:8000", "TOKEN", holds_conversations=False)
+    assert all(letter.isprintable() or letter == "\n" for letter in command)
+    words = shlex.split(command.replace("\\\n", ""))
+    assert json.loads(words[words.index("-d") + 1]) == {"rows": [{column: f"some {column}"}]}
+    assert len(words) == 6
+
+
+@pytest.mark.parametrize("column", NAMES)
+def test_the_page_has_no_element_of_a_name(column: str) -> None:
+    found = list[str]()
+
+    class Elements(HTMLParser):
+        def handle_starttag(self, tag: str, attributes: Any) -> None:
+            found.append(tag)
+
+    client = TestClient(create_app(model(column), "Served.", holds_conversations=False))
+    for path in ("/", "/docs"):
+        Elements().feed(client.get(path).text)
+    assert found and not {"script", "img"} & {*found}
