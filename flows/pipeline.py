@@ -12,6 +12,7 @@ from tasks.stages.fit import FitArtifact, fit
 from tasks.stages.gate import gate
 from tasks.stages.load_data import LoadDataArtifact, counts_tokens, load_data
 from tasks.stages.load_model import load_model, require_same_labels
+from tasks.stages.must_hold import load_must_hold, must_hold, predict_must_hold
 from tasks.stages.predict import (
     answers_prompts,
     answers_turns,
@@ -52,6 +53,8 @@ class TrainingInputs:
     data: LoadDataArtifact
     model: Artifact
     tokens: Artifact
+    held: Artifact | None
+    """The rows that the model must have right."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ def prepare(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Trainin
     first = build(load_model, recipe, lock, None) if counts_tokens(recipe) else None
     data = build(load_data, recipe, lock, first)
     require_fitting(recipe, data)
+    held = build(load_must_hold, recipe, lock, data) if recipe.release.gate.must_hold else None
     # A model from scratch has a tokenizer that is trained on the rows.
     trains_tokenizer = recipe.model.source == "scratch" and lock.started_from is None
     model = first if first is not None else build(load_model, recipe, lock, data if trains_tokenizer else None)
@@ -77,7 +81,7 @@ def prepare(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Trainin
     tokens = build(tokenize, recipe, data, model)
     require_fitting_lengths(recipe, tokens)
     with_reference = build(reference_logprobs, recipe, lock, model, tokens) if needs_reference(recipe) else tokens
-    return TrainingInputs(lock, data, model, with_reference)
+    return TrainingInputs(lock, data, model, with_reference, held)
 
 
 def train_and_score(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Scored:
@@ -88,7 +92,7 @@ def train_and_score(build: Builder, recipe: Recipe, lock: Lock | None = None) ->
     data = ready.data if answers_turns(recipe) else None
     predictions = build(predict, recipe, ready.lock, ready.tokens, trained, base, data)
     scores = build(score, recipe, ready.data, ready.tokens, trained, predictions)
-    return Scored(ready.lock, ready.data, ready.model, ready.tokens, trained, predictions, scores)
+    return Scored(ready.lock, ready.data, ready.model, ready.tokens, ready.held, trained, predictions, scores)
 
 
 def pipeline(
@@ -113,7 +117,11 @@ def pipeline(
         if counts_comparisons(recipe):
             number = build(count_comparison, recipe, data, trained, predictions, opponent)
         comparison = build(compare, recipe, champion, number, data, tokens, trained, predictions, opponent)
-    verdict = build(gate, recipe, scores, comparison, selection)
+    held = None
+    if scored.held is not None:
+        predicted = build(predict_must_hold, recipe, lock, trained, scored.held)
+        held = build(must_hold, recipe, scored.held, predicted)
+    verdict = build(gate, recipe, scores, comparison, selection, held)
     exports, compared, publication = None, None, None
     if wants_exports(recipe, verdict):
         exports = build(export, recipe, trained)

@@ -24,6 +24,7 @@ from tasks.cache.results import Lock
 from tasks.hub.client import find_publishing_problems
 from tasks.reports.row_reports import read_report
 from tasks.stages.load_data import counts_tokens, load_data_settings, load_rows
+from tasks.stages.must_hold import load_must_hold_settings, read_must_hold
 from tasks.stages.preflight.model_check import require_model
 from tasks.stages.preflight.token_check import (
     count_tokens,
@@ -33,7 +34,7 @@ from tasks.stages.preflight.token_check import (
     scratch_folder,
 )
 from tasks.stages.preflight.training_estimate import find_improbable_rates
-from tasks.stages.resolve import pin_data, pin_tokenizer
+from tasks.stages.resolve import pin_data, pin_must_hold, pin_tokenizer
 from tasks.stages.score import find_frequent_positive, require_fitting, require_fitting_lengths
 from tasks.tracking.connection import MlflowFailed
 from training.problems import NETWORK, UserError
@@ -103,6 +104,7 @@ def _check(recipe: Recipe, findings: Findings, terminal: Terminal) -> None:
             findings.rows = read_report(folder / "rows")
             findings.problems += findings.rows["problems"]
             _require(require_fitting, recipe, folder / "rows", findings)
+            _require(_check_must_hold, recipe, folder, findings)
             findings.problems += [problem.model_dump() for problem in find_frequent_positive(recipe, folder / "rows")]
             terminal.stage_started("tokenize", "")
             _count_tokens(recipe, model, folder, findings, terminal)
@@ -133,6 +135,13 @@ def _require(requirement: Callable[[Recipe, Path], None], recipe: Recipe, folder
         requirement(recipe, folder)
     except UserError as error:
         findings.add(error)
+
+
+def _check_must_hold(recipe: Recipe, folder: Path) -> None:
+    """Reads the rows that the model must have right. Raises UserError."""
+    if recipe.release.gate.must_hold is not None:
+        settings = load_must_hold_settings(recipe, pin_must_hold(recipe))
+        read_must_hold(settings, folder / "rows", folder / "must_hold", lambda done, total: None)
 
 
 def _check_model(recipe: Recipe, findings: Findings, terminal: Terminal) -> Lock | None:

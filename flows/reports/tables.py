@@ -18,6 +18,7 @@ from tasks.reports.model_reports import (
     tabulate_comparison,
     tabulate_exports,
     tabulate_flips,
+    tabulate_wrong,
 )
 from tasks.reports.row_reports import tabulate_mixture
 from training.problems import visible
@@ -156,8 +157,8 @@ def metric_lines(metrics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list
 def verdict_lines(verdict: Verdict, head: str = "Verdict") -> list[str]:
     """Formats the decision behind `head`, its reason, the bounds, the comparison with the champion, and warnings."""
     lines = [f"{head}: {verdict.decision}", f"  {verdict.reason}"]
-    of_champion = (tabulate_comparison(verdict), tabulate_answers(verdict), tabulate_flips(verdict))
-    for table in (tabulate_checks(verdict), *of_champion):
+    compared = (tabulate_comparison(verdict), tabulate_answers(verdict), tabulate_flips(verdict))
+    for table in (tabulate_checks(verdict), *compared, tabulate_wrong(verdict)):
         if table:
             rows = align([list(table[0]), *(list(row.values()) for row in table[:MAX_CHECKS])])
             rows += [f"… and {len(table) - MAX_CHECKS:,} more"] if len(table) > MAX_CHECKS else []

@@ -14,6 +14,7 @@ from typing_extensions import TypeVar
 from tasks.home import home
 from training.evaluation.scores import ComparedExport as ComparedExport
 from training.evaluation.scores import Comparison as Comparison
+from training.evaluation.scores import HeldRows as HeldRows
 from training.evaluation.scores import Number
 
 Result = TypeVar("Result", default=Any)
@@ -152,6 +153,8 @@ class Lock(BaseModel):
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     num_processes: int = 1
     num_machines: int = 1
+    must_hold: list[PinnedFile] = Field(default_factory=list)
+    """The files of release.gate.must_hold."""
     notes: list[str] = Field(default_factory=list)
     """Messages for the user, such as an offline pin."""
     unreachable: list[str] = Field(default_factory=list)
@@ -251,6 +254,8 @@ class Verdict(BaseModel):
     """One sentence."""
     checks: list[Check] = Field(default_factory=list)
     comparison: Comparison | None = None
+    must_hold: HeldRows | None = None
+    """The rows that the model must have right; None if the recipe names none."""
     selection: Selection | None = None
     """How a sweep chose the model's settings."""
     warnings: list[str] = Field(default_factory=list)

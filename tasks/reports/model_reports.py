@@ -139,6 +139,20 @@ def tabulate_flips(verdict: Verdict) -> list[dict[str, str]]:
     ]
 
 
+def tabulate_wrong(verdict: Verdict) -> list[dict[str, str]]:
+    """Some rows that the model must have right and has wrong, those with a reason first."""
+    return [
+        {
+            "must hold": f"{row.row:,}",
+            "text": row.text,
+            "label": row.label,
+            "prediction": row.prediction,
+            "reason": row.reason,
+        }
+        for row in (verdict.must_hold.wrong if verdict.must_hold else [])
+    ]
+
+
 def tabulate_answers(verdict: Verdict) -> list[dict[str, str]]:
     """One row per figure of the answers of the model and its opponent."""
     found = verdict.comparison.answers if verdict.comparison else []
@@ -157,7 +171,7 @@ def tabulate_answers(verdict: Verdict) -> list[dict[str, str]]:
 
 def describe_verdict(verdict: Verdict) -> str:
     """The decision, its reason, the comparison and the warnings, as Markdown."""
-    made = (tabulate_comparison(verdict), tabulate_answers(verdict), tabulate_flips(verdict))
+    made = (tabulate_comparison(verdict), tabulate_answers(verdict), tabulate_flips(verdict), tabulate_wrong(verdict))
     tables = [table for table in made if table]
     parts = [f"**{verdict.decision}**: {escape_markdown(verdict.reason)}", *map(format_markdown, tables)]
     return "\n\n".join([*parts, *(f"Warning: {escape_markdown(warning)}" for warning in verdict.warnings)])

@@ -16,7 +16,7 @@ from tasks.reports.model_reports import summarize_exports
 if TYPE_CHECKING:
     from training.data.load_rows import LoadDataResult
     from training.engine.fit_settings import FitResult
-    from training.evaluation.scores import Comparison, SplitScores
+    from training.evaluation.scores import Comparison, HeldRows, SplitScores
     from training.jobs.protocol import Points
     from training.programs.create_model import ModelResult
     from training.programs.drift import DriftResult
@@ -79,6 +79,15 @@ def _summarize_comparison(result: Comparison) -> str:
     return f"{result.metric} {values[0]} against {values[1]} of {result.champion}"
 
 
+def _summarize_held(result: LoadDataResult) -> str:
+    return f"{result.test_rows:,} rows"
+
+
+def _summarize_wrong(result: HeldRows) -> str:
+    others = f", {result.others_wrong:,} of {result.others:,} others" if result.others else ""
+    return f"{result.named_wrong:,} of {result.named:,} rows with a reason wrong{others}"
+
+
 def _summarize_sizes(result: ExportResult) -> str:
     return ", ".join(f"{name} {format_size(size)}" for name, size in result.bytes.items())
 
@@ -94,6 +103,7 @@ def _summarize_evaluation(result: EvaluateResult) -> str:
 STAGES = {
     "resolve": StageEntry(),
     "load_data": StageEntry(_summarize_rows, has_report=True),
+    "load_must_hold": StageEntry(_summarize_held, is_optional=True),
     "load_model": StageEntry(_summarize_model),
     "tokenize": StageEntry(_summarize_tokens, has_report=True),
     "reference_logprobs": StageEntry(_summarize_rate, is_optional=True),
@@ -104,6 +114,8 @@ STAGES = {
     "predict_champion": StageEntry(_summarize_rate, is_optional=True),
     "count_comparison": StageEntry(is_optional=True),
     "compare": StageEntry(_summarize_comparison, is_optional=True),
+    "predict_must_hold": StageEntry(_summarize_rate, is_optional=True),
+    "must_hold": StageEntry(_summarize_wrong, is_optional=True),
     "gate": StageEntry(),
     "export": StageEntry(_summarize_sizes, is_optional=True),
     "compare_exports": StageEntry(summarize_exports, is_optional=True),

@@ -10,7 +10,7 @@ from tasks.cache.results import Artifact, Check, Selection, Verdict
 from tasks.cache.stage import Inputs, Work, action
 from tasks.reports.model_reports import read_slices
 from training import task_types
-from training.evaluation.scores import Comparison, Flips, SplitScores
+from training.evaluation.scores import Comparison, Flips, HeldRows, SplitScores
 from training.problems import Problem, UserError, nearest
 from training.recipe import Recipe
 from training.recipe.rules.slice_rules import FEWEST_ROWS, slice_of, unfitting_minimum
@@ -25,10 +25,12 @@ def inputs(
     scores: Artifact[SplitScores],
     comparison: Artifact[Comparison] | None,
     selection: Selection | None = None,
+    held: Artifact[HeldRows] | None = None,
 ) -> Inputs:
-    """The figures, their bounds, the comparison with the champion or the baseline, and the sweep that chose the
-    settings."""
+    """The figures, their bounds, the comparison with the champion or the baseline, the sweep that chose the settings,
+    and the rows that the model must have right."""
     upstream = {"score": scores.digest, "compare": comparison.digest if comparison else None}
+    upstream |= {"must_hold": held.digest} if held else {}
     metrics, gate = entries([recipe.compared_by]), recipe.release.gate.model_dump()
     sweep = {"sweep": selection.model_dump(mode="json")} if selection else {}
     return Inputs({"upstream": upstream, "release": {"gate": gate}, "metrics": metrics, **sweep})
@@ -41,19 +43,22 @@ def gate(
     scores: Artifact[SplitScores],
     comparison: Artifact[Comparison] | None,
     selection: Selection | None = None,
+    held: Artifact[HeldRows] | None = None,
 ) -> Verdict:
-    """Rejects a model that misses a bound, keeps one that is no better than the champion or the baseline, and promotes
-    the others."""
+    """Rejects a model that misses a bound or a row that it must have right, keeps one that is no better than the
+    champion or the baseline or flips too many rows, and promotes the others."""
     bounds, floors = _check_bounds(recipe, scores), _check_floors(recipe, scores)
-    checks = [*bounds, *floors.checks]
+    checks = [*bounds, *floors.checks, *_check_others(recipe, held.result if held else None)]
     compared = comparison.result if comparison else None
-    decision, reason = _decide(checks, floors.unused, compared, recipe.release.gate.min_rows)
+    missed = [*floors.unused, *_describe_wrong(held.result if held else None)]
+    decision, reason = _decide(checks, missed, compared, recipe.release.gate.min_rows)
     warnings = [*_find_warnings(recipe, compared, selection), *floors.warnings]
     return Verdict(
         decision=decision,
         reason=reason,
         checks=checks,
         comparison=compared,
+        must_hold=held.result if held else None,
         selection=selection,
         warnings=[*warnings, *(compared.warnings if compared else [])],
     )
@@ -143,13 +148,32 @@ def _check_floors(recipe: Recipe, scores: Artifact[SplitScores]) -> _Floors:
     return found
 
 
+def _check_others(recipe: Recipe, held: HeldRows | None) -> Iterator[Check]:
+    """The share of the rows without a reason that are right."""
+    must_hold = recipe.release.gate.must_hold
+    if must_hold is not None and held is not None and held.others:
+        share = 1 - held.others_wrong / held.others
+        yield Check(figure="must_hold.share", value=share, minimum=must_hold.min_share)
+
+
+def _describe_wrong(held: HeldRows | None) -> Iterator[str]:
+    """The rows with a reason that are wrong."""
+    if held is None or not held.named_wrong:
+        return
+    named = [row for row in held.wrong if row.reason][:MOST_LISTED]
+    rows = [f"{row.text} is {row.prediction} and must be {row.label}: {row.reason.rstrip('.')}" for row in named]
+    more = held.named_wrong - len(named)
+    rows += [f"and {more:,} more"] if more else []
+    yield f"of {held.named:,} rows that must hold, it has {held.named_wrong:,} wrong: {'; '.join(rows)}"
+
+
 def _decide(
-    checks: Sequence[Check], unused_floors: Sequence[str], comparison: Comparison | None, min_rows: int
+    checks: Sequence[Check], others: Sequence[str], comparison: Comparison | None, min_rows: int
 ) -> tuple[Literal["promote", "keep", "reject"], str]:
-    """The decision and its reason."""
+    """The decision and its reason; `others` are further reasons to reject."""
     missed = [check for check in checks if not check.passed]
-    if missed or unused_floors:
-        return "reject", f"{'; '.join([*_describe_missed(missed), *unused_floors])}."
+    if missed or others:
+        return "reject", f"{'; '.join([*_describe_missed(missed), *others])}."
     if comparison is None:
         return "promote", "it reaches every minimum, and there is no other champion to compare it with."
     described = _describe_comparison(comparison)

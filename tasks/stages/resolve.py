@@ -13,13 +13,14 @@ from typing import Any
 
 from tasks.cache.digests import Digests
 from tasks.cache.history import History
-from tasks.cache.input_files import Progress, digests_of
+from tasks.cache.input_files import Progress, digests_of, pin_files
 from tasks.cache.results import Lock, PinnedFile, PinnedRows
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import home
 from tasks.hub.client import Found, Kind, find_publishing_problems, look_up
 from tasks.jobs.engines import engine_of
 from tasks.jobs.hardware import gpu_compute_capabilities, mixed_precision, visible_gpus
+from tasks.prediction.input_rows import list_files
 from tasks.registry.champions import digest_rows, find_base, find_start
 from tasks.tracking.connection import find_registry_problems
 from training.data.file_systems import is_url
@@ -32,6 +33,7 @@ from training.models.weights import read_shapes
 from training.problems import Problem, UserError, on_one_line
 from training.recipe import Compute, Data, Recipe
 from training.recipe.fields import Lora, packages_of
+from training.recipe.reading_rules import ReadingRules
 from training.recipe.rules.release_rules import absent_splits
 from training.recipe.tables.exports import INSTALL, missing_packages
 from training.recipe.tables.formats import FORMATS
@@ -133,10 +135,27 @@ def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> d
         except UserError as error:
             problems.extend(error.problems)
     try:
+        found["must_hold"] = pin_must_hold(recipe)
+    except UserError as error:
+        problems.extend(error.problems)
+    try:
         found["model_files"] = found.get("model_files", {}) | _pin_chat_template(recipe)
     except UserError as error:
         problems.extend(error.problems)
     return found
+
+
+def pin_must_hold(recipe: Recipe) -> list[PinnedFile]:
+    """The files of release.gate.must_hold with their digests; none without the field. Raises UserError."""
+    if (must_hold := recipe.release.gate.must_hold) is None:
+        return []
+    try:
+        return pin_files(list_files([must_hold.path], rules=ReadingRules.of(recipe.data)))
+    except UserError as error:
+        place = {"where": "release.gate.must_hold.path"}
+        raise UserError(
+            problem.model_copy(update=place) if problem.where == "input[0]" else problem for problem in error.problems
+        ) from error
 
 
 def _find_absent_splits(recipe: Recipe, found: Mapping[str, Any]) -> Iterator[Problem]:

@@ -83,6 +83,7 @@ def spelt(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any
 
 SHOWN = "it decides what is shown, and when"
 PUBLISHED = {"release.hub": {"repo": "me/small", "license": "mit"}}
+MUST_HOLD = {"release.gate.must_hold": {"path": "rows/train.csv"}}
 EXPORTED = {"release.exports": ["onnx", "onnx-int8"]}
 BY_TIME = {"by": "time", "column": "day"}
 OF_HUB = {"data.source": "hub", "data.path": "me/rows"}
@@ -249,6 +250,9 @@ FIELDS: dict[str, Change | Nothing] = {
     "release.gate.control": Change("all", "count_comparison compare gate"),
     "release.gate.min_rows": Change(50, "gate"),
     "release.gate.flips.max_share": Change(0.02, "compare gate", {"release.gate.flips.max_share": 0.01}),
+    "release.gate.must_hold.path": Change("others/train.csv", "load_must_hold gate", MUST_HOLD),
+    "release.gate.must_hold.reason": Change("why", "load_must_hold must_hold gate", MUST_HOLD),
+    "release.gate.must_hold.min_share": Change(0.9, "gate", MUST_HOLD),
     "release.gate.baseline": Change(False, "gate"),
     "release.hub.repo": Change("me/other", "publish", PUBLISHED),
     "release.hub.license": Change("apache-2.0", "publish", PUBLISHED),
@@ -564,6 +568,23 @@ def test_the_parts_that_a_stage_reads_of_another_are_in_its_key(edited: str) -> 
     assert changed(keys(values), keys(values, edited)) == set(ARTIFACTS[edited].split())
 
 
+OF_MUST_HOLD = {
+    "load_data/labels.json": "load_must_hold",
+    "fit/model": "predict_must_hold",
+    "load_must_hold/test.arrow": "predict_must_hold must_hold",
+    "predict_must_hold": "must_hold",
+    "must_hold": "gate",
+}
+
+
+@pytest.mark.parametrize("edited", OF_MUST_HOLD)
+def test_rows_that_must_hold_are_read_by_stages_of_their_own(edited: str) -> None:
+    values = spelt(base(), MUST_HOLD)
+    names = {"load_must_hold", "predict_must_hold", "must_hold", "gate"}
+    assert changed(keys(values), keys(values, edited)) & names == set(OF_MUST_HOLD[edited].split())
+    assert not names - {"gate"} & keys(base()).keys()
+
+
 OF_REFERENCE = {
     "load_model": "tokenize reference_logprobs fit",
     "tokenize/test.arrow": "reference_logprobs",
@@ -598,7 +619,7 @@ def test_the_reference_is_shared_by_losses_and_trainings_and_left_out_by_losses_
 
 
 def test_the_table_of_stages_lists_the_stages_of_the_pipeline_in_order() -> None:
-    values = spelt(base(), {**PUBLISHED, **EXPORTED, "release.gate.control": "all"})
+    values = spelt(base(), {**PUBLISHED, **EXPORTED, **MUST_HOLD, "release.gate.control": "all"})
     assert ["resolve", *keys(values)] == [stage for stage in STAGES if stage != "reference_logprobs"]
     with_reference = ["resolve", *keys(spelt(base(), PREFERENCE))]
     assert with_reference == [stage for stage in STAGES if stage in with_reference] and "reference_logprobs" in STAGES

@@ -59,6 +59,28 @@ class AnswerMetric(Result):
     """The prompts."""
 
 
+class WrongRow(Result):
+    """A row that a model must have right, and has wrong."""
+
+    row: int
+    text: str
+    label: str
+    prediction: str
+    reason: str
+    """Empty for a row without one."""
+
+
+class HeldRows(Result):
+    """The rows of release.gate.must_hold: those with a reason, and the others."""
+
+    named: int
+    named_wrong: int
+    others: int
+    others_wrong: int
+    wrong: list[WrongRow]
+    """Some that are wrong, those with a reason first."""
+
+
 class FlippedRow(Result):
     """A row that the champion has right and the new model has wrong."""
 

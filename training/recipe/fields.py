@@ -332,6 +332,20 @@ class Flips(Section):
     release.gate.confidence, by Clopper and Pearson's exact bound: without any flip that takes 299 rows for 0.01."""
 
 
+class MustHold(Section):
+    """Rows that a model must have right to be registered."""
+
+    path: Text
+    """A file of rows with their labels, or a folder or glob of such files, read as the rows of data are. Relative
+    paths start from the working directory."""
+    reason: Text = "reason"
+    """The column with the reason why a row must be right, a text of at most 256 bytes. A row with a reason that the
+    model has wrong rejects the model; the verdict lists row and reason."""
+    min_share: float = Field(default=1.0, gt=0, le=1)
+    """The smallest share of the rows without a reason that must be right, such as 0.98 of the rows of past nights that
+    must not be forgotten."""
+
+
 class Gate(Section):
     """Conditions for a model to be registered and promoted."""
 
@@ -367,6 +381,8 @@ class Gate(Section):
     flips: Flips | None = None
     """The bound of flips: rows that the champion has right and the new model has wrong (null: any number). For task
     types whose predictions are right or wrong."""
+    must_hold: MustHold | None = None
+    """Rows of a file that a model must have right to be registered (null: none), for classification and tags."""
     baseline: bool = True
     """Whether a model without a champion must be better than the best constant prediction, by the same test on the same
     rows and never by a negative margin. Otherwise it is registered and not promoted (false: it is promoted if it meets

@@ -18,7 +18,7 @@ from tasks.tracking.run_tracker import format_check_name
 from tests.arrow import group
 from tests.made import COMPARISON
 from tests.raised import raised_problems
-from training.evaluation.scores import FlippedRow, Flips
+from training.evaluation.scores import FlippedRow, Flips, HeldRows, WrongRow
 from training.recipe import parse
 
 GENRES = [
@@ -44,6 +44,7 @@ def judge(
     comparison: Comparison | None = None,
     groups: list[dict[str, Any]] = GENRES,
     slices: Sequence[str] = (),
+    held: HeldRows | None = None,
 ) -> Verdict:
     """The verdict on a model with these groups of genre, and of whatever other slice."""
     recipe = parse(
@@ -61,7 +62,8 @@ def judge(
     scores.path.mkdir(parents=True, exist_ok=True)
     (scores.path / "slices.json").write_text(json.dumps({"validation": dict.fromkeys(["genre", *slices], groups)}))
     compared = Artifact(stage="compare", key="k", digest="d", result=comparison) if comparison else None
-    verdict = gate.make(Work("k", Path(), "run"), recipe, scores, compared)
+    found = Artifact(stage="must_hold", key="k", digest="d", result=held) if held else None
+    verdict = gate.make(Work("k", Path(), "run"), recipe, scores, compared, None, found)
     assert isinstance(verdict, Verdict)
     return verdict
 
@@ -151,6 +153,32 @@ def test_the_rows_that_a_bound_of_flips_takes_are_named_if_there_are_fewer() -> 
     assert judge({}, BETTER.model_copy(update={"flips": needy})).reason.endswith(
         "0.02, which takes 2,000 rows without any flip: add 128 more to test."
     )
+
+
+MUST_HOLD = {"must_hold": {"path": "must-hold.csv", "min_share": 0.98}}
+
+
+def test_a_model_that_has_a_row_wrong_that_must_hold_is_rejected_with_its_text_and_reason() -> None:
+    wrong = WrongRow(row=4, text="'not bad'", label="'good'", prediction="'bad'", reason="a court said so.")
+    other = wrong.model_copy(update={"row": 9, "reason": ""})
+    held = HeldRows(named=12, named_wrong=1, others=100, others_wrong=2, wrong=[wrong, other])
+    verdict = judge(MUST_HOLD, BETTER, held=held)
+    assert (verdict.decision, verdict.reason) == (
+        "reject",
+        "of 12 rows that must hold, it has 1 wrong: 'not bad' is 'bad' and must be 'good': a court said so.",
+    )
+    assert str(verdict.checks[-1]) == "must_hold.share 0.98 ≥ 0.98"
+    assert "          4  'not bad'  'good'  'bad'       a court said so." in verdict_lines(verdict)
+    assert format_check_name(verdict.checks[-1]) == "must_hold/share"
+    many = held.model_copy(update={"named_wrong": 40, "wrong": [wrong] * 11})
+    assert judge(MUST_HOLD, BETTER, held=many).reason.endswith("; and 30 more.")
+
+
+def test_a_share_of_the_rows_without_a_reason_must_be_right() -> None:
+    held = HeldRows(named=0, named_wrong=0, others=100, others_wrong=3, wrong=[])
+    assert judge(MUST_HOLD, BETTER, held=held).reason == "it misses must_hold.share 0.97 < 0.98."
+    assert judge(MUST_HOLD, BETTER, held=held.model_copy(update={"others_wrong": 2})).decision == "promote"
+    assert judge(MUST_HOLD, BETTER, held=held.model_copy(update={"others": 0, "others_wrong": 0})).checks == []
 
 
 def test_a_figure_without_a_value_on_most_draws_is_named() -> None:

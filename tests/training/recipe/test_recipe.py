@@ -279,10 +279,13 @@ def test_rows_that_are_packed_are_not_predicted() -> None:
 
 
 def test_a_bound_of_flips_needs_predictions_that_are_right_or_wrong() -> None:
-    flips = {"release.gate.flips.max_share": 0.01}
-    assert parse(PLAIN, flips).release.gate.flips
-    found = problems(overrides={"task": "regression", "evaluation.metrics": ["mse"], **flips})
-    assert found == {"release.gate.flips": Says("predictions of task regression are neither right nor wrong: …kto")}
+    fields = {"release.gate.flips.max_share": 0.01, "release.gate.must_hold.path": "must-hold.csv"}
+    assert parse(PLAIN, fields).release.gate.flips
+    found = problems(overrides={"task": "regression", "evaluation.metrics": ["mse"], **fields})
+    assert found == {
+        "release.gate.flips": Says("is not for task regression, …or choose from …kto"),
+        "release.gate.must_hold": Says("is not for task regression, …or choose from …token-classification."),
+    }
 
 
 def test_a_floor_is_of_a_slice_that_is_evaluated_and_of_a_metric_of_which_more_is_better() -> None:

@@ -12,7 +12,15 @@ from training.recipe.rules.data_rules import holds_out_test
 from training.recipe.rules.rule import MODULE_AND_NAME, Rule, WrittenRecipe
 from training.recipe.rules.slice_rules import LABEL, slice_of, slices_of_any_rows
 from training.recipe.tables.exports import OUTPUTS
-from training.recipe.tables.metrics import METRICS, RIGHT_OR_WRONG, WIN_RATE, non_numeric_label
+from training.recipe.tables.metrics import (
+    MANY_LABELS,
+    METRICS,
+    ONE_LABEL,
+    RIGHT_OR_WRONG,
+    TAGS,
+    WIN_RATE,
+    non_numeric_label,
+)
 from training.recipe.tables.strategies import STRATEGIES
 from training.recipe.tables.task_types import TASK_TYPES
 from training.recipe.task_specification import specification_class
@@ -218,12 +226,15 @@ def _gate_comparison(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 
 def _right_or_wrong(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
-    """Flips are rows that become wrong. A task type of the user's is checked when its predictions are compared."""
+    """Flips, and rows that must hold, are right or wrong. A user's task type is checked when its predictions are."""
     kind = task_type_of(written).prediction_type
-    if written["release.gate.flips"] is not None and kind is not None and kind not in RIGHT_OR_WRONG:
-        fitting = ", ".join(name for name in TASK_TYPES if specification_class(name).prediction_type in RIGHT_OR_WRONG)
-        message = f"predictions of task {written['task']} are neither right nor wrong: remove it, and set a floor or a "
-        yield "release.gate.flips", f"{message}margin. It is for {fitting}."
+    for field, kinds in (("flips", RIGHT_OR_WRONG), ("must_hold", (ONE_LABEL, MANY_LABELS, TAGS))):
+        if written[f"release.gate.{field}"] is not None and kind is not None and kind not in kinds:
+            fitting = ", ".join(name for name in TASK_TYPES if specification_class(name).prediction_type in kinds)
+            message = (
+                f"is not for task {written['task']}, but for tasks whose rows are each right or wrong: remove it, "
+            )
+            yield f"release.gate.{field}", f"{message}or choose from {fitting}."
 
 
 def _answers(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
