@@ -26,6 +26,7 @@ from training.data.row_groups import RowGroups
 from training.data.row_problems import RowProblems
 from training.data.row_statistics import MISSING_WORDS, SplitStatistics
 from training.data.row_times import RowTimes
+from training.data.split_signs import SplitSigns
 from training.recipe.source_columns import SourceColumns, StoredColumn
 
 if TYPE_CHECKING:
@@ -410,7 +411,7 @@ def shared_rows(statistics: SplitStatistics, places: Places, texts: DuplicateTex
 
 
 def near_duplicates(statistics: SplitStatistics, places: Places, texts: DuplicateTexts) -> Iterator[SplitProblem]:
-    """Rows that are nearly equal to a row of another split, such as paraphrases and templates: at least 70% of their
+    """Rows that are nearly equal to a row of another split, such as paraphrases and templates: at least 60% of their
     strings of 6 bytes, without case and spaces, are the same. Needs the extra near-duplicates, and some seconds for
     each 100,000 rows."""
     for other in texts.before(statistics.split):
@@ -424,6 +425,35 @@ def near_duplicates(statistics: SplitStatistics, places: Places, texts: Duplicat
                 "by a group, in data.split."
             )
             yield SplitProblem(str(later), message)
+
+
+def group_like(signs: SplitSigns) -> Iterator[SplitProblem]:
+    """Rows held out by chance, and a column that looks like a group: its values repeat in train, and rows with one
+    value share their label or their words far more than others. Only columns that can be slices are looked at."""
+    if sign := signs.groups():
+        alike = (
+            f"the label of such a row is right for {sign.agreement:.0%} of them, and that of any row for"
+            if sign.of == "labels"
+            else f"they share {sign.agreement:.0%} of their words with it, and with any row"
+        )
+        message = (
+            f"column {sign.column!r} looks like a group: {sign.shared:.0%} of the rows that are held out have a row of "
+            f"theirs in train, and {alike} {sign.chance:.0%}. If the model will meet new ones, its figures flatter it: "
+            f"set data.split: {{by: group, column: {sign.column}}}; if not, data.checks.group_like: ignore."
+        )
+        yield SplitProblem("data.split", message)
+
+
+def time_like(signs: SplitSigns) -> Iterator[SplitProblem]:
+    """Rows held out by chance, and a column of times with which the labels change: the newest rows are what the model
+    will meet. Only columns that can be slices are looked at."""
+    if sign := signs.times():
+        message = (
+            f"the labels change with the time in column {sign.column!r}: {sign.label!r} is {sign.newest:.0%} of the "
+            f"newest fifth of the rows and {sign.before:.0%} of those before, and the model will meet newer ones: set "
+            f"data.split: {{by: time, column: {sign.column}}}; if that does not matter, data.checks.time_like: ignore."
+        )
+        yield SplitProblem("data.split", message)
 
 
 def shared_groups(groups: RowGroups, wanted: SourceColumns) -> Iterator[SplitProblem]:
@@ -531,6 +561,14 @@ GROUP_CHECKS: dict[str, GroupCheck] = {
     "shared_groups": shared_groups,
 }
 """Each takes the groups of all splits."""
+
+SignCheck = Callable[[SplitSigns], Iterator[SplitProblem]]
+
+SIGN_CHECKS: dict[str, SignCheck] = {
+    "group_like": group_like,
+    "time_like": time_like,
+}
+"""Each takes the first rows of a set whose held-out rows are chosen by chance."""
 
 SetCheck = Callable[[Sequence[set[str]], Sequence[str]], Iterator[SplitProblem]]
 

@@ -34,7 +34,15 @@ import numpy as np
 import pyarrow as pa
 
 from training.data.casting import UNCODED_TYPES, CastBlock, cast_blocks
-from training.data.checks import GROUP_CHECKS, ROW_CHECKS, SET_CHECKS, SPLIT_CHECKS, SplitProblem, usable_rows
+from training.data.checks import (
+    GROUP_CHECKS,
+    ROW_CHECKS,
+    SET_CHECKS,
+    SIGN_CHECKS,
+    SPLIT_CHECKS,
+    SplitProblem,
+    usable_rows,
+)
 from training.data.duplicates import DuplicateTexts, Hashes, hash_rows
 from training.data.file_systems import display_name
 from training.data.holdout import held_out_shares, split_masks
@@ -50,6 +58,7 @@ from training.data.row_statistics import SplitStatistics, joined, text_lengths, 
 from training.data.row_times import RowTimes, TimeCut, WaitingRows, format_time
 from training.data.slice_columns import SliceColumns
 from training.data.sources import object_splits
+from training.data.split_signs import SplitSigns
 from training.jobs.protocol import Result
 from training.problems import Problem, UserError, user_code_errors
 from training.recipe.data_fields import SHARED
@@ -203,6 +212,10 @@ class _Reading:
         self.slices = SliceColumns(self.wanted, self.folder)
         self._open_files = ExitStack()
         self.groups = RowGroups(self.folder / "groups", self._open_files)
+        self.signs = {
+            index: SplitSigns(wanted) for index, wanted in enumerate(self.sets) if wanted.split_column is None
+        }
+        """Of the sets whose rows are held out by chance."""
         self._parts: list[tuple[int, SplitStatistics]] = []
         self._batches: dict[str, list[int]] = {}
         """The set of each batch that was written, by split."""
@@ -294,6 +307,8 @@ class _Reading:
         if by_group:
             block, drawn = self.groups.draw(block, wanted, hashes, self.row_problems[index])
         masks = split_masks(drawn, held_out, next(iter(statistics_of))) if cut is None else cut.masks(block)
+        if (trained := masks.get("train")) is not None and index in self.signs:
+            self.signs[index].add(block, ~trained)
         for name, mask in masks.items():
             part = block if mask is None else block.filter(mask)
             statistics_of[name].add(part)
@@ -356,6 +371,9 @@ class _Reading:
         for statistics in self.statistics_by_split.values():
             for name, check in SPLIT_CHECKS.items():
                 problems += self._found(name, check(statistics, places, self.duplicate_texts))
+        for index, signs in self.signs.items():
+            for name, look in SIGN_CHECKS.items():
+                problems += self.data.locate(self._found(name, look(signs)), index)
         for name, find in GROUP_CHECKS.items():
             problems += self._found(name, find(self.groups, self.wanted))
         for name, compare in SET_CHECKS.items():

@@ -4,7 +4,7 @@ package rensa, which the extra near-duplicates installs; training/data/checks.py
 Texts are compared by their shingles: all strings of SHINGLE_BYTES bytes of UTF-8, without case and with single spaces.
 That is six letters of English and two characters of Chinese, so scripts without spaces are compared too. Two texts are
 nearly equal if their shingles have a Jaccard index of at least LEAST_SIMILARITY. LSH finds the candidates, of which it
-misses about one in a hundred at that similarity and hardly any above 0.8; then their shingles are compared.
+misses about two in a hundred at that similarity and hardly any above 0.7; then their shingles are compared.
 
 Memory: the texts and some 500 bytes of each row of the later split, and a block of rows of the earlier one.
 """
@@ -24,9 +24,9 @@ from training.data.row_problems import shorten
 from training.problems import UserError
 
 SHINGLE_BYTES = 6
-LEAST_SIMILARITY = 0.7
+LEAST_SIMILARITY = 0.6
 MOST_CHARACTERS = 100_000  # of a row that are compared
-_PERMUTATIONS, _BANDS = 120, 24
+_PERMUTATIONS, _BANDS = 120, 30
 _SEED = 1
 _ESTIMATE_ERROR = 0.15  # more than three standard errors
 

@@ -104,6 +104,16 @@ def _by_kind(values: pa.Array) -> dict[Kind, tuple[Mask, Times]]:
     return {kind: _as_numbers(found[kind], kind) for kind in _KINDS if kind in found}
 
 
+def times_of(texts: pa.Array) -> Times | None:
+    """Returns the times of texts of which nearly all are times of one kind, NaN for others; None for other texts."""
+    for kind, (mask, times) in _by_kind(texts).items():
+        if kind != "number" and mask.mean() >= 0.99:
+            found = np.full(len(texts), np.nan)
+            found[mask] = times
+            return found
+    return None
+
+
 def _as_numbers(values: pa.Array, kind: Kind) -> tuple[Mask, Times]:
     """Returns the rows whose value converts, and its number."""
     to = _TYPES[kind]

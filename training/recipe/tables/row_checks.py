@@ -40,6 +40,8 @@ LEVELS: dict[str, Level] = {
     "conflicting_labels": "warning",
     "shared_rows": "warning",
     "near_duplicates": "ignore",
+    "group_like": "warning",
+    "time_like": "warning",
     "missing_time": "error",  # rows without a value in the column of data.split, by: time
     "missing_group": "warning",  # rows without a value in the column of data.split, by: group
     "shared_groups": "warning",
