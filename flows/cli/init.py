@@ -57,7 +57,7 @@ def init(arguments: argparse.Namespace) -> int:
         header.insert(0, f"yaml-language-server: $schema={SCHEMA.relative_to(FOLDER)}")
     parse(values_of(fields))
     try:
-        FOLDER.mkdir(exist_ok=True)
+        FOLDER.mkdir(mode=0o775, exist_ok=True)
         if foreign := find_replaceable(file.absolute()):
             message = (
                 f"{foreign} belongs to another user or may be written by others, who could change {file} before it "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import random
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -294,6 +296,18 @@ def test_a_recipe_is_not_written_where_others_can_change_it(folder: Path, capsys
     assert main(["init", "mails.csv", "--yes", "--model", "scratch"]) == 2
     assert "could change deployments/mails.yaml before it is run" in capsys.readouterr().err
     assert not Path("deployments/mails.yaml").exists()
+
+
+def test_a_recipe_is_not_one_that_others_may_write_whatever_the_umask_is(tmp_path: Path, home: Path) -> None:
+    write(str(tmp_path / "mails.csv"), labelled(","), "text,label")
+    before = os.umask(0)
+    try:
+        with contextlib.chdir(tmp_path):
+            assert main(["init", "mails.csv", "--yes", "--model", "scratch"]) == 0
+    finally:
+        os.umask(before)
+    for written in (tmp_path / "deployments", tmp_path / "deployments" / "mails.yaml"):
+        assert not written.stat().st_mode & stat.S_IWOTH
 
 
 def test_an_existing_recipe_is_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ import secrets
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -166,13 +166,14 @@ class Outcome(BaseModel):
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file that is always complete: the old one or the new one, even after a power cut.
+    """Writes a file that is always complete: the old one or the new one, even after a power cut. Other users cannot
+    write to it, whatever the umask is.
 
     Raises OSError, for example if the disk is full; then the old file is unchanged and no other file is left.
     """
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with open(aside, "xb") as file:
+        with open(aside, "xb", opener=partial(os.open, mode=0o664)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
