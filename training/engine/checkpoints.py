@@ -33,6 +33,8 @@ from typing import TYPE_CHECKING, Any
 
 from training import distributed
 from training.jobs.protocol import fsync, sha256
+from training.local_files import open_local
+from training.models.repository_files import HOME_ROOMS
 from training.problems import UserError, full_disk
 from training.recipe.tables.engines import ENGINES
 
@@ -195,18 +197,27 @@ def _compute_signature(manifest: bytes, key: Path) -> str:
 
 def adopt(named: Path, folder: Path, key: Path | None = None) -> None:
     """Copies an intact checkpoint, and those that it needs, to a folder of checkpoints, unless they exist there. With a
-    key, raises UserError unless the home with this key wrote each of the copies."""
+    key, raises UserError unless the home with this key wrote each of the copies. Raises UserError for links to files
+    elsewhere, because checkpoints may be shared, and for pipes."""
     for source in [*list_needed(named), named]:
         if (folder / source.name).exists():
             continue
         staging = staging_folder(folder / source.name)
-        shutil.copytree(source, staging)
+        shutil.copytree(source, staging, copy_function=_copy_local)
         if key is not None:  # the copy, because the original may have been replaced since its check
             _refuse(_not_own(staging, key), str(named))
         for path in staging.rglob("*"):
             fsync(path)
         os.rename(staging, folder / source.name)
     fsync(folder)
+
+
+def _copy_local(source: str, target: str) -> None:
+    opened = open_local(source, HOME_ROOMS, "training")
+    try:
+        shutil.copyfile(f"/proc/self/fd/{opened}", target)
+    finally:
+        os.close(opened)
 
 
 def step_of(checkpoint: Path) -> int:

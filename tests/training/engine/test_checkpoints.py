@@ -108,6 +108,21 @@ def test_rotation_keeps_the_newest_two_and_those_that_they_need(tmp_path: Path) 
     assert kept == ["checkpoint-10", "checkpoint-2", "checkpoint-9"]
 
 
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_copied_checkpoint_holds_no_file_from_elsewhere(tmp_path: Path, kind: str) -> None:
+    named, copies, secret = write(tmp_path / "theirs", 1), tmp_path / "ours", tmp_path / "password"
+    secret.write_text("secret")
+    checkpoints.adopt(write(tmp_path / "theirs", 2), copies)
+    assert (copies / "checkpoint-2" / "deep" / "file").read_text() == "weights"
+    if kind == "link":
+        (named / "deep" / "more").symlink_to(secret)
+    else:
+        os.mkfifo(named / "deep" / "more")
+    with pytest.raises(UserError, match=f"more: is a {kind}"):
+        checkpoints.adopt(named, copies)
+    assert not (copies / "checkpoint-1").exists()
+
+
 @pytest.mark.parametrize("stray", [".nfs000000000123", ".DS_Store", "notes.txt"])
 def test_stray_file_among_checkpoints_is_left_alone(tmp_path: Path, stray: str) -> None:
     write(tmp_path, 1)
