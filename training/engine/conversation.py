@@ -179,7 +179,7 @@ class Assistant:
         if seed is not None:
             torch.manual_seed(seed)
         kind, dtype, enabled = self._autocast
-        with torch.inference_mode(), torch.autocast(kind, dtype, enabled=enabled):
+        with torch.no_grad(), torch.autocast(kind, dtype, enabled=enabled):
             generated = self._network.generate(
                 input_ids=torch.from_numpy(ids).to(self._network.device),
                 attention_mask=torch.from_numpy(mask).to(self._network.device),

@@ -89,7 +89,8 @@ def predict(
         inputs = {name: tensor.to(network.device) for name, tensor in batch.items()}
         return None, 1, task_type.predictions(network, task_type.forward(network, inputs), inputs)
 
-    with torch.inference_mode(), torch.autocast(network.device.type, dtype, enabled=mixed_precision != "no"):
+    # Not inference_mode, in which autocast casts each weight again for every batch.
+    with torch.no_grad(), torch.autocast(network.device.type, dtype, enabled=mixed_precision != "no"):
         batches = (collate([rows[number] for number in numbers]) for numbers in plan)
         predictions = evaluate(
             batches, plan, predict_batch, report if ranks.rank() == 0 else lambda done: None

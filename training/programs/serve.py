@@ -179,10 +179,11 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         events.write(READY)
         connection, _ = listening.accept()
     restore_garbage_collection()
-    with connection:
+    on_gpu, dtype = predictor.network.device.type != "cpu", loading.DTYPES[settings.mixed_precision]
+    # Weights are cast once for all requests, except on a GPU, whose memory is too small for both.
+    with connection, torch.autocast("cpu", dtype, enabled=settings.mixed_precision != "no" and not on_gpu):
         inbox = _Inbox(connection)
         model, trimmed_s = _Model(task_type, predictor, settings, inbox), 0.0
-        on_gpu = predictor.network.device.type != "cpu"
         while waiting := inbox.take(settings.batch_size):
             rows = [one for one in waiting if isinstance(one, Predict)]
             for batch in split_by_length(rows) if rows and not on_gpu else [waiting]:
