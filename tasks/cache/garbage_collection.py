@@ -37,6 +37,8 @@ REPRODUCES = "reproduces"
 """A file in a home of `finetune reproduce`, which locks it while it runs: the digest of the model to make."""
 UNFINISHED = "unfinished"
 """A file in such a home whose path was not printed yet: once its process is dead, the home may be removed."""
+SERVED = ("serve-", "vllm-")
+"""The beginnings of the names of servers' jobs. A server removes its own at its end, unless it is killed."""
 LOCK = "home"
 # Setting folders aside takes no longer than a query of MLflow; a run takes longer.
 LOCK_WAIT_S = 10.0
@@ -70,9 +72,7 @@ def in_use(on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
 
     Waits, after `on_wait`, while folders are being set aside: as long as a query of MLflow takes.
     """
-    folder = home() / "locks"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    with shared_lock(folder / f"{LOCK}.lock", on_wait):
+    with shared_lock(_lock_file(), on_wait):
         yield
 
 
@@ -81,6 +81,14 @@ def find_pieces(needs: Needs) -> list[Piece]:
     artifacts, jobs = [*_artifacts(needs)], [*_jobs(needs)]
     stored = {piece.path.name for piece in (*artifacts, *jobs)}
     return [*artifacts, *jobs, *_leftovers(), *_records(needs, stored), *find_reproductions()]
+
+
+def remove_jobs_of_killed_servers() -> None:
+    """Removes nothing while a run is running or a server is loading: its job may not have its program yet."""
+    with exclusive_lock(_lock_file()) as alone:
+        for path in (home() / "jobs").glob("*") if alone else ():
+            if path.name.startswith(SERVED) and not is_held(path / "lock"):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def find_reproductions() -> Iterator[Piece]:
@@ -232,6 +240,12 @@ def bytes_on_disk(paths: Iterable[Path], freed: bool = False) -> int:
     return Sizes().of(paths, freed)
 
 
+def _lock_file() -> Path:
+    folder = home() / "locks"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / f"{LOCK}.lock"
+
+
 @contextlib.contextmanager
 def _no_run() -> Iterator[None]:
     """Keeps runs from starting in the block. Raises UserError while one is running."""
@@ -260,6 +274,8 @@ def _jobs(needs: Needs) -> Iterator[Piece]:
         needed_by = list(needs.needed_by.get(path.name, ()))
         if is_held(path / "lock"):
             needed_by.append("a program that is running")
+        elif path.name.startswith(SERVED):
+            pass
         elif path.name not in needs.known and time.time() - _last_change(path) < store.ABANDONED_S:
             needed_by.append("work of the last day")
         yield Piece(JOBS, path, tuple(needed_by))

@@ -27,6 +27,7 @@ import httpx2
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from tasks.cache.garbage_collection import in_use
 from tasks.environment_variables import environment
 from tasks.home import home
 from tasks.loopback import another_user_listens, check_listener
@@ -73,14 +74,15 @@ class VllmProcess:
         if shutil.which(PROGRAM) is None:
             raise UserError.of("option", "--engine", f"{PROGRAM} is not installed: pip install {PROGRAM}.")
         (home() / "jobs").mkdir(mode=0o700, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix="vllm-", dir=home() / "jobs"))
-        try:
-            await asyncio.to_thread(export_version, self.model, "safetensors", self._folder / "model")
-            self._launch()
-            await self._wait_until_it_answers()
-        except BaseException:
-            await asyncio.to_thread(self._end)
-            raise
+        with in_use():
+            self._folder = Path(tempfile.mkdtemp(prefix="vllm-", dir=home() / "jobs"))
+            try:
+                await asyncio.to_thread(export_version, self.model, "safetensors", self._folder / "model")
+                self._launch()
+                await self._wait_until_it_answers()
+            except BaseException:
+                await asyncio.to_thread(self._end)
+                raise
         self._watching = asyncio.create_task(self._watch())
 
     async def stop(self) -> None:
