@@ -62,6 +62,7 @@ class ModelProcess:
         self._files = contextlib.ExitStack()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Queue[Said | None]] = {}
+        self._unsent = list[bytes]()
         self._idle = asyncio.Event()
         self._stopping = False
         self.has_chat_template = False
@@ -141,8 +142,15 @@ class ModelProcess:
             self._idle.set()
 
     def _send(self, line: bytes) -> None:
+        """Sends a line, in one piece with all others of this turn of the event loop."""
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._send_lines)
+        self._unsent += (line, b"\n")
+
+    def _send_lines(self) -> None:
         if not self._writer.is_closing():
-            self._writer.write(line + b"\n")
+            self._writer.write(b"".join(self._unsent))
+        self._unsent.clear()
 
     async def _receive(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # a program that is killed may leave a part of a line

@@ -18,6 +18,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from tasks.serving.answers import REFUSED, ChatCompletion, Completion, Models
 from tasks.serving.metrics import Metrics
 from tasks.serving.model_process import ModelProcess, ProcessLost
 from tasks.serving.recorded_rows import RecordedRows
@@ -105,16 +106,16 @@ def build_routes(
     served: ServedModel[ModelProcess], metrics: Metrics, recorded: RecordedRows | None, *, holds_conversations: bool
 ) -> APIRouter:
     """The routes. `holds_conversations`: whether the model has a chat template."""
-    routes, answers = APIRouter(tags=["OpenAI's API"]), _Answers(served, metrics, recorded)
+    routes, answers = APIRouter(tags=["OpenAI's API"], responses=REFUSED), _Answers(served, metrics, recorded)
     created_s = int(time.time())
 
-    @routes.get("/v1/models")
+    @routes.get("/v1/models", response_model=Models)
     async def models() -> dict[str, Any]:
         """The served model."""
         model = {"id": served.name, "object": "model", "created": created_s, "owned_by": "finetune"}
         return {"object": "list", "data": [model]}
 
-    @routes.post("/v1/chat/completions")
+    @routes.post("/v1/chat/completions", response_model=ChatCompletion)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """The assistant's answer to a conversation."""
         if not holds_conversations:
@@ -128,7 +129,7 @@ def build_routes(
         }
         return await answers.respond(_Chat(tools or []), body, [fields], request)
 
-    @routes.post("/v1/completions")
+    @routes.post("/v1/completions", response_model=Completion)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """The continuation of a text, or of each of several texts."""
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt

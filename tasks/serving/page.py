@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from fastapi import FastAPI, Security
+from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
-from fastapi.security import HTTPBearer
 
 from tasks.registry.model_spec import ModelSpec
 from training import task_types
 from training.problems import visible
 from training.recipe.column_types import EXAMPLES
 
+OPEN_PATHS = ("/", "/health", "/docs", "/openapi.json")
+"""Paths that need no token."""
 _STYLE = """
 body {font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a}
 pre {background: #f4f4f4; padding: 1rem; overflow-x: auto} td, th {text-align: left; padding: .3rem 1.5rem .3rem 0}
@@ -49,15 +50,33 @@ def example_command(model: ModelSpec, address: str, token: str, *, holds_convers
     return f"curl {address}/{path} -H \"Authorization: Bearer {token}\" \\\n  -d '{text}'"
 
 
+class _Described(FastAPI):
+    """An application whose description says which paths need the token. The guard in front of it asks for the token."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The description, by OpenAPI."""
+        if self.openapi_schema is None:
+            said = super().openapi()
+            token = {"type": "http", "scheme": "bearer", "description": "finetune serve prints where the token is."}
+            said["components"]["securitySchemes"] = {"token": token}
+            for path, operations in said["paths"].items():
+                for operation in operations.values():
+                    operation["security"] = [] if path in OPEN_PATHS else [{"token": []}]
+        return super().openapi()
+
+
+def find_paths(app: FastAPI) -> set[str]:
+    """The paths of an application, which have no parameters."""
+    return {*OPEN_PATHS, *app.openapi()["paths"]}
+
+
 def create_app(model: ModelSpec, description: str, *, holds_conversations: bool) -> FastAPI:
     """An application with the page at `/` and `/docs`, and without routes for requests."""
-    bearer = HTTPBearer(auto_error=False, description="The token of the home; finetune serve prints where it is.")
-    app = FastAPI(
+    app = _Described(
         title=model.name,
         description=description,
         docs_url=None,  # FastAPI's page runs a script of another server
         redoc_url=None,
-        dependencies=[Security(bearer)],
     )
 
     @app.get("/", include_in_schema=False)

@@ -58,22 +58,23 @@ def said_error(said: Said) -> RequestRefused:
 
 async def until_gone(request: Request, work: Awaitable[T]) -> T:
     """The result of the work, which is cancelled if the client goes away."""
+    task = asyncio.current_task()
+    assert task is not None
 
-    async def wait_for_end() -> None:
+    async def cancel_at_end() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
+        task.cancel()
 
-    done, gone = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_end())
+    watching = asyncio.create_task(cancel_at_end())
     try:
-        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not done.done():
-            raise RequestRefused(CLIENT_GONE, "the client has gone.")
-        return done.result()
+        return await work
+    except asyncio.CancelledError:
+        if watching.done() and not task.uncancel():
+            raise RequestRefused(CLIENT_GONE, "the client has gone.") from None
+        raise
     finally:
-        for task in (done, gone):
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await done
+        watching.cancel()
 
 
 class StreamOf(StreamingResponse):

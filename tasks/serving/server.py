@@ -23,6 +23,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from tasks.cache.garbage_collection import remove_jobs_of_killed_servers
 from tasks.environment_variables import prepare_environment
 from tasks.home import create_secret
 from tasks.jobs.launch import JobFailed
@@ -31,10 +32,10 @@ from tasks.registry.model_spec import ModelSpec
 from tasks.servers import SERVE_PORT, services_folder, take_port
 from tasks.services.request_guard import App, Guard
 from tasks.serving import vllm
-from tasks.serving.http_api import OPEN_PATHS, Counted, build_app, limit_body_time, read_as_json
+from tasks.serving.http_api import Counted, build_app, limit_body_time, read_as_json
 from tasks.serving.metrics import Metrics
 from tasks.serving.model_process import ModelProcess
-from tasks.serving.page import example_command
+from tasks.serving.page import OPEN_PATHS, example_command, find_paths
 from tasks.serving.recorded_rows import RecordedRows
 from tasks.serving.served_model import ServedModel
 from tasks.serving.vllm import VllmProcess
@@ -53,6 +54,32 @@ DRAIN_S = 30
 """Requests that are not answered so long after SIGTERM are given up."""
 
 
+class _Transport:
+    """A client's connection, to which the head and the body of a response are sent in one piece."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport, self._unsent = transport, list[bytes]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Sends the data, with all others of this turn of the event loop."""
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._send)
+        self._unsent.append(data)
+
+    def close(self) -> None:
+        """Closes the connection after all that was written."""
+        self._send()
+        self._transport.close()
+
+    def _send(self) -> None:
+        if self._unsent:
+            self._transport.write(b"".join(self._unsent))
+            self._unsent.clear()
+
+
 class _Http(H11Protocol):
     """HTTP/1.1 with limits: of headers in bytes, by h11; of the time in which they arrive; of the time for which a
     client reads nothing while an answer waits."""
@@ -61,7 +88,7 @@ class _Http(H11Protocol):
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(_Transport(transport))  # type: ignore[arg-type]
         self._limit_head()
 
     def data_received(self, data: bytes) -> None:
@@ -133,6 +160,7 @@ def serve(options: ServeOptions, on_ready: Callable[[str, str], None]) -> None:
     `on_ready` is called with the address and a shell command that asks the model, when the server answers. Raises
     UserError, MlflowFailed, and JobFailed if the version cannot be loaded.
     """
+    remove_jobs_of_killed_servers()
     with _listen(options) as listening:
         asyncio.run(_serve(options, listening, on_ready))
 
@@ -170,12 +198,13 @@ async def _serve(options: ServeOptions, listening: socket.socket, on_ready: Call
     host, port = listening.getsockname()[:2]
     server = uvicorn.Server(
         uvicorn.Config(
-            _guarded(Counted(limit_body_time(read_as_json(app)), metrics), options, port),
+            Counted(_guarded(limit_body_time(read_as_json(app)), options, port), metrics, find_paths(app)),
             http=_Http,
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=DRAIN_S,
             lifespan="off",
+            proxy_headers=False,
         )
     )
     server.capture_signals = contextlib.nullcontext  # type: ignore[assignment]  # they have handlers above

@@ -20,6 +20,7 @@ import httpx
 import openai
 import pytest
 
+import tasks.serving.answers
 from flows.cli.main import main
 from tasks.serving.server import ServeOptions, _listen
 from tasks.tracking.connection import MODEL_TAG, connect
@@ -241,7 +242,39 @@ def test_a_request_needs_the_token_a_name_of_this_machine_and_a_body_that_fits(c
     assert "<code>POST /v1/chat/completions</code>" in page and "<script" not in page and counter.token not in page
     figures = counter.client.get("/metrics").text
     assert 'finetune_version{model="counter",version="1"} 1.0' in figures
-    assert 'finetune_requests_total{path="/predict",status="400"}' in figures
+    for refused in (400, 401, 403, 413):
+        assert f'finetune_requests_total{{path="/predict",status="{refused}"}}' in figures
+
+
+def test_the_description_has_the_forms_of_answers_and_the_paths_that_need_the_token(counter: Server) -> None:
+    described = httpx.get(counter.url + "/openapi.json", trust_env=False).json()
+    paths = {
+        "/predict": "Predictions",
+        "/v1/models": "Models",
+        "/v1/chat/completions": "ChatCompletion",
+        "/v1/completions": "Completion",
+        "/health": "Health",
+    }
+    for path, form in paths.items():
+        (operation,) = described["paths"][path].values()
+        schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+        assert schema["$ref"].endswith(f"/{form}"), path
+        assert operation["security"] == ([] if path == "/health" else [{"token": []}])
+        assert "422" not in operation["responses"]
+    forms = described["components"]["schemas"]
+    answers = {
+        "Predictions": counter.client.post("/predict", json={"rows": [{"talk": "one"}]}).json(),
+        "Models": counter.client.get("/v1/models").json(),
+        "Health": counter.client.get("/health").json(),
+        "Completion": counter.client.post("/v1/completions", json={"model": "counter", "prompt": "one"}).json(),
+        "ChatCompletion": counter.client.post(
+            "/v1/chat/completions", json={"model": "counter", "messages": [user("one")]}
+        ).json(),
+        "Refusal": counter.client.post("/v1/completions", json={}).json(),
+    }
+    for form, answer in answers.items():
+        assert {*answer} == {*forms[form]["properties"]} == {*forms[form]["required"]}, form
+        getattr(tasks.serving.answers, form).model_validate(answer)
 
 
 # Clients that go away, promotions, deaths
@@ -369,6 +402,24 @@ def test_a_server_that_is_stopped_while_it_loads_ends_without_a_traceback(counte
     assert {*(counter_home / "jobs").glob("serve-*")} == before
 
 
+def test_the_job_of_a_killed_server_goes_at_the_next_start_and_by_finetune_store(counter_home: Path) -> None:
+    before = {*(counter_home / "jobs").glob("serve-*")}
+
+    def killed() -> set[Path]:
+        with Server(counter_home, "counter/1") as server:
+            below = descendants(server.process.pid)
+            server.process.kill()
+            server.process.wait()
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below))
+        return {*(counter_home / "jobs").glob("serve-*")}
+
+    (first,) = killed() - before
+    (second,) = killed() - before
+    assert second != first
+    removed = finetune(counter_home, "store", "--remove", "--yes")
+    assert removed.returncode == 0 and not second.exists(), removed.stdout + removed.stderr
+
+
 # Mistakes
 
 
@@ -468,6 +519,14 @@ def test_a_request_that_cannot_be_passed_on_fails_alone_and_a_server_can_still_b
         assert ask('"\\ud800"').status_code == 400
         assert ask("[" * 230 + "]" * 230).status_code == 400
         assert server.client.post("/v1/chat/completions", content="{").status_code == 400
+        for body, message in {
+            "{": "body: is no JSON: EOF",
+            "[]": "body: Input should be an object",
+            '{"rows": [1]}': "rows.0: Input should be an object",
+            '{"rows": [], "row": 1}': "row: Extra inputs are not permitted",
+        }.items():
+            answer = server.client.post("/predict", content=body)
+            assert answer.status_code == 400 and message in answer.json()["error"]["message"], answer.text
         weird = {"model": "counter", "messages": [{"role": ["user"], "content": "one"}]}
         assert server.client.post("/v1/chat/completions", json=weird).status_code == 400
         parts = {"model": "counter", "messages": [user([{"type": "text", "text": "eight"}])]}

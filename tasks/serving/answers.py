@@ -1,0 +1,113 @@
+"""The forms of the answers, for the description of the API: answers are written without them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+
+class Predictions(BaseModel):
+    """The answer of /predict."""
+
+    model: str
+    """`NAME/VERSION`."""
+    predictions: list[dict[str, Any]]
+    """For each row, as `finetune predict` writes it; {"error": TEXT} for a row that cannot be used."""
+
+
+class Health(BaseModel):
+    """The answer of /health."""
+
+    status: Literal["ok", "loading"]
+    model: str
+    version: str | None
+    waiting: int
+    """Requests without a whole answer."""
+    problem: str | None
+    """Why the version that the alias has now is not served."""
+
+
+class Model(BaseModel):
+    """A served model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class Models(BaseModel):
+    """The answer of /v1/models."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Usage(BaseModel):
+    """Counts of tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class ChatChoice(BaseModel):
+    """An answer to a conversation."""
+
+    index: int
+    logprobs: None
+    message: dict[str, Any]
+    """`role`, `content` and `tool_calls` as in OpenAI's API, and `reasoning_content`."""
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class ChatCompletion(BaseModel):
+    """The answer of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class TextChoice(BaseModel):
+    """The continuation of a text."""
+
+    index: int
+    logprobs: None
+    text: str
+    finish_reason: Literal["stop", "length"]
+
+
+class Completion(BaseModel):
+    """The answer of /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage
+
+
+class Error(BaseModel):
+    """Why a request has no answer."""
+
+    message: str
+    type: Literal["invalid_request_error", "server_error"]
+    param: str | None
+    """The field of the request that is wrong."""
+    code: str | None
+
+
+class Refusal(BaseModel):
+    """The body of every response with a status of 400 and more."""
+
+    error: Error
+
+
+REFUSED: dict[int | str, dict[str, Any]] = {"default": {"model": Refusal, "description": "The request has no answer."}}
+"""The further responses of a path."""
