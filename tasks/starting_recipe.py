@@ -8,15 +8,19 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import yaml
 
 from tasks.cache.history import History
 from tasks.hub.client import explain_read_errors, look_up
 from tasks.starting_model import StartingModel, memory_here
 from training.data.infer_reading import SAMPLE_ROWS, Choice, FirstRows, is_on_hub, sample_hub, sample_rows
+from training.data.split_signs import SplitSigns
 from training.jobs.resources import as_text
 from training.problems import UserError, nearest, on_one_line, visible
 from training.recipe.infer_task import TaskGuess, guess_tasks
@@ -106,7 +110,7 @@ class RowsFound:
         fields: Fields = {"name": Choice(name), "task": Choice(guess.task, guess.reason, second)}
         fields |= {f"data.{field}": choice for field, choice in sample.fields.items()}
         fields |= _columns(sample, guess)
-        fields |= _held_out(sample)
+        fields |= _held_out(sample, guess)
         fields |= _checks(sample, guess)
         english = is_english(_texts_of(sample, guess))
         fields |= _model(guess.task, model, english=english, writes_tools="tools" in guess.texts)
@@ -296,16 +300,50 @@ def _rows_in_words(sample: FirstRows) -> str:
     return f"{'first ' if sample.rows >= SAMPLE_ROWS else ''}{sample.rows:,} rows"
 
 
-def _held_out(sample: FirstRows) -> Fields:
-    """Shares of the train rows for the splits that have no files of their own."""
+def _held_out(sample: FirstRows, guess: TaskGuess) -> Fields:
+    """Shares of the train rows for the splits that have no files of their own, and the choice of these rows."""
+    if "validation" in sample.splits:
+        return {}
     size = min(0.2, max(0.1, round(100 / max(sample.rows, 1), 2)))
-    reason = f"no file is named as a {{}} split; {size:.0%} of the rows, chosen by a hash of the text"
-    fields = {}
-    if "validation" not in sample.splits:
-        fields["data.validation_size"] = Choice(size, reason.format("validation"), f"{size / 2:g}")
-    if "test" not in sample.splits and "validation" not in sample.splits:
+    split = _split(sample, guess)
+    by, column = (split.value["by"], split.value["column"]) if split else ("rows", "")
+    hashed = f"chosen by a hash of {column or 'the text'}"
+    reason = f"no file is named as a {{}} split; {size:.0%} of the rows, {'the newest' if by == 'time' else hashed}"
+    fields = {"data.validation_size": Choice(size, reason.format("validation"), f"{size / 2:g}")}
+    if "test" not in sample.splits:
         fields["data.test_size"] = Choice(size, reason.format("test"), f"{size / 2:g}")
-    return fields
+    return fields | ({"data.split": split} if split else {})
+
+
+def _split(sample: FirstRows, guess: TaskGuess) -> Choice | None:
+    """Rows are held out by a column that looks like a group, or by a time with which labels change."""
+    named = {name for value in guess.data.values() for name in _names_in(value)}
+    others = {name: values for name, values in sample.columns.items() if name not in named}
+    labels = sample.columns[guess.data["label"]] if guess.labels and isinstance(guess.data.get("label"), str) else None
+    texts = sample.columns[guess.texts[0]] if guess.texts else None
+    signs = SplitSigns()
+    signs.add(
+        {name: pa.array(map(_plain_text, values), pa.string()) for name, values in others.items()},
+        None if labels is None else pa.array([str(label) for label in labels], pa.string()),
+        None if texts is None else pa.array([" ".join(_texts_in(text)) for text in texts], pa.string()),
+        np.random.default_rng(0).random(sample.rows) < 0.2,
+    )
+    if group := signs.groups():
+        reason = f"rows with one {group.column} share {group.agreement:.0%} of their {group.of}, and any two rows "
+        reason += f"{group.chance:.0%}, so one of them in train would give away the others"
+        return Choice({"by": "group", "column": group.column}, reason, "null, if the model meets the same ones again")
+    if time := signs.times():
+        reason = f"labels change with {time.column}: {time.label!r} is {time.newest:.0%} of the newest rows and "
+        reason += f"{time.before:.0%} of those before"
+        return Choice({"by": "time", "column": time.column}, reason, "null, which holds out rows of all times")
+    return None
+
+
+def _plain_text(value: Any) -> str | None:
+    """A single value as text; None for lists and objects."""
+    if isinstance(value, date):
+        return value.isoformat()
+    return str(value) if isinstance(value, str | int | float) else None
 
 
 def _model(task: str, model: str, *, english: bool, writes_tools: bool) -> Fields:

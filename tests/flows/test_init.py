@@ -124,6 +124,27 @@ def test_guesses_have_their_reason_and_the_second_best(folder: Path) -> None:
     assert "medium answerdotai/ModernBERT-base" in " ".join(lines[path - 2 : path])
 
 
+def test_rows_of_groups_and_of_changing_times_are_held_out_by_them(folder: Path) -> None:
+    draw = random.Random(2)
+    customers = [(f"c{n}", draw.choice([*LABELS])) for n in range(60)]
+    rows = [f"{sentence(draw, label)},{label},{name}" for name, label in customers for _ in range(5)]
+    Path("orders.csv").write_text("\n".join(["text,label,customer", *rows]) + "\n")
+    assert main(["init", "orders.csv", "--yes", "--model", "scratch"]) == 0
+    written = Path("deployments/orders.yaml").read_text()
+    recipe = yaml.safe_load(written)["deployments"][0]["parameters"]["recipe"]
+    assert recipe["data"]["split"] == {"by": "group", "column": "customer"}
+    assert "rows with one customer share 100% of their labels" in " ".join(written.replace("#", "").split())
+    assert main(["check", "deployments/orders.yaml"]) == 0
+    days = [f"2026-{1 + n // 28:02}-{1 + n % 28:02}" for n in range(300)]
+    labels = ["pets" if draw.random() < n / 300 else "food" for n in range(300)]
+    rows = [f"{sentence(draw, label)},{label},{day}" for day, label in zip(days, labels, strict=True)]
+    Path("news.csv").write_text("\n".join(["text,label,day", *rows]) + "\n")
+    assert main(["init", "news.csv", "--yes", "--model", "scratch"]) == 0
+    recipe = yaml.safe_load(Path("deployments/news.yaml").read_text())["deployments"][0]["parameters"]["recipe"]
+    assert recipe["data"]["split"] == {"by": "time", "column": "day"}
+    assert main(["check", "deployments/news.yaml"]) == 0
+
+
 def test_each_guess_has_a_second_best_and_the_gate_names_what_it_compares(folder: Path) -> None:
     write("mails.csv", labelled(";"), "text;label")
     assert main(["init", "mails.csv", "--model", "scratch"]) == 0

@@ -212,9 +212,7 @@ class _Reading:
         self.slices = SliceColumns(self.wanted, self.folder)
         self._open_files = ExitStack()
         self.groups = RowGroups(self.folder / "groups", self._open_files)
-        self.signs = {
-            index: SplitSigns(wanted) for index, wanted in enumerate(self.sets) if wanted.split_column is None
-        }
+        self.signs = {index: SplitSigns() for index, wanted in enumerate(self.sets) if wanted.split_column is None}
         """Of the sets whose rows are held out by chance."""
         self._parts: list[tuple[int, SplitStatistics]] = []
         self._batches: dict[str, list[int]] = {}
@@ -308,7 +306,7 @@ class _Reading:
             block, drawn = self.groups.draw(block, wanted, hashes, self.row_problems[index])
         masks = split_masks(drawn, held_out, next(iter(statistics_of))) if cut is None else cut.masks(block)
         if (trained := masks.get("train")) is not None and index in self.signs:
-            self.signs[index].add(block, ~trained)
+            self.signs[index].add_block(block, wanted, ~trained)
         for name, mask in masks.items():
             part = block if mask is None else block.filter(mask)
             statistics_of[name].add(part)

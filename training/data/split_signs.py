@@ -6,7 +6,7 @@ Only columns are looked at that are read for slices anyway, and only the first M
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -69,28 +69,32 @@ class TimeSign:
 class SplitSigns:
     """The first rows of a set whose held-out rows are chosen by chance."""
 
-    wanted: SourceColumns
     _rows: int = 0
     _held_out: list[Mask] = field(default_factory=list)
     _labels: list[pa.Array] = field(default_factory=list)
     _texts: list[pa.Array] = field(default_factory=list)
     _columns: dict[str, list[pa.Array]] = field(default_factory=dict)
 
-    def add(self, block: Block, held_out: Mask) -> None:
+    def add_block(self, block: Block, wanted: SourceColumns, held_out: Mask) -> None:
         """Adds the rows of a block, if there are not enough yet."""
-        if self._rows >= MOST_ROWS or not block.rows.num_rows:
-            return
-        rows = block.rows.num_rows
-        known = {name: one for name, one in block.slices.items() if one.nbytes <= MAX_BYTES * rows}
+        if self._rows < MOST_ROWS and block.rows.num_rows:
+            is_single = wanted.labels is not None and wanted.labels.form == "label"
+            labels = block.rows.column(wanted.labels.name) if wanted.labels and is_single else None
+            text = next((block.rows.column(one.name) for one in wanted.inputs if one.form == "text"), None)
+            self.add(block.slices, labels, text, held_out)
+
+    def add(
+        self, columns: Mapping[str, pa.Array], labels: pa.Array | None, texts: pa.Array | None, held_out: Mask
+    ) -> None:
+        """Adds rows: the columns that may be a group or a time, and the labels and texts if they have any."""
+        rows = len(held_out)
+        known = {name: one for name, one in columns.items() if one.nbytes <= MAX_BYTES * rows}
         for name in known:
             self._columns.setdefault(name, [pa.nulls(len(one)) for one in self._held_out])
         for name, values in self._columns.items():
             values.append(known.get(name, pa.nulls(rows)))
-        if self.wanted.labels is not None and self.wanted.labels.form == "label":
-            self._labels.append(block.rows.column(self.wanted.labels.name))
-        text = next((column for column in self.wanted.inputs if column.form == "text"), None)
-        if text is not None:
-            self._texts.append(pc.utf8_slice_codeunits(block.rows.column(text.name), 0, MOST_CHARACTERS))
+        self._labels += [labels] if labels is not None else []
+        self._texts += [pc.utf8_slice_codeunits(texts, 0, MOST_CHARACTERS)] if texts is not None else []
         self._held_out.append(held_out)
         self._rows += rows
 
