@@ -20,7 +20,7 @@ from transformers.integrations import unset_hf_deepspeed_config
 
 from training.models import adapters, weights
 from training.models.configurations import require_class, without_code
-from training.models.repository_files import require_no_other_files
+from training.models.repository_files import require_bounded, require_no_other_files
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
@@ -66,10 +66,14 @@ def padding_multiple() -> int:
 
 def load_tokenizer(folder: Path, model: Path | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder; its class may depend on the config of its model, in the folder `model` if that is
-    another one. Raises OSError or ValueError if it cannot be read, and UserError if it names files of elsewhere."""
+    another one. Raises OSError or ValueError if it cannot be read, and UserError if it names files of elsewhere, or
+    makes texts so long that they would fill the memory."""
     require_no_other_files(folder, *([] if model is None else [model]))
     config = {} if model is None else {"config": AutoConfig.from_pretrained(model, **_SAFE)}
-    return AutoTokenizer.from_pretrained(folder, **_SAFE, **config)
+    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **_SAFE, **config)
+    if loaded.is_fast:
+        require_bounded(loaded.backend_tokenizer, folder / "tokenizer.json")
+    return loaded
 
 
 def load_for_training(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from training.local_files import find_foreign, open_regular
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")
@@ -56,6 +58,8 @@ WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
 
 TOKENIZER_JSON_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Classes of transformers that use tokenizer.json unchanged. The others build a tokenizer from its vocabulary."""
+MOST_GROWTH = 1000
+"""A tokenizer whose replacements may make a text longer than this many times is refused."""
 OVERRIDDEN = ("hyperclovax_vision_v2", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "siglip2")
 """Model types for which transformers ignores the class in tokenizer_config.json."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -192,6 +196,22 @@ _OR_ELSE = "and no vocabulary in any other file: save its tokenizer again with A
 
 def _is_vocabulary(name: str) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in VOCABULARY_FILES)
+
+
+def require_bounded(tokenizer: Tokenizer, path: Path) -> None:
+    """Raises UserError for a tokenizer whose replacements make texts so long that they would fill the memory."""
+    for part in (tokenizer.normalizer, tokenizer.decoder):
+        if part is not None and (growth := _growth(json.loads(part.__getstate__()))) > MOST_GROWTH:
+            message = f"its replacements make a text up to {growth:,} times as long, more than {MOST_GROWTH:,} times: "
+            raise UserError.of("tokens", str(path), f"{message}it would fill the memory. Name another model.")
+
+
+def _growth(part: dict[str, Any]) -> int:
+    """A bound of the factor by which a normalizer or a decoder makes a text longer. A pattern may match nothing, in
+    front of each character."""
+    inner = [*part.get("normalizers", ()), *part.get("decoders", ())]
+    added = {"Replace": "content", "Prepend": "prepend"}.get(part["type"])
+    return (1 + len(part[added]) if added else 1) * math.prod(map(_growth, inner))
 
 
 def uses_tokenizer_json(tokenizer: Path, model: Path) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from training.models.repository_files import chat_template, read_json, special_tokens
+from training.models.repository_files import chat_template, read_json, require_bounded, special_tokens
 from training.problems import UserError
 from training.tokenization.special_tokens import MARK
 
@@ -279,18 +277,6 @@ def _word_ids(encodings: list[Encoding]) -> npt.NDArray[np.int32]:
     return np.fromiter((-1 if word is None else word for word in words), np.int32)
 
 
-MOST_GROWTH = 1000
-"""A tokenizer whose replacements may make a text longer than this many times is refused."""
-
-
-def _growth(part: dict[str, Any]) -> int:
-    """A bound of the factor by which a normalizer or a decoder makes a text longer. A pattern may match nothing, in
-    front of each character."""
-    inner = [*part.get("normalizers", ()), *part.get("decoders", ())]
-    added = {"Replace": "content", "Prepend": "prepend"}.get(part["type"])
-    return (1 + len(part[added]) if added else 1) * math.prod(map(_growth, inner))
-
-
 def load_encoder(folder: Path, max_length: int) -> FastEncoder:
     """The encoder of a folder's tokenizer.json, for folders of which `repository_files.uses_tokenizer_json` is true.
 
@@ -304,10 +290,7 @@ def load_encoder(folder: Path, max_length: int) -> FastEncoder:
     except Exception as error:  # the library raises bare Exception for any file that it cannot read
         message = f"tokenizer.json is not readable: {error}. Save the tokenizer again."
         raise UserError.of("tokens", str(path), message) from error
-    for part in (tokenizer.normalizer, tokenizer.decoder):
-        if part is not None and (growth := _growth(json.loads(part.__getstate__()))) > MOST_GROWTH:
-            message = f"its replacements make a text up to {growth:,} times as long, more than {MOST_GROWTH:,} times: "
-            raise UserError.of("tokens", str(path), f"{message}it would fill the memory. Name another model.")
+    require_bounded(tokenizer, path)
     settings = read_json(folder / "tokenizer_config.json")
     # As in transformers: special tokens that the file lacks are added, and the texts of a pair get different types.
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}

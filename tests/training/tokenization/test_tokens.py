@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from tests.arrow import read_arrow
 from tests.training.vocabularies import PAIRS, TEXTS, WORD_PIECES, word_pieces
 from training.data.ipc_files import ipc_writer
+from training.models.loading import load_tokenizer
 from training.problems import UserError
 from training.task_types.sequence_classification import SequenceClassification
 from training.tokenization.token_files import TokenizeResult, tokenize
@@ -137,14 +138,20 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["normalizer", "decoder"])
-def test_a_tokenizer_that_would_make_texts_a_million_times_as_long_is_refused(tmp_path: Path, part: str) -> None:
+@pytest.mark.parametrize("by_its_class", [False, True])
+def test_a_tokenizer_that_would_make_texts_a_million_times_as_long_is_refused(
+    tmp_path: Path, part: str, by_its_class: bool
+) -> None:
     folder = save_tokenizer(tmp_path / "tokenizer")
     settings = json.loads((folder / "tokenizer.json").read_text())
     replace = {"type": "Replace", "pattern": {"Regex": "."}, "content": "x" * 999}
     settings[part] = {"type": "Sequence", f"{part}s": [replace, replace]}
     (folder / "tokenizer.json").write_text(json.dumps(settings))
     with pytest.raises(UserError, match=r"tokenizer\.json: .*up to 1,000,000 times as long, more than 1,000 times"):
-        tokenize(SequenceClassification(), save_rows(tmp_path / "data"), folder, tmp_path / "out", 32)
+        if by_its_class:
+            load_tokenizer(folder)
+        else:
+            tokenize(SequenceClassification(), save_rows(tmp_path / "data"), folder, tmp_path / "out", 32)
 
 
 def test_a_tokenizer_that_names_no_side_to_truncate_is_refused(tmp_path: Path) -> None:
