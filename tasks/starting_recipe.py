@@ -113,7 +113,7 @@ class RowsFound:
         fields |= _held_out(sample, guess)
         fields |= _checks(sample, guess)
         english = is_english(_texts_of(sample, guess))
-        fields |= _model(guess.task, model, english=english, writes_tools="tools" in guess.texts)
+        fields |= _model(guess.task, model, english=english, writes_tools=guess.has_tools)
         evaluation = _evaluation(sample, guess)
         fields |= _training(sample, guess, fields, evaluation["evaluation.metrics"].value[0], english=english)
         fields |= evaluation
@@ -405,7 +405,7 @@ def _length(sample: FirstRows, guess: TaskGuess, fields: Fields, model: Starting
         for values in zip(*(sample.columns[name] for name in guess.texts), strict=True)
     ]
     writes = guess.task in _ANSWERING
-    around = (_TOKENS_ABOUT_TOOLS if "tools" in guess.texts else 0) + (_TOKENS_ABOUT_MESSAGES if writes else 0)
+    around = (_TOKENS_ABOUT_TOOLS if guess.has_tools else 0) + (_TOKENS_ABOUT_MESSAGES if writes else 0)
     lengths = model.tokens(texts, special=not writes)
     counted_by = "by the model's tokenizer"
     if lengths is None:
@@ -464,7 +464,7 @@ def _evaluation(sample: FirstRows, guess: TaskGuess) -> Fields:
             metrics.reverse()
             reason = f"{share:.0%} of the rows are {guess.labels[0]!r}, so accuracy says little"
             second = "[accuracy, f1_macro]"
-    if "tools" in guess.texts and sum(map(bool, sample.columns["tools"])) > sample.rows / 2:
+    if guess.task == "sft" and "tools" in guess.texts and sum(map(bool, sample.columns["tools"])) > sample.rows / 2:
         reason += f"; {TOOL_METRICS[0]} is of the calls that the trained model makes, and answers take time"
         second = f"[{TOOL_METRICS[0]}, {', '.join(metrics)}]"
         metrics.append(TOOL_METRICS[0])

@@ -210,10 +210,14 @@ def test_a_blank_line_in_a_table_is_passed_over(folder: Path) -> None:
     assert main(["init", "mails.csv", "--yes"]) == 0
 
 
-def test_rated_conversations_are_trained_on_where_the_rating_is_good(folder: Path) -> None:
+@pytest.mark.parametrize("task", ["kto", "sft"])
+def test_rated_conversations_are_judged_or_trained_on_where_the_rating_is_good(folder: Path, task: str) -> None:
     write("rated.jsonl", lambda draw: json.dumps({**json.loads(conversation(draw)), "label": draw.random() < 0.7}))
-    assert main(["init", "rated.jsonl", "--yes", "--model", "scratch"]) == 0
-    assert dict(recipe_of("rated")["data"])["filter"] == "label == True"  # type: ignore[call-overload]
+    chosen = ["--task", "sft"] if task == "sft" else []
+    assert main(["init", "rated.jsonl", "--yes", "--model", "scratch", *chosen]) == 0
+    data = dict(recipe_of("rated")["data"])  # type: ignore[call-overload]
+    assert recipe_of("rated")["task"] == task and data["columns"] == {"messages": "messages"}
+    assert data.get("filter") == ("label == True" if task == "sft" else None)
     assert main(["check", "deployments/rated.yaml"]) == 0
 
 

@@ -2,7 +2,7 @@
 
     [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]     ShareGPT
     {"from": "gpt", "value": "Hello"}                                         one answer of its preference files
-    {"messages": [{"role": "user", "content": "Hi"}]}                         `input` of OpenAI's preference files
+    {"messages": [{"role": "user", "content": "Hi"}], "tools": […]}           `input` of OpenAI's preference files
     [{"role": "developer", "content": "Be brief."}]                           OpenAI: a newer name of system
     [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]     arguments as JSON texts
     [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}]                  OpenAI: an older form
@@ -21,12 +21,14 @@ _NEWER_ROLES = {"developer": "system", "function": "tool"}
 
 
 def as_messages(value: Any, *, from_arrow: bool = False) -> Any:
-    """Returns the conversation as a list of messages; any other value as it is. Arrow gives all objects of a column the
-    same fields, so with `from_arrow` arguments of calls that are null are left out."""
+    """Returns the conversation as a list of messages, one with tools as `{"messages": …, "tools": …}`; any other value
+    as it is. Arrow gives all objects of a column the same fields, so with `from_arrow` arguments of calls that are null
+    are left out."""
     if isinstance(value, Mapping) and isinstance(value.get("messages"), list):
-        others = {name for name, one in value.items() if one not in (None, [])} - {"messages"}
-        if others <= {"parallel_tool_calls"}:
-            value = value["messages"]
+        given = {name for name, one in value.items() if one not in (None, [])}
+        if given <= {"messages", "tools", "parallel_tool_calls"}:
+            messages = as_messages(value["messages"], from_arrow=from_arrow)
+            return {"messages": messages, "tools": as_tools(value["tools"])} if "tools" in given else messages
     if isinstance(value, Mapping) and value.keys() == {"from", "value"} and _text(value["from"]) in _ROLES:
         value = [value]
     if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):

@@ -178,8 +178,9 @@ class DuplicateTexts(HashedRows):
         """Returns a hash of what each row judges, and the judgement: the rating of an answer, or which of two answers
         is the better one. None for rows without judgements."""
         answers = [hash_rows(rows, [column]) for column in self._answers]
-        if self._rating is not None and len(answers) == 1:
-            return prompts * _ODD[0] + answers[0], rows.column(self._rating.name).cast(pa.int32()).to_numpy()
+        if self._rating is not None and (len(answers) == 1 or "messages" in rows.schema.names):
+            judged = prompts * _ODD[0] + answers[0] if answers else prompts  # messages end with the answer
+            return judged, rows.column(self._rating.name).cast(pa.int32()).to_numpy()
         if self._rating is None and len(answers) == 2:
             low, high = np.sort(answers, axis=0)
             return prompts * _ODD[0] + low * _ODD[1] + high, (answers[0] == low).astype(np.int32)

@@ -143,12 +143,13 @@ def find_column_problems(wanted: SourceColumns, there: Sequence[str], where: str
             message = f"{where} has no column {name!r}: it has {_list(renamed)}.{nearest(name, renamed)}"
             message += _other_way(wanted, renamed) or _advice(wanted, name)
             problems.append(Problem(kind="data", where=field, message=message))
-    for name in wanted.unnamed(renamed):
+    unnamed = wanted.unnamed(renamed)
+    for name in unnamed:
         message = f"{where} has a column {name!r}, which the recipe does not name: set this to "
         message += f"{name} or, if it is something else, data.rename to {{{name}: another_name}}."
         problems.append(Problem(kind="data", where=f"data.columns.{name}", message=message))
     for name, instead in wanted.task_type.unread_columns.items():
-        if name in renamed and name not in wanted.by_source:
+        if name in renamed and name not in wanted.by_source and name not in unnamed:
             message = (
                 f"{where} has a column {name!r}, which would have no effect: {instead}; or, if it is something else, "
             )

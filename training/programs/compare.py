@@ -41,6 +41,7 @@ from training.problems import UserError, nearest
 from training.programs.score import read_inputs, write_samples
 from training.recipe.tables.metrics import METRICS, TOOL_METRICS, WIN_RATE, more_is_better
 from training.task_types.task_type import BaseReference
+from training.tokenization.preference_rows import prompt_as_json
 
 SHOWN_ROWS = 50
 FEW_ROWS, HEAVY_SHARE = 0.01, 0.5
@@ -148,13 +149,14 @@ def compare_answers(
     if settings.judge is None:
         return found, np.empty(0)
     inputs = read_inputs(data, answers.rows)
-    outcomes = judge_answers(settings.judge, [row["prompt"] for row in inputs], answers, report)
+    prompts = list(map(prompt_as_json, inputs))
+    outcomes = judge_answers(settings.judge, prompts, answers, report)
     add(WIN_RATE, outcomes, 1 - outcomes)
     names = {0.0: "opponent", 0.5: "neither", 1.0: "model"}
-    texts = zip(answers.rows.tolist(), inputs, answers.own, answers.others, outcomes.tolist(), strict=True)
+    texts = zip(answers.rows.tolist(), prompts, answers.own, answers.others, outcomes.tolist(), strict=True)
     judged = [
-        {"row": row, "prompt": given["prompt"], "answer": own, "opponent_answer": other, "better": names[outcome]}
-        for row, given, own, other, outcome in texts
+        {"row": row, "prompt": prompt, "answer": own, "opponent_answer": other, "better": names[outcome]}
+        for row, prompt, own, other, outcome in texts
     ]
     write_samples(judged, log / "judgements.csv")
     return found, outcomes

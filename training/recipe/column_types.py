@@ -26,7 +26,8 @@ EXAMPLES = {"texts": '["EU", "rejects"]', "labels": '["B-ORG", "O"]', "value": _
 BESIDE_CONVERSATIONS = {
     **dict.fromkeys(("system", "system_prompt"), "write its text as the first message, by 'system', or in the prompt"),
     "history": "write its turns as messages before the question, or in the prompt",
-    **dict.fromkeys(("tools", "functions"), "describe the tools in a message by 'system', or in the prompt"),
+    "tools": "describe the tools in a message by 'system', or in the prompt",
+    "functions": "set data.rename to {functions: tools} and data.columns.tools to tools",
 }
 """Columns that belong to conversations in other tools: `unread_columns` of the task types that learn from them."""
 

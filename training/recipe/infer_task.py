@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import mean
 from typing import Any
@@ -63,6 +63,8 @@ class TaskGuess:
     """The columns whose lengths count."""
     labels: Sequence[str] = ()
     """The labels in the rows, the most frequent first."""
+    has_tools: bool = False
+    """Whether rows declare tools to call."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,11 @@ class ColumnProfile:
         """Whether all values are lists of messages, with role and content or with from and value."""
         return self._all(lambda value: _are_messages(value, "role") or _are_messages(value, "from"))
 
+    @cached_property
+    def has_tools(self) -> bool:
+        """Whether a value is an object with tools."""
+        return any(isinstance(value, Mapping) and bool(value.get("tools")) for value in self.values)
+
     @property
     def repeats(self) -> bool:
         """Whether values recur as those of labels do: on average each at least twice."""
@@ -163,30 +170,46 @@ def _preferences(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
             named = {"prompt": "prompt" if "prompt" in columns else asked[0], **named}
         asked = [named["prompt"], "chosen"] if "prompt" in named else ["chosen"]
         reason = "each row has a chosen and a rejected answer"
-        yield TaskGuess("preference", reason, {"columns": named}, texts=asked)
-        yield TaskGuess("reward-modeling", f"{reason}, which also train a reward", {"columns": named}, texts=asked)
+        yield _with_tools(columns, TaskGuess("preference", reason, {"columns": named}, texts=asked))
+        reason += ", which also train a reward"
+        yield _with_tools(columns, TaskGuess("reward-modeling", reason, {"columns": named}, texts=asked))
     if {*_OPENAI_PREFERENCE} <= columns.keys():
         named = dict(zip(("prompt", "chosen", "rejected"), _OPENAI_PREFERENCE, strict=True))
-        reason = "each row has a preferred and a non-preferred output (OpenAI's form)"
-        yield TaskGuess("preference", reason, {"columns": named}, texts=(named["prompt"], named["chosen"]))
-        yield TaskGuess("reward-modeling", reason, {"columns": named}, texts=(named["prompt"], named["chosen"]))
-    if {"prompt", "completion", "label"} <= columns.keys() and columns["label"].is_boolean:
+        reason, asked = "each row has a preferred and a non-preferred output (OpenAI's form)", [*named.values()][:2]
+        for task in ("preference", "reward-modeling"):
+            guess = TaskGuess(task, reason, {"columns": named}, texts=asked, has_tools=columns["input"].has_tools)
+            yield _with_tools(columns, guess)
+    if "label" not in columns or not columns["label"].is_boolean:
+        return
+    reason = "each answer is rated as true or false"
+    if {"prompt", "completion"} <= columns.keys():
         data = {"columns": {"prompt": "prompt", "completion": "completion"}, "label": "label"}
-        yield TaskGuess("kto", "each answer is rated as true or false", data, texts=("prompt", "completion"))
+        yield _with_tools(columns, TaskGuess("kto", reason, data, texts=("prompt", "completion")))
+    for name, column in columns.items():
+        if column.is_messages:
+            data = {"columns": {"messages": name}, "label": "label"}
+            yield _with_tools(columns, TaskGuess("kto", reason, data, texts=(name,)))
+
+
+def _with_tools(columns: Mapping[str, ColumnProfile], guess: TaskGuess) -> TaskGuess:
+    """The guess with the column `tools`, if rows have one."""
+    if "tools" not in columns:
+        return guess
+    data = {**guess.data, "columns": {**guess.data["columns"], "tools": "tools"}}
+    return replace(guess, data=data, texts=(*guess.texts, "tools"), has_tools=True)
 
 
 def _conversations(columns: Mapping[str, ColumnProfile], there: Collection[str]) -> Iterator[TaskGuess]:
     """`there` are all columns, those without any value too."""
     for name, column in columns.items():
         if column.is_messages:
-            more = ("tools",) if "tools" in columns else ()
-            data: dict[str, Any] = {"columns": {"messages": name, **{one: one for one in more}}}
+            data: dict[str, Any] = {"columns": {"messages": name}}
             reason = f"column {name!r} has lists of messages"
             if "label" in columns and columns["label"].is_boolean:
                 yes = "True" if {*columns["label"].counts} <= {"True", "False"} else "1"
                 data["filter"] = f"label == {yes}"
-                reason += f", and 'label' rates them: only rows of {yes} are read (kto takes prompt, completion, label)"
-            yield TaskGuess("sft", reason, data, texts=(name, *more))
+                reason += f", and 'label' rates them: only rows of {yes} are read"
+            yield _with_tools(columns, TaskGuess("sft", reason, data, texts=(name,)))
     for names, roles in _ANSWERED.items():
         if columns.keys() >= {*names} and _are_texts(columns[name] for name in names):
             data = {"columns": dict(zip(roles, names, strict=True))}

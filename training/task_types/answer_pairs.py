@@ -38,6 +38,7 @@ class AnswerPairs(TaskType):
         ),
         "chosen": Column("content", target=True),
         "rejected": Column("content", target=True),
+        "tools": Column("value", optional=True, may_be_empty=True),
     }
     checks: ClassVar = {"pairs": "error", "equal_answers": "warning"}
     unread_columns: ClassVar = BESIDE_CONVERSATIONS
@@ -50,10 +51,10 @@ class AnswerPairs(TaskType):
     def row_problems(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
         """Rows that are no prompt with two answers, and rows whose answers are equal."""
         names = answer_names(rows)
-        found = [(find_row_problem(values, names), values) for values in parse_rows(rows)]
+        found = [(find_row_problem(row, names), row) for row in parse_rows(rows)]
         for mask, reason in masks_by_reason([problem for problem, _ in found]):
             yield "pairs", f"has no prompt with two answers ({reason})", mask
-        equal = [problem is None and same_answers(values) for problem, values in found]
+        equal = [problem is None and same_answers(row) for problem, row in found]
         yield "equal_answers", "has two equal answers", np.array(equal, bool)
 
     def target_count(self, batch: Batch) -> int:

@@ -1,6 +1,7 @@
 """KTO: completions that are labelled desirable or undesirable, one by one, become likelier or less likely.
 
-A row of the data set        {"prompt": "2 + 2 =", "completion": " 4", "label": true}, or messages in their place
+A row of the data set        {"prompt": "2 + 2 =", "completion": " 4", "label": true}, or messages in their place, or
+                             {"messages": […, {"role": "assistant", "content": "4"}], "label": true}
 token features               training/tokenization/completion_rows.py
 the model's output           logits (2B, T, V), summed up to the log-probability of each text's completion
 the reference                the same of the base model, which the stage reference_logprobs adds to the token rows
@@ -14,6 +15,7 @@ B rows of a batch, T tokens of the longest text, V vocabulary.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -28,6 +30,7 @@ from training.evaluation.preferences import UnpairedPreferences, baseline_by_rat
 from training.recipe.tables.metrics import ANSWER_METRICS, UNPAIRED, metrics_for
 from training.task_types.preference_tuning import PreferenceTuning
 from training.task_types.task_type import Column, StepSums
+from training.tokenization.chat_templates import find_problem
 from training.tokenization.completion_rows import (
     COMPLETION_TOKENS,
     FACTS,
@@ -37,6 +40,7 @@ from training.tokenization.completion_rows import (
     completion_features,
 )
 from training.tokenization.preference_rows import (
+    MESSAGES,
     answer_names,
     count_repeated,
     encode_rows,
@@ -88,7 +92,9 @@ class Kto(PreferenceTuning, StepSums):
     columns: ClassVar[Mapping[str, Column]] = {
         "prompt": Column("content"),
         "completion": Column("content", target=True),
+        "messages": Column("value"),
         "label": Column("boolean"),
+        "tools": Column("value", optional=True, may_be_empty=True),
     }
     checks: ClassVar = {"completions": "error"}
     prediction_type: ClassVar = UNPAIRED
@@ -100,10 +106,19 @@ class Kto(PreferenceTuning, StepSums):
 
     # Rows
 
+    def column_sets(self) -> Sequence[Mapping[str, Column]]:
+        sets = (("prompt", "completion", "label", "tools"), ("messages", "label", "tools"))
+        return [{name: self.columns[name] for name in names} for names in sets]
+
     def row_problems(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
         """Rows that are no prompt with a completion."""
         names = answer_names(rows)
-        for mask, reason in masks_by_reason([find_row_problem(values, names) for values in parse_rows(rows)]):
+        talks = rows.column(MESSAGES).to_pylist() if MESSAGES in rows.schema.names else [None] * rows.num_rows
+        problems = [
+            (talk and find_problem(json.loads(talk), answered=True)) or find_row_problem(row, names)
+            for talk, row in zip(talks, parse_rows(rows), strict=True)
+        ]
+        for mask, reason in masks_by_reason(problems):
             yield "completions", f"has no prompt with a completion ({reason})", mask
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import Field
 
 from training.data.row_problems import masks_by_reason
@@ -21,7 +20,15 @@ from training.task_types.causal_lm import CausalLM
 from training.task_types.generation import Generation
 from training.task_types.sft import SupervisedFineTuning
 from training.task_types.task_type import AnswersPrompts, BaseReference
-from training.tokenization.preference_rows import PROMPT, answer_names, encode_rows, find_row_problem, parse_rows
+from training.tokenization.preference_rows import (
+    MESSAGES,
+    PROMPT,
+    TOOLS,
+    answer_names,
+    encode_rows,
+    find_row_problem,
+    parse_rows,
+)
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -68,18 +75,18 @@ class PreferenceTuning(SupervisedFineTuning, BaseReference, AnswersPrompts):
     def row_problems_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """Prompts that are neither a text nor messages to answer."""
         names = answer_names(rows)
-        for mask, reason in masks_by_reason([find_row_problem(values, names) for values in parse_rows(rows)]):
-            yield "prompt", f"has no prompt to answer ({reason})", mask, ""
+        role = MESSAGES if MESSAGES in rows.schema.names else PROMPT
+        for mask, reason in masks_by_reason([find_row_problem(row, names) for row in parse_rows(rows)]):
+            yield role, f"has no prompt to answer ({reason})", mask, ""
 
     def is_rendered(self, rows: pa.RecordBatch) -> Mask:
-        """Rows with a list of messages."""
-
-        columns = [rows.column(name) for name in (PROMPT, *answer_names(rows))]
-        return np.any([pc.starts_with(column, "[").to_numpy(zero_copy_only=False) for column in columns], axis=0)
+        """Rows with messages, or with tools."""
+        return np.array([not row.is_text for row in parse_rows(rows)], bool)
 
     def prompts(self, encoder: Encoder, rows: pa.RecordBatch, settings: GenerationConfig) -> list[AnswerTokens]:
         """The tokens of each row's prompt."""
-        return [alone for (alone,) in encode_rows(encoder, rows.select(["prompt"]), append_eos=False)]
+        alone = rows.select([name for name in rows.schema.names if name in (PROMPT, MESSAGES, TOOLS)])
+        return [prompt for (prompt,) in encode_rows(encoder, alone, append_eos=False)]
 
     def prompt_of(self, row: Mapping[str, Any]) -> Ids:
         """The tokens of the prompt of a token row."""

@@ -24,7 +24,7 @@ from training.evaluation.preferences import Preferences
 from training.recipe.tables.metrics import ANSWER_METRICS
 from training.task_types.answer_pairs import AnswerPairs
 from training.task_types.task_type import Column, TaskType
-from training.tokenization.chat_templates import find_problem
+from training.tokenization.chat_templates import find_problem, find_tool_problem
 from training.tokenization.preference_rows import ANSWER_TOKENS, count_repeated, encode_rows, pair_features, parse_rows
 
 if TYPE_CHECKING:
@@ -74,10 +74,11 @@ class RewardModeling(AnswerPairs):
     }
 
     def row_problems_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
-        """Texts without content, and values that are no messages."""
+        """Values that are no messages, and tools that are none."""
         problems = [
-            find_problem(prompt, answered=False) if not isinstance(prompt, str) else None
-            for prompt, *_ in parse_rows(rows)
+            find_tool_problem(row.tools)
+            or (None if isinstance(row.prompt, str) else find_problem(row.prompt, answered=False))
+            for row in parse_rows(rows)
         ]
         for mask, reason in masks_by_reason(problems):
             yield "prompt", f"has neither a text nor a conversation ({reason})", mask, ""

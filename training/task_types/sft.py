@@ -123,10 +123,7 @@ class SupervisedFineTuning(CausalLM, AnswersTurns):
         "output": Column("text", target=True),
     }
     checks: ClassVar = {"messages": "error"}
-    unread_columns: ClassVar = {
-        **{name: instead for name, instead in BESIDE_CONVERSATIONS.items() if name != "tools"},
-        "functions": "set data.rename to {functions: tools} and data.columns.tools to tools",
-    }
+    unread_columns: ClassVar = BESIDE_CONVERSATIONS
 
     def column_sets(self) -> Sequence[Mapping[str, Column]]:
         sets = (("messages", "tools"), ("prompt", "completion"), ("instruction", "input", "output"))

@@ -4,7 +4,9 @@
     {"prompt": "2 + 2 =", "completion": " 4"}                                      the same with one answer
     {"prompt": [USER], "chosen": [ASSISTANT], "rejected": [ASSISTANT]}             messages, by the chat template
     {"prompt": "2 + 2?", "chosen": [USER, ASSISTANT], "rejected": [USER, ASSISTANT]}   the prompt is a user's message
+    {"messages": [USER, ASSISTANT], "label": true}                                 the last message is the completion
 
+Messages may call tools, which a column `tools` declares, or a prompt of the form {"messages": [USER], "tools": [TOOL]}.
 Answers may repeat the messages of the prompt. A text of several words that both answers of a pair repeat as their
 beginning is taken off them, as in Anthropic's HH. An answer is one message of the assistant.
 """
@@ -14,14 +16,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from training.data.arrow_columns import as_json
+from training.data.conversation_forms import as_tools
 from training.problems import UserError
 from training.tokenization.answer_tokens import AnswerTokens, encode_answers
-from training.tokenization.chat_templates import FIELD, ChatTemplate, find_problem
+from training.tokenization.chat_templates import CALLS, FIELD, ChatTemplate, find_problem, find_tool_problem
 from training.tokenization.features import Features, RefusedRows, list_column
 from training.tokenization.packing import OF_ANSWER
 
@@ -29,7 +33,8 @@ if TYPE_CHECKING:
     from training.tokenization.chat_templates import Spans
     from training.tokenization.encoder import Encoder
 
-PROMPT, ANSWERS = "prompt", ("chosen", "rejected", "completion")
+PROMPT, MESSAGES, TOOLS = "prompt", "messages", "tools"
+ANSWERS = ("chosen", "rejected", "completion")
 CHOSEN_LENGTH = "chosen_length"
 """The column with the number of tokens of the chosen text."""
 ANSWER_TOKENS = ("chosen_tokens", "rejected_tokens")
@@ -43,18 +48,46 @@ _NEITHER = "must be a text, or one message by 'assistant', perhaps after the mes
 Content = str | list[dict[str, Any]]
 
 
-def parse_rows(rows: pa.RecordBatch) -> list[list[Any]]:
-    """The prompt of each row, then its `answer_names`, as JSON values, without a prompt that both answers repeat."""
+class PreferenceRow(NamedTuple):
+    """A prompt with its answers, as JSON values."""
+
+    prompt: Any
+    answers: Sequence[Any]
+    """In the order of `answer_names`."""
+    tools: Any = None
+    """The declarations of the tools that it may call."""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether prompt and answers are joined as they are, without the chat template."""
+        return not self.tools and all(isinstance(value, str) for value in (self.prompt, *self.answers))
+
+
+def parse_rows(rows: pa.RecordBatch) -> list[PreferenceRow]:
+    """The rows, without a prompt that both answers repeat."""
     return [
-        [values[0], *(answer[len(values[0]) :] for answer in values[1:])] if _remark(values) == "repeated" else values
-        for values in _parse(rows)
+        row._replace(answers=[answer[len(row.prompt) :] for answer in row.answers])
+        if _remark(row) == "repeated"
+        else row
+        for row in _parse(rows)
     ]
 
 
-def _parse(rows: pa.RecordBatch) -> list[list[Any]]:
-    names = (PROMPT, *answer_names(rows))
-    columns = [list(map(json.loads, rows.column(name).to_pylist())) for name in names]
-    return [list(values) for values in zip(*columns, strict=True)]
+def _parse(rows: pa.RecordBatch) -> list[PreferenceRow]:
+    return [_parse_row(values, answer_names(rows)) for values in rows.to_pylist()]
+
+
+def _parse_row(values: Mapping[str, Any], names: Sequence[str]) -> PreferenceRow:
+    tools = json.loads(values.get(TOOLS) or "null")
+    if MESSAGES in values:
+        prompt, answer = json.loads(values[MESSAGES]), list[Any]()
+        if names and isinstance(prompt, list):
+            prompt, answer = prompt[:-1], prompt[-1:]
+        return PreferenceRow(prompt, [answer] * len(names), as_tools(tools))
+    prompt = json.loads(values[PROMPT])
+    if isinstance(prompt, Mapping) and prompt.keys() == {MESSAGES, TOOLS}:
+        prompt, tools = prompt[MESSAGES], prompt[TOOLS]
+    return PreferenceRow(prompt, [json.loads(values[name]) for name in names], as_tools(tools))
 
 
 def repeats(prompt: Content, answer: Content) -> bool:
@@ -63,15 +96,14 @@ def repeats(prompt: Content, answer: Content) -> bool:
     return isinstance(prompt, str) and isinstance(answer, str) and len(prompt.split()) > 1 and answer.startswith(prompt)
 
 
-def _remark(values: Sequence[Any]) -> str:
+def _remark(row: PreferenceRow) -> str:
     """The remark of token_files.REMARKS on a row of `_parse` whose answers repeat the prompt; empty if none does."""
-    prompt, *answers = values
-    count = sum(repeats(prompt, answer) for answer in answers)
+    count = sum(repeats(row.prompt, answer) for answer in row.answers)
     if not count:
         return ""
-    if len(answers) == 1:
+    if len(row.answers) == 1:
         return "repeated_in_completion"
-    return "repeated" if count == len(answers) else "repeated_once"
+    return "repeated" if count == len(row.answers) else "repeated_once"
 
 
 def count_repeated(rows: pa.RecordBatch) -> dict[str, int]:
@@ -82,14 +114,22 @@ def count_repeated(rows: pa.RecordBatch) -> dict[str, int]:
 
 
 def answer_names(rows: pa.RecordBatch) -> list[str]:
-    """The columns with answers: chosen and rejected, or completion, or none."""
-    return [name for name in ANSWERS if name in rows.schema.names]
+    """The answers that rows have: chosen and rejected, or completion, or none."""
+    names = rows.schema.names
+    return ["completion"] if {MESSAGES, "label"} <= {*names} else [name for name in ANSWERS if name in names]
 
 
-def find_row_problem(values: Sequence[Any], names: Sequence[str] = ()) -> str | None:
+def prompt_as_json(values: Mapping[str, Any]) -> str:
+    """The prompt of a stored row without its tools: a text or a list of messages."""
+    return as_json(_parse_row(values, ["completion"] if MESSAGES in values else []).prompt)
+
+
+def find_row_problem(row: PreferenceRow, names: Sequence[str] = ()) -> str | None:
     """The first problem of a row of `parse_rows`, in words that follow a colon; None if there is none. `names` are
     those of its answers."""
-    prompt, *answers = values
+    prompt = row.prompt
+    if problem := find_tool_problem(row.tools):
+        return f"the tools: {problem}"
     if isinstance(prompt, str):
         if not prompt.strip():
             return "the prompt is empty"
@@ -98,7 +138,7 @@ def find_row_problem(values: Sequence[Any], names: Sequence[str] = ()) -> str | 
     elif prompt[-1]["role"] == "assistant":
         return "the prompt: its last message is by 'assistant', and must be one that is answered"
     messages = as_messages(prompt)
-    for name, answer in zip(names, answers, strict=True):
+    for name, answer in zip(names, row.answers, strict=True):
         if isinstance(answer, str):
             if not answer.strip():
                 return f"{name} is empty"
@@ -110,17 +150,23 @@ def find_row_problem(values: Sequence[Any], names: Sequence[str] = ()) -> str | 
     return None
 
 
-def same_answers(values: Sequence[Any]) -> bool:
-    """Whether both answers of a row without problems are equal."""
-    prompt, *answers = values
-    messages = as_messages(prompt)
-    contents = {answer if isinstance(answer, str) else _without(messages, answer)[0]["content"] for answer in answers}
-    return len(answers) == 2 and len(contents) == 1
+def same_answers(row: PreferenceRow) -> bool:
+    """Whether both answers of a row without problems have the same content and the same calls."""
+    messages, said = as_messages(row.prompt), []
+    for answer in row.answers:
+        (message,) = _without(messages, as_answer(answer))
+        said.append((message["content"], [call["function"] for call in message.get(CALLS) or ()]))
+    return len(said) == 2 and said[0] == said[1]
 
 
 def as_messages(prompt: Content) -> list[dict[str, Any]]:
     """The prompt as a conversation: a text is a message of the user."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def as_answer(answer: Content) -> list[dict[str, Any]]:
+    """The answer as messages: a text is a message of the assistant."""
+    return [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
 
 
 def encode_rows(
@@ -135,17 +181,15 @@ def encode_rows(
     is_text: list[bool] = []
     refused: dict[int, RefusedRows] = {}
     per_row = len(answer_names(rows)) or 1
-    for row, values in enumerate(parse_rows(rows)):
-        prompt, *answers = values
-        joined = all(isinstance(value, str) for value in values)
-        if joined:
-            texts += _join(prompt, answers, answered=answered)
+    for place, row in enumerate(parse_rows(rows)):
+        if row.is_text:
+            texts += _join(row.prompt, row.answers, answered=answered)
         else:
             try:
-                texts += _render(encoder, as_messages(prompt), answers)
+                texts += _render(encoder, row)
             except RefusedRows as error:
-                refused[row] = error
-        is_text += [joined] * per_row
+                refused[place] = error
+        is_text += [row.is_text] * per_row
     if refused:
         raise RefusedRows.from_rows(refused)
     encoded: list[Any] = [None] * len(texts)
@@ -192,23 +236,18 @@ def _join(prompt: str, answers: Sequence[str], *, answered: bool) -> list[tuple[
     return [(prompt + answer, [(len(prompt), len(prompt + answer))]) for answer in answers]
 
 
-def _render(encoder: Encoder, prompt: list[dict[str, Any]], answers: Sequence[Content]) -> list[tuple[str, Spans]]:
+def _render(encoder: Encoder, row: PreferenceRow) -> list[tuple[str, Spans]]:
     if encoder.chat is None:
         message = "is missing: the tokenizer has no chat template, and messages need one. Name a file, such as "
         message += "deployments/examples/chat.jinja, or give texts as prompts and answers."
         raise UserError.of("model", FIELD, message)
     template = ChatTemplate(*encoder.chat, encoder.special_texts)
-    if not answers and prompt[-1]["role"] == "assistant":
-        text, span = template.render_last_answer(prompt)
-        return [(text, [span])]
-    if not answers:
-        return [(template.render_prompt(prompt), [])]
-    rendered = []
-    for answer in answers:
-        messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else _without(prompt, answer)
-        text, span = template.render_last_answer([*prompt, *messages])
-        rendered.append((text, [span]))
-    return rendered
+    prompt, tools = as_messages(row.prompt), row.tools or ()
+    if not row.answers and prompt[-1]["role"] != "assistant":
+        return [(template.render_prompt(prompt, tools), [])]
+    answers = [_without(prompt, as_answer(answer)) for answer in row.answers] or [[]]
+    rendered = [template.render_last_answer([*prompt, *answer], tools) for answer in answers]
+    return [(text, [span]) for text, span in rendered]
 
 
 def _without(prompt: list[dict[str, Any]], answer: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -90,7 +90,7 @@ def test_judgements_of_equal_answers_in_opposite_ways_are_reported_with_both_row
     judged = [("p", "x", "y"), ("p", "x", "z"), ("q", "y", "x"), ("p", "y", "x"), ("p", "x", "y")]
     if isinstance(kind, Kto):
         judged = [("p", "x", True), ("p", "y", False), ("q", "x", False), ("p", "x", False), ("p", "x", True)]
-    names = [*kind.columns]
+    names = [*kind.column_sets()[0]][:3]
     files = {split: [str(tmp_path / f"{split}.jsonl")] for split in ("train", "validation")}
     for (file,) in files.values():
         lines = [json.dumps(dict(zip(names, row, strict=False))) for row in judged]
@@ -112,7 +112,10 @@ def test_a_prompt_with_several_answers_is_no_duplicate_and_a_repeated_judgement_
     judged: list[tuple[Any, ...]] = [("p", "x", "y"), ("p", "x", "z"), ("q", "x", "y"), ("p", "x", "y")]
     if isinstance(kind, Kto):
         judged = [("p", "x", True), ("p", "y", False), ("q", "x", True), ("p", "x", True)]
-    names, files = [*kind.columns], {split: [str(tmp_path / f"{split}.jsonl")] for split in ("train", "validation")}
+    names, files = (
+        [*kind.column_sets()[0]][:3],
+        {split: [str(tmp_path / f"{split}.jsonl")] for split in ("train", "validation")},
+    )
     for split, (file,) in files.items():
         rows = judged if split == "train" else judged[:3]
         Path(file).write_text("".join(json.dumps(dict(zip(names, row, strict=False))) + "\n" for row in rows))
@@ -122,6 +125,22 @@ def test_a_prompt_with_several_answers_is_no_duplicate_and_a_repeated_judgement_
     problems = json.loads((tmp_path / "out" / "log" / "report.json").read_text())["problems"]
     assert [(one["check"], Path(one["where"]).name) for one in problems] == [("duplicates", "train.jsonl row 4")]
     assert "1 row of train repeats the text of an earlier row (this one repeats row 1: " in problems[0]["message"]
+
+
+def test_conversations_that_are_rated_in_opposite_ways_are_reported_and_repeated_ratings_too(tmp_path: Path) -> None:
+    asked, answered = {"role": "user", "content": "p"}, {"role": "assistant", "content": "x"}
+    talks = [[asked, answered], [asked, {**answered, "content": "y"}], [asked, answered], [asked, answered]]
+    files = {split: [str(tmp_path / f"{split}.jsonl")] for split in ("train", "validation")}
+    for (file,) in files.values():
+        rows = [{"messages": talk, "label": rating} for talk, rating in zip(talks, (1, 1, 0, 1), strict=True)]
+        Path(file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = Data(source="json", path="-", columns={"messages": "messages"}, checks={"shared_rows": "ignore"})
+    load(data, Kto(), files, tmp_path / "out")
+    problems = json.loads((tmp_path / "out" / "log" / "report.json").read_text())["problems"]
+    assert {(one["check"], Path(one["where"]).name) for one in problems if "train" in one["where"]} == {
+        ("duplicates", "train.jsonl row 4"),
+        ("conflicting_labels", "train.jsonl row 3"),
+    }
 
 
 def test_ratings_of_one_kind_are_reported(tmp_path: Path) -> None:

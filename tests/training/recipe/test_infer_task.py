@@ -12,6 +12,7 @@ from training.recipe.infer_task import guess_tasks
 TEXTS = [f"The printer on floor {number} does not print" for number in range(20)]
 OTHERS = [f"Der Drucker in Stock {number} druckt nicht" for number in range(20)]
 TEAMS = ["hardware", "billing"] * 10
+TOOLS = [{"function": {"name": "f"}}]
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 OUTPUTS = ("preferred_output", "non_preferred_output")
 WORDS, TAGS = [["EU", "rejects", "calls"]] * 10 + [["Peter", "is", "here"]] * 10, [["B-ORG", "O", "O"]] * 20
@@ -60,7 +61,7 @@ WORDS, TAGS = [["EU", "rejects", "calls"]] * 10 + [["Peter", "is", "here"]] * 10
         ({"en": TEXTS, "de": OTHERS}, "seq2seq", {"columns": {"source": "en", "target": "de"}}),
         ({"messages": [MESSAGES] * 20}, "sft", {"columns": {"messages": "messages"}}),
         (
-            {"messages": [MESSAGES] * 20, "tools": [[{"function": {"name": "f"}}]] * 20},
+            {"messages": [MESSAGES] * 20, "tools": [TOOLS] * 20},
             "sft",
             {"columns": {"messages": "messages", "tools": "tools"}},
         ),
@@ -73,6 +74,16 @@ WORDS, TAGS = [["EU", "rejects", "calls"]] * 10 + [["Peter", "is", "here"]] * 10
             {"input": [{"messages": MESSAGES[:1]}] * 20, **dict.fromkeys(OUTPUTS, [MESSAGES[1:]] * 20)},
             "preference",
             {"columns": {"prompt": "input", "chosen": OUTPUTS[0], "rejected": OUTPUTS[1]}},
+        ),
+        (
+            {"prompt": [MESSAGES[:1]] * 20, "chosen": [MESSAGES[1:]] * 20, "rejected": TEXTS, "tools": [TOOLS] * 20},
+            "preference",
+            {"columns": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected", "tools": "tools"}},
+        ),
+        (
+            {"messages": [MESSAGES] * 20, "label": [True, False] * 10, "tools": [TOOLS] * 20},
+            "kto",
+            {"columns": {"messages": "messages", "tools": "tools"}, "label": "label"},
         ),
         (
             {"instruction": TEXTS, "input": ["", "x"] * 10, "output": OTHERS},
@@ -98,6 +109,13 @@ def test_the_task_type_that_fits_best_is_first_with_its_columns(
 ) -> None:
     best = guess_tasks(columns)[0]
     assert (best.task, dict(best.data)) == (task, data)
+
+
+def test_tools_are_found_in_a_column_and_in_the_prompts_of_openais_preferences() -> None:
+    for asked in ({"messages": MESSAGES[:1]}, {"messages": MESSAGES[:1], "tools": TOOLS}):
+        guesses = guess_tasks({"input": [asked] * 20, **dict.fromkeys(OUTPUTS, [MESSAGES[1:]] * 20)})
+        assert [guess.has_tools for guess in guesses[:2]] == ["tools" in asked] * 2
+    assert guess_tasks({"messages": [MESSAGES] * 20, "tools": [TOOLS] * 20})[0].has_tools
 
 
 def test_ratings_may_be_classes_or_numbers() -> None:

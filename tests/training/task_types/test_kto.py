@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from tests.training.data.test_forms import json_lines, problems_of, run
 from tests.training.forks import assert_same, assert_same_losses, checkpoints_written, curve, finish, kill_when, weights
 from tests.training.task_types import preference_model
 from tests.training.task_types.test_preference import FIGURES, record
-from tests.training.task_types.test_sft import BOT, USER, words
+from tests.training.task_types.test_sft import BOT, LAST, USER, words
 from training.batching.batches import TokenRows
+from training.data.arrow_columns import as_json
 from training.engine.collation import add_step_sums
 from training.engine.predictor import Predictor
 from training.evaluation import metrics
@@ -31,6 +33,7 @@ from training.recipe import Training
 from training.task_types.kto import Kto
 from training.task_types.losses.kto_loss import divergence, divergence_sums
 from training.tokenization.encoder import load_encoder
+from training.tokenization.preference_rows import prompt_as_json
 
 KIND = Kto()
 EVERY = range(len(preference_model.COMPLETIONS))
@@ -64,6 +67,31 @@ def test_completions_that_repeat_their_prompt_are_counted(tmp_path: Path) -> Non
         "repeated_in_completion": 1,
         "joined": 0,
     }
+
+
+def test_the_last_message_of_a_conversation_is_its_completion(tmp_path: Path) -> None:
+    talks, labels = [[USER, BOT, USER, LAST], [USER, BOT]], pa.array([True, False])
+    pairs = stored([{"prompt": talk[:-1], "completion": talk[-1:], "label": True} for talk in talks])
+    rows = pa.record_batch({"messages": list(map(json.dumps, talks)), "label": labels})
+    encoder = load_encoder(words(tmp_path / "it"), 64)
+    expected = pairs.set_column(2, "label", labels)
+    assert KIND.features(encoder, rows).rows == KIND.features(encoder, expected).rows
+    assert [prompt_as_json(row) for row in rows.to_pylist()] == [as_json(talk[:-1]) for talk in talks]
+    asked = KIND.without_answers(rows.select(["messages"]))
+    prompts = KIND.prompts(encoder, asked, KIND.options.settings_for(preference_model.model(0.0)))
+    for prompt, row in zip(prompts, KIND.features(encoder, rows).rows.to_pylist(), strict=True):
+        assert prompt.ids.tolist() == row["input_ids"][: row["of_answer"].index(1)]
+
+
+def test_conversations_that_end_without_an_answer_are_named(tmp_path: Path) -> None:
+    rows = [{"messages": talk, "label": True} for talk in ([USER, BOT], [USER, BOT, USER], [BOT])]
+    assert problems_of(KIND, rows, tmp_path, columns={"messages": "messages"}, label="label") == [
+        f"completions row {number}: has no prompt with a completion ({reason})"
+        for number, reason in (
+            (2, "its last message is by 'user', and must be by 'assistant'"),
+            (3, "the prompt: it has no message"),
+        )
+    ]
 
 
 def collated(task: Kto, rows: TokenRows, folder: Path, chosen: Any = EVERY) -> Any:

@@ -16,7 +16,7 @@ from tests import fork_server
 from tests import task_types as tiny_tasks
 from tests.arrow import read_arrow, write_arrow
 from tests.training import programs_here
-from tests.training.data.test_forms import problems_of, run
+from tests.training.data.test_forms import json_lines, problems_of, run
 from tests.training.forks import assert_resumes, curve, finish, weights
 from tests.training.programs_here import COMPARE, folders
 from tests.training.task_types import preference_model
@@ -164,6 +164,58 @@ def test_a_conversation_is_tuned_by_its_last_answer_alone_also_if_earlier_ones_a
     with pytest.raises(RefusedRows, match=r"changes message 4 of the conversation 'b c'") as refused:
         KIND.features(load_encoder(words(tmp_path / "rewrites", REWRITES), 64), record([text, row, row]))
     assert refused.value.rows == [1, 2]
+
+
+FUNCTION = {"name": "c", "arguments": {"d": "e"}}
+CALLS_C = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": FUNCTION}]}
+TOOLS = [{"type": "function", "function": {"name": "c", "parameters": {"type": "object"}}}]
+WITH_TOOLS = CHATML.replace(
+    "{{ m.content }}", "{{ m.content }}{% for call in m.tool_calls or [] %}{{ call.function | tojson }} {% endfor %}"
+)
+WITH_TOOLS = "{{ tools | tojson if tools }}" + WITH_TOOLS
+
+
+def test_rows_with_tools_that_a_template_does_not_write_are_named_and_texts_with_tools_are_rendered(
+    tmp_path: Path,
+) -> None:
+    rows = [
+        {"prompt": "b c", "chosen": "d", "rejected": "e", "tools": None},
+        {"prompt": "b c", "chosen": [CALLS_C], "rejected": "e", "tools": TOOLS},
+        {"prompt": "b c", "chosen": "d", "rejected": "e", "tools": TOOLS},
+    ]
+    batch = record(rows)
+    with pytest.raises(RefusedRows) as refused:
+        KIND.features(load_encoder(words(tmp_path / "it"), 64), batch)
+    assert refused.value.rows == [1, 2]
+    encoder = load_encoder(words(tmp_path / "tools", WITH_TOOLS), 64)
+    found = KIND.features(encoder, batch).rows["input_ids"].to_pylist()
+    assert [0 in ids for ids in found] == [False, True, True]  # the mark before a message
+    assert KIND.is_rendered(batch).tolist() == [False, True, True]
+
+
+def test_openais_rows_with_calls_and_tools_are_read_and_a_row_with_a_wrong_one_is_named(tmp_path: Path) -> None:
+    spelt = {**CALLS_C, "content": None}
+    spelt["tool_calls"] = [{"type": "function", "function": {"name": "c", "arguments": json.dumps({"d": "e"})}}]
+    asked = {"messages": [USER], "tools": TOOLS, "parallel_tool_calls": False}
+    row = {"input": asked, "preferred_output": [spelt], "non_preferred_output": [BOT]}
+    other = [{"type": "function", "function": {"name": "c", "arguments": "{}"}}]
+    good = [row, {**row, "non_preferred_output": [{**CALLS_C, "tool_calls": other}]}]
+    wrong = [
+        {**row, "input": {**asked, "tools": [{"type": "function"}]}},
+        {**row, "preferred_output": [{**spelt, "tool_calls": [{"function": {"name": "c", "arguments": "["}}]}]},
+        {**row, "non_preferred_output": [spelt]},
+    ]
+    columns = {"prompt": "input", "chosen": "preferred_output", "rejected": "non_preferred_output"}
+    nameless, *others = problems_of(KIND, [*good, *wrong], tmp_path, columns=columns)
+    assert nameless.startswith("pairs row 3: has no prompt with two answers (the tools: tool 1 has no name")
+    assert others == [
+        "pairs row 4: has no prompt with two answers (chosen: message 1, by 'assistant', calls 'c' with arguments that "
+        "are no JSON object)",
+        "equal_answers row 5: has two equal answers",
+    ]
+    run(KIND, json_lines(tmp_path / "good.jsonl", good), tmp_path / "out", columns=columns)
+    (first, _) = parse_rows(read_arrow(tmp_path / "out/train.arrow").to_batches()[0])
+    assert (first.prompt, first.answers, first.tools) == ([USER], [[CALLS_C], [BOT]], TOOLS)
 
 
 def test_messages_without_a_chat_template_are_refused(tmp_path: Path) -> None:

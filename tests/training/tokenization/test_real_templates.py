@@ -16,9 +16,11 @@ from transformers import PreTrainedTokenizerFast
 
 from training.evaluation.tool_use import find_unreadable_call
 from training.problems import UserError
+from training.task_types.preference import Preference
 from training.task_types.sft import SupervisedFineTuning
 from training.tokenization import encoder
 from training.tokenization.chat_templates import ChatTemplate
+from training.tokenization.features import RefusedRows
 from training.tokenization.tool_calls import parse_answer
 
 FOLDER = Path(__file__).with_name("chat_templates")
@@ -167,6 +169,39 @@ def test_the_tokens_are_those_of_transformers_and_the_targets_what_the_assistant
         assert learned == "".join(answer_of(name, talk[place], last=place == answers[-1]) for place in answers)
         written += 1
     assert written >= 40
+
+
+@pytest.mark.parametrize("in_prompt", [False, True])
+def test_pairs_with_tools_have_the_tokens_of_transformers_and_learn_the_answer_alone(
+    name: str, tokenizer: Path, in_prompt: bool
+) -> None:
+    reference = PreTrainedTokenizerFast.from_pretrained(tokenizer)
+    written = called = 0
+    for talk, tools in TALKS[:100]:
+        answer = next(place for place, message in enumerate(talk) if message["role"] == "assistant")
+        prompt, chosen, rejected = talk[:answer], talk[answer], {"role": "assistant", "content": "Never mind."}
+        row: dict[str, Any] = {"prompt": prompt, "chosen": [chosen], "rejected": rejected["content"], "tools": tools}
+        if in_prompt and tools:
+            row = {**row, "prompt": {"messages": prompt, "tools": tools}, "tools": None}
+        rows = pa.RecordBatch.from_pydict({column: [json.dumps(value)] for column, value in row.items()})
+        if not all(WRITES[name]([*prompt, one], tools) for one in (chosen, rejected)):
+            with pytest.raises(RefusedRows):
+                Preference().features(encoder.load_encoder(tokenizer, 100_000), rows)
+            continue
+        (found,) = Preference().features(encoder.load_encoder(tokenizer, 100_000), rows).rows.to_pylist()
+        stop, start = found["chosen_length"], 0
+        for end, message in ((stop, chosen), (len(found["input_ids"]), rejected)):
+            ids, of_answer = found["input_ids"][start:end], found["of_answer"][start:end]
+            options = {"tools": tools, "date_string": "26 Jul 2024"}
+            assert reference.decode(ids) == reference.apply_chat_template([*prompt, message], tokenize=False, **options)
+            if not any(token in json.dumps([*prompt, message]) for token in SPECIAL[name]):
+                assert ids == reference.apply_chat_template([*prompt, message], return_dict=False, **options)
+            learned = reference.decode([one for one, target in zip(ids, of_answer, strict=True) if target])
+            assert learned == answer_of(name, message, last=True)
+            start = end
+        written += 1
+        called += bool(chosen.get("tool_calls"))
+    assert written >= 20 and (called >= 10 or name in ("gemma-3", "smollm3"))
 
 
 def test_calls_that_a_template_writes_are_read_back(name: str, tokenizer: Path) -> None:
