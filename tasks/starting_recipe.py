@@ -18,12 +18,14 @@ import yaml
 
 from tasks.cache.history import History
 from tasks.hub.client import explain_read_errors, look_up
+from tasks.reports.formatting import format_count
 from tasks.starting_model import StartingModel, memory_here
 from training.data.infer_reading import SAMPLE_ROWS, Choice, FirstRows, is_on_hub, sample_hub, sample_rows
 from training.data.split_signs import SplitSigns
 from training.jobs.resources import as_text
 from training.problems import UserError, nearest, on_one_line, visible
-from training.recipe.infer_task import TaskGuess, guess_tasks
+from training.recipe.fields import Gate
+from training.recipe.infer_task import NO_INPUTS, TaskGuess, guess_tasks
 from training.recipe.tables.base_models import SIZES, Size, base_models
 from training.recipe.tables.metrics import TOOL_METRICS
 from training.recipe.tables.row_checks import LEVELS
@@ -43,8 +45,11 @@ _TOKENS_ABOUT_MESSAGES = 32
 _SHARE_OF_MEMORY = 0.8
 _FEW_PROBLEMS = 0.05
 """The share of rows with a problem that may be left out without asking."""
-_STEPS = 600
-"""Optimizer steps to reach on small data sets."""
+MOST_NAMES = 10
+_EPOCHS = 3
+_STEPS: Mapping[bool, tuple[int, int]] = {False: (150, 10), True: (600, 20)}
+"""Optimizer steps to reach on small data sets, and the epochs at most, by whether the model has random weights. Three
+epochs are too few steps for some hundred rows (Zhang et al., arXiv 2006.05987)."""
 _ENGLISH_WORDS = (
     *("the", "a", "an", "and", "of", "to", "in", "is", "are", "was", "for", "on", "with", "that", "this", "it"),
     *("you", "i", "not", "be", "have", "has", "at", "as", "by", "from", "or"),
@@ -118,17 +123,43 @@ class RowsFound:
         fields |= _training(sample, guess, fields, evaluation["evaluation.metrics"].value[0], english=english)
         fields |= evaluation
         fields["release.registry"] = Choice(name)
-        return fields | _gate(evaluation)
+        return fields | _gate(evaluation, self.few_rows)
+
+    @property
+    def few_rows(self) -> str:
+        """Why no version can be promoted if the rows are too few; else empty."""
+        test, needed = self.sample.rows * _share_held_out(self.sample), Gate().min_rows
+        if test >= needed or "validation" in self.sample.splits:
+            return ""
+        return f"about {test:.0f} rows are held out for the test, and no version is promoted by fewer than {needed}"
 
     def _choose(self, task: str | None) -> TaskGuess:
-        columns, tasks = ", ".join(self.sample.columns), [guess.task for guess in self.guesses]
+        columns, tasks = _listed([*self.sample.columns]), [guess.task for guess in self.guesses]
         if not self.guesses:
-            message = f"no task type fits rows with the columns {columns}: write the recipe as in README.md."
+            nested = [
+                name for name, values in self.sample.columns.items() if any(isinstance(one, dict) for one in values)
+            ]
+            advice = "rows need a column of texts, and for most tasks one of labels"
+            if nested:
+                advice = f"{_listed(nested)} hold objects: give each value a column, as pandas.json_normalize does"
+            message = (
+                f"no task type fits rows with the columns {columns}: {advice}. Or write the recipe as in README.md."
+            )
             raise UserError.of("option", "PATH", message)
         if task is not None and task not in tasks:
             message = f"{task!r} does not fit rows with the columns {columns}: choose from {', '.join(tasks)}."
             raise UserError.of("option", "--task", f"{message}{nearest(task, tasks)}")
-        return self.guesses[0 if task is None else tasks.index(task)]
+        guess = self.guesses[0 if task is None else tasks.index(task)]
+        label, refused = guess.data.get("label", ""), ""
+        if guess.task == "sequence-classification" and len(guess.labels) == 1 and self.sample.rows < SAMPLE_ROWS:
+            refused = f"has the value {guess.labels[0]!r} in all rows, and a classifier needs rows of another one"
+        if guess.task == "regression" and any("," in str(value) for value in self.sample.columns[label]):
+            refused = "has numbers with commas, which are not read: write 3.5 for 3,5 and 1234 for 1,234"
+        if refused:
+            others = ", ".join(other for other in tasks if other != guess.task)
+            message = f"column {label!r} {refused}. Or choose another task by --task: {others}."
+            raise UserError.of("option", "PATH", message)
+        return guess
 
 
 def find_rows(path: str, config: str | None = None) -> RowsFound:
@@ -146,6 +177,15 @@ def find_rows(path: str, config: str | None = None) -> RowsFound:
             sample = sample_hub(path, found.pin.commit, config)
     else:
         sample = sample_rows(path)
+    if sample.rows < 2 or sample.unreadable > sample.rows:
+        message = (
+            f"{path} has {_rows_in_words(sample)} that can be read; the columns are {_listed([*sample.columns])}. "
+        )
+        if sample.problems:
+            message += (
+                f"Problems: {', '.join(f'{check} in {count:,} rows' for check, count in sample.problems.items())}. "
+            )
+        raise UserError.of("option", "PATH", f"{message}A row is a line in CSV, and an object in JSON.")
     return RowsFound(sample, guess_tasks(sample.columns))
 
 
@@ -224,7 +264,7 @@ def as_yaml(fields: Fields, header: Sequence[str] = ()) -> str:
 
 
 def _comment(text: str, indent: str) -> list[str]:
-    words, lines = visible(text).split(), [f"{indent}# guess:"]
+    words, lines = visible(text).split(), [f"{indent}#"]
     for word in words:
         if len(lines[-1]) + len(word) + 1 > 120:
             lines.append(f"{indent}#")
@@ -260,14 +300,16 @@ def _texts_in(value: Any) -> list[str]:
 def _columns(sample: FirstRows, guess: TaskGuess) -> Fields:
     """The fields of `data` that name columns, with the labels found in them."""
     named = {name for value in guess.data.values() for name in _names_in(value)}
-    others = [name for name in sample.columns if name not in named]
-    second = f"another of {', '.join(others[:5])}{', …' if len(others) > 5 else ''}" if others else ""
-    reason = "columns by their names and values" if others else ""
+    others = [name for name in sample.columns if name not in named and not NO_INPUTS.search(name.lower())]
+    second = f"another of {_listed(others)}" if others else ""
+    reason = "chosen by the names and values of the columns" if others else ""
     fields = {f"data.{field}": Choice(value, reason, second) for field, value in guess.data.items()}
     if guess.labels and "label" in guess.data:
-        shown = ", ".join(guess.labels[:10]) + (", …" if len(guess.labels) > 10 else "")
-        reason = f"{len(guess.labels):,} labels in the {_rows_in_words(sample)}, the most frequent first: {shown}"
-        fields["data.label"] = Choice(guess.data["label"], reason, second or "data.label_names sets their order")
+        there = "" if sample.rows < SAMPLE_ROWS else f" in the {_rows_in_words(sample)}"
+        reason = f"{len(guess.labels):,} labels{there}, the most frequent first: {_listed(guess.labels)}"
+        if len(guess.labels) == 1:
+            reason = f"the {_rows_in_words(sample)} all have the label {guess.labels[0]}, as if sorted by it"
+        fields["data.label"] = Choice(guess.data["label"], reason, second)
     return fields
 
 
@@ -281,12 +323,16 @@ def _checks(sample: FirstRows, guess: TaskGuess) -> Fields:
     found = Counter({check: count for check, count in sample.problems.items() if LEVELS.get(check) == "error"})
     found += Counter(blank_text=_blanks(sample, guess.data.get("text") or ()))
     found += Counter(missing_label=_blanks(sample, [guess.data["label"]] if "label" in guess.data else []))
-    few = {check: count for check, count in found.items() if count <= sample.rows * _FEW_PROBLEMS}
+    few = {
+        check: count
+        for check, count in found.items()
+        if check == "missing_label" or count <= sample.rows * _FEW_PROBLEMS  # rows often are labelled in part
+    }
     levels = dict(guess.data.get("checks") or {}) | dict.fromkeys(few, "warning")
     if not few:
         return {}
     counts = " and ".join(f"{count:,} have {check}" for check, count in few.items())
-    reason = f"of the {_rows_in_words(sample)}, {counts}, and are left out"
+    reason = f"of the {_rows_in_words(sample)}, {counts}: they are left out"
     return {"data.checks": Choice(levels, reason, "error, which ends the run")}
 
 
@@ -297,18 +343,26 @@ def _blanks(sample: FirstRows, names: Sequence[str]) -> int:
 
 
 def _rows_in_words(sample: FirstRows) -> str:
-    return f"{'first ' if sample.rows >= SAMPLE_ROWS else ''}{sample.rows:,} rows"
+    return f"{'first ' if sample.rows >= SAMPLE_ROWS else ''}{format_count(sample.rows, 'row')}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:MOST_NAMES]) + (f", … ({len(names):,})" if len(names) > MOST_NAMES else "")
+
+
+def _share_held_out(sample: FirstRows) -> float:
+    return min(0.2, max(0.1, round(100 / max(sample.rows, 1), 2)))
 
 
 def _held_out(sample: FirstRows, guess: TaskGuess) -> Fields:
     """Shares of the train rows for the splits that have no files of their own, and the choice of these rows."""
     if "validation" in sample.splits:
         return {}
-    size = min(0.2, max(0.1, round(100 / max(sample.rows, 1), 2)))
+    size = _share_held_out(sample)
     split = _split(sample, guess)
     by, column = (split.value["by"], split.value["column"]) if split else ("rows", "")
-    hashed = f"chosen by a hash of {column or 'the text'}"
-    reason = f"no file is named as a {{}} split; {size:.0%} of the rows, {'the newest' if by == 'time' else hashed}"
+    hashed = f"chosen by a hash of {column or 'their texts'}"
+    reason = f"there is no file for {{}}: {size:.0%} of the rows, {'the newest' if by == 'time' else hashed}"
     fields = {"data.validation_size": Choice(size, reason.format("validation"), f"{size / 2:g}")}
     if "test" not in sample.splits:
         fields["data.test_size"] = Choice(size, reason.format("test"), f"{size / 2:g}")
@@ -350,8 +404,8 @@ def _model(task: str, model: str, *, english: bool, writes_tools: bool) -> Field
     if model == SCRATCH:
         config = {**_OF_SCRATCH.get(task, {"model_type": "bert", **_SMALL}), "vocab_size": 8000}
         pretrained = base_models(task, english=english and not writes_tools)["small"]
-        second = f"hub with path {pretrained.path} ({pretrained.memory_gb:.1f} GB), which knows its language"
-        reason = "random weights, for trying without a network"
+        second = f"source: hub, path: {pretrained.path}, a pretrained model ({pretrained.memory_gb:.1f} GB of memory)"
+        reason = "random weights, to try the recipe without a network"
         template = {"model.chat_template": Choice(_CHAT_TEMPLATE)} if task in _ANSWERING else {}
         return {"model.source": Choice("scratch", reason, second), "model.config": Choice(config), **template}
     if Path(model).expanduser().is_dir():
@@ -364,7 +418,7 @@ def _model(task: str, model: str, *, english: bool, writes_tools: bool) -> Field
     language = "the texts are English" if english else "the texts are not English, or not only"
     language = "its chat template writes tools" if writes_tools else language
     about = f"{language}; {chosen.parameters / 1e6:,.0f} M parameters, {chosen.license}, "
-    about += f"{chosen.memory_gb:.1f} GB to train them and more for the batch"
+    about += f"{chosen.memory_gb:.1f} GB of memory and more for the batch"
     second = "; ".join(
         f"{other} {offered[other].path} ({offered[other].memory_gb:.1f} GB)" for other in SIZES if other != size
     )
@@ -378,20 +432,23 @@ def _training(sample: FirstRows, guess: TaskGuess, fields: Fields, metric: str, 
     length = _length(sample, guess, fields, model, english=english)
     rows, batch = _batch(guess, fields, model, length.value)
     found = {"tokens.max_length": length}
-    epochs = 3 if sample.rows >= 3000 else min(20, max(3, math.ceil(_STEPS * rows / max(1, sample.rows))))
-    reason = (
-        f"{sample.rows:,} rows are few; more rows need fewer passes" if epochs > 3 else "the usual number of passes"
-    )
-    found["training.num_train_epochs"] = Choice(epochs, reason, "1" if epochs == 3 else "3")
     is_scratch = fields["model.source"].value == SCRATCH
+    steps, most = _STEPS[is_scratch]
+    few = sample.rows < SAMPLE_ROWS
+    epochs = min(most, max(_EPOCHS, math.ceil(steps * rows / max(1, sample.rows)))) if few else _EPOCHS
+    reason, second = "two to five passes over the rows are usual, and the best checkpoint is kept", "2"
+    if epochs > _EPOCHS:
+        passes = f"few rows need more passes: {epochs} are about {epochs * sample.rows // rows:,} steps"
+        reason, second = f"{passes}, and the best checkpoint is kept", str(_EPOCHS)
+    found["training.num_train_epochs"] = Choice(epochs, reason, second)
     rate = 1e-3 if is_scratch else _LEARNING_RATES.get(guess.task, 5e-5)
     reason = "high, since nothing learnt before is at stake" if is_scratch else "the usual rate of full fine-tuning"
     found["training.learning_rate"] = Choice(rate, reason, _in_flow(rate / 2))
     found["training.per_device_train_batch_size"] = batch
-    found["training.warmup_steps"] = Choice(0.06, "the rate rises in the first 6% of the steps", "0")
+    found["training.warmup_steps"] = Choice(0.06, "the learning rate rises in the first 6% of the steps", "0")
     if guess.task not in _CHOOSE_BY_LOSS:
-        reason = "the checkpoint with the best value on validation is kept"
-        found["training.metric_for_best_model"] = Choice(metric, reason, "null  # the one with the lowest loss")
+        reason = "the checkpoint of the epoch with the best value on validation is kept"
+        found["training.metric_for_best_model"] = Choice(metric, reason, "null, which keeps that with the lowest loss")
     return found
 
 
@@ -422,14 +479,18 @@ def _length(sample: FirstRows, guess: TaskGuess, fields: Fields, model: Starting
         for one in base_models(guess.task, english=english).values()
         if one.path == fields.get("model.path", Choice("")).value
     ]
-    limits = [one for one in (model.max_length, *(one.max_length for one in offered)) if one]
+    limit = min([one for one in (model.max_length, *(one.max_length for one in offered)) if one], default=None)
     reason = f"99 of 100 rows have at most {longest:,} tokens, {counted_by}"
-    if limits and min(limits) < length:
-        length = min(limits)
+    if limit is not None and limit < length:
+        length = limit
         reason += f"; the model reads {length:,} at most, and longer texts are cut"
     shorter = max((one for one in _LENGTHS if one < length), default=length // 2)
     cut = sum(one > shorter for one in lengths) / len(lengths)
-    return Choice(length, reason, f"{shorter}, which is faster and cuts {cut:.0%} of the rows")
+    second = f"{shorter}, which is faster and cuts {cut:.0%} of the rows"
+    longer = next((one for one in _LENGTHS if one > length), 2 * length)
+    if cut > 0.5 and (limit is None or longer <= limit):
+        second = f"{longer}, if further rows are longer"
+    return Choice(length, reason, second)
 
 
 def _batch(guess: TaskGuess, fields: Fields, model: StartingModel, length: int) -> tuple[int, Choice]:
@@ -440,14 +501,13 @@ def _batch(guess: TaskGuess, fields: Fields, model: StartingModel, length: int) 
     writes = guess.task in _WRITING
     needed = model.memory_bytes(parameters, rows, length, writes=writes)
     if needed is None or here is None:
-        reason += "; its memory is not estimated, because the model's configuration is not on this machine"
+        reason += "; a run that lacks memory halves the batch"
     else:
         while rows > 1 and needed is not None and needed > here * _SHARE_OF_MEMORY:
             rows //= 2
             needed = model.memory_bytes(parameters, rows, length, writes=writes)
             reason = f"larger ones need more than {_SHARE_OF_MEMORY:.0%} of the {as_text(here)} of memory here"
-        reason += f"; that needs about {as_text(needed or 0)} of memory"
-    reason += ". `finetune plan` measures it, and a run that lacks memory halves it"
+        reason += f", about {as_text(needed or 0)} of memory; a run that lacks memory halves the batch"
     return rows, Choice(rows, reason, str(max(1, rows // 2)))
 
 
@@ -456,8 +516,8 @@ def _evaluation(sample: FirstRows, guess: TaskGuess) -> Fields:
     if "validation" not in sample.splits:
         splits = ["validation", "test"]
     metrics = [*_METRICS.get(guess.task, _OTHER_METRICS)]
-    reason, second = "the usual ones of the task type; the first decides", f"[{', '.join(reversed(metrics))}]"
-    if guess.task == "sequence-classification" and guess.labels:
+    reason, second = "the usual ones of the task type", f"[{', '.join(reversed(metrics))}]"
+    if guess.task == "sequence-classification" and len(guess.labels) > 1:
         counts = [sum(str(one) == label for one in sample.columns[guess.data["label"]]) for label in guess.labels[:1]]
         share = counts[0] / max(1, sample.rows)
         if share > 0.8:
@@ -468,21 +528,22 @@ def _evaluation(sample: FirstRows, guess: TaskGuess) -> Fields:
         reason += f"; {TOOL_METRICS[0]} is of the calls that the trained model makes, and answers take time"
         second = f"[{TOOL_METRICS[0]}, {', '.join(metrics)}]"
         metrics.append(TOOL_METRICS[0])
-    about = "test judges the model, validation chose its checkpoint" if "test" in splits else ""
+    about = "the last one judges the model: validation has chosen the checkpoint" if "test" in splits else ""
     return {
         "evaluation.splits": Choice(splits, about, "[test]" if about else ""),
         "evaluation.metrics": Choice(metrics, reason, second),
     }
 
 
-def _gate(evaluation: Fields) -> Fields:
+def _gate(evaluation: Fields, few_rows: str) -> Fields:
     """A version is promoted if it is better than the champion, or at first than a constant answer."""
     metric, splits = evaluation["evaluation.metrics"].value[0], evaluation["evaluation.splits"].value
-    reason = f"a version becomes the champion if its {metric} on {splits[-1]} is better than that of the champion, or "
-    reason += "without one of the best constant answer, by a test at 95% confidence"
+    reason = "a version becomes the champion if it beats the present one, or at first the best constant answer, by "
+    reason += f"{metric} on {splits[-1]} with 95% confidence"
+    reason += f". But {few_rows}" if few_rows else ""
     others = evaluation["evaluation.metrics"].value[1:]
-    minimum = "no bound is known before the first run; a version below it is not registered"
+    minimum = "the first run shows what can be reached; a version below a bound is not registered"
     return {
         "release.gate.compare": Choice(metric, reason, others[0] if others else "another metric"),
-        "release.gate.minimum": Choice({}, minimum, f"a bound such as {{{metric}: …}}"),
+        "release.gate.minimum": Choice({}, minimum, f"a bound, such as {{{metric}: 0.8}}"),
     }

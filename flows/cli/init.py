@@ -22,6 +22,7 @@ def add_init_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
         metavar="PATH",
+        nargs="+",
         help="a file, folder, glob or URL of rows, owner/name of a data set of the Hub, or module:name of an object",
     )
     parser.add_argument("--name", help="the recipe's name (default: from PATH)")
@@ -39,12 +40,18 @@ def add_init_arguments(parser: argparse.ArgumentParser) -> None:
 
 def init(arguments: argparse.Namespace) -> int:
     """Write a recipe for a file of rows: what can be inferred is filled in, and each guess says why."""
-    name = arguments.name or _name_of(arguments.path)
+    path, *others = arguments.path
+    if others:
+        message = (
+            f"{len(arguments.path):,} paths are given: give a folder, or a glob in quotation marks, such as '*.csv'."
+        )
+        raise UserError.of("option", "PATH", message)
+    name = arguments.name or _name_of(path)
     file = FOLDER / f"{name}.yaml"
     if file.exists() and not arguments.force:
         message = f"{file} exists: choose another name by --name, or replace it by --force."
         raise UserError.of("option", "--name", message)
-    found = find_rows(arguments.path, arguments.config)
+    found = find_rows(path, arguments.config)
     asks = not arguments.yes and sys.stdin.isatty() and sys.stdout.isatty()
     task, model = arguments.task, arguments.model
     if asks and task is None:
@@ -52,7 +59,10 @@ def init(arguments: argparse.Namespace) -> int:
     if asks and model == MODELS[0]:
         model = _ask(f"Base model ({', '.join(MODELS)}, a folder, or a name of the Hub)", model)
     fields = found.recipe(name, task, model)
-    header = [f"Written by `finetune init {arguments.path}` from the {found.described_rows}."]
+    header = [
+        f"Written by `finetune init {path}` from the {found.described_rows}. A value with a comment is a guess: the",
+        "comment has the reason, and after `else` the second-best value.",
+    ]
     if SCHEMA.exists():
         header.insert(0, f"yaml-language-server: $schema={SCHEMA.relative_to(FOLDER)}")
     parse(values_of(fields))
@@ -68,14 +78,17 @@ def init(arguments: argparse.Namespace) -> int:
         message = f"{file} cannot be written ({error.strerror}): call the command in a folder where it can."
         raise UserError.of("option", "--name", message) from error
     print(f"{file}: {fields['task'].value}, from the {found.described_rows}: {fields['task'].reason}.")
-    print(f"Read its comments, then:\n  finetune check {file}\n  finetune run   {file}")
+    if found.few_rows:
+        print(f"The rows are few: {found.few_rows}.")
+    print("Each guess in it has a comment. Next:")
+    print(f"  finetune check {file}\n  finetune run   {file}\n  finetune serve {name}")
     return COMPLETED
 
 
 def _name_of(path: str) -> str:
-    """A recipe's name from that of a file, folder or object."""
-    last = re.split(r"[/:]", path.rstrip("/*"))[-1].partition(".")[0]
-    name = re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")
+    """A recipe's name from that of a file, folder or object; of a glob, from the last part without a wildcard."""
+    parts = [part for part in re.split(r"[/:]", path) if part and not set(part) & set("*?[")]
+    name = re.sub(r"[^a-z0-9]+", "-", parts[-1].partition(".")[0].lower()).strip("-") if parts else ""
     return name or "recipe"
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import codecs
 import csv
+import glob
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +23,7 @@ import pyarrow as pa
 from training.data.decoding import open_text
 from training.data.file_systems import is_url, name_of
 from training.data.hub_datasets import names_of_splits
-from training.data.listing import Listing, SourceFile, list_texts, text_label
+from training.data.listing import TEXT_SUFFIX, Listing, SourceFile, list_texts, text_label
 from training.data.prediction_rows import InputColumns
 from training.data.readers import load_reader
 from training.data.sources import FILE_NAMES, find_split_files, load_object
@@ -29,7 +31,7 @@ from training.local_files import open_local
 from training.problems import UserError
 from training.recipe.column_types import RowSpecification
 from training.recipe.data_fields import Data
-from training.recipe.tables.formats import FORMATS
+from training.recipe.tables.formats import FORMATS, PACKED
 
 SAMPLE_ROWS = 3000
 _HEAD_BYTES = 1_000_000
@@ -138,6 +140,9 @@ def sample_rows(path: str) -> FirstRows:
     if source == "csv":
         head = _head(files[0], Data(source=source, path=path, encoding=found.get("encoding", Choice("utf-8")).value))
         found |= _dialect(files[0], head)
+        _refuse_orange(
+            path, head, found.get("delimiter", Choice("\t" if ".tsv" in name_of(path).lower() else ",")).value
+        )
         sample.has_names = "header" not in found
     _read(sample, {"train": files})
     return sample
@@ -169,6 +174,9 @@ def _form_of_folder(path: str) -> dict[str, Choice]:
     ranked = sorted((count, source) for source, count in counts.items() if count)
     known = tuple(dict.fromkeys(suffix for form in FORMATS.values() for suffix in form.suffixes))
     folder = os.path.abspath(os.path.expanduser(path))
+    if not ranked and not is_url(path) and not os.path.isdir(folder):
+        path = _folder_of_texts(path) or path
+        folder = os.path.abspath(os.path.expanduser(path))
     texts = list_texts(folder)[0] if os.path.isdir(folder) else []
     in_labels = sum(text_label(folder, file.file) is not None for file in texts if file.name.lower().endswith(".txt"))
     if ranked and in_labels <= _MANY_TEXTS * ranked[-1][0]:
@@ -177,8 +185,11 @@ def _form_of_folder(path: str) -> dict[str, Choice]:
         return {"source": Choice(ranked[-1][1], reason, second), "path": Choice(path)}
     tables = sum(file.name.lower().endswith(known) for file in texts)
     if not texts or tables > len(texts) / 2:
-        advice = f"{path.rstrip('/')}/**/*" if tables else "a folder with a folder of texts for each label"
-        message = f"{path} has no file of rows: their names end in {', '.join(known)}; or give {advice}."
+        has_folders = tables or any(map(os.path.isdir, glob.iglob(folder, recursive=True)))
+        advice = f"{path.rstrip('/')}/**/*" if has_folders else "a folder with a folder of texts for each label"
+        unpacked = ", ".join(suffix for suffix in known if not suffix.endswith((*PACKED,)))
+        message = f"{path} has no file of rows: their names end in {unpacked}, or in {' or '.join(PACKED)} after it; "
+        message += f"or give {advice}."
         raise UserError.of("option", "PATH", message)
     reason = f"it has {len(texts):,} texts in folders, whose names are the labels"
     found = {
@@ -190,6 +201,31 @@ def _form_of_folder(path: str) -> dict[str, Choice]:
     if "train" in named and len({*named.values()}) == len(named) == len(inner) > 1 and "train" not in inner:
         found["splits"] = Choice(named, "the folders have the names of splits", "null  # the folders are labels")
     return found
+
+
+def _folder_of_texts(pattern: str) -> str | None:
+    """The folder whose texts are all that a glob matches, there or in folders that it matches; None if it matches no
+    texts. Raises UserError if the folder has other texts too."""
+    top = pattern
+    while glob.has_magic(top):
+        top = os.path.dirname(top)
+    top = top or "."
+    matched = set[str]()
+    for place in glob.iglob(os.path.abspath(os.path.expanduser(pattern)), recursive=True):
+        matched |= {file.file for file in list_texts(place)[0]} if os.path.isdir(place) else {place}
+    texts = {file.file for file in list_texts(os.path.abspath(os.path.expanduser(top)))[0]}
+    texts = {file for file in texts if file.lower().endswith(TEXT_SUFFIX)}
+    if not texts & matched:
+        return None
+    if more := len(texts - matched):
+        message = (
+            f"{pattern} leaves out {more:,} of the {len(texts):,} texts of {top}, and a recipe reads all texts of a "
+        )
+        message += (
+            "folder: give a folder that has no others, with a folder of texts for each label if they have labels."
+        )
+        raise UserError.of("option", "PATH", message)
+    return top
 
 
 def _name_of_files(split: str, files: Sequence[SourceFile]) -> str:
@@ -323,6 +359,28 @@ def _dialect(file: str, head: str) -> dict[str, Choice]:
         names = [f"column_{number}" for number in range(1, len(rows[0]) + 1)]
         found["header"] = Choice(names, reason, "null  # the first row has the names")
     return found
+
+
+_ORANGE_TYPES = ("continuous", "c", "discrete", "d", "string", "s", "time", "t", "basket")
+_ORANGE_ROLES = ("", "class", "c", "meta", "m", "multiclass", "i", "ignore")
+
+
+def _refuse_orange(path: str, head: str, delimiter: str) -> None:
+    """Raises UserError for a file of Orange, whose second and third rows are types and roles of columns."""
+    rows = list(islice(csv.reader(head.splitlines()[:3], delimiter=delimiter), 3))
+    if len(rows) < 3 or len({*map(len, rows)}) > 1:
+        return
+    types, roles = ([cell.strip().lower() for cell in row] for row in rows[1:])
+    known = sum(cell in _ORANGE_TYPES for cell in types)  # the values of a discrete column may stand there too
+    if known >= len(types) / 2 and all(role in _ORANGE_ROLES or "=" in role for role in roles):
+        stem, suffix = os.path.splitext(path)
+        message = (
+            f"the rows 2 and 3 of {path} are types ({rows[1][0]}) and roles of columns, as Orange writes them, and "
+        )
+        message += (
+            f"no data. Give a copy without them: sed 2,3d {shlex.quote(path)} > {shlex.quote(f'{stem}-rows{suffix}')}"
+        )
+        raise UserError.of("option", "PATH", message)
 
 
 def _csv_options(quoting: str) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from typing import Any
 
 MOST_LABELS = 1000
 MOST_RATINGS = 20
-"""Different whole numbers that may be classes, such as stars."""
+"""Different whole numbers that may be classes, such as stars; labels of a column that is not called so come first if
+they are not more."""
 FEW_WORDS = 3.0
 """Words of a text on average: shorter values are names, labels or ids unless the column is called a text."""
 
@@ -32,7 +33,7 @@ TEXTS: Sequence[str] = (
 SCORES = ("score", "similarity", "similarity_score", "target", "value", "y", "label", "price", "grade", "relatedness")
 RATINGS = ("stars", "rating", "ratings", "star_rating", "score")
 PAIRS = (
-    *(("sentence1", "sentence2"), ("sentence_1", "sentence_2"), ("sentence_A", "sentence_B"), ("text1", "text2")),
+    *(("sentence1", "sentence2"), ("sentence_1", "sentence_2"), ("sentence_a", "sentence_b"), ("text1", "text2")),
     *(("text_a", "text_b"), ("premise", "hypothesis"), ("question1", "question2"), ("query", "passage")),
     *(("question", "sentence"), ("text", "text_pair"), ("query", "document"), ("s1", "s2")),
 )
@@ -46,6 +47,7 @@ NO_INPUTS = re.compile(
 )
 _SEPARATORS = (";", "|", ",")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_WITH_COMMA = re.compile(r"[+-]?\d+([.,]\d+)*")
 _WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 
 
@@ -98,6 +100,16 @@ class ColumnProfile:
     def is_whole(self) -> bool:
         """Whether all values are whole numbers."""
         return self.is_number and self._all(lambda value: _WHOLE.fullmatch(str(value).strip()) is not None)
+
+    @cached_property
+    def is_number_with_commas(self) -> bool:
+        """Whether all values are numbers, some with a comma, such as 3,5."""
+        return not self.is_number and self._all(lambda value: _WITH_COMMA.fullmatch(str(value).strip()) is not None)
+
+    @cached_property
+    def has_letters(self) -> bool:
+        """Whether most values have a letter."""
+        return sum(any(map(str.isalpha, str(value))) for value in self.values) > len(self.values) / 2
 
     @cached_property
     def is_boolean(self) -> bool:
@@ -210,8 +222,9 @@ def _conversations(columns: Mapping[str, ColumnProfile], there: Collection[str])
                 data["filter"] = f"label == {yes}"
                 reason += f", and 'label' rates them: only rows of {yes} are read"
             yield _with_tools(columns, TaskGuess("sft", reason, data, texts=(name,)))
-    for names, roles in _ANSWERED.items():
-        if columns.keys() >= {*names} and _are_texts(columns[name] for name in names):
+    for usual, roles in _ANSWERED.items():
+        names = _spelled(usual, columns)
+        if names and _are_texts(columns[name] for name in names):
             data = {"columns": dict(zip(roles, names, strict=True))}
             if "input" in there and "input" not in names and roles[0] == "instruction":
                 data["columns"]["input"] = "input"
@@ -256,12 +269,14 @@ def _tags(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
 
 
 def _pairs_of_texts(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
-    for one, other in PAIRS:
-        if columns.keys() >= {one, other} and _are_texts((columns[one], columns[other]), few_words=1):
+    for usual in PAIRS:
+        one, other = _spelled(usual, columns) or ("", "")
+        if one and _are_texts((columns[one], columns[other]), few_words=1):
             rest = {name: column for name, column in columns.items() if name not in (one, other)}
             yield from _with_target([one, other], rest, f"{one!r} and {other!r} are a pair of texts")
-    for one, other in TEXT_TO_TEXT:
-        if columns.keys() >= {one, other} and _are_texts((columns[one], columns[other])) and not columns[other].repeats:
+    for usual in TEXT_TO_TEXT:
+        one, other = _spelled(usual, columns) or ("", "")
+        if one and _are_texts((columns[one], columns[other])) and not columns[other].repeats:
             yield _text_to_text(one, other)
 
 
@@ -291,20 +306,24 @@ def _text_to_text(one: str, other: str) -> TaskGuess:
 def _with_target(texts: list[str], rest: Mapping[str, ColumnProfile], about: str) -> Iterator[TaskGuess]:
     """The guesses for rows with one or two texts and a label or number beside them, the likeliest column first."""
 
-    def place(column: ColumnProfile) -> tuple[int, int]:
+    def place(column: ColumnProfile) -> tuple[bool, int, bool, bool, int]:
         named = [*LABELS, *RATINGS, *SCORES]
         name = column.name.lower()
         last = name.rpartition("_")[2]
-        return (named.index(name) if name in named else named.index(last) + 100 if last in named else 1000), -names[
-            name
-        ]
+        rank = named.index(name) if name in named else named.index(last) + 100 if last in named else 1000
+        is_last_resort = column.is_number_with_commas or len(column.counts) == 1
+        return is_last_resort, rank, not column.is_flat, len(column.counts) > MOST_RATINGS, -names[name]
 
     names = {name.lower(): number for number, name in enumerate(rest)}
     candidates = [
         column for column in rest.values() if not column.is_named_as_no_input or column.name.lower() in LABELS
     ]
+    flags = [column.name for column in candidates if column.is_boolean and column.repeats]
     for column in sorted(candidates, key=place):
-        yield from _for_target(texts, column, about)
+        others = [name for name in flags if name != column.name] if column.name in flags else []
+        more = f"; {_and(others)} may be labels too: one column is read, with several labels as in red;blue"
+        more = more if others else ""
+        yield from (replace(guess, reason=guess.reason + more) for guess in _for_target(texts, column, about))
 
 
 def _for_target(texts: list[str], column: ColumnProfile, about: str) -> Iterator[TaskGuess]:
@@ -318,6 +337,12 @@ def _for_target(texts: list[str], column: ColumnProfile, about: str) -> Iterator
         column.is_flat and column.repeats and (not column.is_number or (column.is_whole and different <= MOST_RATINGS))
     )
     is_numeric = column.is_flat and column.is_number and different > 2
+    if different == 1 and column.is_flat and name.lower() in LABELS:
+        yield guess("sequence-classification", f"has the one value {next(iter(column.counts))!r}", [*column.counts])
+        return
+    if column.is_flat and column.is_number_with_commas:
+        yield guess("regression", f"has numbers with commas, such as {column.values[0]}")
+        return
     if column.is_list_of_texts:
         kinds = Counter(str(one) for value in column.values for one in value)
         if len(kinds) <= MOST_LABELS and sum(kinds.values()) >= 2 * len(kinds):
@@ -358,7 +383,7 @@ def _ordered_texts(columns: Mapping[str, ColumnProfile]) -> list[ColumnProfile]:
     """The columns of texts: first those that are called one, then those with most words."""
 
     def is_text(column: ColumnProfile) -> bool:
-        if not column.is_flat or column.is_number or column.is_named_as_no_input:
+        if not column.is_flat or not column.has_letters or column.is_named_as_no_input:
             return False
         return (column.words >= FEW_WORDS and len(column.counts) > 1) or (
             column.name.lower() in TEXTS and column.words > 1
@@ -370,9 +395,15 @@ def _ordered_texts(columns: Mapping[str, ColumnProfile]) -> list[ColumnProfile]:
 
     texts = [column for column in columns.values() if is_text(column)]
     if not texts:  # words or short phrases, such as names
-        texts = [one for one in columns.values() if one.is_flat and not one.is_number and not one.repeats]
+        texts = [one for one in columns.values() if one.is_flat and one.has_letters and not one.repeats]
         texts = [one for one in texts if not one.is_named_as_no_input]
     return sorted(texts, key=place)
+
+
+def _spelled(names: Sequence[str], columns: Collection[str]) -> tuple[str, ...]:
+    """The columns with these names in capitals or small letters; empty unless all are there."""
+    there = {column.lower(): column for column in columns}
+    return tuple(there[name] for name in names) if there.keys() >= {*names} else ()
 
 
 def _are_texts(columns: Any, few_words: float = FEW_WORDS) -> bool:

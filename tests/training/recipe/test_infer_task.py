@@ -102,6 +102,23 @@ WORDS, TAGS = [["EU", "rejects", "calls"]] * 10 + [["Peter", "is", "here"]] * 10
             {"columns": {"prompt": "prompt", "completion": "completion"}, "label": "label"},
         ),
         ({"text": TEXTS}, "causal-lm", {"text": ["text"]}),
+        (
+            {"headline": TEXTS, "section": TEAMS, "keywords": [["ink"], ["ink", "paper"]] * 10},
+            "sequence-classification",
+            {"text": ["headline"], "label": "section"},
+        ),
+        (
+            {"text": TEXTS, "label": ["all"] * 20, "category": TEAMS},
+            "sequence-classification",
+            {"text": ["text"], "label": "category"},
+        ),
+        (
+            {"body": TEXTS * 5, "folder": TEAMS * 5, "sender": [f"person {number % 30}" for number in range(100)]},
+            "sequence-classification",
+            {"text": ["body"], "label": "folder"},
+        ),
+        ({"Question": TEXTS, "Answer": OTHERS}, "sft", {"columns": {"instruction": "Question", "output": "Answer"}}),
+        ({"text": TEXTS, "price": ["3,5", "4,25"] * 10}, "regression", {"text": ["text"], "label": "price"}),
     ],
 )
 def test_the_task_type_that_fits_best_is_first_with_its_columns(
@@ -128,6 +145,25 @@ def test_a_label_of_its_own_for_each_row_is_no_label() -> None:
         guess.task for guess in guess_tasks({"text": TEXTS, "label": [f"ticket-{number}" for number in range(20)]})
     ]
     assert "sequence-classification" not in tasks
+
+
+def test_a_column_of_labels_with_one_value_is_the_target_of_a_classifier() -> None:
+    best = guess_tasks({"text": TEXTS, "label": ["spam"] * 20})[0]
+    assert (best.task, best.labels, best.reason) == (
+        "sequence-classification",
+        ["spam"],
+        "'text' is the text, and 'label' has the one value 'spam'",
+    )
+
+
+def test_of_several_columns_of_flags_one_is_the_target_and_the_others_are_named() -> None:
+    flags = {"toxic": [0, 1] * 10, "insult": ["0", "1"] * 10, "threat": [1, 0] * 10}
+    best = guess_tasks({"comment_text": TEXTS, **flags})[0]
+    assert best.data["label"] == "threat" and "; 'toxic' and 'insult' may be labels too" in best.reason
+
+
+def test_numbers_are_no_texts() -> None:
+    assert guess_tasks({"rows": [f"{number} 162 60" for number in range(20)]}) == []
 
 
 def test_columns_of_ids_alone_fit_no_task_type() -> None:
