@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.cache.stage import Work
-from tasks.reports.formatting import format_markdown, format_table, limit_rows
+from tasks.reports.formatting import format_count, format_markdown, format_table, limit_rows
 from training.problems import Problem
 
 REPORT = "log/report.json"
@@ -43,6 +43,20 @@ def emit_warnings(work: Work, report: Mapping[str, Any]) -> None:
     if more := len(found) - len(lines):
         lines.append(f"… and {more:,} more: see the report, {work.stage}/report.json in MLflow.")
     work.on_events([{"kind": "warning", "message": line} for line in lines])
+
+
+def summarize_splits(report: Mapping[str, Any]) -> str:
+    """The groups or the times of each split in one line; empty if rows are held out by their texts."""
+    split = report.get("split", {})
+    parts = []
+    if "groups" in split:
+        parts.append(f"groups: {', '.join(f'{name} {count:,}' for name, count in split['groups'].items())}")
+    if "times" in split:
+        spans = (f"{name} {' to '.join(span)}" for name, span in split["times"].items())
+        parts.append(f"times: {', '.join(spans)}")
+    if in_gap := sum(split.get("in_gap", {}).values()):
+        parts.append(f"{format_count(in_gap, 'row')} in a gap between them")
+    return "; ".join(parts)
 
 
 def tabulate_problems(problems: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:

@@ -13,7 +13,7 @@ from tasks.cache.results import Artifact, Lock, PinnedRows
 from tasks.cache.stage import Work
 from tasks.hub.client import explain_read_errors
 from tasks.jobs.job import Job, folder_of, stage
-from tasks.reports.row_reports import emit_warnings, read_report
+from tasks.reports.row_reports import emit_warnings, read_report, summarize_splits
 from training.data.load_rows import LoadDataResult, load
 from training.data.sources import delimiter_of, is_conllu, split_names
 from training.jobs.protocol import NotInKey, Settings, values_in_key
@@ -134,6 +134,8 @@ def _read(work: Work, settings: LoadDataSettings, inputs: Mapping[str, Path]) ->
 
     result = load_rows(settings, work.out, work.progress, inputs.get("tokenizer"))
     report = read_report(work.out)
+    if about_splits := summarize_splits(report):
+        work.on_events([{"kind": "note", "message": about_splits}])
     emit_warnings(work, report)
     draw_rows(report, work.out / "log")
     return result

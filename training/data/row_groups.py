@@ -71,21 +71,14 @@ def group_names(block: Block, wanted: SourceColumns) -> pa.DictionaryArray:
     """Returns the name of each row's group, null for a missing value. Whole numbers have one name in all types, as
     texts too: `3`, `3.0` and `+3`. Raises UserError for a column of lists or objects."""
     values = require_single_values(block, wanted)
-    if pa.types.is_floating(values.type):
+    if pa.types.is_floating(values.type):  # as Python spells them in JSON
         numbers = values.cast(pa.float64()).to_pylist()
-        texts = pa.array(list(map(_float_name, numbers)), pa.string())
+        texts = pa.array([None if one is None or one != one else repr(one) for one in numbers], pa.string())
     else:
         texts = values.cast(pa.string())
     coded = pc.utf8_trim_whitespace(texts).dictionary_encode()
     names = pa.array([whole_number(name) or name or None for name in coded.dictionary.to_pylist()], pa.string())
-    filled = names.take(coded.indices).dictionary_encode()  # without the empty text, which is no name
-    return filled
-
-
-def _float_name(number: float | None) -> str | None:
-    if number is None or np.isnan(number):
-        return None
-    return f"{number:.0f}" if number.is_integer() else repr(number)
+    return names.take(coded.indices).dictionary_encode()
 
 
 def require_single_values(block: Block, wanted: SourceColumns) -> pa.Array:

@@ -74,15 +74,20 @@ class RowTimes:
             if kind == self.kind:
                 times[mask] = numbers
             elif mask.any() and self.kind is not None:
-                example = f": {shorten(values[first[kind]].as_py())}"
+                example = _example(values, first[kind])
                 description = f"holds {_IN_WORDS[kind]} {column}, where rows before hold {_IN_WORDS[self.kind]}"
                 problems.append(("type", description, mask, example))
             known = known | mask
         if not known.all():
-            example = f": {shorten(values[int(np.argmin(known))].as_py())}"
+            example = _example(values, int(np.argmin(known)))
             description = f"holds no time such as 2026-05-01 or 2026-05-01T10:30:00+02:00 {column}"
             problems.append(("type", description, ~known, example))
         return replace(block, split_values=pa.array(times)), problems
+
+
+def _example(values: pa.Array, place: int) -> str:
+    """Returns a value as messages show it; Python has no object for some times and zones."""
+    return f": {shorten(values.slice(place, 1).cast(pa.string())[0].as_py())}"
 
 
 def _by_kind(values: pa.Array) -> dict[Kind, tuple[Mask, Times]]:

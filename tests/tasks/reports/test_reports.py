@@ -18,7 +18,13 @@ from tasks.cache.stage import Work
 from tasks.prefect import prefect_artifacts
 from tasks.reports.formatting import escape_markdown, format_code, format_markdown, format_score
 from tasks.reports.model_reports import find_worst_errors, find_worst_groups, tabulate_slices
-from tasks.reports.row_reports import describe_rows, emit_warnings, read_token_report, tabulate_problems
+from tasks.reports.row_reports import (
+    describe_rows,
+    emit_warnings,
+    read_token_report,
+    summarize_splits,
+    tabulate_problems,
+)
 from tasks.tracking.run_tracker import format_group_name, read_slice_metrics
 from tests.arrow import group
 from tests.tasks.watching import Heard
@@ -94,6 +100,21 @@ def test_a_table_of_many_problems_is_cut_and_one_of_none_has_a_line() -> None:
 
 def test_rows_that_were_never_read_have_no_description() -> None:
     assert describe_rows(None, None) == ""
+
+
+def test_groups_and_times_of_splits_are_told_in_a_line_and_in_the_table() -> None:
+    rows = {"train": 70, "validation": 10}
+    lengths = {split: {"min": 1, "median": 2, "max": 3} for split in rows}
+    report = {"rows": rows, "held_out": {"validation": 0.1}, "characters": lengths, "labels": {}, "problems": []}
+    assert summarize_splits(report) == ""
+    groups = {"groups": {"train": 1200, "validation": 3}, "without_group": {"train": 2, "validation": 0}}
+    assert summarize_splits(report | {"split": groups}) == "groups: train 1,200, validation 3"
+    assert "| validation | 10 | 10% | 3 | 0 |" in describe_rows(report | {"split": groups}, None)
+    times = {"train": ["2026-01-01", "2026-03-01"], "validation": ["2026-03-08", "2026-03-14"]}
+    by_time = report | {"split": {"times": times, "in_gap": {"train": 4, "validation": 0}}}
+    told = "times: train 2026-01-01 to 2026-03-01, validation 2026-03-08 to 2026-03-14; 4 rows in a gap between them"
+    assert summarize_splits(by_time) == told
+    assert "| train | 70 |  | 2026-01-01 to 2026-03-01 | 4 |" in describe_rows(by_time, None)
 
 
 def test_how_a_report_is_drawn_is_no_ingredient_of_rows_and_tokens() -> None:

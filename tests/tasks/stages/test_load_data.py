@@ -47,6 +47,17 @@ def test_how_a_table_is_read_is_in_the_key_of_its_rows(read: dict[str, Any]) -> 
     assert changed and all(name.startswith(f"data.{field}") for name in changed for field in read)
 
 
+def test_only_a_split_by_a_column_is_in_the_key() -> None:
+    plain = {"source": "csv", "text": ["text"], "label": "label"}
+    by_rows, by_group = {"by": "rows"}, {"by": "group", "column": "who"}
+    before = inputs("sequence-classification", **plain)
+    assert inputs("sequence-classification", **plain, split=by_rows) == before
+    after = inputs("sequence-classification", **plain, split=by_group)
+    changed = {name: after[name] for name in after if before.get(name) != after[name]}
+    assert changed.items() >= {"split.by": "group", "split.column": "who"}.items()
+    assert all(name.startswith("split.") for name in changed)
+
+
 def test_names_of_labels_are_in_the_key_by_the_content_of_their_file(tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("bad\ngood\n")
     (tmp_path / "same.json").write_text('["bad", "good"]')

@@ -91,6 +91,14 @@ def test_rows_are_split_by_group_or_by_time(data: dict[str, Any]) -> None:
             {"split": BY_TIME, "test_size": 10.5},
             {"data.test_size": "10.5 is no whole number of rows: a share of them is below 1."},
         ),
+        (
+            {"split": {**BY_TIME, "gap": "soon"}, "validation_size": 2.5},
+            {
+                "data.validation_size": "2.5 is no whole number of rows: a share of them is below 1.",
+                "data.split.gap": "'soon' is no duration: write one such as 7d or 12h (units: s, m, h, d, w), or a "
+                "number.",
+            },
+        ),
         ({"split": "group"}, {"data.split": "'group' is of the wrong type: it takes a mapping of fields."}),
         (
             {"split": {"by": "groups"}},

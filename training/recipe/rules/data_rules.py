@@ -115,7 +115,7 @@ def _splits(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 def holds_out_test(written: WrittenRecipe) -> bool:
     """Whether rows of train become test if the source has no such split."""
-    by_time = written["data.split"] is not None and written["data.split.test_from"] is not None
+    by_time = written.is_written("data.split.test_from") and written["data.split.test_from"] is not None
     return by_time or bool(written["data.test_size"])
 
 
@@ -166,7 +166,7 @@ def _split_times(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 def _held_out(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     sizes = {name: written[f"data.{name}_size"] for name in ("validation", "test")}
-    by = "rows" if written["data.split"] is None else written["data.split.by"]
+    by = written["data.split.by"] if written.is_written("data.split.by") else "rows"
     counts = [name for name, size in sizes.items() if size >= 1]
     for name in counts:
         if by != "time":
@@ -291,9 +291,9 @@ DATA_RULES: tuple[Rule, ...] = (
     _label_separator,
     labels_are_named,
     _splits,
+    _held_out,
     _split,
     _split_times,
-    _held_out,
     _checks,
 )
 
