@@ -24,6 +24,7 @@ COMMANDS = {
     "sweep": "sweep",
     "plan": "plan",
     "check": "check",
+    "power": "power",
     "schema": "deployments",
     "runs": "runs",
     "models": "models",

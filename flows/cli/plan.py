@@ -26,6 +26,7 @@ from tasks.reports.row_reports import read_report
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.fit import engine_for, fit, launch, resolved_compute
 from tasks.stages.load_data import counts_tokens
+from tasks.stages.preflight.gate_power import count_rows, expect_comparison, find_obstacles
 from tasks.stages.preflight.training_estimate import estimate_lines
 from tasks.sweeps.study import Study, only_sweep, study_key
 from tasks.sweeps.trial_state import UNFINISHED, Trial
@@ -67,6 +68,8 @@ def plan(arguments: argparse.Namespace) -> int:
         print(f"  fit: {text}")
     for note in checked.notes:
         print(f"  fit: {note}")
+    for text in _obstacles(recipe, planner):
+        print(f"  gate: {text}")
     if training.state in PENDING and (machines := engine_for(recipe).describe(resolved_compute(recipe, finished.lock))):
         print(f"  fit: {machines}")
     for problem in checked.warnings:
@@ -112,6 +115,15 @@ def _estimate(planner: Planner, training: PlannedStage) -> list[str]:
     arguments = planner.arguments["fit"]
     job = job_of(fit, *arguments)
     return estimate_lines(training.key, fit.flatten_inputs(job)[0], job)
+
+
+def _obstacles(recipe: Recipe, planner: Planner) -> list[str]:
+    """Returns reasons why the rows that the gate judges by can promote no model, if these rows are stored."""
+    data = planner.arguments["fit"][2]
+    pending = any(row.name in ("compare", "gate") and row.state in PENDING for row in planner.rows)
+    if not isinstance(data, Artifact) or not pending or recipe.release.registry is None:
+        return []
+    return list(find_obstacles(recipe, count_rows(recipe, data), expect_comparison(recipe, data)))
 
 
 def _mixture(recipe: Recipe, data: object) -> list[str]:

@@ -113,6 +113,16 @@ def number_comparison(name: str, digest: str, pair: str, rows: JudgedRows | None
     return settled[tag]
 
 
+def expect_number(name: str, digest: str, rows: JudgedRows) -> int:
+    """Returns the number that `number_comparison` would give to a new pair. Records nothing."""
+    with mlflow_errors():
+        model = find_model(connect(), name)
+    digest, tags = digest[:DIGITS], dict(model.tags) if model else {}
+    tags[f"{JUDGED_ROWS_TAG}{digest}"] = _describe(digest, rows, tags)
+    settled, claimed = _parse_numbers(digest, tags)
+    return max([*settled.values(), *claimed.values()], default=0) + 1
+
+
 def _read_numbers(
     client: MlflowClient, name: str, digest: str, rows: JudgedRows | None
 ) -> tuple[dict[str, int], dict[str, int]]:
@@ -128,6 +138,10 @@ def _read_numbers(
             # MLflow refuses a tag that another home, with the same rows, creates at the same time.
             if (tags := _read_tags(client, name)).get(rows_tag) == before:
                 raise
+    return _parse_numbers(digest, tags)
+
+
+def _parse_numbers(digest: str, tags: Mapping[str, str]) -> tuple[dict[str, int], dict[str, int]]:
     counted = tuple(f"{COMPARISON_TAG}{one}." for one in _find_connected(digest, tags))
     tags = {tag: value for tag, value in tags.items() if tag.startswith(counted)}
     settled = {tag: int(value) for tag, value in tags.items() if value.isdecimal()}

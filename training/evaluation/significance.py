@@ -40,6 +40,7 @@ MAX_SLOW_DRAWS = 2_000
 MAX_PERMUTED_ROWS = 10**10
 """Upper limit of permutations times rows; MAX_DRAWS permutations are always allowed."""
 MAX_PERMUTATIONS = 1_000_000
+MAX_NEEDED_ROWS = 10_000_000
 USUAL_LEVEL = 0.05
 """Level of the interval for a model that the permutation test has rejected."""
 ROUNDING = 1e-12
@@ -106,6 +107,63 @@ def highest_share(rows: int, of: int, confidence: float) -> float:
 def rows_for_share(share: float, confidence: float) -> int:
     """The least number of rows of which none has to be seen for `highest_share` to be at most `share`."""
     return math.ceil(math.log(1 - confidence) / math.log1p(-share) - ROUNDING)
+
+
+def promotion_chance(
+    rows: int, gain: float, differing: float, confidence: float, max_flips: float | None = None
+) -> float:
+    """The chance that `mcnemar` finds a model better, and with `max_flips` that `highest_share` of its flips is at most
+    this, exactly.
+
+    Args:
+        rows: the rows on which two models are compared.
+        gain: how much more accurate the model is on all rows there are.
+        differing: the share of rows that only one of the two has right; at least the gain.
+        confidence: as of the tests.
+        max_flips: the largest share of rows that only the other model has right; None: any.
+    """
+    from scipy.stats import binom
+
+    level, differing = _level(confidence), min(1.0, max(differing, gain))
+    ends = binom.ppf((1e-10, 1 - 1e-10), rows, differing)
+    numbers = np.arange(max(1, ends[0]), max(1, ends[1]) + 1)  # rows that differ
+    least = binom.isf(level, numbers, 0.5) + 1  # of them, gained rows with which the model is better
+    if max_flips is not None:
+        most_lost = binom.ppf(level, rows, max_flips)
+        most_lost -= binom.cdf(most_lost, rows, max_flips) > level
+        least = np.maximum(least, numbers - most_lost) if most_lost >= 0 else numbers + 1
+    found = binom.sf(least - 1, numbers, (1 + gain / differing) / 2) if differing else np.zeros(len(numbers))
+    return float(np.clip(binom.pmf(numbers, rows, differing) @ found, 0, 1))
+
+
+def find_detectable_gain(
+    rows: int, differing: float, confidence: float, max_flips: float | None = None, chance: float = 0.8
+) -> float | None:
+    """The smallest gain that is found with this chance; None if there is none."""
+    low, high = 0.0, 1.0
+    if promotion_chance(rows, high, differing, confidence, max_flips) < chance:
+        return None
+    while high - low > 1e-5:
+        middle = (low + high) / 2
+        enough = promotion_chance(rows, middle, differing, confidence, max_flips) >= chance
+        low, high = (low, middle) if enough else (middle, high)
+    return high
+
+
+def find_needed_rows(
+    gain: float, differing: float, confidence: float, max_flips: float | None = None, chance: float = 0.8
+) -> int | None:
+    """The rows with which the gain is found with this chance, to about 1 %; None if MAX_NEEDED_ROWS are too few."""
+    low, high = 0, 1
+    while promotion_chance(high, gain, differing, confidence, max_flips) < chance:
+        low, high = high, 2 * high
+        if high > MAX_NEEDED_ROWS:
+            return None
+    while high - low > max(1, high // 100):
+        middle = (low + high) // 2
+        enough = promotion_chance(middle, gain, differing, confidence, max_flips) >= chance
+        low, high = (low, middle) if enough else (middle, high)
+    return high
 
 
 def paired(

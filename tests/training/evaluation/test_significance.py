@@ -11,7 +11,17 @@ import pytest
 from scipy.stats import binom
 
 from training.evaluation.predictions import Figure
-from training.evaluation.significance import Significance, alpha_spent, highest_share, mcnemar, paired
+from training.evaluation.significance import (
+    Significance,
+    alpha_spent,
+    find_detectable_gain,
+    find_needed_rows,
+    highest_share,
+    mcnemar,
+    paired,
+    promotion_chance,
+    rows_for_share,
+)
 
 DRAWS, ROWS, CONFIDENCE = 200, 1000, 0.95
 Right = npt.NDArray[np.bool_]
@@ -160,6 +170,39 @@ def test_a_figure_that_is_no_number_is_no_evidence_and_draws_without_one_are_lef
     assert not found.better and np.isnan(found.p_value)
     found = paired(undefined_without_the_first, ROWS, margin=-0.5, confidence=CONFIDENCE)
     assert found.better and found.at_least == 1.0
+
+
+# Power
+
+
+@pytest.mark.parametrize("max_flips", [None, 0.06])
+@pytest.mark.parametrize(("rows", "gained", "lost"), [(300, 0.09, 0.03), (1000, 0.065, 0.035), (40, 0.3, 0.0)])
+def test_the_chance_of_a_promotion_is_that_of_drawn_rows(
+    rows: int, gained: float, lost: float, max_flips: float | None
+) -> None:
+    random, found = np.random.default_rng(7), 0
+    draws = random.multinomial(rows, [gained, lost, 1 - gained - lost], size=2000)
+    passed = {
+        (new, old): mcnemar(new, old, rows, CONFIDENCE).better
+        and (max_flips is None or highest_share(old, rows, CONFIDENCE) <= max_flips)
+        for new, old in {(int(new), int(old)) for new, old, _ in draws}
+    }
+    found = sum(passed[int(new), int(old)] for new, old, _ in draws)
+    chance = promotion_chance(rows, gained - lost, gained + lost, CONFIDENCE, max_flips)
+    assert found / 2000 == pytest.approx(chance, abs=0.03)
+
+
+def test_the_gain_that_is_found_and_the_rows_that_it_takes_are_two_sides_of_one_chance() -> None:
+    for differing, max_flips in ((0.1, None), (0.1, 0.06), (0.02, 0.01)):
+        gain = find_detectable_gain(2000, differing, CONFIDENCE, max_flips)
+        assert gain and promotion_chance(2000, gain, differing, CONFIDENCE, max_flips) == pytest.approx(0.8, abs=0.01)
+        rows = find_needed_rows(gain, differing, CONFIDENCE, max_flips)
+        assert rows and rows == pytest.approx(2000, rel=0.1)
+    assert find_detectable_gain(4, 0.1, CONFIDENCE) is None  # 4 rows of 4 by chance: once in 16
+    assert find_detectable_gain(298, 0.1, CONFIDENCE, 0.01) is None and rows_for_share(0.01, CONFIDENCE) == 299
+    assert find_needed_rows(1e-5, 0.5, CONFIDENCE) is None
+    assert promotion_chance(1000, 0.0, 0.1, CONFIDENCE) <= 0.05
+    assert promotion_chance(1000, 0.0, 0.0, CONFIDENCE) == 0
 
 
 # Many comparisons on the same rows

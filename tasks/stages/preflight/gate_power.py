@@ -1,0 +1,114 @@
+"""What the gate can find with the rows that it judges by: its next comparison's confidence, and reasons why it can
+promote nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tasks.cache.history import History
+from tasks.cache.results import Artifact, Comparison
+from tasks.registry.comparisons import JudgedRows, expect_number
+from tasks.tracking.connection import has_database
+from training.evaluation.significance import (
+    alpha_spent,
+    find_detectable_gain,
+    find_needed_rows,
+    promotion_chance,
+    rows_for_share,
+)
+from training.problems import Problem, UserError
+from training.recipe import Recipe
+from training.recipe.rules.column_rules import source_columns
+from training.recipe.tables.metrics import RIGHT_OR_WRONG, TAGS
+from training.recipe.task_specification import specification_class
+
+ASSUMED_DIFFERING = 0.1
+"""The share of rows that only one of two models has right, without a comparison that has shown it."""
+
+
+def require_mcnemar(recipe: Recipe) -> None:
+    """Raises UserError if the gate does not compare by accuracy without a margin: other tests depend on more than the
+    number of rows that differ."""
+    kind, gate = specification_class(recipe.task).prediction_type, recipe.release.gate
+    problems = []
+    if recipe.compared_by != "accuracy" or kind not in RIGHT_OR_WRONG or kind == TAGS:
+        where = "evaluation.metrics[0]" if gate.compare is None else "release.gate.compare"
+        message = f"the power of the comparison by {recipe.compared_by} (task {recipe.task}) is not computed"
+        problems.append((where, f"{message}: only that of accuracy is, by --set release.gate.compare=accuracy."))
+    if gate.margin:
+        message = f"the power with a margin, {gate.margin:g}, is not computed: see that without, by --set "
+        problems.append(("release.gate.margin", f"{message}release.gate.margin=0."))
+    if problems:
+        raise UserError(Problem(kind="option", where=where, message=message) for where, message in problems)
+
+
+def count_rows(recipe: Recipe, data: Artifact) -> int:
+    """The rows of the judged split."""
+    return int(data.result.rows[recipe.judged_split])
+
+
+def expect_comparison(recipe: Recipe, data: Artifact | None) -> int | None:
+    """The number of the next comparison on these rows; None if each comparison has its own error level."""
+    if recipe.release.gate.control == "each" or recipe.release.registry is None:
+        return None
+    if data is None or not has_database():
+        return 1
+    file = f"{recipe.judged_split}.arrow"
+    rows = JudgedRows(data.path / file, source_columns(recipe).inputs)
+    return expect_number(recipe.release.registry, data.parts[file], rows)
+
+
+def confidence_of(recipe: Recipe, comparison: int | None) -> float:
+    """The confidence of the comparison with this number."""
+    confidence = recipe.release.gate.confidence
+    return confidence if comparison is None else 1 - alpha_spent(comparison, 1 - confidence)
+
+
+def last_comparison(recipe: Recipe) -> Comparison | None:
+    """The comparison with a champion in the last completed run, if it shows how many rows differ."""
+    found = ((History(recipe.name).last_completed() or {}).get("verdict") or {}).get("comparison")
+    compared = Comparison.model_validate(found) if found else None
+    shows = compared is not None and compared.method == "mcnemar" and not compared.baseline
+    return compared if shows and compared is not None and compared.split == recipe.judged_split else None
+
+
+def measure_power(
+    recipe: Recipe, rows: int, differing: float, confidence: float, gains: Sequence[float]
+) -> dict[str, Any]:
+    """The gain that is found with a chance of 80 %, and for each of `gains` the chance with these rows and the rows for
+    80 %. None in place of what no number of rows gives."""
+    flips = recipe.release.gate.flips
+    given = differing, confidence, flips.max_share if flips else None
+    enough = rows >= recipe.release.gate.min_rows
+    return {
+        "detectable_gain": find_detectable_gain(rows, *given) if enough else None,
+        "gains": [
+            {
+                "gain": gain,
+                "chance": promotion_chance(rows, gain, *given) if enough else 0.0,
+                "rows": find_needed_rows(gain, *given),
+            }
+            for gain in gains
+        ],
+    }
+
+
+def find_obstacles(recipe: Recipe, rows: int, comparison: int | None) -> Iterator[str]:
+    """Reasons why no model can be promoted with so many rows, as sentences."""
+    gate, split, confidence = recipe.release.gate, recipe.judged_split, confidence_of(recipe, comparison)
+    numbered = f" (comparison {comparison:,} on these rows)" if comparison else ""
+    if rows < gate.min_rows:
+        yield f"{rows:,} rows of {split} promote no model: release.gate.min_rows is {gate.min_rows:,}."
+    # Of N rows that all differ, all are gained by chance in one of 2 ** N cases; so in a permutation test.
+    least = math.ceil(-math.log2(1 - confidence) - 1e-9)
+    if gate.margin >= 0 and rows < least:
+        confident = f"{100 * confidence:g}% confidence{numbered}"
+        yield f"{rows:,} rows of {split} promote no model at {confident}: it takes {least:,} at least."
+    if gate.flips and rows < (needs := rows_for_share(gate.flips.max_share, confidence)):
+        limit = f"release.gate.flips.max_share, {gate.flips.max_share:g},"
+        yield (
+            f"{rows:,} rows of {split} replace no champion: {limit} takes {needs:,} rows without any flip at "
+            f"{100 * confidence:g}% confidence{numbered}."
+        )
