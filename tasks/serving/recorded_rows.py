@@ -3,9 +3,10 @@
     FOLDER/served-00000001.jsonl    rows as they were sent, with the columns below; the oldest file goes when there are
                                     more rows than may be kept
 
-A row of /predict has its own columns; a conversation `messages` and `tools`; a continued text `text`. Beside them:
-`prediction` (an object, or the text of an answer), `served_by` (`NAME/VERSION`) and `served_at` (ISO 8601, UTC); a
-column of the row with one of these names is kept in its place.
+A row of /predict has its own columns. A conversation has its messages and tools, and a continued text its text, in the
+columns that the model reads; tools that it does not read are `served_tools`. Beside them: `prediction` (an object, or
+the text of an answer), `served_by` (`NAME/VERSION`) and `served_at` (ISO 8601, UTC); a column of the row with one of
+these names is kept in its place.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.home import find_replaceable
+from training.data.batch_requests import plain_message
 
 FILE_ROWS = 1_000
 """Rows of a file, at most a tenth of all that are kept."""
@@ -37,12 +39,19 @@ class RecordedRows:
         share: of the rows, drawn at random.
         most_rows: of all files together.
         on_failure: called with the number of rows that could not be written, and the reason: answers go on.
+        columns: the names of the columns that the model reads, by the task type's.
 
     Raises OSError, also for a folder in which another user could put a link in the place of a file.
     """
 
     def __init__(
-        self, folder: Path, name: str, share: float, most_rows: int, on_failure: Callable[[int, str], None]
+        self,
+        folder: Path,
+        name: str,
+        share: float,
+        most_rows: int,
+        on_failure: Callable[[int, str], None],
+        columns: Mapping[str, str],
     ) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if foreign := find_replaceable(folder.absolute() / "file"):
@@ -51,6 +60,9 @@ class RecordedRows:
         self._file_rows = max(1, min(FILE_ROWS, most_rows // 10))
         self._most_files = max(1, most_rows // self._file_rows)
         self._on_failure = on_failure
+        conversation = columns.get("messages") or columns.get("prompt") or "messages"
+        text = columns.get("text") or columns.get("prompt") or "text"
+        self._columns = {"messages": conversation, "tools": columns.get("tools", "served_tools"), "text": text}
         self._numbers = sorted(int(found[1]) for file in folder.iterdir() if (found := _NAME.fullmatch(file.name)))
         self._rows = self._file_rows  # a server continues no file of another one
         self._draw = random.Random()
@@ -63,7 +75,9 @@ class RecordedRows:
 
     def add_answer(self, fields: Mapping[str, Any], answer: str, version: str) -> None:
         """Adds a conversation or a text with its answer, or not. `fields`: of training.programs.serve.Generate."""
-        row = {name: fields[name] for name in ("messages", "tools", "text") if fields.get(name) is not None}
+        row = {column: fields[name] for name, column in self._columns.items() if fields.get(name) is not None}
+        if fields.get("messages") is not None:
+            row[self._columns["messages"]] = [*map(plain_message, fields["messages"])]
         self._add([{**row, "prediction": answer}], version)
 
     def _add(self, rows: Sequence[Mapping[str, Any]], version: str) -> None:

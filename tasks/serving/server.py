@@ -14,7 +14,7 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -193,7 +193,7 @@ async def _serve(options: ServeOptions, listening: socket.socket, on_ready: Call
         app = vllm.build_app(served, metrics)
     else:
         has_template = generates and served.current.has_chat_template
-        recorded = _open_records(options, metrics)
+        recorded = _open_records(options, metrics, served.current.model.columns)
         app = build_app(served, metrics, recorded, generates=generates, holds_conversations=has_template)
     host, port = listening.getsockname()[:2]
     server = uvicorn.Server(
@@ -258,7 +258,7 @@ def _listen(options: ServeOptions) -> Iterator[socket.socket]:
         yield sockets[0]
 
 
-def _open_records(options: ServeOptions, metrics: Metrics) -> RecordedRows | None:
+def _open_records(options: ServeOptions, metrics: Metrics, columns: Mapping[str, str]) -> RecordedRows | None:
     """Raises UserError for a folder that cannot be used."""
     if options.record is None:
         return None
@@ -269,7 +269,8 @@ def _open_records(options: ServeOptions, metrics: Metrics) -> RecordedRows | Non
         metrics.count_unrecorded(rows)
 
     try:
-        return RecordedRows(options.record, options.name, options.record_share, options.record_rows, fail)
+        share, most = options.record_share, options.record_rows
+        return RecordedRows(options.record, options.name, share, most, fail, columns)
     except OSError as error:
         raise UserError.of("option", "--record", f"{options.record} cannot be used: {error.strerror}.") from error
 

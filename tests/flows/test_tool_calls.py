@@ -80,6 +80,39 @@ def test_predictions_on_request_call_the_tools_of_the_row(project: Path, home: P
     assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [*asked.values()]
 
 
+def test_recorded_conversations_are_compared_by_drift_and_with_right_answers_evaluated(
+    project: Path, home: Path, server: dict[str, str], first: dict[str, Any]
+) -> None:
+    record, out = project.parent / "recorded", project.parent / "later.json"
+    lines = (project.parent / "rows/validation.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines[:20]]
+    answers = {}
+    with Server(home, "tools", "--record", str(record), **server) as served:
+        for row in rows:
+            talk = row["messages"]
+            stop = next(place for place, message in enumerate(talk) if message["role"] == "assistant")
+            part = {"type": "text", "text": talk[stop - 1]["content"]}
+            asked = {"messages": [*talk[: stop - 1], {"role": "user", "content": [part]}], "tools": row["tools"]}
+            answers[part["text"]] = talk[stop]
+            answer = served.client.post("/v1/chat/completions", json={"model": "tools", **asked})
+            assert answer.status_code == 200, answer.text
+    drift = finetune(home, "drift", "tools", "--input", str(record), "--json", str(out), **server)
+    assert drift.returncode == 0, drift.stdout + drift.stderr
+    assert json.loads(out.read_text())["drift"]["rows"] == {"reference": 60, "new": 20}
+    unanswered = finetune(home, "evaluate", "tools", "--input", str(record), "--json", str(out), **server)
+    assert unanswered.returncode == 2
+    assert "its last message is by 'user', and must be by 'assistant'" in unanswered.stdout + unanswered.stderr
+    for file in record.iterdir():
+        recorded = [json.loads(line) for line in file.read_text().splitlines()]
+        for row in recorded:
+            row["messages"].append(answers[row["messages"][-1]["content"]])
+        file.write_text("".join(json.dumps(row) + "\n" for row in recorded))
+    evaluated = finetune(home, "evaluate", "tools", "--input", str(record), "--json", str(out), **server)
+    assert evaluated.returncode == 0, evaluated.stdout + evaluated.stderr
+    found = json.loads(out.read_text())["evaluation"]
+    assert found["rows"] == 20 and found["metrics"]["perplexity"]["value"] < 1.5
+
+
 def test_the_served_model_streams_a_call_and_answers_with_its_result(
     home: Path, server: dict[str, str], first: dict[str, Any]
 ) -> None:

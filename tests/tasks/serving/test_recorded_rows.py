@@ -16,7 +16,7 @@ def recorder(folder: Path, most_rows: int = 100) -> RecordedRows:
     def fail(rows: int, reason: str) -> None:
         raise AssertionError(f"{rows} rows: {reason}")
 
-    return RecordedRows(folder, "small", 1.0, most_rows, fail)
+    return RecordedRows(folder, "small", 1.0, most_rows, fail, {"text": "text"})
 
 
 def record(recorded: RecordedRows, text: str) -> None:
@@ -40,7 +40,7 @@ def test_a_link_with_the_name_of_the_next_file_is_passed_over(tmp_path: Path) ->
 
 def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
     folder, elsewhere, failed = tmp_path / "served", tmp_path / "elsewhere", list[int]()
-    recorded = RecordedRows(folder, "small", 1.0, 100, lambda rows, reason: failed.append(rows))
+    recorded = RecordedRows(folder, "small", 1.0, 100, lambda rows, reason: failed.append(rows), {})
     record(recorded, "one")
     (folder / "served-00000001.jsonl").unlink()
     (folder / "served-00000001.jsonl").symlink_to(elsewhere)
@@ -55,6 +55,26 @@ def test_servers_that_record_into_one_folder_write_files_of_their_own(tmp_path: 
         record(first, text)
         record(second, text)
     assert texts(folder) == {f"served-0000000{number}.jsonl": ["one", "two"] for number in (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("columns", "names"),
+    [
+        ({"messages": "talk", "tools": "functions"}, ("talk", "functions")),
+        ({"messages": "messages"}, ("messages", "served_tools")),
+        ({"prompt": "input"}, ("input", "served_tools")),
+    ],
+)
+def test_conversations_are_recorded_in_the_columns_that_the_model_reads(
+    tmp_path: Path, columns: dict[str, str], names: tuple[str, str]
+) -> None:
+    recorded = RecordedRows(tmp_path / "served", "small", 1.0, 100, lambda rows, reason: None, columns)
+    part = {"type": "text", "text": "Hi"}
+    asked = {"messages": [{"role": "developer", "content": [part]}], "tools": [{"type": "function"}], "text": None}
+    recorded.add_answer(asked, "Hello", "3")
+    row = json.loads((tmp_path / "served" / "served-00000001.jsonl").read_text())
+    assert [row[name] for name in names] == [[{"role": "system", "content": "Hi"}], asked["tools"]]
+    assert row["prediction"] == "Hello" and row["served_by"] == "small/3"
 
 
 @pytest.mark.parametrize("open_one", ["served", "above"])
