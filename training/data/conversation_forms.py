@@ -2,6 +2,8 @@
 
     [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]     ShareGPT
     {"from": "gpt", "value": "Hello"}                                         one answer of its preference files
+    {"from": "function_call", "value": "{\"name\": \"f\", \"arguments\": {}}"}     a call of a tool, or a list of calls
+    {"from": "observation", "value": "5"}                                     the result of a call
     {"messages": [{"role": "user", "content": "Hi"}], "tools": […]}           `input` of OpenAI's preference files
     [{"role": "developer", "content": "Be brief."}]                           OpenAI: a newer name of system
     [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]     arguments as JSON texts
@@ -17,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+_ROLES |= {"function_call": "assistant", "observation": "tool", "tool": "tool"}
 _NEWER_ROLES = {"developer": "system", "function": "tool"}
 
 
@@ -58,6 +61,8 @@ def _as_message(message: Mapping[str, Any], from_arrow: bool) -> Mapping[str, An
         if role is not None:
             others = {name: one for name, one in given.items() if name not in ("from", "value")}
             message = {"role": role, "content": given["value"], **others}
+            if _text(given["from"]) == "function_call":
+                message = {**message, "content": "", "tool_calls": _calls_in(given["value"])}
     changed = dict(message)
     if (role := _NEWER_ROLES.get(_text(message.get("role")))) is not None:
         changed["role"] = role
@@ -71,6 +76,15 @@ def _as_message(message: Mapping[str, Any], from_arrow: bool) -> Mapping[str, An
         if isinstance(calls, list):
             changed["tool_calls"] = [_as_call(call, from_arrow) for call in calls]
     return changed
+
+
+def _calls_in(value: Any) -> list[Any]:
+    """The calls in the JSON of a call, or of a list of calls; another value is one that lacks its name."""
+    try:
+        found = json.loads(_text(value))
+    except (TypeError, ValueError, RecursionError):
+        return [value]
+    return [{"type": "function", "function": one} for one in (found if isinstance(found, list) else [found])]
 
 
 def _as_call(call: Any, from_arrow: bool) -> Any:

@@ -288,6 +288,16 @@ def test_a_bound_of_flips_needs_predictions_that_are_right_or_wrong() -> None:
     }
 
 
+def test_the_gate_does_not_compare_what_a_constant_call_has_best() -> None:
+    talks = {"task": "sft", "data.text": None, "data.label": None, "data.columns": {"messages": "m", "tools": "t"}}
+    metrics = ["valid_tool_calls", "tool_call_accuracy"]
+    (refused,) = problems(overrides={**talks, "evaluation.metrics": metrics}).items()
+    assert refused[0] == "evaluation.metrics[0]" and "compare tool_call_accuracy" in refused[1]
+    compared = {**talks, "evaluation.metrics": metrics[::-1], "release.gate.compare": metrics[0]}
+    assert [*problems(overrides=compared)] == ["release.gate.compare"]
+    assert parse(PLAIN, compared | {"release.gate.compare": metrics[1]}).compared_by == metrics[1]
+
+
 def test_a_floor_is_of_a_slice_that_is_evaluated_and_of_a_metric_of_which_more_is_better() -> None:
     chosen = {"evaluation.slices": ["genre", "a=b"], "evaluation.metrics": ["accuracy", "log_loss"]}
     floors = {

@@ -18,6 +18,8 @@ from training.recipe.tables.metrics import (
     ONE_LABEL,
     RIGHT_OR_WRONG,
     TAGS,
+    TOOL_METRICS,
+    VALID_CALLS,
     WIN_RATE,
     non_numeric_label,
 )
@@ -223,6 +225,10 @@ def _gate_comparison(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     elif name is not None and figures is not None and name not in figures:
         choices = f"choose from {', '.join(figures)}, or add it to evaluation.metrics"
         yield "release.gate.compare", f"{name!r} is not evaluated: {choices}.{nearest(name, figures)}"
+    elif (name or written["evaluation.metrics"][0]) == VALID_CALLS and written["release.gate.margin"] >= 0:
+        message = f"{VALID_CALLS!r} is best if the same valid call is made each time, so no first version is promoted: "
+        message += f"compare {TOOL_METRICS[0]}, and set a bound for {VALID_CALLS} in release.gate.minimum."
+        yield "evaluation.metrics[0]" if name is None else "release.gate.compare", message
 
 
 def _right_or_wrong(written: WrittenRecipe) -> Iterator[tuple[str, str]]:

@@ -148,7 +148,8 @@ METRICS: dict[str, Metric] = {
 
 ANSWER_METRICS = ("generated_length", "base_generated_length")
 """Metrics of answers that the trained model and its base model generate for some prompts."""
-TOOL_METRICS = ("tool_call_accuracy", "tool_name_accuracy", "tool_decision_accuracy", "valid_tool_calls")
+VALID_CALLS = "valid_tool_calls"
+TOOL_METRICS = ("tool_call_accuracy", "tool_name_accuracy", "tool_decision_accuracy", VALID_CALLS)
 """Metrics of answers that the trained model generates in rows with tools."""
 WIN_RATE = "win_rate"
 """The figure of evaluation.judge: the share of prompts to which the model's answer is better than its opponent's."""
