@@ -78,6 +78,8 @@ _SMALL = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, 
 _OF_SCRATCH: Mapping[str, Mapping[str, Any]] = {
     "seq2seq": {"model_type": "t5", "d_model": 128, "d_kv": 32, "d_ff": 512, "num_layers": 2, "num_heads": 4},
     **{task: {"model_type": "llama", **_SMALL} for task in ("causal-lm", *_ANSWERING)},
+    # A reference is the base model without a head that only training would add.
+    **{task: {"model_type": "llama", "tie_word_embeddings": True, **_SMALL} for task in ("preference", "kto")},
 }
 Fields = dict[str, Choice]
 """The fields of a recipe by their dotted names, in order."""

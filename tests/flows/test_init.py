@@ -211,6 +211,22 @@ def test_a_blank_line_in_a_table_is_passed_over(folder: Path) -> None:
     assert main(["init", "mails.csv", "--yes"]) == 0
 
 
+def test_preferences_with_tools_in_openais_form_are_written_by_the_template_of_a_scratch_model(folder: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
+
+    def pair(draw: random.Random) -> str:
+        call = {"type": "function", "function": {"name": "find", "arguments": json.dumps({"number": draw.random()})}}
+        asked = {"messages": json.loads(conversation(draw))["messages"][:1], "tools": tools}
+        good, bad = {"role": "assistant", "tool_calls": [call]}, {"role": "assistant", "content": "No idea."}
+        return json.dumps({"input": asked, "preferred_output": [good], "non_preferred_output": [bad]})
+
+    write("pairs.jsonl", pair)
+    assert main(["init", "pairs.jsonl", "--yes", "--model", "scratch"]) == 0
+    model = dict(recipe_of("pairs")["model"])  # type: ignore[call-overload]
+    assert recipe_of("pairs")["task"] == "preference" and model["config"]["tie_word_embeddings"]
+    assert main(["check", "deployments/pairs.yaml"]) == 0
+
+
 @pytest.mark.parametrize("task", ["kto", "sft"])
 def test_rated_conversations_are_judged_or_trained_on_where_the_rating_is_good(folder: Path, task: str) -> None:
     write("rated.jsonl", lambda draw: json.dumps({**json.loads(conversation(draw)), "label": draw.random() < 0.7}))

@@ -10,7 +10,9 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from tests.training.task_types.test_sft import EXAMPLE
 from training.data.conversation_forms import as_messages, as_tools
+from training.evaluation.tool_use import find_unreadable_call
 from training.problems import UserError
 from training.task_types.sft import SupervisedFineTuning
 from training.tokenization.chat_templates import ChatTemplate, find_problem, find_tool_problem
@@ -83,6 +85,14 @@ def test_a_template_that_writes_no_tools_or_only_a_part_of_the_calls_is_refused(
 
 def test_a_template_that_wants_a_call_before_each_result_is_accepted() -> None:
     assert ChatTemplate(ALTERNATING, {}).render_answers(TALK, TOOLS)[1]
+
+
+def test_the_template_of_the_examples_writes_tools_and_calls_that_are_read_back() -> None:
+    template = ChatTemplate(EXAMPLE, {"eos_token": "</s>"})
+    assert find_unreadable_call(template) is None
+    text, spans = template.render_answers(TALK, TOOLS)
+    assert text.startswith(f"tools:\n{json.dumps(TOOLS)}</s>") and '{"celsius": 21}' in text
+    assert [text[slice(*span)].endswith("</s>") for span in spans] == [True, True]
 
 
 def test_special_tokens_in_arguments_and_declarations_are_text() -> None:
