@@ -290,6 +290,11 @@ def test_batches_are_divided_as_they_were(record: dict[str, Any], home: Path) ->
     assert batch_division(recipe, lock, model.path / "model").divisor == 4
 
 
+def test_a_model_is_made_again_without_the_files_of_its_gate(record: dict[str, Any]) -> None:
+    record["recipe"]["release"]["gate"]["must_hold"] = {"path": "gone.csv"}
+    assert recorded_recipe(record).release.gate.must_hold is None
+
+
 def test_a_record_holds_no_credentials(finished: FinishedRun, home: Path) -> None:
     run = home / "runs/run"
     run.mkdir(mode=0o700, parents=True)

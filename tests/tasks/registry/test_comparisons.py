@@ -28,8 +28,10 @@ from tasks.registry.comparisons import (
 )
 from tasks.stages.compare import compare, count_comparison
 from tasks.tracking.connection import MODEL_TAG, connect
+from tests.task_types import TINY, recipe_of, write_rows
 from training.data.duplicates import hash_rows
 from training.data.ipc_files import ipc_writer
+from training.data.load_rows import load
 from training.evaluation.significance import alpha_spent
 from training.recipe import Recipe, parse
 from training.recipe.rules.column_rules import source_columns
@@ -164,6 +166,23 @@ def test_a_count_without_a_sketch_of_its_rows_goes_on(client: MlflowClient) -> N
 def test_a_count_of_something_else_than_rows_goes_on_by_its_digest_alone(client: MlflowClient) -> None:
     assert number("a") == 1
     assert [number_comparison("reviews", digest, pair) for digest, pair in ("vx", "vy", "wx", "vx")] == [1, 2, 1, 1]
+
+
+@pytest.mark.parametrize("task", TINY)
+def test_the_rows_of_each_task_type_are_the_same_rows_when_some_are_added(task: str, tmp_path: Path) -> None:
+    folder = write_rows(task, tmp_path / "rows")
+    given = parse(recipe_of(task, folder))
+    wanted = source_columns(given)
+    found, lines = [], (folder / "validation.jsonl").read_text().splitlines()
+    for name, some in (("first", lines[:30]), ("grown", lines), ("others", lines[40:])):
+        (folder / "validation.jsonl").write_text("\n".join(some))
+        files = {split: [str(folder / f"{split}.jsonl")] for split in ("train", "validation")}
+        load(given.data, wanted.task_type, files, tmp_path / name)
+        found.append(JudgedRows(tmp_path / name / "validation.arrow", wanted.inputs))
+    first, grown, others = found
+    assert 1 < len(first.hashes) < len(grown.hashes) and set(first.hashes.tolist()) < set(grown.hashes.tolist())
+    assert grown.meet(first.sketch) and grown.meet(others.sketch)
+    assert others.meet(first.sketch) == (not set(others.hashes.tolist()).isdisjoint(first.hashes.tolist()))
 
 
 def test_a_tag_of_rows_has_room_in_mlflow(client: MlflowClient) -> None:
