@@ -81,7 +81,7 @@ def build_app(
         metrics: its figures.
         recorded: where rows are recorded, if they are.
         generates: whether the model continues texts.
-        holds_conversations: whether it has a chat template.
+        holds_conversations: whether the page shows a conversation: versions with a chat template answer them.
     """
     model = served.model
     app = create_app(model, "Served by finetune.", holds_conversations=holds_conversations)
@@ -117,7 +117,7 @@ def build_app(
     )
     add_common_routes(app, served, metrics)
     if generates:
-        app.include_router(build_routes(served, metrics, recorded, holds_conversations=holds_conversations))
+        app.include_router(build_routes(served, metrics, recorded))
     return app
 
 

@@ -185,6 +185,7 @@ class ModelProcess:
             looks = follow_job(
                 work.job,
                 python_argv(PROGRAM),
+                env={"TOKENIZERS_PARALLELISM": "false"},  # batches are small, and threads would wait for one another
                 events=EventReader(work.job / EVENTS, events.extend),
                 stall_timeout_s=NEVER_STALLED_S,
                 poll_s=POLL_S,

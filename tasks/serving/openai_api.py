@@ -102,10 +102,8 @@ class CompletionRequest(_Generation):
     prompt: str | list[str]
 
 
-def build_routes(
-    served: ServedModel[ModelProcess], metrics: Metrics, recorded: RecordedRows | None, *, holds_conversations: bool
-) -> APIRouter:
-    """The routes. `holds_conversations`: whether the model has a chat template."""
+def build_routes(served: ServedModel[ModelProcess], metrics: Metrics, recorded: RecordedRows | None) -> APIRouter:
+    """The routes."""
     routes, answers = APIRouter(tags=["OpenAI's API"], responses=REFUSED), _Answers(served, metrics, recorded)
     created_s = int(time.time())
 
@@ -118,8 +116,6 @@ def build_routes(
     @routes.post("/v1/chat/completions", response_model=ChatCompletion)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """The assistant's answer to a conversation."""
-        if not holds_conversations:
-            raise refuse("model", f"{served.name} has no chat template: it continues texts, by /v1/completions.")
         tools = None if body.tool_choice == "none" else body.tools
         fields = {
             "messages": body.messages,
@@ -157,6 +153,9 @@ class _Answers:
             process = await block.enter_async_context(self._served.use())
             version = process.model.version
             _require_known(body, self._served.name, version)
+            if isinstance(body, ChatRequest) and not process.has_chat_template:
+                message = f"{self._served.name} has no chat template: it continues texts, by /v1/completions."
+                raise refuse("model", message)
             form.begin(f"{self._served.name}/{version}")
             if body.stream:
                 answer = process.generate(**fields[0], stream=True)

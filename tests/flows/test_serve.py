@@ -337,6 +337,27 @@ def test_a_promotion_loses_no_request_and_a_version_that_does_not_load_changes_n
         server.says(f"counter version 1 answers, in place of version {newer}.")
 
 
+def test_a_version_with_a_chat_template_answers_conversations_once_it_is_promoted(
+    home: Path, fresh_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = tmp_path / "home"
+    texts.mkdir(mode=0o700)
+    (texts / "mlflow.db").write_bytes(fresh_database.read_bytes())
+    monkeypatch.setenv("FINETUNE_HOME", str(texts))
+    register(write_assistant(tmp_path / "texts", template=None), max_new_tokens=3)
+    key = "f" * 40
+    newer = add_version(store_model(write_assistant(tmp_path / "talks"), key), key=key, max_new_tokens=3)
+    with Server(texts, "counter") as server:
+
+        def ask() -> Any:
+            return server.client.post("/v1/chat/completions", json={"model": "counter", "messages": [user("eight")]})
+
+        assert ask().status_code == 400 and "counter has no chat template" in ask().json()["error"]["message"]
+        connect().set_registered_model_alias("counter", "champion", newer)
+        server.says(f"counter version {newer} answers")
+        assert ask().json()["choices"][0]["message"]["content"] == "nine"
+
+
 def test_a_program_that_is_killed_is_started_again_and_a_server_that_is_stopped_answers_first(
     counter_home: Path, tmp_path: Path
 ) -> None:

@@ -48,7 +48,7 @@ SOCKET = "serve.socket"
 READY = "ready"
 BATCH_PROMPTS = 16
 """The most answers that are generated at once."""
-BATCH_LETTERS = 300
+BATCH_LETTERS = 600
 """A further batch costs a CPU as much as so many letters of padding."""
 TRIM_S = 5.0
 """Between two times at which free memory is returned."""
