@@ -13,6 +13,8 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
+from typing_extensions import TypedDict
+
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, Result, Settings
 
@@ -25,6 +27,16 @@ class InputRows(Settings):
     """Of the observed rows."""
 
 
+class AccuracyValues(TypedDict):
+    """The fields of training.evaluation.drift.verdict.EstimatedAccuracy."""
+
+    value: float
+    low: float
+    high: float
+    reference: float
+    method: str
+
+
 class DriftResult(Result):
     """The report without the details of its comparisons."""
 
@@ -34,7 +46,7 @@ class DriftResult(Result):
     alpha: float
     comparisons: list[dict[str, Any]]
     """Those of training.evaluation.drift.verdict.JudgedComparison."""
-    estimated_accuracy: dict[str, float] | None
+    estimated_accuracy: AccuracyValues | None
     look: int | None
     input: InputRows
 
