@@ -64,7 +64,7 @@ def run_batch_prediction(
             get_run_logger().info(f"Started because of {reason}")
         remote, progress = open_remote(), PrefectProgress()
         shards = Shards((progress, *caller.listeners))
-        prepared, error, drift, warnings = None, None, None, list[str]()
+        prepared, error, drift, review, warnings = None, None, None, None, list[str]()
         try:
             remote.deliver_earlier()
             checked = parse_batch_prediction(prediction.model_dump(exclude_unset=True))
@@ -72,14 +72,14 @@ def run_batch_prediction(
             prepared = prepare(checked, remote, shards)
             require_few_errors(prepared.scan, prepared.prediction.max_error_rate)
             _remember_earlier_rows(prepared)
-            _predict(prepared, run, remote, shards)
+            review = _predict(prepared, run, remote, shards)
             shards.end()
             drift, warnings = _compare_new_rows(prepared, run, remote, (progress, *caller.listeners))
         except BaseException as raised:  # what ended the run is part of its result
             error = full_disk(home(), raised) or raised
         shards.end(failed=error is not None)
         warnings += [*prepared.scan.warnings(), *prepared.files.warnings()] if prepared else []
-        result = build_result(run, prepared, began_s, error) | {"drift": drift}
+        result = build_result(run, prepared, began_s, error, review) | {"drift": drift}
         result["warnings"] = [*warnings, *remote.end_run(wait=result["state"] != "interrupted")]
         progress.end()
         for warning in result["warnings"]:
@@ -91,8 +91,9 @@ def run_batch_prediction(
         return Completed(message=describe(result)[0] + verdict, data=result)
 
 
-def _predict(prepared: PreparedBatch, run: str, remote: Remote, shards: Shards) -> None:
-    """Builds all shards that the output lacks: predictions from the store or the program, rows from the files."""
+def _predict(prepared: PreparedBatch, run: str, remote: Remote, shards: Shards) -> int | None:
+    """Builds all shards that the output lacks: predictions from the store or the program, rows from the files. Returns
+    the rows of the output that are for a person; None if the version marks none."""
     prediction, model, scan = prepared.prediction, prepared.model, prepared.scan
     executor = Executor(history_name(prediction), run, (shards,), remote=remote)
     engine = engine_of(prediction.cluster, prediction.cluster_address)
@@ -114,11 +115,13 @@ def _predict(prepared: PreparedBatch, run: str, remote: Remote, shards: Shards) 
             found = executor(predict_shard, model, prediction.batch_size, shard, predictor)
             table = pq.read_table(found.path / PREDICTIONS)
             output.write(shard, rows(), table, found.result.predicted_at_s)
-        output.finish(count(prepared))
+        output.finish(count(prepared, output.review))
+        review = output.review
         if rate := predictor.rows_per_second:
             remember_rate(model, rate)
     stages = [{"name": predict_shard.name, "key": key} for key in prepared.keys.values()]
     history_of(prediction).remember_completed({"stages": stages})  # so that garbage collection keeps them
+    return review
 
 
 def _remember_earlier_rows(prepared: PreparedBatch) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tasks.cache.results import Artifact, Champion, Lock, Promotion, Publication, Selection, Verdict, Version
 from tasks.cache.stage import Builder
+from tasks.stages.calibrate import CalibrateArtifact, calibrate
 from tasks.stages.compare import compare, count_comparison, counts_comparisons, find_champion, has_opponent
 from tasks.stages.exports import CompareExportsArtifact, compare_exports, export, wants_exports
 from tasks.stages.fit import FitArtifact, fit
@@ -36,6 +37,8 @@ class Finished:
     lock: Lock
     trained: FitArtifact
     scores: ScoreArtifact
+    calibration: CalibrateArtifact | None
+    """None if the recipe calibrates no probabilities."""
     champion: Champion | None
     verdict: Verdict
     exports: CompareExportsArtifact | None
@@ -110,6 +113,7 @@ def pipeline(
     scored = train_and_score(build, recipe, lock)
     data, model, tokens = scored.data, scored.model, scored.tokens
     trained, predictions, scores = scored.trained, scored.predictions, scored.scores
+    calibration = build(calibrate, recipe, data, predictions) if recipe.release.calibrates else None
     champion = build(find_champion, recipe, trained, scores)
     opponent = build(predict_champion, recipe, lock, data, champion) if champion else None
     number, comparison = None, None
@@ -127,10 +131,12 @@ def pipeline(
         exports = build(export, recipe, trained)
         compared = build(compare_exports, recipe, lock, data, tokens, trained, predictions, exports)
     with build.transaction():
-        artifacts = (data, model, tokens, trained, predictions, scores, opponent, comparison, exports, compared)
+        models = (data, model, tokens, trained, predictions, scores, calibration)
+        artifacts = (*models, opponent, comparison, exports, compared)
         version = build(register, recipe, lock, verdict, *artifacts)
         if recipe.release.hub is not None:
-            published = (data, trained, predictions, scores, exports, compared)
+            published = (data, trained, predictions, scores, calibration, exports, compared)
             publication = build(publish, recipe, lock, verdict, version, *published)
         promotion = build(promote, recipe, version, verdict)
-    return Finished(lock, trained, scores, champion, verdict, compared, version, publication, promotion)
+    judged = (scores, calibration, champion, verdict, compared)
+    return Finished(lock, trained, *judged, version, publication, promotion)

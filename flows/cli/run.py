@@ -20,7 +20,7 @@ from flows.cli.shared import (
 )
 from flows.plan import build_cached_result, find_unchanged_run, launch_training_early, plan_stages
 from flows.reports.result import build_result
-from flows.reports.tables import export_lines, metric_lines, verdict_lines
+from flows.reports.tables import calibration_lines, export_lines, metric_lines, verdict_lines
 from flows.reports.terminal import Quiet, Terminal, stage_line
 from tasks.cache.planner import Planner
 from tasks.cache.results import Verdict
@@ -128,7 +128,7 @@ def _print_outcome(recipe: Recipe, result: dict[str, Any], head: str = "Verdict"
     model = result["model"]
     print(*verdict_lines(Verdict.model_validate(result["verdict"]), head), sep="\n")
     print(f"Model: {model['path']}")
-    for line in export_lines(result.get("exports", {})):
+    for line in (*calibration_lines(result.get("calibration")), *export_lines(result.get("exports", {}))):
         print(line)
     if model["registered"]:
         name, _, version = model["registered"].partition("/")

@@ -56,15 +56,19 @@ class Shards(Listener):
 
 
 def build_result(
-    run: str | None, prepared: PreparedBatch | None, began_s: float, error: BaseException | None = None
+    run: str | None,
+    prepared: PreparedBatch | None,
+    began_s: float,
+    error: BaseException | None = None,
+    review: int | None = None,
 ) -> dict[str, Any]:
-    """The result of a run, plain JSON."""
+    """The result of a run, plain JSON. `review`: the rows for a person."""
     state = "completed" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
     return {
         "state": state,
         "flow_run_id": run,
         "output": prepared.prediction.output if prepared else None,
-        "counts": count(prepared) if prepared else None,
+        "counts": count(prepared, review) if prepared else None,
         "drift": None,
         "seconds": round(time.time() - began_s, 1),
         "problems": _list_problems(error),
@@ -72,8 +76,9 @@ def build_result(
     }
 
 
-def count(prepared: PreparedBatch) -> dict[str, Any]:
-    """The counts of a batch prediction: `new` are the usable rows that were not predicted before."""
+def count(prepared: PreparedBatch, review: int | None = None) -> dict[str, Any]:
+    """The counts of a batch prediction: `new` are the usable rows that were not predicted before, `review` those for a
+    person, if the version marks any."""
     scan, model = prepared.scan, prepared.model
     return {
         "model": model.name,
@@ -84,6 +89,7 @@ def count(prepared: PreparedBatch) -> dict[str, Any]:
         "rows": scan.rows,
         "new": prepared.new_rows,
         "errors": dict(scan.errors.most_common()),
+        **({} if review is None else {"review": review}),
     }
 
 
@@ -93,7 +99,15 @@ def describe(result: Mapping[str, Any]) -> list[str]:
     files = format_count(counts["files"], "file")
     rows, version = format_count(counts["rows"], "row"), f"{counts['model']} version {counts['version']}"
     lines = [f"{rows} in {files}, predicted by {version}, {counts['new']:,} of them now: {result['output']}"]
-    return [*lines, *describe_errors(counts["errors"]), *_describe_drift(result["drift"])]
+    return [*lines, *_describe_review(counts), *describe_errors(counts["errors"]), *_describe_drift(result["drift"])]
+
+
+def _describe_review(counts: Mapping[str, Any]) -> list[str]:
+    """A line for the rows for a person; none if the version marks none."""
+    if "review" not in counts:
+        return []
+    predicted = counts["rows"] - sum(counts["errors"].values())
+    return [f"For a person: {format_count(counts['review'], 'row')} ({counts['review'] / max(1, predicted):.1%})"]
 
 
 def _describe_drift(drift: Mapping[str, Any] | None) -> list[str]:

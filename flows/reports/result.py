@@ -52,6 +52,9 @@ def build_result(
         ],
         "metrics": finished.scores.result if finished else {},
         "verdict": finished.verdict.model_dump(mode="json") if finished else None,
+        "calibration": finished.calibration.result.model_dump(mode="json")
+        if finished and finished.calibration
+        else None,
         "exports": to_jsonable_python(finished.exports.result) if finished and finished.exports else {},
         "model": _describe_model(finished) if finished else None,
         "problems": list_problems(error, rows[-1].name if rows else where),

@@ -10,9 +10,11 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from tasks.cache.results import ComparedExport, Verdict
+from tasks.cache.results import CalibrateResult, ComparedExport, Verdict
 from tasks.reports.formatting import format_count, format_score, make_printable
 from tasks.reports.model_reports import (
+    summarize_calibration,
+    tabulate_answered,
     tabulate_answers,
     tabulate_checks,
     tabulate_comparison,
@@ -164,6 +166,18 @@ def verdict_lines(verdict: Verdict, head: str = "Verdict") -> list[str]:
             rows += [f"… and {len(table) - MAX_CHECKS:,} more"] if len(table) > MAX_CHECKS else []
             lines += [f"  {row}" for row in rows]
     return [make_printable(line) for line in (*lines, *(f"  warning: {warning}" for warning in verdict.warnings))]
+
+
+def calibration_lines(calibration: Mapping[str, Any] | None) -> list[str]:
+    """Formats the calibration of a model and its thresholds; empty without one."""
+    if calibration is None:
+        return []
+    result = CalibrateResult.model_validate(calibration)
+    table = tabulate_answered(result)
+    rows = align([list(table[0]), *(list(row.values()) for row in table)]) if table else []
+    return [
+        make_printable(line) for line in (f"Confidence: {summarize_calibration(result)}", *(f"  {row}" for row in rows))
+    ]
 
 
 def export_lines(exports: Mapping[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ from training.evaluation.scores import ComparedExport as ComparedExport
 from training.evaluation.scores import Comparison as Comparison
 from training.evaluation.scores import HeldRows as HeldRows
 from training.evaluation.scores import Number
+from training.evaluation.stored_calibration import CalibrateResult as CalibrateResult
 
 Result = TypeVar("Result", default=Any)
 

@@ -18,11 +18,12 @@ import secrets
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tasks.cache.digests import Digests, digest_of
 from tasks.home import home
@@ -34,6 +35,7 @@ from training.data.conversation_forms import as_tools
 from training.data.file_systems import display_name, filesystem, is_url, local_path, name_of
 from training.data.prediction_files import SUFFIXES, WRITTEN, KeptColumns, Stamp, Writer
 from training.data.prediction_rows import Rows
+from training.evaluation.stored_calibration import REVIEW
 from training.jobs.protocol import fsync, sha256
 from training.problems import NETWORK, UserError
 from training.recipe import BatchPrediction
@@ -57,6 +59,11 @@ class Output(ABC):
     @abstractmethod
     def write(self, shard: Shard, rows: Rows, predictions: pa.Table, predicted_at_s: int) -> None:
         """Writes the shard's rows. Shards come in the order of the scan."""
+
+    @property
+    @abstractmethod
+    def review(self) -> int | None:
+        """The rows for a person; None if the version marks none."""
 
     @abstractmethod
     def finish(self, counts: Mapping[str, Any]) -> None:
@@ -273,10 +280,15 @@ class _Folder(Output):
             "rows": shard.rows,
             "bytes": staged.stat().st_size,
             "sha256": sha256(staged),
+            **({} if (review := count_review(predictions)) is None else {"review": review}),
         }
         self._begin_changes()
         self._folder.publish(staged, name)
         self._entries[name] = entry
+
+    @property
+    def review(self) -> int | None:
+        return _sum_known(entry.get("review") for entry in self._entries.values())
 
     def finish(self, counts: Mapping[str, Any]) -> None:
         if self._has_manifest and not self._stale and self._manifest.get("rows") == counts["rows"]:
@@ -305,6 +317,7 @@ class _SingleFile(Output):
         form = prediction.format or WRITTEN[Path(name).suffix]
         delimiter = "\t" if name.endswith(".tsv") else ","
         escape, as_message = prediction.escape_formulas, _message_form(model)
+        self._reviews = list[int | None]()
         self._writer = Writer(self._staged, form, scan.kept, delimiter, escape, as_message)
 
     def lacks(self, shard: Shard) -> bool:
@@ -312,6 +325,11 @@ class _SingleFile(Output):
 
     def write(self, shard: Shard, rows: Rows, predictions: pa.Table, predicted_at_s: int) -> None:
         self._writer.write(rows, predictions, _stamp(self._model, shard, predicted_at_s))
+        self._reviews.append(count_review(predictions))
+
+    @property
+    def review(self) -> int | None:
+        return _sum_known(self._reviews)
 
     def finish(self, counts: Mapping[str, Any]) -> None:
         self._writer.__exit__(None)
@@ -320,6 +338,16 @@ class _SingleFile(Output):
     def close(self) -> None:
         self._writer.__exit__(KeyboardInterrupt)
         self._staged.unlink(missing_ok=True)
+
+
+def count_review(predictions: pa.Table) -> int | None:
+    """The rows for a person among the predictions of a shard; None if the version marks none."""
+    return int(pc.sum(predictions[REVIEW]).as_py() or 0) if REVIEW in predictions.column_names else None
+
+
+def _sum_known(counts: Iterable[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def _part_name(shard: Shard, form: Sequence[str], model: ModelSpec, kept: KeptColumns, keys: Mapping[str, str]) -> str:

@@ -250,6 +250,7 @@ class _Program:
             batch_size=self._options.batch_size,
             mixed_precision=spec.mixed_precision,
             micro_batch_divisor=self._batches.divisor,
+            calibration=spec.calibration,
         )
         places = {name: str(path) for name, path in folders.items()}
         Job(program=PROGRAM, key=job.name, settings=values.model_dump(mode="json"), inputs=places).write(job)

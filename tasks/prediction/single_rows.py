@@ -20,6 +20,7 @@ from training.data.arrow_columns import as_json, from_json, texts_as_json
 from training.data.casting import Values, to_batch
 from training.data.row_dicts import BOOLEANS
 from training.data.row_problems import RowProblems
+from training.evaluation.stored_calibration import Calibration, describe_review
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job, TaskSettings
 from training.problems import Problem, UserError
@@ -42,6 +43,7 @@ class PredictRowsSettings(TaskSettings):
     """The rows' names for the columns that the model reads, by the task type's."""
     rows: list[list[str]]
     """A value a column."""
+    calibration: Calibration | None = None
 
 
 def split_into_rows(model: ModelSpec, given: Sequence[str]) -> list[list[str]]:
@@ -74,6 +76,7 @@ def predict_values(model: ModelSpec, rows: Sequence[Sequence[str]]) -> list[list
             max_length=model.max_length,
             columns=dict(model.columns),
             rows=[list(row) for row in rows],
+            calibration=model.calibration,
             **model.task,
         )
         inputs = {part: str(folder) for part, folder in folders.items()}
@@ -92,13 +95,14 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     may_be_empty = {column for name, column in columns.items() if task_type.columns[name].may_be_empty}
     rows = [_parse_values(row, forms, may_be_empty) for row in settings.rows]
     _check_rows(task_type, columns, rows)
-    predictor = Predictor(task_type, Path(job.inputs["model"]), Path(job.inputs["tokenizer"]), settings.max_length)
+    model, tokenizer = (Path(job.inputs[name]) for name in ("model", "tokenizer"))
+    predictor = Predictor(task_type, model, tokenizer, settings.max_length, calibration=settings.calibration)
     predictions = predictor.predict(to_batch(task_type, columns, rows))
     if predictor.beyond:
         raise UserError(Problem(kind="model", where="TEXT", message=message) for message in predictor.warnings())
     for message in predictor.warnings():
         events.warning(message)
-    return {"predictions": [task_type.lines(prediction) for prediction in predictions]}
+    return {"predictions": [[*task_type.lines(one), *describe_review(one)] for one in predictions]}
 
 
 def _parse_values(row: Sequence[str], forms: Mapping[str, Form], may_be_empty: Collection[str]) -> Values:

@@ -37,6 +37,8 @@ from tasks.reports.model_reports import (
     describe_drift,
     describe_verdict,
     find_worst_errors,
+    summarize_calibration,
+    tabulate_answered,
     tabulate_checks,
     tabulate_drift,
     tabulate_exports,
@@ -187,6 +189,10 @@ def build_result_artifacts(row: Row, result: Any) -> dict[str, PrefectArtifact]:
             "slices": (tabulate_slices(result.path), "Metrics of each group, with 95 % intervals."),
         }
         found |= {name: Table(rows, description) for name, (rows, description) in tables.items() if rows}
+    if row.name == "calibrate" and isinstance(result, Artifact):
+        thresholds = limit_rows(tabulate_answered(result.result), "prediction", "calibrate/calibration.json")
+        if thresholds:
+            found["thresholds"] = Table(thresholds, escape_markdown(summarize_calibration(result.result)))
     if row.name == "compare_exports" and isinstance(result, Artifact):
         found["exports"] = Table(tabulate_exports(result.result), "Exports of the model, compared with it row by row.")
     if row.name == "drift" and isinstance(result, Artifact):

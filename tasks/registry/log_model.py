@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.cache.code import code_behind
+from tasks.cache.store import link_or_copy
 from tasks.registry.versions import LOGGED_PARTS
 from tasks.tracking.connection import mlflow_errors
+from training.evaluation.stored_calibration import Calibration
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job, TaskSettings
 from training.jobs.search_path import PROJECT, hide_package
@@ -49,6 +51,7 @@ class LogModelSettings(TaskSettings):
     """Probes that are stored as the model's examples."""
     tolerance: float
     """Between two predicted numbers."""
+    calibration: Calibration | None = None
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
@@ -76,6 +79,9 @@ def _log_and_register(job_dir: Path, job: Job, settings: LogModelSettings, event
     task_type = task_types.load(settings.task, settings.options)
     rows, stored = _read_probes(task_type, job, settings)
     inputs = rows.select(settings.inputs)
+    # A pipeline of transformers gives the model's own probabilities.
+    is_pipeline = task_type.pipeline and settings.calibration is None
+    serves = task_type.serves if is_pipeline else {}
     mlflow.set_experiment(settings.experiment)
     info = Model.log(
         artifact_path=None,
@@ -84,23 +90,28 @@ def _log_and_register(job_dir: Path, job: Job, settings: LogModelSettings, event
         # With names: MLflow turns nameless texts that look like Python values into these values.
         signature=ModelSignature(
             inputs=Schema([ColSpec(_mlflow_type(field.type), field.name) for field in inputs.schema]),
-            outputs=Schema([ColSpec(of, name) for name, of in task_type.serves.items()]) if task_type.serves else None,
+            outputs=Schema([ColSpec(of, name) for name, of in serves.items()]) if serves else None,
         ),
         input_example=inputs.slice(0, settings.examples).to_pylist(),
         # Named, not inferred: to infer them, MLflow would load the model in another process.
         pip_requirements=settings.requirements,
         **(
             _build_pipeline_model(task_type, folder, settings)
-            if task_type.pipeline
-            else _build_python_model(task_type, folder, settings, job_dir / "code")
+            if is_pipeline
+            else _build_python_model(task_type, folder, settings, job_dir)
         ),
     )
-    if task_type.pipeline:
+    if is_pipeline:
         _replace_files(info.model_id, folder, job_dir / "files")
     events.progress(done=1, total=3)
     predictions = _compare(task_type, _fetch_logged(info.model_uri, job_dir / "logged"), rows, stored, settings)
     served = mlflow.pyfunc.load_model(info.model_uri).predict(inputs.to_pylist())
-    if not task_type.same_served(served, predictions, settings.tolerance):
+    if is_pipeline:
+        same = task_type.same_served(served, predictions, settings.tolerance)
+    else:
+        pairs = zip(served, predictions, strict=True)
+        same = all(task_type.same_prediction(given, one, settings.tolerance) for given, one in pairs)
+    if not same:
         raise RuntimeError("the registered model predicts otherwise if MLflow serves it")
     events.progress(done=2, total=3)
     # Last, and together with its tags: by the tags, a run that is resumed finds the version that it has registered.
@@ -139,11 +150,15 @@ def _replace_files(model_id: str, folder: Path, aside: Path) -> None:
         MlflowClient().log_model_artifacts(model_id, str(aside / part), place)
 
 
-def _build_python_model(task_type: TaskType, folder: Path, settings: LogModelSettings, code: Path) -> dict[str, Any]:
-    """The arguments of Model.log for any other model: its folder, and a copy in `code` of the package `training` and of
-    the user's task type with its imports; no pickle."""
+def _build_python_model(task_type: TaskType, folder: Path, settings: LogModelSettings, job_dir: Path) -> dict[str, Any]:
+    """The arguments of Model.log for any other model: its folder, with its calibration, and a copy of the package
+    `training` and of the user's task type with its imports; no pickle. The copies are made in `job_dir`."""
     import mlflow
 
+    code = job_dir / "code"
+    if settings.calibration:
+        folder = Path(shutil.copytree(folder, job_dir / "calibrated" / folder.name, copy_function=link_or_copy))
+        settings.calibration.write(folder)
     for name, source in code_behind(["training.engine.predictor", type(task_type).__module__]).files.items():
         (code / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source.file, code / name)
@@ -180,6 +195,8 @@ def _read_probes(
     targets = {name for name, column in task_type.columns.items() if column.target}
     rows = rows.select([name for name in rows.schema.names if name in targets.union(settings.inputs)])
     stored = pq.read_table(job.inputs["predictions"]).slice(0, rows.num_rows)
+    if settings.calibration:
+        return rows, settings.calibration.to_records(task_type, stored)
     return rows, task_type.to_records(stored, settings.labels)
 
 
@@ -207,7 +224,8 @@ def _compare(
     """The predictions of the logged model. Raises RuntimeError if they differ from the stored ones."""
     from training.engine.predictor import Predictor
 
-    predictions = Predictor(task_type, *_find_parts(folder), settings.max_length).predict(rows)
+    predictor = Predictor(task_type, *_find_parts(folder), settings.max_length, calibration=settings.calibration)
+    predictions = predictor.predict(rows)
     for row, now, before in zip(rows.to_pylist(), predictions, stored, strict=True):
         if not task_type.same_prediction(now, before, settings.tolerance):
             raise RuntimeError(

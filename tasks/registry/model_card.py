@@ -20,17 +20,20 @@ from tasks.cache import store
 from tasks.cache.results import Artifact, Lock, PinnedRows, Verdict
 from tasks.hub.client import repository_url
 from tasks.reports.formatting import Markdown, escape_markdown, format_code, format_markdown
-from tasks.reports.model_reports import find_worst_groups, tabulate_exports, tabulate_scores
+from tasks.reports.model_reports import describe_calibration, find_worst_groups, tabulate_exports, tabulate_scores
 from tasks.reports.row_reports import read_report, tabulate_mixture
 from training import task_types
 from training.data.load_rows import LoadDataResult
 from training.engine.fit_settings import FitResult
 from training.evaluation.scores import ComparedExport, SplitScores
+from training.evaluation.stored_calibration import CalibrateResult
 from training.recipe import Data, Recipe
 from training.recipe.tables.exports import EXPORTS
 
 CURVES = "loss.png"
 """The plot of the loss curve, under `log/` in an artifact of `fit`, and in the repository."""
+CALIBRATION_PICTURES = ("calibrated_test.png", "risk_coverage_test.png")
+"""Plots under `log/` in an artifact of `calibrate`, and in the repository."""
 LIBRARY = "transformers"
 _AVERAGES = ("_macro", "_micro", "_weighted")
 
@@ -47,6 +50,7 @@ class CardFacts(NamedTuple):
     verdict: Verdict
     exports: Mapping[str, ComparedExport] | None = None
     """The released ones."""
+    calibrated: Artifact[CalibrateResult] | None = None
 
 
 def build_card(facts: CardFacts) -> str:
@@ -69,10 +73,20 @@ def build_card(facts: CardFacts) -> str:
     sections = [
         f"# {hub.repo.partition('/')[2]}",
         *_build_sections(facts),
+        *_show_pictures(facts.calibrated),
         f"## Training\n\n{_describe_training(facts.trained)}\n\n![Loss and evaluation by optimizer step]({CURVES})",
         f"## How to reproduce\n\n{_build_reproduction(recipe, lock, facts.trained)}",
     ]
     return f"---\n{metadata.to_yaml()}\n---\n\n" + "\n\n".join(sections) + "\n"
+
+
+def _show_pictures(calibrated: Artifact[CalibrateResult] | None) -> list[str]:
+    titles = ("Share of right predictions by probability", "Share of errors by the share of answered rows")
+    pictures = zip(titles, CALIBRATION_PICTURES, strict=True)
+    there = [
+        f"![{title}]({name})" for title, name in pictures if calibrated and (calibrated.path / "log" / name).is_file()
+    ]
+    return ["\n\n".join(there)] if there else []
 
 
 def build_description(facts: CardFacts) -> str:
@@ -81,10 +95,12 @@ def build_description(facts: CardFacts) -> str:
 
 
 def _build_sections(facts: CardFacts) -> Iterator[str]:
-    recipe, lock, data, trained, predictions, scores, verdict, exports = facts
+    recipe, lock, data, trained, predictions, scores, verdict, exports, calibrated = facts
     labels = json.loads((data.path / "labels.json").read_text())
     yield _build_introduction(recipe, lock, labels, trained, verdict)
     yield f"## Figures\n\n{format_metrics(recipe, scores)}"
+    if calibrated:
+        yield f"## Confidence\n\n{describe_calibration(calibrated.result)}"
     if exports:
         yield f"## Exports\n\n{_describe_exports(exports)}"
     yield f"## Data\n\n{_describe_rows(recipe, lock, data)}"

@@ -14,6 +14,7 @@ from tasks.home import registry_place
 from tasks.jobs.hardware import mixed_precision, visible_gpus
 from tasks.registry import lineage
 from tasks.registry.versions import (
+    CALIBRATION_TAG,
     COLUMNS_TAG,
     PRECISION_TAG,
     READING_TAG,
@@ -29,6 +30,7 @@ from tasks.registry.versions import (
 )
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, mlflow_errors
 from training import task_types
+from training.evaluation.stored_calibration import Calibration
 from training.problems import UserError
 from training.recipe import Data
 from training.recipe.filters import parse_filter
@@ -62,6 +64,8 @@ class ModelSpec:
     """Its artifact of `fit`, which a store may still have."""
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     """The number format in which it predicts here: that of its training, if this machine computes in it."""
+    calibration: Calibration | None = None
+    """None: probabilities are the model's own."""
     reading: list[dict[str, Any]] | None = None
     """How its recipe reads rows: `sets` of ReadingRules; None for a version of an earlier release of this project."""
     rules: ReadingRules = field(default_factory=ReadingRules)
@@ -117,6 +121,7 @@ def find_model(name: str, alias: str = "", version: str = "", own_task: str = ""
         digest=found.tags.get(MODEL_TAG) or identity,
         key=read_name(found, "finetune.fit.key"),
         mixed_precision=_precision_here(found.tags.get(PRECISION_TAG, "no")),
+        calibration=read_tag(found, CALIBRATION_TAG, Calibration | None),
         reading=_read_reading(found),
     )
 

@@ -28,6 +28,7 @@ from training.data.file_systems import display_name
 from training.data.load_rows import LoadDataResult
 from training.data.prediction_rows import format_of
 from training.evaluation.scores import Score, Scores
+from training.evaluation.stored_calibration import Calibration
 from training.problems import Problem, UserError, nearest
 from training.recipe import Data, Recipe, parse
 from training.recipe.field_types import split_version_name
@@ -53,6 +54,7 @@ class MonitoredVersion(BaseModel):
     """The names of the model's input columns in files, by the task type's names."""
     rules: ReadingRules = ReadingRules()
     """How its rows are read."""
+    calibration: Calibration | None = None
     recipe: str
     """The name of the recipe that registered it."""
     split: str
@@ -89,6 +91,7 @@ def find_monitored(model: str, own_task: str = "", data: Mapping[str, Any] | Non
         options=dict(spec.task["options"]),
         columns=dict(spec.columns),
         rules=spec.rules,
+        calibration=spec.calibration,
         recipe=str(read_name(found, RECIPE_TAG)),
         split=found.tags[SPLIT_TAG],
         load_data=str(read_name(found, "finetune.load_data.key")),

@@ -19,9 +19,12 @@ class Served(mlflow.pyfunc.PythonModel):
         """Loads the model from safetensors."""
         from training import task_types
         from training.engine.predictor import Predictor
+        from training.evaluation.stored_calibration import FILE, Calibration
 
         settings, folder = context.model_config, Path(context.artifacts["model"])
-        self._predictor = Predictor(task_types.from_settings(settings), folder, folder, settings["max_length"])
+        calibration = Calibration.read(folder) if (folder / FILE).is_file() else None
+        task_type = task_types.from_settings(settings)
+        self._predictor = Predictor(task_type, folder, folder, settings["max_length"], calibration=calibration)
 
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
         """The predictions. The method has no types: from types MLflow would derive another signature."""

@@ -22,6 +22,8 @@ from tasks.registry.versions import EXPORTS_TAG, need_model, need_version, read_
 from tasks.tracking.connection import connect, mlflow_errors
 from training import task_types
 from training.evaluation.scores import ComparedExport
+from training.evaluation.stored_calibration import FILE as CALIBRATION
+from training.evaluation.stored_calibration import Calibration
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
 from training.models.repository_files import part_of, require_no_other_files
@@ -45,6 +47,11 @@ def released_exports(refs: Mapping[str, Artifact]) -> dict[str, ComparedExport]:
     return {name: one for name, one in found.items() if one.released}
 
 
+def read_calibration(refs: Mapping[str, Artifact]) -> Calibration | None:
+    """The calibration of a run, from its artifacts by stage; None without one."""
+    return Calibration.read(refs["calibrate"].path) if "calibrate" in refs else None
+
+
 def export_files(folder: Path, name: str) -> list[Path]:
     """The ONNX file of a format, and the file with its weights if they are beside it."""
     file = folder / EXPORTS[name]
@@ -54,7 +61,8 @@ def export_files(folder: Path, name: str) -> list[Path]:
 def log_exports(
     client: MlflowClient, name: str, version: str, refs: Mapping[str, Artifact], exports: Mapping[str, ComparedExport]
 ) -> None:
-    """Logs the released exports to the version's MLflow run, and their comparisons as its tag, if it lacks them."""
+    """Logs the released exports, with the calibration of their logits, to the version's MLflow run, and their
+    comparisons as its tag, if it lacks them."""
     if not exports:
         return
     registered = client.get_model_version(name, version)
@@ -64,6 +72,8 @@ def log_exports(
     for export in exports:
         for file in export_files(refs["export"].path, export):
             client.log_artifact(registered.run_id, str(file), f"{FOLDER}/{Path(EXPORTS[export]).parent}")
+    if "calibrate" in refs:
+        client.log_artifact(registered.run_id, str(refs["calibrate"].path / CALIBRATION), FOLDER)
     client.set_model_version_tag(name, version, EXPORTS_TAG, text)
 
 
@@ -83,7 +93,7 @@ def export_version(model: ModelSpec, name: str, out: Path) -> Any:
     with in_use(), find_folders_for_job("export", model.champion) as (work, folders):
         if released:
             folders["released"] = _download_released(str(version.run_id), EXPORTS[name], work.job / "released")
-        settings = ExportVersionSettings(export=name, **model.task)
+        settings = ExportVersionSettings(export=name, calibration=model.calibration, **model.task)
         inputs = {part: str(folder) for part, folder in folders.items()}
         Job(program=PROGRAM, key=work.key, settings=settings.model_dump(), inputs=inputs).write(work.job)
         require_finished(run_job(work.job, python_argv(PROGRAM), env={}, stall_timeout_s=STALL_TIMEOUT_S))
@@ -125,10 +135,12 @@ class ExportVersionSettings(TaskSettings):
 
     export: str
     """A format, or `safetensors`."""
+    calibration: Calibration | None = None
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Writes config.json, the tokenizer's files, and either the file of the format or model.safetensors.
+    """Writes config.json, the tokenizer's files, calibration.json of a calibrated version, and either the file of the
+    format or model.safetensors.
 
     Inputs: model, tokenizer, and `released` with the files of the format, if it was released with the version.
     """
@@ -142,6 +154,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         for file in sorted(folder.iterdir()):
             if part_of(file.name) and ".safetensors" not in file.name:  # no pickles, and nothing that is not checked
                 shutil.copyfile(file, out / file.name)
+    if values.calibration:
+        values.calibration.write(out)
     if values.export not in EXPORTS:
         merge_shards(weights, out / WEIGHTS)
         for name, text in task_type.published_files(weights).items():

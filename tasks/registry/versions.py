@@ -42,6 +42,8 @@ SPLIT_TAG = "finetune.judged_split"
 METRICS_TAG = "finetune.figures"  # its name in the first versions of this project
 EXPORTS_TAG = "finetune.exports"
 """The figures of the released exports by format. Their files are in the version's MLflow run, under `export/`."""
+CALIBRATION_TAG = "finetune.calibration"
+"""The content of calibration.json: training.evaluation.stored_calibration. A version without it is not calibrated."""
 PROFILE_TAG = "finetune.profile.key"
 """The artifact with the profile that drift reports compare new rows with."""
 EVALUATIONS_TAG = "finetune.evaluations"

@@ -11,6 +11,7 @@ from typing import Any
 
 from tasks.cache.results import Verdict
 from tasks.reports.formatting import (
+    Markdown,
     escape_markdown,
     format_count,
     format_markdown,
@@ -22,6 +23,7 @@ from tasks.reports.formatting import (
     shorten,
 )
 from training.evaluation.scores import ComparedExport, Group, Scores
+from training.evaluation.stored_calibration import CalibrateResult
 from training.recipe import FEWEST_ROWS, Recipe, fits_slice, more_is_better
 
 SAMPLE = "log/predictions_sample.csv"
@@ -40,6 +42,50 @@ def tabulate_scores(scores: Mapping[str, Scores]) -> list[dict[str, str]]:
             row = {"split": split, "metric": metric, "value": format_value(score["value"]), "95 % interval": interval}
             table.append(row | ({"baseline": format_value(score.get("baseline"))} if baselines else {}))
     return table
+
+
+def summarize_calibration(result: CalibrateResult) -> str:
+    """`calibration error 0.0831 → 0.0124; 71.0 % answered, 2.9 % of them wrong` on the rows of test."""
+    if result.test_rows is None:
+        return "not measured: test is not evaluated"
+    errors = [format_value(one) for one in (result.calibration_error_before, result.calibration_error)]
+    parts = [f"calibration error {' → '.join(errors)}"]
+    if answered := result.answered:
+        wrong = f", {answered.error:.1%} of them wrong" if answered.error is not None else ""
+        parts.append(f"{answered.share:.1%} answered{wrong}")
+    if result.mean_set_size is not None:
+        parts.append(f"{result.mean_set_size:.2f} labels a set")
+    return "; ".join(parts)
+
+
+def describe_calibration(result: CalibrateResult) -> Markdown:
+    """The calibration of a model, and the table of its thresholds."""
+    text = f"Probabilities are calibrated by {result.validation_rows:,} rows of validation (`calibration.json`)"
+    if result.test_rows is None:
+        return Markdown(f"{text}. No rows are left that would measure it.")
+    text += f". On {result.test_rows:,} rows of test: {escape_markdown(summarize_calibration(result))}."
+    if answered := result.answered:
+        text += (
+            f" Predictions with `review: true` are for a person. With {answered.confidence:.0%} confidence, at most "
+            f"{answered.max_error:.1%} of the others err on rows like these.\n\n"
+            f"{format_markdown(tabulate_answered(result))}"
+        )
+    return Markdown(text)
+
+
+def tabulate_answered(result: CalibrateResult) -> list[dict[str, str]]:
+    """One row per threshold: the predicted label, the threshold, and the rows of test that it answers."""
+    groups = result.answered.groups if result.answered else ()
+    return [
+        {
+            "prediction": "all" if len(groups) == 1 and group.label is None else group.label or "any other",
+            "threshold": "none" if group.threshold is None else f"{group.threshold:.4f}",
+            "answered": f"{group.answered:,} of {group.rows:,}",
+            "wrong": f"{group.errors:,}",
+            "at most": "-" if group.at_most is None else f"{group.at_most:.2%}",
+        }
+        for group in groups
+    ]
 
 
 def find_worst_errors(scores: Path) -> list[dict[str, str]]:
@@ -317,6 +363,8 @@ def describe_evaluation(evaluation: Mapping[str, Any]) -> list[str]:
     lines = [f"{rows}."]
     if evaluation["below"]:
         lines.append(f"Outside of the gate's bounds: {', '.join(evaluation['below'])}.")
+    if (confidence := evaluation.get("confidence")) is not None:
+        lines.append(_describe_confidence(confidence))
     for name, groups in evaluation["slices"].items():
         metric = next(iter(evaluation["metrics"]))
         scored = [group for group in groups if group["metrics"][metric]["value"] is not None]
@@ -328,6 +376,15 @@ def describe_evaluation(evaluation: Mapping[str, Any]) -> list[str]:
         if listed:
             lines.append(f"{metric} by {make_printable(name)}, the lowest (rows): {listed}.")
     return lines
+
+
+def _describe_confidence(confidence: Mapping[str, Any]) -> str:
+    """`Calibration error 0.0123; 81.2% answered, 1.3% of them wrong (at most 2.0% were promised).`"""
+    text = f"Calibration error {format_value(confidence['calibration_error'])}"
+    if confidence["answered"] is not None:
+        wrong = f", {confidence['error']:.1%} of them wrong" if confidence["error"] is not None else ""
+        text += f"; {confidence['answered']:.1%} answered{wrong} (at most {confidence['max_error']:.1%} were promised)"
+    return f"{text}."
 
 
 def summarize_evaluation(evaluation: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasks.cache.results import Artifact, Champion, Promotion, Publication, Verdict, Version
 from tasks.cache.stage import Row
 from tasks.reports.formatting import format_count, format_score, format_size, format_value
-from tasks.reports.model_reports import summarize_exports
+from tasks.reports.model_reports import summarize_calibration, summarize_exports
 
 if TYPE_CHECKING:
     from training.data.load_rows import LoadDataResult
@@ -110,6 +110,7 @@ STAGES = {
     "fit": StageEntry(_summarize_training),
     "predict": StageEntry(_summarize_rate),
     "score": StageEntry(_summarize_scores),
+    "calibrate": StageEntry(summarize_calibration, is_optional=True),
     "find_champion": StageEntry(),
     "predict_champion": StageEntry(_summarize_rate, is_optional=True),
     "count_comparison": StageEntry(is_optional=True),

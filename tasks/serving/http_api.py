@@ -32,6 +32,7 @@ from tasks.serving.page import create_app, example_row
 from tasks.serving.recorded_rows import RecordedRows
 from tasks.serving.responses import CLIENT_GONE, RequestRefused, said_error, until_gone
 from tasks.serving.served_model import Busy, NotLoaded, ServedModel
+from training.evaluation.stored_calibration import REVIEW
 from training.programs.serve import Failed, Predicted
 
 BODY_S = 30.0
@@ -95,6 +96,7 @@ def build_app(
             raise said_error(said)
         usable = sum(record is not None for record in said.records)
         metrics.count_rows(usable, len(said.records) - usable)
+        metrics.count_review(sum(bool(record and record.get(REVIEW)) for record in said.records))
         if usable:
             served.trial = partial(find_failure, row=next(compress(body.rows, said.records)))
         if recorded is not None:

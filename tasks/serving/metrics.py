@@ -25,6 +25,7 @@ class Metrics:
             registry=self._registry,
         )
         self._rows = Counter("finetune_rows", "Predicted rows.", ["usable"], registry=self._registry)
+        self._review = Counter("finetune_review", "Predicted rows for a person.", registry=self._registry)
         self._tokens = Counter("finetune_tokens", "Tokens of prompts and answers.", ["of"], registry=self._registry)
         self.unrecorded_rows = 0
         self._unrecorded = Counter("finetune_unrecorded", "Rows that could not be recorded.", registry=self._registry)
@@ -45,6 +46,10 @@ class Metrics:
         """Counts predicted rows, and rows with errors."""
         self._rows.labels("yes").inc(usable)
         self._rows.labels("no").inc(others)
+
+    def count_review(self, rows: int) -> None:
+        """Counts predicted rows that are for a person."""
+        self._review.inc(rows)
 
     def count_tokens(self, prompt: int, answer: int) -> None:
         """Counts the tokens of an answer."""

@@ -177,6 +177,7 @@ class ModelProcess:
                 max_length=self.model.max_length,
                 batch_size=self._batch_size,
                 mixed_precision=self.model.mixed_precision,
+                calibration=self.model.calibration,
             )
             inputs = {part: str(folder) for part, folder in folders.items()}
             self.has_chat_template = chat_template(folders["tokenizer"]) is not None

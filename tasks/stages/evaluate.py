@@ -132,7 +132,8 @@ def predict_labelled(version: MonitoredVersion, recipe: Recipe, labelled: Artifa
 def evaluate(version: MonitoredVersion, recipe: Recipe, labelled: Artifact, predicted: Artifact) -> Job:
     """Computes the metrics with intervals, in slices, and their differences from those at the registration.
 
-    The predictions, the rows, the metrics and slices, and the metrics at the registration with their rows.
+    The predictions, the rows, the metrics and slices, the metrics at the registration with their rows, and the
+    version's calibration.
     """
     expected, rows = find_predictions(version), find_rows(version)
     left_out = task_types.class_of(recipe.task).answer_metrics  # answers are not generated here
@@ -158,6 +159,7 @@ def evaluate(version: MonitoredVersion, recipe: Recipe, labelled: Artifact, pred
                 name: {"value": score["value"], "low": score.get("low"), "high": score.get("high")}
                 for name, score in version.expected.items()
             },
+            calibration=version.calibration,
         ),
         reads={
             "predictions": whole(predicted),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tasks.cache.code import figures_code
+from tasks.cache.digests import digest_of
 from tasks.cache.stage import Work
 from tasks.jobs.job import Job, stage
 from tasks.prediction.input_rows import Shard
@@ -14,6 +15,11 @@ from tasks.registry.model_spec import ModelSpec
 from training import task_types
 from training.jobs.protocol import TaskSettings
 from training.programs.predict_shards import ShardResult
+
+
+def _calibration(model: ModelSpec) -> dict[str, str]:
+    """The digest of the version's calibration; nothing without one, so that such a version keeps its shards."""
+    return {"calibration": digest_of(model.calibration.text())} if model.calibration else {}
 
 
 class ShardSettings(TaskSettings):
@@ -31,7 +37,8 @@ def predict_shard(model: ModelSpec, batch_size: int, shard: Shard, predictor: Sh
     """Predicts every usable row of the shard, in their order. The program of `predictor` does it for all shards; a plan
     has none.
 
-    The version's model and options, and the values that it reads; not the files, other columns, or its name.
+    The version's model, calibration and options, and the values that it reads; not the files, other columns, or its
+    name.
     """
 
     def predict(work: Work, settings: ShardSettings, inputs: Mapping[str, Path]) -> ShardResult:
@@ -48,7 +55,7 @@ def predict_shard(model: ModelSpec, batch_size: int, shard: Shard, predictor: Sh
             batch_size=batch_size,
         ),
         reads={},
-        content={"rows": shard.digest, "model": model.digest},
+        content={"rows": shard.digest, "model": model.digest, **_calibration(model)},
         code=[PROGRAM, *task_types.code_modules(model.task["task"])],
         outside=figures_code(model.task["task"]),
         users_code=task_types.user_code(model.task["task"]),

@@ -30,7 +30,7 @@ BATCH_ROWS = 32
 def profile(version: MonitoredVersion, section: Drift, rows: Artifact) -> Job:
     """Observes rows of the split that was judged.
 
-    The model, the rows of the judged split, and the number of rows.
+    The model and its calibration, the rows of the judged split, and the number of rows.
     """
     split = version.split
     return _observe(version, section, {"rows": files_of(rows, ["labels.json", f"{split}.arrow"])}, split=split)
@@ -40,7 +40,7 @@ def profile(version: MonitoredVersion, section: Drift, rows: Artifact) -> Job:
 def observe(version: MonitoredVersion, section: Drift, sample: Sample) -> Job:
     """Observes a sample of new rows.
 
-    The model, and the sample of the rows.
+    The model and its calibration, and the sample of the rows.
     """
 
     def write(work: Work) -> Path:
@@ -71,6 +71,7 @@ def _observe(
             split=split,
             rows=read,
             batch_size=BATCH_ROWS,
+            calibration=version.calibration,
         ),
         reads={**files_of_version(version.champion, "NAME"), **rows},
         code=task_types.code_modules(version.task),

@@ -12,9 +12,10 @@ from tasks.home import named_lock
 from tasks.hub.client import PublishSettings, build_environment
 from tasks.jobs.commands import python_argv
 from tasks.jobs.retries import run_child
-from tasks.registry.model_card import CURVES, CardFacts, build_card
+from tasks.registry.model_card import CALIBRATION_PICTURES, CURVES, CardFacts, build_card
 from tasks.registry.version_exports import export_files, released_exports
 from training import task_types
+from training.evaluation.stored_calibration import FILE as CALIBRATION
 from training.recipe import Recipe
 
 
@@ -26,7 +27,7 @@ def inputs(
     if hub is None or not _is_promoted(verdict, version):
         return Inputs({"promoted": False})
     refs = by_stage(artifacts)
-    stages = ("load_data", "predict", "score", "export", "compare_exports")
+    stages = ("load_data", "predict", "score", "calibrate", "export", "compare_exports")
     upstream = {stage: refs[stage].digest for stage in stages if stage in refs}
     return Inputs(
         {
@@ -54,7 +55,8 @@ def publish(
     exports = released_exports(refs)
     work.out.mkdir(parents=True)
     readme = work.out / "README.md"
-    facts = CardFacts(recipe, lock, data, trained, predictions, scores, verdict, exports)
+    calibrated = refs.get("calibrate")
+    facts = CardFacts(recipe, lock, data, trained, predictions, scores, verdict, exports, calibrated)
     readme.write_text(build_card(facts), encoding="utf-8")
     files = {path.name: str(path) for path in sorted((trained.path / "model").iterdir())}
     files |= {f"adapter/{path.name}": str(path) for path in sorted((trained.path / "adapter").glob("*"))}
@@ -62,6 +64,10 @@ def publish(
     for name, text in task_types.load(**recipe.task_and_options).published_files(trained.path / "model").items():
         (work.out / name).write_text(text, encoding="utf-8")
         files[name] = str(work.out / name)
+    if calibrated:
+        files[CALIBRATION] = str(calibrated.path / CALIBRATION)
+        pictures = [calibrated.path / "log" / name for name in CALIBRATION_PICTURES]
+        files |= {file.name: str(file) for file in pictures if file.is_file()}
     files |= {"README.md": str(readme), CURVES: str(trained.path / "log" / CURVES)}
     # Concurrent runs with the same model publish it once.
     with named_lock(f"hub-{hub.repo.replace('/', '--')}"):

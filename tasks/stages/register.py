@@ -19,9 +19,10 @@ from tasks.jobs.retries import run_child
 from tasks.registry import lineage, promotions
 from tasks.registry.log_model import LogModelSettings
 from tasks.registry.model_card import CardFacts, build_description
-from tasks.registry.version_exports import log_exports, released_exports
+from tasks.registry.version_exports import log_exports, read_calibration, released_exports
 from tasks.registry.versions import (
     BASE_VERSION_TAG,
+    CALIBRATION_TAG,
     COLUMNS_TAG,
     DATA_COMMIT_TAG,
     DATA_FILES_TAG,
@@ -70,7 +71,7 @@ LONGEST_DESCRIPTION, LONGEST_TAG = 5000, 100_000
 
 
 def inputs(recipe: Recipe, lock: Lock, verdict: Verdict, *artifacts: Artifact | None) -> Inputs:
-    """The model, its exports, the registry, and whether the verdict is a rejection."""
+    """The model, its calibration and exports, the registry, and whether the verdict is a rejection."""
     refs = by_stage(artifacts)
     return Inputs(
         {
@@ -78,7 +79,7 @@ def inputs(recipe: Recipe, lock: Lock, verdict: Verdict, *artifacts: Artifact | 
             "registry": registry_place(),
             "upstream": {
                 "fit": refs["fit"].parts["model"],
-                **{stage: refs[stage].digest for stage in ("export", "compare_exports") if stage in refs},
+                **{stage: refs[stage].digest for stage in ("calibrate", "export", "compare_exports") if stage in refs},
             },
             "rejected": verdict.decision == "reject",
         }
@@ -87,8 +88,8 @@ def inputs(recipe: Recipe, lock: Lock, verdict: Verdict, *artifacts: Artifact | 
 
 @action(inputs, gives=Version)
 def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifacts: Artifact | None) -> Version | None:
-    """Registers the model without an alias, unless it was rejected. If the model is registered already, its version
-    gets the new figures and verdict."""
+    """Registers the model without an alias, unless it was rejected. If the model is registered already with the same
+    calibration, its version gets the new figures and verdict."""
     name = recipe.release.registry
     if name is None or verdict.decision == "reject":
         work.state = "skipped"
@@ -98,14 +99,14 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
     # Concurrent runs with the same model register it once.
     with mlflow_errors(), named_lock(f"registry-{name}"), ExitStack() as stack:
         client = connect()
-        if _find_version(client, name, refs["fit"], None) is None:
+        if _find_version(client, name, refs, None) is None:
             stack.enter_context(work.one_at_a_time())
         model = find_model(client, name)
         current = model.aliases.get(champion) if model else None
-        version = _find_version(client, name, refs["fit"], current)
+        version = _find_version(client, name, refs, current)
         taken = promotions.explain_lost_alias(model, champion, version) if model and version else None
         if not taken:
-            _require_compared(current, name, version, verdict)
+            _require_compared(client, current, name, version, refs["fit"].parts["model"], verdict)
         if version is None:
             run_id = find_or_create_run(client, recipe.name, work.run)
             tags = _build_origin_tags(recipe, lock, work.run, refs) | judged
@@ -124,7 +125,8 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
         exports = released_exports(refs)
         log_exports(client, name, version, refs, exports)
         data, trained, predicted, scored = map(refs.__getitem__, ("load_data", "fit", "predict", "score"))
-        card = build_description(CardFacts(recipe, lock, data, trained, predicted, scored, verdict, exports))
+        facts = CardFacts(recipe, lock, data, trained, predicted, scored, verdict, exports, refs.get("calibrate"))
+        card = build_description(facts)
         text = f"{judged[VERDICT_TAG]}: {escape_markdown(judged[REASON_TAG])}\n\n{card}"
         _update_version(client, name, version, judged, text[:LONGEST_DESCRIPTION])
     return Version(name=name, version=version, taken=taken)
@@ -166,7 +168,8 @@ def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdic
             return None
         else:
             alias = aliases.champion
-            _require_compared(before[alias], name, number, verdict)
+            digest = client.get_model_version(name, number).tags.get(MODEL_TAG)
+            _require_compared(client, before[alias], name, number, digest, verdict)
             promotions.set_champion_alias(
                 client, model, number, aliases, by="run", why=verdict.reason, flow_run=work.run
             )
@@ -175,10 +178,15 @@ def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdic
     return Promotion(name=name, version=number, alias=alias, previous=previous)
 
 
-def _require_compared(champion: object, name: str, version: str | None, verdict: Verdict) -> None:
-    """Raises UserError if the model is to be promoted, and another version became champion after the comparison."""
+def _require_compared(
+    client: Any, champion: object, name: str, version: str | None, digest: str | None, verdict: Verdict
+) -> None:
+    """Raises UserError if the model is to be promoted, and another version became champion after the comparison. The
+    champion may be the same model, with this `digest`, in another calibration."""
     compared = verdict.comparison.champion if verdict.comparison else None
     if verdict.decision != "promote" or champion is None or f"{name}/{champion}" in (compared, f"{name}/{version}"):
+        return
+    if client.get_model_version(name, str(champion)).tags.get(MODEL_TAG) == digest:
         return
     message = (
         f"version {champion} of {name!r} became champion during this run, and the model was not compared with it: run "
@@ -218,6 +226,8 @@ def _build_origin_tags(recipe: Recipe, lock: Lock, run: str, refs: Mapping[str, 
         tags["finetune.base_model_commit"] = lock.model_hub.commit
     if lock.rows:
         tags[ROWS_TAG] = lock.rows
+    if calibration := read_calibration(refs):
+        tags[CALIBRATION_TAG] = calibration.text()
     if lock.model_version:
         tags[BASE_VERSION_TAG] = str(lock.model_version)
     if lock.started_from:
@@ -283,6 +293,7 @@ def _log_model(
             probes=PROBES,
             examples=LOGGED_EXAMPLES,
             tolerance=TOLERANCE if lock.mixed_precision == "no" else MIXED_TOLERANCE,
+            calibration=read_calibration(refs),
         ),
         inputs={
             "model": refs["fit"].path / "model",
@@ -294,10 +305,13 @@ def _log_model(
     return str(logged["version"])
 
 
-def _find_version(client: Any, name: str, trained: Artifact, champion: object) -> str | None:
-    """The version with this model. If several homes have registered the model, the champion comes first."""
-    versions = client.search_model_versions(f"name = '{name}' and tags.`{MODEL_TAG}` = '{trained.parts['model']}'")
-    numbers = [str(version.version) for version in versions]
+def _find_version(client: Any, name: str, refs: Mapping[str, Artifact], champion: object) -> str | None:
+    """The version with this model and this calibration. If several homes have registered it, the champion comes
+    first."""
+    digest, calibration = refs["fit"].parts["model"], read_calibration(refs)
+    versions = client.search_model_versions(f"name = '{name}' and tags.`{MODEL_TAG}` = '{digest}'")
+    text = calibration.text() if calibration else None
+    numbers = [str(version.version) for version in versions if version.tags.get(CALIBRATION_TAG) == text]
     return str(champion) if str(champion) in numbers else next(iter(numbers), None)
 
 

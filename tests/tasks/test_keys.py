@@ -35,6 +35,7 @@ from tests.task_types import TINY
 from training.recipe import Recipe, parse
 from training.recipe.data_fields import MixedSet
 from training.recipe.tables.exports import OUTPUTS
+from training.recipe.tables.metrics import MANY_LABELS, ONE_LABEL
 from training.task_types import TASK_TYPES, class_of
 
 CHAMPION = Champion(name="small", version="3", model="weights", max_length=64)
@@ -85,6 +86,7 @@ SHOWN = "it decides what is shown, and when"
 PUBLISHED = {"release.hub": {"repo": "me/small", "license": "mit"}}
 MUST_HOLD = {"release.gate.must_hold": {"path": "rows/train.csv"}}
 EXPORTED = {"release.exports": ["onnx", "onnx-int8"]}
+CALIBRATED = {"release.calibrate": True}
 BY_TIME = {"by": "time", "column": "day"}
 OF_HUB = {"data.source": "hub", "data.path": "me/rows"}
 IN_FOLDER = {"model.source": "folder", "model.path": "me/small", "model.config": None}
@@ -263,6 +265,10 @@ FIELDS: dict[str, Change | Nothing] = {
     "release.hub.checkpoints": Change("checkpoint", "publish", PUBLISHED),
     "release.exports": Change(["onnx"], "export compare_exports", EXPORTED),
     "release.export_margin": Change(0.02, "compare_exports", EXPORTED),
+    "release.calibrate": Change(True, "calibrate register"),
+    "release.abstain.max_error": Change(0.05, "calibrate", {"release.abstain": {"max_error": 0.02}}),
+    "release.abstain.confidence": Change(0.9, "calibrate", {"release.abstain": {"max_error": 0.02}}),
+    "release.prediction_sets": Change(0.9, "calibrate", {"release.prediction_sets": 0.95}),
     "release.retrain.max_unreachable": Nothing(5, "when a nightly job fails that asks a Hub that is away"),
     "release.drift.cohens_w": Nothing(0.2, LATER),
     "release.drift.distance": Nothing(0.2, LATER),
@@ -524,6 +530,13 @@ def stages_of(change: Change | Nothing) -> set[str]:
     return set(change.stages.split()) if isinstance(change, Change) else set()
 
 
+def test_a_recipe_that_calibrates_nothing_has_the_same_keys_as_one_that_says_so() -> None:
+    off = {"release.calibrate": False, "release.abstain": None, "release.prediction_sets": None}
+    assert keys(base()) == keys(spelt(base(), off))
+    assert "calibrate" not in keys(base())
+    assert changed(keys(base()), keys(spelt(base(), CALIBRATED))) == {"calibrate", "register"}
+
+
 def test_only_a_mixture_that_is_weighted_by_tokens_is_made_again_for_another_tokenizer() -> None:
     weighted = spelt(base(), {**IN_FOLDER, "data": {**MIXTURE, "mix": WEIGHTED}})
     for unit, reading in (("rows", set()), ("characters", set()), ("tokens", {"load_data"})):
@@ -541,16 +554,17 @@ ARTIFACTS = {
     "load_data/train.arrow": "load_model tokenize score publish",
     "load_data/validation.arrow": "tokenize score publish",
     "load_data/test.arrow": "tokenize score predict_champion count_comparison compare compare_exports publish",
-    "load_data/labels.json": "fit score predict_champion compare compare_exports publish",
+    "load_data/labels.json": "fit score calibrate predict_champion compare compare_exports publish",
     "load_data/test.slices.arrow": "score publish",
     "load_model": "tokenize fit",
     "tokenize/train.arrow": "fit score",
     "tokenize/validation.arrow": "fit predict score",
     "tokenize/test.arrow": "predict score compare_exports",
     "fit/model": "predict score find_champion count_comparison export compare_exports register publish",
-    "predict/test.parquet": "score count_comparison compare compare_exports publish",
-    "predict/validation.parquet": "score publish",
+    "predict/test.parquet": "score calibrate count_comparison compare compare_exports publish",
+    "predict/validation.parquet": "score calibrate publish",
     "score": "find_champion gate publish",
+    "calibrate": "register publish",
     "find_champion": "predict_champion",
     "predict_champion": "count_comparison compare",
     "count_comparison": "compare",
@@ -564,7 +578,8 @@ ARTIFACTS = {
 
 @pytest.mark.parametrize("edited", ARTIFACTS)
 def test_the_parts_that_a_stage_reads_of_another_are_in_its_key(edited: str) -> None:
-    values = spelt(base(), {**PUBLISHED, **EXPORTED, "evaluation.slices": ["genre"], "release.gate.control": "all"})
+    all_of_them = {**PUBLISHED, **EXPORTED, **CALIBRATED, "release.gate.control": "all"}
+    values = spelt(base(), {**all_of_them, "evaluation.slices": ["genre"]})
     assert changed(keys(values), keys(values, edited)) == set(ARTIFACTS[edited].split())
 
 
@@ -619,7 +634,8 @@ def test_the_reference_is_shared_by_losses_and_trainings_and_left_out_by_losses_
 
 
 def test_the_table_of_stages_lists_the_stages_of_the_pipeline_in_order() -> None:
-    values = spelt(base(), {**PUBLISHED, **EXPORTED, **MUST_HOLD, "release.gate.control": "all"})
+    optional = {**PUBLISHED, **EXPORTED, **MUST_HOLD, **CALIBRATED}
+    values = spelt(base(), {**optional, "release.gate.control": "all"})
     assert ["resolve", *keys(values)] == [stage for stage in STAGES if stage != "reference_logprobs"]
     with_reference = ["resolve", *keys(spelt(base(), PREFERENCE))]
     assert with_reference == [stage for stage in STAGES if stage in with_reference] and "reference_logprobs" in STAGES
@@ -662,7 +678,11 @@ def test_the_modules_behind_each_stage_are_listed(monkeypatch: pytest.MonkeyPatc
         tiny = TINY[task]
         sections = {"data": {"source": "csv", "path": "rows", **tiny.data}, "evaluation.metrics": tiny.metrics}
         values = spelt(base(), {"task": task, "options": tiny.options, **sections})
-        pipeline(walk, parse(spelt(values, EXPORTED if class_of(task).auto_class in OUTPUTS else {})))
+        kind = class_of(task)
+        optional = (EXPORTED if kind.auto_class in OUTPUTS else {}) | (
+            CALIBRATED if kind.prediction_type in (ONE_LABEL, MANY_LABELS) else {}
+        )
+        pipeline(walk, parse(spelt(values, optional)))
         walk.code["predict_shard"] = code_of_batches(task, tiny.options)
         for stage, modules in walk.code.items():
             found.setdefault(stage, {})[task] = modules

@@ -15,6 +15,7 @@ import torch
 
 from training.batching.batches import EvaluationBatches, TokenRows
 from training.engine.inference import evaluate
+from training.evaluation.stored_calibration import REVIEW, Calibration
 from training.evaluation.text_statistics import FIELD
 from training.models import loading
 from training.tokenization.transformers_encoder import load_encoder
@@ -28,11 +29,19 @@ BATCH_ROWS = 32
 
 class Observer:
     """A model with its tokenizer in full precision, on a GPU if there is one. Rows are truncated to `max_length`
-    tokens, and observed in batches of `batch_rows`. Raises UserError if the tokenizer cannot be read."""
+    tokens, and observed in batches of `batch_rows`. By a `calibration`, it is also observed which rows are for a
+    person. Raises UserError if the tokenizer cannot be read."""
 
     def __init__(
-        self, task_type: TaskType, folder: Path, tokenizer: Path, max_length: int, batch_rows: int = BATCH_ROWS
+        self,
+        task_type: TaskType,
+        folder: Path,
+        tokenizer: Path,
+        max_length: int,
+        batch_rows: int = BATCH_ROWS,
+        calibration: Calibration | None = None,
     ) -> None:
+        self._calibration = calibration
         self._task_type, self._batch_rows = task_type, batch_rows
         self._encoder = load_encoder(tokenizer, folder, max_length)
         self._tokenizer = loading.load_tokenizer(tokenizer, folder)
@@ -60,8 +69,12 @@ class Observer:
             counts = [np.count_nonzero(token_rows[row]["input_ids"] == unknown) for row in range(len(token_rows))]
             columns["unknown"] = np.bincount(row_of, counts, rows.num_rows) / np.maximum(1, token_rows.tokens)
         columns["embedding"] = _mean_by_row(embeddings, row_of, rows.num_rows)
-        records = self._task_type.to_records(self._task_type.decode(predictions, self._tokenizer), self.labels)
-        return pa.table(columns | _list_fields(records))
+        predictions = self._task_type.decode(predictions, self._tokenizer)
+        columns |= _list_fields(self._task_type.to_records(predictions, self.labels))
+        if self._calibration is not None and self._calibration.abstain is not None:
+            review = self._calibration.review(self._calibration.judge(predictions))
+            columns[FIELD + REVIEW] = np.where(review, "yes", "no")
+        return pa.table(columns)
 
     def _predict(self, rows: TokenRows, report: Callable[[int], None]) -> tuple[pa.Table, np.ndarray[Any, Any]]:
         """The task type's predictions for the rows of the data, and the embeddings of the token rows."""

@@ -12,6 +12,7 @@ import torch
 
 from training.batching.batches import TokenRows
 from training.engine.inference import predict
+from training.evaluation.stored_calibration import Calibration
 from training.models import loading
 from training.task_types.task_type import TaskType
 from training.tokenization.features import find_beyond
@@ -33,6 +34,7 @@ class Predictor:
         max_length: tokens a row.
         batch_rows: rows in one forward pass.
         mixed_precision: no, bf16 or fp16.
+        calibration: by which probabilities are given; by default those of the model.
         device: where the model computes.
     """
 
@@ -45,9 +47,11 @@ class Predictor:
         *,
         batch_rows: int = BATCH_ROWS,
         mixed_precision: str = "no",
+        calibration: Calibration | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
         self.task_type, self._batch_rows, self._precision = task_type, batch_rows, mixed_precision
+        self._calibration = calibration
         self.encoder = load_encoder(tokenizer, folder, max_length)
         self.tokenizer = loading.load_tokenizer(tokenizer, folder)
         self._collate = task_type.collator(self.tokenizer, loading.padding_multiple())
@@ -60,6 +64,13 @@ class Predictor:
         self.beyond = 0
         """Rows so far with tokens that the model does not have, whose records are empty."""
 
+    @property
+    def record_types(self) -> dict[str, pa.DataType]:
+        """The names and types of a record's fields."""
+        if self._calibration is not None:
+            return self._calibration.record_types(self.task_type)
+        return dict(self.task_type.record_types(self.labels))
+
     def warnings(self) -> Iterator[str]:
         """What is to be said of the rows so far."""
         if self.beyond:
@@ -71,7 +82,7 @@ class Predictor:
             yield f"{self.spelt:,} rows spell special tokens: the model reads them as marks of its own, not as text."
 
     def predict(self, rows: pa.RecordBatch, report: Callable[[int], None] | None = None) -> list[dict[str, Any]]:
-        """A record for each row, with the names and types of `TaskType.record_types`; an empty one for a row with
+        """A record for each row, with the names and types of `record_types`; an empty one for a row with
         tokens that the model does not have. The rows have the task type's columns except for the label. `report` is
         called with the number of rows that are done."""
         if not rows.num_rows:
@@ -111,7 +122,10 @@ class Predictor:
             predictions = self.task_type.predictions_on_request(
                 predictions, rows, self.network, self.tokenizer, self.encoder
             )
-        return self.task_type.to_records(self.task_type.decode(predictions, self.tokenizer), self.labels)
+        predictions = self.task_type.decode(predictions, self.tokenizer)
+        if self._calibration is not None:
+            return self._calibration.to_records(self.task_type, predictions)
+        return self.task_type.to_records(predictions, self.labels)
 
 
 def _no_report(done: int) -> None:

@@ -22,6 +22,10 @@ from training.evaluation.tags import count_matches, types_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from training.evaluation.calibration import Floats, Mask
+
+    Outcomes = tuple[Floats, Mask]
+
 MAX_BARS = 30  # of the most frequent labels; the others share one more
 MAX_NAME_LENGTH = 28  # characters of a name
 MAX_LABELS_WITH_COUNTS = 20  # with more labels, a confusion matrix shows no numbers
@@ -111,6 +115,31 @@ def draw_scores(predicted: Predictions, split: str, folder: Path) -> None:
             _save(_plot_numbers(predicted), folder / f"numbers_{split}.png")
         case Tagged():
             _save(_plot_span_scores(predicted), folder / f"spans_{split}.png")
+
+
+def draw_calibrated(before: Outcomes, after: Outcomes, folder: Path) -> None:
+    """Writes `calibrated_test.png`: the share of what is true by its probability, before and after calibration."""
+    _save(_plot_reliability({"before": before, "calibrated": after}), folder / "calibrated_test.png")
+
+
+def draw_risk_coverage(coverage: Floats, risk: Floats, answered: tuple[float, float] | None, folder: Path) -> None:
+    """Writes `risk_coverage_test.png`: the share of errors by the share of answered rows, both (C,).
+
+    `answered`: the share of rows that the thresholds answer, and `max_error`.
+    """
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot(xlim=(0, 1), xlabel="share of answered rows", ylabel="share of errors among them")
+    axes.plot(coverage, risk, drawstyle="steps-post", label="answered by probability")
+    if answered is not None:
+        share, most = answered
+        axes.axhline(most, color="C3", linewidth=1, linestyle="--", label="max_error")
+        axes.axvline(share, color="black", linewidth=1, linestyle="--", label="answered by the thresholds")
+    axes.set_ylim(bottom=0)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+    axes.legend(loc="upper left")
+    _style(axes)
+    _save(figure, folder / "risk_coverage_test.png")
 
 
 def draw_slice(
@@ -255,6 +284,26 @@ def _plot_calibration(predicted: OneLabel) -> Figure:
     counts.xaxis.set_major_formatter(PercentFormatter(1.0))
     _style(curve)
     _style(counts)
+    return figure
+
+
+def _plot_reliability(curves: Mapping[str, Outcomes]) -> Figure:
+    from training.evaluation.calibration import BINS
+
+    figure = Figure(figsize=(6, 6), layout="constrained")
+    axes = figure.add_subplot(xlim=(0, 1), ylim=(0, 1.02), xlabel="probability", ylabel="share that is true")
+    axes.plot((0, 1), (0, 1), color="black", linewidth=1, linestyle="--", label="perfectly calibrated")
+    for name, (probabilities, is_true) in curves.items():
+        bins = np.searchsorted(np.linspace(0, 1, BINS + 1)[1:-1], probabilities, side="left")
+        counts, means, shares = (
+            np.bincount(bins, weights=values, minlength=BINS) for values in (None, probabilities, is_true)
+        )
+        filled = counts > 0
+        axes.plot(means[filled] / counts[filled], shares[filled] / counts[filled], marker="o", markersize=4, label=name)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(PercentFormatter(1.0))
+    axes.legend(loc="upper left")
+    _style(axes)
     return figure
 
 

@@ -25,8 +25,9 @@ import pyarrow.parquet as pq
 from training import task_types
 from training.evaluation import slices
 from training.evaluation.bootstrap import draw_differences, match_rows
-from training.evaluation.predictions import OneLabel, Predictions
+from training.evaluation.predictions import ManyLabels, OneLabel, Predictions
 from training.evaluation.scores import Group, Score, Scores
+from training.evaluation.stored_calibration import Calibration, MeasuredConfidence
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, Result, TaskSettings
 from training.programs.score import (
@@ -57,6 +58,8 @@ class EvaluateResult(Result):
     """Rows that are also in the judged split; None if that is not stored."""
     metrics: Scores
     differences: Scores
+    confidence: MeasuredConfidence | None = None
+    """Of a calibrated version."""
 
 
 class EvaluateSettings(TaskSettings):
@@ -75,6 +78,7 @@ class EvaluateSettings(TaskSettings):
     """The split that was judged."""
     expected: Scores
     """Of the judged split."""
+    calibration: Calibration | None
 
 
 def main(job_dir: Path, job: Job, events: Events) -> EvaluateResult:
@@ -93,7 +97,13 @@ def main(job_dir: Path, job: Job, events: Events) -> EvaluateResult:
     found = compute_scores(settings.metrics, predicted, report)
     shared, differences = _compare(task_type, predicted, found, job, settings, lambda done: report(DRAWS + done))
     sliced = {name: _score_slice(name, predicted, found, job, settings, events) for name in settings.slices}
-    evaluated = EvaluateResult(rows=len(predicted), shared_rows=shared, metrics=found, differences=differences)
+    evaluated = EvaluateResult(
+        rows=len(predicted),
+        shared_rows=shared,
+        metrics=found,
+        differences=differences,
+        confidence=_measure_confidence(predicted, job, settings.calibration),
+    )
     report_text = json.dumps(evaluated.model_dump(mode="json") | {"slices": sliced}, indent=1, ensure_ascii=False)
     (output / "evaluation.json").write_text(report_text, encoding="utf-8", errors="backslashreplace")
     plots.draw_scores(predicted, SPLIT, output / "log")
@@ -101,6 +111,15 @@ def main(job_dir: Path, job: Job, events: Events) -> EvaluateResult:
         sample_worst_rows(SPLIT, predicted, data / f"{SPLIT}.arrow"), output / "log" / "predictions_sample.csv"
     )
     return evaluated
+
+
+def _measure_confidence(predicted: Predictions, job: Job, calibration: Calibration | None) -> MeasuredConfidence | None:
+    """The errors of a calibrated version's probabilities and answers; None if the rows have other labels."""
+    if calibration is None or not isinstance(predicted, OneLabel | ManyLabels):
+        return None
+    if [*predicted.labels] != calibration.labels:
+        return None
+    return calibration.measure(pq.read_table(Path(job.inputs["predictions"], f"{SPLIT}.parquet")), predicted)
 
 
 def _compare(

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from training import task_types
 from training.data.casting import to_batch
 from training.evaluation.drift.sampling import Reservoir
+from training.evaluation.stored_calibration import Calibration
 from training.evaluation.text_statistics import join_texts
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, Result, TaskSettings
@@ -67,6 +68,7 @@ class ObserveSettings(TaskSettings):
     """Rows in one forward pass."""
     micro_batch_divisor: Annotated[int, NotInKey("its parts have the same rows")] = 1
     """Divides the batch size, so that a batch fits into memory."""
+    calibration: Calibration | None = None
 
 
 def main(job_dir: Path, job: Job, events: Events) -> ObserveResult:
@@ -90,7 +92,7 @@ def main(job_dir: Path, job: Job, events: Events) -> ObserveResult:
     loading.make_deterministic()
     model, tokenizer = (Path(job.inputs[name]) for name in ("model", "tokenizer"))
     batch_rows = -(-settings.batch_size // settings.micro_batch_divisor)
-    observer = Observer(task_type, model, tokenizer, settings.max_length, batch_rows)
+    observer = Observer(task_type, model, tokenizer, settings.max_length, batch_rows, settings.calibration)
     taken: Any = pa.table({})
     if places:
         inputs = [values for _, values, _ in complete if values is not None]

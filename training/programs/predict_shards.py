@@ -25,6 +25,7 @@ from pydantic import Field
 from training import task_types
 from training.data.casting import to_batch
 from training.data.prediction_rows import RowReader, WantedShard, read_shards
+from training.evaluation.stored_calibration import Calibration
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job, TaskSettings
 from training.programs.predict import PredictResult
@@ -63,6 +64,7 @@ class PredictShardsSettings(TaskSettings):
     mixed_precision: Literal["no", "bf16", "fp16"]
     micro_batch_divisor: int = 1
     """Divides the batch size, so that a batch fits into memory."""
+    calibration: Calibration | None = None
 
 
 def main(job_dir: Path, job: Job, events: Events) -> PredictResult:
@@ -82,9 +84,10 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictResult:
         settings.max_length,
         batch_rows=-(-settings.batch_size // settings.micro_batch_divisor),
         mixed_precision=settings.mixed_precision,
+        calibration=settings.calibration,
         device="cuda" if torch.cuda.is_available() else "cpu",
     )
-    schema = pa.schema(list(task_type.record_types(predictor.labels).items()))
+    schema = pa.schema(list(predictor.record_types.items()))
     (job_dir / SHARDS).mkdir(exist_ok=True)
     progress, began = _Progress(events), time.monotonic()
     reader = RowReader(task_type, settings.columns, rules=ReadingRules.model_validate(settings.reading))

@@ -33,6 +33,7 @@ from training.data.batch_requests import plain_message
 from training.data.casting import to_batch
 from training.data.conversation_forms import as_messages, as_tools
 from training.data.prediction_rows import RowReader
+from training.evaluation.stored_calibration import Calibration
 from training.jobs.program import is_out_of_memory, restore_garbage_collection, run_program
 from training.jobs.protocol import Events, Job, TaskSettings
 from training.problems import Problem, UserError
@@ -69,6 +70,7 @@ class ServeSettings(TaskSettings):
     batch_size: int
     """Rows in one forward pass."""
     mixed_precision: Literal["no", "bf16", "fp16"]
+    calibration: Calibration | None = None
 
 
 class _Message(BaseModel):
@@ -171,6 +173,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         settings.max_length,
         batch_rows=settings.batch_size,
         mixed_precision=settings.mixed_precision,
+        calibration=settings.calibration,
         device="cuda" if torch.cuda.is_available() else "cpu",
     )
     with socket_path(job_dir) as path, socket.socket(socket.AF_UNIX) as listening:

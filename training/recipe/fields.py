@@ -421,6 +421,16 @@ class Retrain(Section):
     next run fails. A response of the Hub sets the count back to 0."""
 
 
+class Abstain(Section):
+    """A bound on the errors of a model that leaves some rows to a person."""
+
+    max_error: float = Field(gt=0, lt=0.5)
+    """The largest share of errors among answered rows."""
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    """Confidence of the bound: at 0.95, the chance that a model errs more often on future rows like those of test is at
+    most 5 %."""
+
+
 class Release(Section):
     """Registration, promotion and publication."""
 
@@ -438,6 +448,16 @@ class Release(Section):
     export_margin: float = Field(default=0.01, gt=0)
     """The largest loss of an export against the model, in the unit of the metric that the gate compares by: an export
     is released if a larger loss is ruled out at release.gate.confidence, by a paired test on the same rows."""
+    calibrate: bool = False
+    """Whether the version's probabilities are calibrated by the rows of validation, so that of predictions with a
+    probability of 0.9 about 90 % are right: docs/how-to/ask-a-person.md. For classification with one or any number of
+    labels. No prediction changes; metrics and the gate use the model's own probabilities."""
+    abstain: Abstain | None = None
+    """Calibrates, and marks predictions that a person should look at with `review: true`: all others err at most so
+    often, by a bound that the rows of test give (null: no prediction is marked)."""
+    prediction_sets: float | None = Field(default=None, ge=0.5, lt=1)
+    """Calibrates, and adds a set of labels to each prediction of one label, `label_set`: it has the true label with
+    this chance, such as 0.95 (null: no sets)."""
     retrain: Retrain = Retrain()
     """Settings of the flow `retrain`."""
     drift: Drift = Drift()
@@ -447,6 +467,11 @@ class Release(Section):
     champion under another alias is not found."""
     challenger: str = Field(default="challenger", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
     """The alias for the newest version that was registered and not promoted."""
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether the version's probabilities are calibrated."""
+        return self.calibrate or self.abstain is not None or self.prediction_sets is not None
 
 
 class Recipe(Section):

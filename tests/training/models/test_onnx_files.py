@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, BertConfig
 
 from tests.training import tiny
+from training.evaluation.stored_calibration import Calibration
 from training.models import onnx_files
 from training.problems import UserError
 
@@ -48,6 +49,18 @@ def test_an_export_predicts_as_its_model_for_batches_of_any_size(exported: tuple
             found = models[name](**given)["logits"].numpy()
             assert found.shape == expected.shape
             assert np.abs(found - expected).max() < rounding
+
+
+def test_an_export_gives_the_calibrated_probabilities_of_its_model(exported: tuple[Any, dict[str, Path]]) -> None:
+    network, files = exported
+    logits = [
+        model(**batch(5, 9))["logits"].detach().numpy()
+        for model in (network, onnx_files.OnnxModel(files["onnx"], network.config))
+    ]
+    labels = [str(label) for label in range(logits[0].shape[1])]
+    calibration = Calibration(function="softmax", labels=labels, scale=[0.4], offset=[0.0])
+    expected, given = map(calibration.probabilities, logits)
+    assert np.abs(expected - given).max() < 1e-6
 
 
 def test_a_model_that_lacks_weights_or_has_them_in_another_shape_is_not_exported_with_random_ones(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from training.problems import nearest
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from training.recipe import Recipe
     from training.recipe.data_fields import Data
 
+CALIBRATING = ("calibrate", "abstain", "prediction_sets")
+"""Fields of release that calibrate probabilities."""
 _HUB_METRIC = re.compile(r"hub:[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")
 
 
@@ -295,6 +298,26 @@ def _exports(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         yield "release.exports", f"{message}: docs/how-to/serve.md."
 
 
+def _calibration(name: str, written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    """A field of release that calibrates needs probabilities of labels, and rows that chose nothing for what it
+    promises."""
+    if not written[f"release.{name}"]:
+        return
+    task, evaluated, task_type = written["task"], written["evaluation.splits"], task_type_of(written)
+    kinds = (ONE_LABEL,) if name == "prediction_sets" else (ONE_LABEL, MANY_LABELS)
+    if task_type.prediction_type not in kinds:
+        fitting = [one for one in TASK_TYPES if specification_class(one).prediction_type in kinds]
+        message = f"does nothing with task {task}, whose predictions have no probabilities of labels: remove it"
+        if task_type.prediction_type == MANY_LABELS:
+            message = f"does not fit task {task}, whose rows have any number of labels: remove it"
+        yield f"release.{name}", f"{message}, or choose {' or '.join(fitting)}."
+    elif "validation" not in evaluated:
+        yield f"release.{name}", "needs the predictions of validation: add it to evaluation.splits."
+    elif name != "calibrate" and "test" not in evaluated:
+        message = "needs rows that have chosen neither the checkpoint nor the temperature: set data.test_size, or"
+        yield f"release.{name}", f"{message} add a test split, and add test to evaluation.splits."
+
+
 RELEASE_RULES: tuple[Rule, ...] = (
     _evaluated_splits,
     _splits_to_predict,
@@ -310,4 +333,5 @@ RELEASE_RULES: tuple[Rule, ...] = (
     _aliases,
     _hub_checkpoints,
     _exports,
+    *(partial(_calibration, name) for name in CALIBRATING),
 )
