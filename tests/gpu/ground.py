@@ -59,8 +59,10 @@ class Ground:
 
     folder: Path
     on_cpu: bool = False
+    loading: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a model is made or loaded in this process. Transformers changes its classes meanwhile: a model that
+    another thread loads then would lack its tied weights."""
     _worlds: dict[str, Path] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def device(self) -> str:
@@ -69,7 +71,7 @@ class Ground:
     def world(self, task: str, config: Mapping[str, Any] | None = None) -> Path:
         """A small world of the task type, created once; `config` is that of another model."""
         name = f"{task}-{config['model_type']}" if config else task
-        with self._lock:
+        with self.loading:
             if name not in self._worlds:
                 home = self.folder / "worlds" / name
                 recipe = tiny.recipe_of(task, tiny.write_rows(task, home / "rows"))
@@ -80,7 +82,7 @@ class Ground:
     def large_world(self, task: str) -> Path:
         """The world of `large_recipe`, created once."""
         name = f"{task}-large"
-        with self._lock:
+        with self.loading:
             if name not in self._worlds:
                 home = self.folder / "worlds" / name
                 _write_texts(home / "rows", task, divisor=100 if self.on_cpu else 1)

@@ -13,7 +13,8 @@ from typing import Any
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job
 
-WARM_UP = 10
+WARM_UP = 20
+"""The first steps, which load libraries and are not counted."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:

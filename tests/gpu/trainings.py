@@ -57,11 +57,13 @@ def train_and_resume(
         return Result({"trains": f"no: {outcome.failure.message}"})
     kills, resumed = _run_with_kills(ground, killed, processes)
     exported = Exported(whole, world)
+    with ground.loading:
+        reloads = exported.figures(outcome.result["best_step"], ground.device, precision, rounding)
     checks = {
         "trains": _trains(whole, outcome),
         "resumes": _resumes(whole, killed, kills, resumed),
         "exports": exported.files(),
-        "reloads": exported.figures(outcome.result["best_step"], ground.device, precision, rounding),
+        "reloads": reloads,
     }
     names = ("train_tokens_per_second", "peak_memory_mb")
     return Result(checks, {name: outcome.result[name] for name in names if outcome.result.get(name) is not None})
