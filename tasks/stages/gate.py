@@ -292,6 +292,12 @@ def _find_warnings(recipe: Recipe, comparison: Comparison | None, selection: Sel
             f"validation also chose these settings among {selection.trials} trials, so its figures flatter the model: "
             "set data.test_size, or add a test split, and evaluate it."
         )
+    if comparison is not None and any(one.split is not None and one.split.by == "group" for one in recipe.data.sets):
+        yield (
+            "rows are held out by group (data.split), and the test takes them to be independent: with several rows a "
+            "group, it promotes a model that is no better more often than its confidence says. Hold out groups of few "
+            "rows, or judge on a test split of your own with a row for each group."
+        )
     if selection is not None and selection.similar:
         numbers = ", ".join(map(str, selection.similar))
         yield f"the sweep cannot tell trial {selection.trial} apart from {numbers} on the rows of validation."

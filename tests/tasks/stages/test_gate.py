@@ -45,13 +45,14 @@ def judge(
     groups: list[dict[str, Any]] = GENRES,
     slices: Sequence[str] = (),
     held: HeldRows | None = None,
+    split: dict[str, str] | None = None,
 ) -> Verdict:
     """The verdict on a model with these groups of genre, and of whatever other slice."""
     recipe = parse(
         {
             "name": "test",
             "task": "sequence-classification",
-            "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
+            "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label", "split": split},
             "model": {"source": "hub", "path": "me/model"},
             "evaluation": {"metrics": ["accuracy", "f1", "log_loss", "precision"], "slices": ["genre", *slices]},
             "release": {"gate": bounds},
@@ -239,6 +240,14 @@ def test_a_better_model_that_misses_a_bound_is_rejected_with_the_comparison_as_e
 def test_a_split_that_also_chose_the_checkpoint_is_warned_of() -> None:
     (warning,) = judge({}).warnings
     assert warning.startswith("validation also chose the checkpoint")
+
+
+def test_a_comparison_on_rows_of_groups_is_warned_of() -> None:
+    by_group = {"by": "group", "column": "customer"}
+    warnings = judge({}, BETTER, split=by_group).warnings
+    assert sum("the test takes them to be independent" in warning for warning in warnings) == 1
+    others = [*judge({}, BETTER).warnings, *judge({}, split=by_group).warnings]
+    assert not any("independent" in warning for warning in others)
 
 
 def test_warnings_of_the_comparison_are_warnings_of_the_verdict() -> None:
