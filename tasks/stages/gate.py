@@ -271,7 +271,8 @@ def _describe_significance(comparison: Comparison) -> str:
     if comparison.least_p_value > significance + ROUNDING:
         test = ordinal if number else confidence
         return (
-            f"{test} needs more permutations than are drawn: bring new rows, or compare by accuracy if the task has it"
+            f"{test} needs more permutations than are drawn: judge by rows of which none was judged before, or compare "
+            "by accuracy if the task has it"
         )
     chance = f"p = {comparison.p_value:.2g}{f'; {ordinal} takes {significance:.2g}' if number else ''}"
     return f"it may be {required} ({chance})" if margin < 0 else f"that it is {required} may be chance ({chance})"

@@ -124,8 +124,8 @@ def test_a_comparison_that_no_gain_could_pass_is_reported() -> None:
     late = BETTER.model_copy(update={"better": False, "comparison": 46, "confidence": 1 - 4e-5, "p_value": 5e-5})
     stuck = late.model_copy(update={"least_p_value": 5e-5})
     assert judge({}, stuck).reason == (
-        f"{FACTS}comparison 46 on these rows needs more permutations than are drawn: bring new rows, or compare by "
-        "accuracy if the task has it."
+        f"{FACTS}comparison 46 on these rows needs more permutations than are drawn: judge by rows of which none was "
+        "judged before, or compare by accuracy if the task has it."
     )
     assert "may be chance" in judge({}, late.model_copy(update={"least_p_value": 3e-5})).reason
 
