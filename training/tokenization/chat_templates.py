@@ -1,9 +1,9 @@
 """Chat templates: conversations as texts, and the spans of a text that the assistant wrote.
 
 Templates are third-party programs. They run in the sandbox of transformers, as in apply_chat_template, with one
-difference: `strftime_now` is undefined. A text with today's date would give the same rows other tokens tomorrow;
-templates that use the function have a fixed date for that case. The length of a text, and the time to write it, are
-limited.
+difference: a text with today's date would give the same rows other tokens tomorrow, so `strftime_now` is undefined for
+templates that ask whether it is defined, and gives the others FIXED_DATE. The length of a text, and the time to write
+it, are limited.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from datetime import date
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,8 @@ CALLS = "tool_calls"
 FIELD = "model.chat_template"
 LONGEST_TEXT = 20_000_000
 """Characters of a conversation."""
+FIXED_DATE = date(2024, 7, 26)
+"""The date that Llama's template writes without today's."""
 LARGEST_POWER = 64
 LONGEST_NUMBER = 65_536
 """Bits. Python computes with longer numbers for minutes, and cannot be interrupted."""
@@ -47,6 +50,7 @@ LONGEST_S = 30.0
 MOST_BYTES = 2 * 1024**3
 """The memory to write a conversation, for what the limit of the text does not see, such as `'x'.ljust(10 ** 10)`."""
 
+_ASKS_FOR_DATE = re.compile(r"strftime_now\s+is\s+(not\s+)?defined")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 _TYPE_NAMES = {dict: "an object", list: "a list", str: "a text", int: "a number", float: "a number", bool: "a boolean"}
@@ -239,6 +243,8 @@ def _compile_limited(text: str) -> None:
         return
     environment: Any = compiled.environment
     environment.globals.pop("strftime_now", None)
+    if not _ASKS_FOR_DATE.search(text):
+        environment.globals["strftime_now"] = FIXED_DATE.strftime
     environment.binop_table |= {"*": _multiply, "**": _power}
     write = compiled.root_render_func
 

@@ -207,7 +207,7 @@ def test_a_template_that_rewrites_messages_is_refused_unless_it_marks_the_answer
     [
         ("{{ raise_exception('no system here') }}", "no system here"),
         ("{{ messages.__class__.__mro__ }}", "unsafe"),
-        ("{{ strftime_now('%d') }}", "'strftime_now' is undefined"),
+        ("{{ today }}{{ today.year }}", "'today' is undefined"),
         ("{{ messages + 1 }}", "can only concatenate list"),
     ],
 )
@@ -245,8 +245,15 @@ def test_a_template_with_an_operation_without_end_ends_with_its_process(template
     assert child.returncode == -signal.SIGPROF and "chat_templates.py" in child.stderr
 
 
-def test_a_template_that_uses_the_date_gets_a_fixed_one(tmp_path: Path) -> None:
-    dated = "{% if strftime_now is defined %}{{ strftime_now('%d') }}{% else %}26 Jul 2024{% endif %}"
+@pytest.mark.parametrize(
+    "dated",
+    [
+        "{% if strftime_now is defined %}{{ strftime_now('%d') }}{% else %}26 Jul 2024{% endif %}",
+        "{% if strftime_now is not defined %}26 Jul 2024{% else %}{{ strftime_now('%d') }}{% endif %}",
+        "{{ strftime_now('%d %b %Y') }}",
+    ],
+)
+def test_a_template_that_uses_the_date_gets_a_fixed_one(dated: str) -> None:
     assert ChatTemplate(dated + ": {{ messages[0].content }}", {}).render_prompt([USER]) == "26 Jul 2024: b c"
 
 
