@@ -14,7 +14,7 @@ SPLITS = ("validation", "test")
 CalibrateArtifact = Artifact[CalibrateResult]
 
 
-@stage(CalibrateResult, where="release.calibrate, release.abstain or release.prediction_sets is set")
+@stage(CalibrateResult)
 def calibrate(recipe: Recipe, data: Artifact, predictions: Artifact) -> Job:
     """Fits the calibration of probabilities to validation, finds the thresholds for rows that a person should look at
     on test, and measures both on test.
