@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from tasks.cache.code import figures_code
+from tasks.cache.code import code_behind, figures_code
 from tasks.cache.digests import digest_of
 from tasks.cache.stage import Work
 from tasks.jobs.job import Job, stage
@@ -18,8 +18,12 @@ from training.programs.predict_shards import ShardResult
 
 
 def _calibration(model: ModelSpec) -> dict[str, str]:
-    """The digest of the version's calibration; nothing without one, so that such a version keeps its shards."""
-    return {"calibration": digest_of(model.calibration.text())} if model.calibration else {}
+    """The digest of the version's calibration and of the code that predicts by it; nothing without one, so that such a
+    version keeps its shards."""
+    if model.calibration is None:
+        return {}
+    code = code_behind([type(model.calibration).__module__]).digests
+    return {"calibration": digest_of({"stored": model.calibration.text(), "code": code})}
 
 
 class ShardSettings(TaskSettings):

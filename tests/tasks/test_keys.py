@@ -32,6 +32,7 @@ from tasks.stages.load_data import load_data
 from tasks.stages.predict_shard import predict_shard
 from tests.made import NO_WEIGHTS
 from tests.task_types import TINY
+from training.evaluation.stored_calibration import Calibration
 from training.recipe import Recipe, parse
 from training.recipe.data_fields import MixedSet
 from training.recipe.tables.exports import OUTPUTS
@@ -639,6 +640,20 @@ def test_the_table_of_stages_lists_the_stages_of_the_pipeline_in_order() -> None
     assert ["resolve", *keys(values)] == [stage for stage in STAGES if stage != "reference_logprobs"]
     with_reference = ["resolve", *keys(spelt(base(), PREFERENCE))]
     assert with_reference == [stage for stage in STAGES if stage in with_reference] and "reference_logprobs" in STAGES
+
+
+def test_the_shards_of_a_version_hang_on_its_calibration_and_the_code_that_applies_it() -> None:
+    def inputs(scale: float | None) -> dict[str, Any]:
+        found = None
+        if scale is not None:
+            found = Calibration(function="softmax", labels=["a", "b"], scale=[scale], offset=[0.0])
+        task = {"task": "sequence-classification", "options": {}}
+        model = ModelSpec("models:/a/1", 64, task, {}, digest="weights", calibration=found)
+        return predict_shard.flat_inputs(model, 64, Shard("rows.csv", 0, 1, 1, "d", "c"), None)[0]
+
+    plain, first, second = map(inputs, (None, 0.5, 0.6))
+    assert first.keys() - plain.keys() == {"calibration"} and not plain.keys() - first.keys()
+    assert {name for name in first if first[name] != second[name]} == {"calibration"}
 
 
 CODE_LIST = Path(__file__).with_name("stage_code.txt")
