@@ -130,7 +130,7 @@ class Assistant:
         return " ".join(NUMBERS[place : place + LENGTHS[version]])
 
     def is_right(self, recorded: dict[str, Any]) -> bool:
-        word = recorded["text"] if "text" in recorded else recorded["messages"][-1]["content"]
+        word = recorded["text"] if "text" in recorded else recorded["talk"][-1]["content"]
         if word == "on":  # of the clients that go away
             return True
         return bool(recorded["prediction"] == self.expected(word, recorded["served_by"].rpartition("/")[2]))
