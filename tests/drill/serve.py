@@ -453,6 +453,7 @@ def serve(machine: Machine) -> None:
             print(f"{kind.name}:", *align(fire.table), sep="\n", flush=True)
         left = [path.name for path in (home / "jobs").glob("*")]
         print(f"jobs of killed servers in the home: {len(left)}", flush=True)
+        require(not left, f"jobs of killed servers are left: {left}")
 
 
 @contextlib.contextmanager
