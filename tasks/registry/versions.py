@@ -122,11 +122,12 @@ def need_version(client: MlflowClient, model: RegisteredModel, *, alias: str = "
     """Returns the version with this number or alias. Raises UserError, with the list of versions, if there is none."""
     if alias and alias not in model.aliases:
         aliases = ", ".join(sorted(model.aliases)) or "none yet"
-        raise UserError.of(
-            "registry",
-            "NAME",
-            f"{model.name!r} has no alias {alias!r}: it has {aliases}.{nearest(alias, model.aliases)}",
-        )
+        near = nearest(alias, model.aliases)
+        message = f"{model.name!r} has no alias {alias!r}: it has {aliases}.{near}"
+        if alias == read_alias_names(model).champion and not near:
+            other = f"name another, such as {model.name}@{sorted(model.aliases)[0]}, or " if model.aliases else ""
+            message += f" No version has been promoted: {other}promote one by finetune promote {model.name} VERSION."
+        raise UserError.of("registry", "NAME", message)
     number = str(model.aliases[alias]) if alias else version
     if found := find_version(client, model.name, number):
         return found

@@ -28,7 +28,11 @@ pre {background: #262626} a {color: #8ab4f8}}
 def example_row(model: ModelSpec) -> dict[str, Any]:
     """A row with the columns that the model needs."""
     columns = task_types.class_of(model.task["task"]).columns
-    needed = {role: name for role, name in model.columns.items() if not columns[role].optional}
+    needed = {
+        role: name
+        for role, name in model.columns.items()
+        if not (columns[role].optional and columns[role].may_be_empty)  # the others the model was trained with
+    }
     values: dict[str, Any] = {"number": 1.0, "boolean": True}
     row = {}
     for role, name in needed.items():
@@ -58,7 +62,7 @@ class _Described(FastAPI):
         if self.openapi_schema is None:
             said = super().openapi()
             token = {"type": "http", "scheme": "bearer", "description": "finetune serve prints where the token is."}
-            said["components"]["securitySchemes"] = {"token": token}
+            said.setdefault("components", {})["securitySchemes"] = {"token": token}
             for path, operations in said["paths"].items():
                 for operation in operations.values():
                     operation["security"] = [] if path in OPEN_PATHS else [{"token": []}]

@@ -186,7 +186,7 @@ def _require_compared(
     compared = verdict.comparison.champion if verdict.comparison else None
     if verdict.decision != "promote" or champion is None or f"{name}/{champion}" in (compared, f"{name}/{version}"):
         return
-    if client.get_model_version(name, str(champion)).tags.get(MODEL_TAG) == digest:
+    if digest is not None and client.get_model_version(name, str(champion)).tags.get(MODEL_TAG) == digest:
         return
     message = (
         f"version {champion} of {name!r} became champion during this run, and the model was not compared with it: run "

@@ -445,6 +445,12 @@ def test_few_rows_get_more_epochs_and_random_weights_most(folder: Path) -> None:
     assert [epochs[rows, "scratch"] for rows in (100, 1200, 3100)] == [20, 16, 3]
 
 
+def test_a_missing_file_is_not_asked_for_on_the_hub(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "data/reviews.csv", "--yes"]) == 2
+    said = capsys.readouterr().err
+    assert "data/reviews.csv" in said and "Hub" not in said, said
+
+
 def test_an_existing_recipe_is_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write("mails.csv", labelled(","), "text,label")
     Path("deployments/mails.yaml").write_text("mine")

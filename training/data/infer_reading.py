@@ -31,7 +31,7 @@ from training.local_files import open_local
 from training.problems import UserError
 from training.recipe.column_types import RowSpecification
 from training.recipe.data_fields import Data
-from training.recipe.tables.formats import FORMATS, PACKED
+from training.recipe.tables.formats import FORMATS, PACKED, SOURCES
 
 SAMPLE_ROWS = 3000
 _HEAD_BYTES = 1_000_000
@@ -86,8 +86,10 @@ class FirstRows:
 
 
 def is_on_hub(path: str) -> bool:
-    """Whether this may be the name of a data set of the Hub: `owner/name`, and no path here."""
-    return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", path) is not None and not os.path.exists(path)
+    """Whether this may be the name of a data set of the Hub: `owner/name`, and no path here or name of a file."""
+    suffixes = (TEXT_SUFFIX, *(suffix for source in SOURCES.values() for suffix in source.suffixes))
+    is_file = os.path.exists(path) or path.lower().endswith(suffixes)
+    return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", path) is not None and not is_file
 
 
 def sample_hub(path: str, commit: str, config: str | None = None) -> FirstRows:

@@ -140,7 +140,8 @@ def find_column_problems(wanted: SourceColumns, there: Sequence[str], where: str
             message = f"{where} has {renamed.count(name)} columns called {name!r}: rename all but one."
             problems.append(Problem(kind="data", where=field, message=message))
         elif name not in renamed and name not in new:
-            message = f"{where} has no column {name!r}: it has {_list(renamed)}.{nearest(name, renamed)}"
+            others = [one for one in renamed if one not in wanted.names]
+            message = f"{where} has no column {name!r}: it has {_list(renamed)}.{nearest(name, others)}"
             message += _other_way(wanted, renamed) or _advice(wanted, name)
             problems.append(Problem(kind="data", where=field, message=message))
     unnamed = wanted.unnamed(renamed)

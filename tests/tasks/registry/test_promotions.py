@@ -222,6 +222,7 @@ def test_an_alias_other_than_the_champions_is_given_without_a_move(client: Mlflo
         (["models", "review"], "Did you mean 'reviews'?"),
         (["predict", "reviews/9", "a text"], "'reviews' has no version '9'"),
         (["predict", "reviews@champion", "a text"], "'reviews' has no alias 'champion': it has none yet."),
+        (["predict", "reviews@champion", "a text"], "promote one by finetune promote reviews VERSION."),
         (["predict", "reviews"], "TEXT: there is no input"),
         (["predict", "reviews", "fine", "\udcff bad"], "TEXT: is not UTF-8 text"),
         (["predict", "reviews", "--input", "no.txt"], "--output: is missing"),

@@ -29,6 +29,13 @@ def test_the_command_is_one_for_the_shell_and_shows_no_codes_of_terminals(column
     assert len(words) == 6
 
 
+def test_the_command_of_a_pair_has_both_texts() -> None:
+    pair = model("first")
+    pair.columns["text_pair"] = "second"
+    command = example_command(pair, "http://127.0.0.1:8000", "TOKEN", holds_conversations=False)
+    assert '{"rows": [{"first": "some first", "second": "some second"}]}' in command
+
+
 @pytest.mark.parametrize("column", NAMES)
 def test_the_page_has_no_element_of_a_name(column: str) -> None:
     found = list[str]()
