@@ -274,13 +274,21 @@ def _comment(text: str, indent: str) -> list[str]:
     return lines
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes texts as PyYAML does, also after Prefect's commands were imported: those change all dumpers to write texts
+    of several lines as blocks, which end a value in flow style."""
+
+
+_Dumper.add_representer(str, yaml.representer.SafeRepresenter.represent_str)
+
+
 def _in_flow(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.1e}" if value < 1e-3 else repr(value)
-    options: Any = {"default_flow_style": True, "width": 10**9, "sort_keys": False}
-    written = yaml.safe_dump(value, allow_unicode=True, **options)
+    options: Any = {"Dumper": _Dumper, "default_flow_style": True, "width": 10**9, "sort_keys": False}
+    written = yaml.dump(value, allow_unicode=True, **options)
     if yaml.safe_load(written) != value:  # of some line ends YAML makes others
-        written = yaml.safe_dump(value, allow_unicode=False, **options)
+        written = yaml.dump(value, allow_unicode=False, **options)
     return written.removesuffix("\n").removesuffix("\n...")
 
 

@@ -61,7 +61,8 @@ OUTSIDE = (
 """Rooms and modules that cannot change the output of any stage."""
 INSIDE = (
     # They read and check rows.
-    *(f"training.recipe.{name}" for name in ("column_types", "filters", "source_columns", "tables.row_checks")),
+    *(f"training.recipe.{name}" for name in ("column_types", "filters", "row_split", "source_columns")),
+    "training.recipe.tables.row_checks",
     # The options of a task type.
     "training.recipe.task_specification",
     # The order of tags.

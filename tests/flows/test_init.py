@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import pty
@@ -281,6 +282,7 @@ INJECTED = "pull: [{prefect.deployments.steps.run_shell_script: {script: id}}]"
 def test_names_and_labels_with_line_ends_and_codes_of_terminals_stay_in_their_comments_and_values(
     folder: Path, line_end: str
 ) -> None:
+    importlib.import_module("prefect.cli.deployment")  # changes how PyYAML writes texts of several lines
     text, label = f"text{line_end}{INJECTED}{line_end}#", f"label{line_end} \x1b[31m"
     file, rows = f"mails{line_end}{INJECTED}{line_end}#.jsonl", list[str]()
     draw = random.Random(1)

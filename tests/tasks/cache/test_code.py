@@ -42,8 +42,8 @@ ALLOWED = {
     },
     # How files are named; the files themselves are inputs of the stage.
     "training.recipe.tables.formats": {"FORMATS", "PACKED", "SOURCES"},
-    # The form of options, and examples for messages.
-    "training.recipe.field_types": {"ClosedModel"},
+    # The form of options and fields, whose values are inputs of the stage.
+    "training.recipe.field_types": {"ClosedModel", "NUMBER", "Section", "Text", "WORD"},
     # Declarations alone: the values are inputs of the stage.
     "training.recipe.fields": {"Training", "ResolvedCompute", "Lora", "Drift"},
     # The entries of the formats and models that a stage exports are inputs of it.
@@ -67,7 +67,9 @@ ALLOWED_IN_TASKS = {
     "training.recipe.field_types": {"named_code"},
     "training.recipe.rules.column_rules": {"source_columns", "code_for_rows"},
     "training.recipe.rules.training_rules": {"unfitting_weights"},
-    "training.recipe.fields": {"Lora", "packages_of", "answered_prompts"},
+    "training.recipe.fields": {"Lora", "MustHold", "packages_of", "answered_prompts"},
+    "training.recipe.reading_rules": {"TEXT_LINES"},
+    "training.data.prediction_rows": {"format_of"},
     "training.recipe.tables.metrics": {"metric_libraries"},
     "training.recipe.tables.optimizers": {"OPTIMIZERS"},
     "training.recipe.tables.kernels": {"Kernels", "kernels_of"},
