@@ -379,7 +379,7 @@ def describe_evaluation(evaluation: Mapping[str, Any]) -> list[str]:
 
 
 def _describe_confidence(confidence: Mapping[str, Any]) -> str:
-    """`Calibration error 0.0123; 81.2% answered, 1.3% of them wrong (at most 2.0% were promised).`"""
+    """A sentence on the calibration and, with `release.abstain`, on the rows that are answered."""
     text = f"Calibration error {format_value(confidence['calibration_error'])}"
     if confidence["answered"] is not None:
         wrong = f", {confidence['error']:.1%} of them wrong" if confidence["error"] is not None else ""

@@ -21,9 +21,9 @@ from tasks.registry.monitored_versions import (
     record,
 )
 from tasks.reports.row_reports import emit_warnings, read_report
+from tasks.stages.load_data import reading_by_name
 from training import task_types
 from training.data.load_rows import LoadDataResult, load
-from training.data.sources import delimiter_of, is_conllu
 from training.jobs.protocol import NotInKey, Settings
 from training.problems import UserError
 from training.programs.evaluate import EvaluateResult, EvaluateSettings
@@ -67,11 +67,7 @@ def load_labelled(version: MonitoredVersion, recipe: Recipe, rows: Artifact, fil
             files=list(files),
         ),
         reads={},
-        content={
-            "files": [pin.sha256 for pin in files],
-            "delimiter": [delimiter_of(pin.path, data) for pin in files] if data.source == "csv" else data.delimiter,
-            "conllu": [is_conllu(pin.path) for pin in files] if data.source == "conll" else None,
-        },
+        content={"files": [pin.sha256 for pin in files], **reading_by_name(data, [pin.path for pin in files])},
         tables={"rows": {"options": options}},
         code=["training.data.load_rows", source.reader.partition(":")[0], *code],
         outside=["training.programs"],

@@ -95,6 +95,14 @@ def counts_tokens(recipe: Recipe) -> bool:
     return recipe.data.mix is not None and recipe.data.weight_by == "tokens"
 
 
+def reading_by_name(data: Data, paths: Sequence[str]) -> dict[str, Any]:
+    """The parts of reading that a file's name decides: its delimiter and its columns. They are in the key."""
+    return {
+        "delimiter": [delimiter_of(path, data) for path in paths] if data.source == "csv" else data.delimiter,
+        "conllu": [is_conllu(path) for path in paths] if data.source == "conll" else None,
+    }
+
+
 def _content(data: Data, pinned: PinnedRows, evaluated: Sequence[str]) -> dict[str, Any]:
     """The values that name the content of one set of rows."""
     paths = [pin.path for files in pinned.files.values() for pin in files]
@@ -102,9 +110,7 @@ def _content(data: Data, pinned: PinnedRows, evaluated: Sequence[str]) -> dict[s
         "files": {split: [pin.sha256 for pin in files] for split, files in pinned.files.items()},
         "commit": pinned.hub.commit if pinned.hub else None,
         "fingerprint": pinned.fingerprint,
-        # A file's name decides its delimiter, and its columns.
-        "delimiter": [delimiter_of(path, data) for path in paths] if data.source == "csv" else data.delimiter,
-        "conllu": [is_conllu(path) for path in paths] if data.source == "conll" else None,
+        **reading_by_name(data, paths),
     }
     if data.source in ("hub", "python"):
         content |= data.model_dump(include={"path", "config"}) | {"splits": split_names(data, evaluated)}

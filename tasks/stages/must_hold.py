@@ -12,10 +12,10 @@ from tasks.cache.results import Artifact, Lock, PinnedFile
 from tasks.cache.stage import Work
 from tasks.jobs.job import Job, files_of, folder_of, stage, whole
 from tasks.reports.row_reports import emit_warnings, read_report
+from tasks.stages.load_data import reading_by_name
 from training import task_types
 from training.data.load_rows import LoadDataResult, load
 from training.data.prediction_rows import format_of
-from training.data.sources import delimiter_of, is_conllu
 from training.evaluation.scores import HeldRows
 from training.jobs.protocol import NotInKey, Settings
 from training.problems import Problem, UserError
@@ -76,11 +76,7 @@ def load_must_hold(recipe: Recipe, lock: Lock, rows: Artifact) -> Job:
         _load,
         settings,
         reads={"rows": whole(rows)},
-        content={
-            "files": [pin.sha256 for pin in files],
-            "delimiter": [delimiter_of(pin.path, data) for pin in files] if data.source == "csv" else data.delimiter,
-            "conllu": [is_conllu(pin.path) for pin in files] if data.source == "conll" else None,
-        },
+        content={"files": [pin.sha256 for pin in files], **reading_by_name(data, [pin.path for pin in files])},
         tables={"rows": {"options": options}},
         code=["training.data.load_rows", source.reader.partition(":")[0], *code],
         outside=["training.programs"],

@@ -372,10 +372,9 @@ class Gate(Section):
     """Confidence of the comparison: at 0.95, a model that is no better is promoted by chance in at most one of twenty
     cases."""
     control: Literal["each", "all"] = "each"
-    """The comparisons that the confidence covers. `each`: every comparison by itself, so that with repeated comparisons
-    on the same test rows one in twenty models that are no better is promoted. `all`: all comparisons on the same rows
-    that the registry remembers, together; each later one needs stronger evidence. The count goes on while rows are
-    added or removed, and begins anew with a split of which no row was judged before."""
+    """The comparisons that the confidence covers. `each`: every comparison by itself; at 0.95, one in twenty models
+    that are no better is promoted. `all`: all comparisons on the same test rows together; each later one needs stronger
+    evidence. Rows that are added or removed do not end the count; test rows that are all new begin another."""
     min_rows: int = Field(default=20, ge=1)
     """The smallest number of rows on which a comparison may promote a model."""
     flips: Flips | None = None
