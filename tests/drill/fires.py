@@ -139,6 +139,7 @@ def abort_at_exit(fires: Fires, home: Path) -> None:
     """A program that reported its success has finished, although it dies at its exit."""
     run = fires.start(home, **_fault("abort-at-exit"))
     fires.same_bytes(run, fit="ran")
+    require((home / "aborted-at-exit").exists(), "it did not abort")
     require("Trying again" not in run.printed(), f"it was run twice: {run.ending()}")
 
 
