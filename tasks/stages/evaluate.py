@@ -21,9 +21,9 @@ from tasks.registry.monitored_versions import (
     record,
 )
 from tasks.reports.row_reports import emit_warnings, read_report
-from tasks.stages.load_data import reading_by_name
 from training import task_types
 from training.data.load_rows import LoadDataResult, load
+from training.data.sources import reading_by_name
 from training.jobs.protocol import NotInKey, Settings
 from training.problems import UserError
 from training.programs.evaluate import EvaluateResult, EvaluateSettings

@@ -15,7 +15,7 @@ from tasks.hub.client import explain_read_errors
 from tasks.jobs.job import Job, folder_of, stage
 from tasks.reports.row_reports import emit_warnings, read_report, summarize_splits
 from training.data.load_rows import LoadDataResult, load
-from training.data.sources import delimiter_of, is_conllu, split_names
+from training.data.sources import reading_by_name, split_names
 from training.jobs.protocol import NotInKey, Settings, values_in_key
 from training.recipe import Data, Recipe
 from training.recipe.rules.column_rules import code_for_rows, source_columns
@@ -93,14 +93,6 @@ def load_data(recipe: Recipe, lock: Lock, model: Artifact | None = None) -> Job:
 def counts_tokens(recipe: Recipe) -> bool:
     """Whether reading the rows needs the model's tokenizer: for a mixture that is weighted by tokens."""
     return recipe.data.mix is not None and recipe.data.weight_by == "tokens"
-
-
-def reading_by_name(data: Data, paths: Sequence[str]) -> dict[str, Any]:
-    """The parts of reading that a file's name decides: its delimiter and its columns. They are in the key."""
-    return {
-        "delimiter": [delimiter_of(path, data) for path in paths] if data.source == "csv" else data.delimiter,
-        "conllu": [is_conllu(path) for path in paths] if data.source == "conll" else None,
-    }
 
 
 def _content(data: Data, pinned: PinnedRows, evaluated: Sequence[str]) -> dict[str, Any]:

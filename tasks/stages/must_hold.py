@@ -12,10 +12,10 @@ from tasks.cache.results import Artifact, Lock, PinnedFile
 from tasks.cache.stage import Work
 from tasks.jobs.job import Job, files_of, folder_of, stage, whole
 from tasks.reports.row_reports import emit_warnings, read_report
-from tasks.stages.load_data import reading_by_name
 from training import task_types
 from training.data.load_rows import LoadDataResult, load
 from training.data.prediction_rows import format_of
+from training.data.sources import reading_by_name
 from training.evaluation.scores import HeldRows
 from training.jobs.protocol import NotInKey, Settings
 from training.problems import Problem, UserError

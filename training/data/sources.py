@@ -7,7 +7,7 @@ import glob
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,14 @@ def delimiter_of(file: str, data: Data) -> str:
 def is_conllu(file: str) -> bool:
     """Whether a file has the columns of CoNLL-U, by its name."""
     return ".conllu" in name_of(file).lower()
+
+
+def reading_by_name(data: Data, paths: Sequence[str]) -> dict[str, Any]:
+    """Returns what a file's name decides: the delimiter of CSV, and whether the columns are those of CoNLL-U."""
+    return {
+        "delimiter": [delimiter_of(path, data) for path in paths] if data.source == "csv" else data.delimiter,
+        "conllu": [is_conllu(path) for path in paths] if data.source == "conll" else None,
+    }
 
 
 def split_names(data: Data, evaluated: Collection[str] = ()) -> dict[str, str]:
