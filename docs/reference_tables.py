@@ -19,7 +19,7 @@ from flows.cli.main import COMMANDS, parser
 from tasks.cache.stage import Stage
 from tasks.reports.stage_summaries import STAGES
 from training import task_types
-from training.data import checks
+from training.data import checks, leakage_checks
 from training.evaluation.metrics import load_class
 from training.recipe import BatchPrediction, Parameter, Recipe, Sweep, Training
 from training.recipe.extra_arguments import ACCEPTED, arguments, set_by_project
@@ -288,7 +288,8 @@ def strategies() -> str:
 
 def row_checks() -> str:
     """The checks of rows: level, description, and whether rows that cannot be used are left out."""
-    descriptions = {name: one_line(of.__doc__) for name, of in inspect.getmembers(checks, inspect.isfunction)}
+    found = (pair for module in (checks, leakage_checks) for pair in inspect.getmembers(module, inspect.isfunction))
+    descriptions = {name: one_line(check.__doc__) for name, check in found}
     described = re.findall(r'^    "(\w+)": "\w+",  # (.+)$', inspect.getsource(levels), re.MULTILINE)
     descriptions |= {name: f"{words[0].upper()}{words[1:]}." for name, words in described}
     rows = (

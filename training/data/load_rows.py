@@ -34,21 +34,14 @@ import numpy as np
 import pyarrow as pa
 
 from training.data.casting import UNCODED_TYPES, CastBlock, cast_blocks
-from training.data.checks import (
-    GROUP_CHECKS,
-    ROW_CHECKS,
-    SET_CHECKS,
-    SIGN_CHECKS,
-    SPLIT_CHECKS,
-    SplitProblem,
-    usable_rows,
-)
+from training.data.checks import ROW_CHECKS, SET_CHECKS, SPLIT_CHECKS, SplitProblem, usable_rows
 from training.data.duplicates import DuplicateTexts, Hashes, hash_rows
 from training.data.file_systems import display_name
 from training.data.holdout import held_out_shares, split_masks
 from training.data.hub_datasets import hub_splits
 from training.data.ipc_files import in_blocks, ipc_reader, ipc_writer
 from training.data.label_indices import has_unknown, in_order, label_indices, label_places, whole_number
+from training.data.leakage_checks import GROUP_CHECKS, SHARED_TEXT_CHECKS, SIGN_CHECKS
 from training.data.mixtures import SetSize, describe_sets, mixed_counts, mixed_rows, passes
 from training.data.near_duplicates import require_package
 from training.data.readers import SPLITS, Block, MissingColumns, Numbers, load_reader
@@ -367,7 +360,7 @@ class _Reading:
             for split, statistics in self.statistics_by_split.items():
                 statistics.leave_out_unknown(places, _read_batches(self.folder / split))
         for statistics in self.statistics_by_split.values():
-            for name, check in SPLIT_CHECKS.items():
+            for name, check in (*SPLIT_CHECKS.items(), *SHARED_TEXT_CHECKS.items()):
                 problems += self._found(name, check(statistics, places, self.duplicate_texts))
         for index, signs in self.signs.items():
             for name, look in SIGN_CHECKS.items():

@@ -12,15 +12,8 @@ import pytest
 from tests.arrow import read_arrow
 from tests.raised import raised_problems
 from tests.training.data.task_types import CLASSIFICATION
-from training.data.checks import (
-    GROUP_CHECKS,
-    LEAVES_OUT,
-    ROW_CHECKS,
-    ROW_REMARKS,
-    SET_CHECKS,
-    SIGN_CHECKS,
-    SPLIT_CHECKS,
-)
+from training.data.checks import LEAVES_OUT, ROW_CHECKS, ROW_REMARKS, SET_CHECKS, SPLIT_CHECKS
+from training.data.leakage_checks import GROUP_CHECKS, SHARED_TEXT_CHECKS, SIGN_CHECKS
 from training.data.load_rows import load
 from training.problems import Problem, UserError
 from training.recipe import Data
@@ -62,7 +55,8 @@ def texts(folder: Path, split: str = "train") -> list[str]:
 
 
 def test_every_check_has_a_level_and_every_level_a_check() -> None:
-    of_splits = {*SPLIT_CHECKS, *SIGN_CHECKS, *GROUP_CHECKS, *SET_CHECKS, "missing_group", "missing_time"}
+    of_leakage = {*SHARED_TEXT_CHECKS, *SIGN_CHECKS, *GROUP_CHECKS}
+    of_splits = {*SPLIT_CHECKS, *of_leakage, *SET_CHECKS, "missing_group", "missing_time"}
     assert {*FOUND_WHILE_READING, *ROW_CHECKS, *ROW_REMARKS, *of_splits, "truncated"} == set(LEVELS)
     assert set(ROW_CHECKS) < set(LEAVES_OUT) < set(LEVELS)
 
