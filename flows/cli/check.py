@@ -22,7 +22,7 @@ from flows.reports.tables import count_line, label_lines, mixture_lines, problem
 from flows.reports.terminal import Terminal
 from tasks.cache.results import Lock
 from tasks.hub.client import find_publishing_problems
-from tasks.reports.row_reports import read_report
+from tasks.reports.row_reports import read_report, summarize_corrections
 from tasks.stages.load_data import counts_tokens, load_data_settings, load_rows
 from tasks.stages.must_hold import load_must_hold_settings, read_must_hold
 from tasks.stages.preflight.model_check import require_model
@@ -103,6 +103,7 @@ def _check(recipe: Recipe, findings: Findings, terminal: Terminal) -> None:
             load_rows(load_data_settings(readable, lock), folder / "rows", terminal.progress_of("load_data"), tokenizer)
             findings.rows = read_report(folder / "rows")
             findings.problems += findings.rows["problems"]
+            findings.notes += filter(None, [summarize_corrections(findings.rows)])
             _require(require_fitting, recipe, folder / "rows", findings)
             _require(_check_must_hold, recipe, folder, findings)
             findings.problems += [problem.model_dump() for problem in find_frequent_positive(recipe, folder / "rows")]

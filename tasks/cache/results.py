@@ -142,6 +142,8 @@ class Lock(BaseModel):
     """Returned by the `fingerprint()` of a Python callable."""
     data_sets: dict[str, PinnedRows] = Field(default_factory=dict)
     """The sets of a mixture by name; the three fields above are empty then."""
+    corrections: PinnedFile | None = None
+    """The file of data.corrections."""
     rows: str | None = None
     """Digest of the training rows, and of the settings by which they are read."""
     model_hub: PinnedCommit | None = None
@@ -179,8 +181,9 @@ class Lock(BaseModel):
 
     @property
     def all_data_files(self) -> list[PinnedFile]:
-        """The files of all sets and splits."""
-        return [file for one in self.sets for files in one.files.values() for file in files]
+        """The files of all sets and splits, and the corrections of labels."""
+        files = [file for one in self.sets for files in one.files.values() for file in files]
+        return [*files, self.corrections] if self.corrections is not None else files
 
 
 class Check(BaseModel):

@@ -55,7 +55,7 @@ PARTS = ("model", "tokenizer")
 _SERVED_BY_CODE = "artifacts/model"
 _NO_MODEL = "has no whole model in safetensors with its tokenizer in MLflow (an adapter of peft alone is none)"
 # Fields of a recipe's data that do not change the rows.
-_NOT_IN_DIGEST = {"revision", "max_file_gb", "checks"}
+_NOT_IN_DIGEST = {"revision", "max_file_gb", "checks", "corrections"}
 
 
 class CurrentChampion(NamedTuple):
@@ -132,8 +132,13 @@ def _require_whole_model(champion: Champion, where: str) -> None:
 
 
 def digest_rows(recipe: Recipe, lock: Lock) -> str:
-    """Returns the digest of the training rows: the content of the training split, and how it is read. It covers neither
-    the paths of files nor other splits."""
+    """Returns the digest of the training rows: the content of the training split, how it is read, and the corrections
+    of labels. It covers neither the paths of files nor other splits."""
+    digest = _digest_source(recipe, lock)
+    return digest_of({"source": digest, "corrections": lock.corrections.sha256}) if lock.corrections else digest
+
+
+def _digest_source(recipe: Recipe, lock: Lock) -> str:
     data = recipe.data
     if data.mix is None:
         return digest_of(_describe_rows(data, lock.sets[0]))

@@ -59,6 +59,16 @@ def summarize_splits(report: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
+def summarize_corrections(report: Mapping[str, Any]) -> str:
+    """The numbers of rows of train that people have decided on, in one line; empty without data.corrections."""
+    if (counts := report.get("corrections")) is None:
+        return ""
+    shown = {"corrected": "corrected", "dropped": "dropped", "kept": "kept", "already_right": "already right"}
+    parts = [f"{counts[name]:,} {word}" for name, word in shown.items()]
+    lines = [f"{counts[name]:,} {name.replace('_', ' ')}" for name in ("unmatched", "held_out") if counts[name]]
+    return f"labels of train: {', '.join(parts)}{'; decisions ' if lines else ''}{', '.join(lines)}"
+
+
 def tabulate_problems(problems: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
     """One row per problem, errors first; one row that says so if there are none."""
     columns = ("level", "check", "where", "message")

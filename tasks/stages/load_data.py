@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 from tasks.cache.code import figures_code
 from tasks.cache.input_files import Progress, require_unchanged
-from tasks.cache.results import Artifact, Lock, PinnedRows
+from tasks.cache.results import Artifact, Lock, PinnedFile, PinnedRows
 from tasks.cache.stage import Work
 from tasks.hub.client import explain_read_errors
 from tasks.jobs.job import Job, folder_of, stage
-from tasks.reports.row_reports import emit_warnings, read_report, summarize_splits
+from tasks.reports.row_reports import emit_warnings, read_report, summarize_corrections, summarize_splits
 from training.data.load_rows import LoadDataResult, load
 from training.data.sources import reading_by_name, split_names
 from training.jobs.protocol import NotInKey, Settings, values_in_key
@@ -34,6 +34,7 @@ class LoadDataSettings(Settings):
     evaluated: Annotated[list[str], NotInKey("the splits that it chooses on the Hub or in an object are in the key")]
     pinned: Annotated[list[PinnedRows], NotInKey("the digests of the files are in the key")]
     """The files or the commit of each set."""
+    corrections: Annotated[PinnedFile | None, NotInKey("its digest is in the key")] = None
 
 
 def load_data_settings(recipe: Recipe, lock: Lock) -> LoadDataSettings:
@@ -44,6 +45,7 @@ def load_data_settings(recipe: Recipe, lock: Lock) -> LoadDataSettings:
         data=recipe.data.model_copy(update={"checks": checks}),
         evaluated=list(recipe.evaluation.splits),
         pinned=list(lock.sets),
+        corrections=lock.corrections,
     )
 
 
@@ -56,9 +58,9 @@ def load_data(recipe: Recipe, lock: Lock, model: Artifact | None = None) -> Job:
     validation and test from which slices can be made. The keys of later stages have the digests of only the files that
     they read.
 
-    The settings of reading and checking, the files' content, the commit or the object's code and fingerprint; of a
-    mixture those of each set, with names, weights and epochs. The model's tokenizer, if it counts the tokens by which a
-    mixture is weighted: only then is `model` given.
+    The settings of reading and checking, the content of the files and of data.corrections, the commit or the object's
+    code and fingerprint; of a mixture those of each set, with names, weights and epochs. The model's tokenizer, if it
+    counts the tokens by which a mixture is weighted: only then is `model` given.
     """
     data, wanted = recipe.data, source_columns(recipe)
     code, named, options = code_for_rows(recipe)
@@ -74,6 +76,9 @@ def load_data(recipe: Recipe, lock: Lock, model: Artifact | None = None) -> Job:
             for key, value in shown_names.items():
                 part, _, split = key.partition(".")
                 names[f"files.{name}/{split}" if part == "files" else f"mix.{name}.{key}"] = f"{name}: {value}"
+    if lock.corrections is not None:
+        content["corrections"] = lock.corrections.sha256
+        names["corrections"] = lock.corrections.path
     columns = {column.name: column.form + " or nothing" * column.may_be_empty for column in wanted.columns}
     libraries = [library for one in sources for library in one.libraries] + ["tokenizers"] * (model is not None)
     return Job(
@@ -132,8 +137,8 @@ def _read(work: Work, settings: LoadDataSettings, inputs: Mapping[str, Path]) ->
 
     result = load_rows(settings, work.out, work.progress, inputs.get("tokenizer"))
     report = read_report(work.out)
-    if about_splits := summarize_splits(report):
-        work.on_events([{"kind": "note", "message": about_splits}])
+    for note in filter(None, (summarize_splits(report), summarize_corrections(report))):
+        work.on_events([{"kind": "note", "message": note}])
     emit_warnings(work, report)
     draw_rows(report, work.out / "log")
     return result
@@ -159,11 +164,16 @@ def load_rows(
         hub = settings.pinned[index].hub
         return explain_read_errors("dataset", data.sets[index].path, hub.commit) if hub else nullcontext()
 
+    decided = settings.corrections
+    corrections = decided.path if decided is not None else None
     if data.mix is not None:
         counter = token_counter(tokenizer) if tokenizer is not None else None
-        result = load(data, task_type, pinned, out, progress, settings.evaluated, explain, counter)
+        result = load(
+            data, task_type, pinned, out, progress, settings.evaluated, explain, counter, corrections=corrections
+        )
     else:
         with explain(0):
-            result = load(data, task_type, pinned[0], out, progress, settings.evaluated)
-    require_unchanged(pin for one in settings.pinned for files in one.files.values() for pin in files)
+            result = load(data, task_type, pinned[0], out, progress, settings.evaluated, corrections=corrections)
+    files = [pin for one in settings.pinned for files in one.files.values() for pin in files]
+    require_unchanged([*files, decided] if decided is not None else files)
     return result

@@ -23,7 +23,7 @@ from tasks.jobs.hardware import gpu_compute_capabilities, mixed_precision, visib
 from tasks.prediction.input_rows import list_files
 from tasks.registry.champions import digest_rows, find_base, find_start
 from tasks.tracking.connection import find_registry_problems
-from training.data.file_systems import is_url
+from training.data.file_systems import is_url, name_of
 from training.data.listing import SourceFile, describe_unread, list_texts
 from training.data.sources import find_split_files, fingerprint, load_object, object_splits
 from training.evaluation.hub_metrics import PREFIX, fetch
@@ -149,13 +149,27 @@ def pin_must_hold(recipe: Recipe) -> list[PinnedFile]:
     """The files of release.gate.must_hold with their digests; none without the field. Raises UserError."""
     if (must_hold := recipe.release.gate.must_hold) is None:
         return []
+    return _pin_rows(must_hold.path, "release.gate.must_hold.path", ReadingRules.of(recipe.data))
+
+
+def _pin_rows(path: str, where: str, rules: ReadingRules) -> list[PinnedFile]:
+    """The files of rows at the path in a field of the recipe."""
     try:
-        return pin_files(list_files([must_hold.path], rules=ReadingRules.of(recipe.data)))
+        return pin_files(list_files([path], rules=rules))
     except UserError as error:
-        place = {"where": "release.gate.must_hold.path"}
         raise UserError(
-            problem.model_copy(update=place) if problem.where == "input[0]" else problem for problem in error.problems
+            problem.model_copy(update={"where": where}) if problem.where == "input[0]" else problem
+            for problem in error.problems
         ) from error
+
+
+def _pin_corrections(path: str) -> PinnedFile:
+    """The file of data.corrections with its digest. Raises UserError."""
+    files = _pin_rows(path, "data.corrections", ReadingRules())
+    if len(files) > 1 or not name_of(files[0].path).endswith((".csv", ".tsv")):
+        message = f"{path!r} is not one CSV file: name the file that `finetune labels` wrote, with decisions in it."
+        raise UserError.of("data", "data.corrections", message)
+    return files[0]
 
 
 def _find_absent_splits(recipe: Recipe, found: Mapping[str, Any]) -> Iterator[Problem]:
@@ -267,7 +281,7 @@ def _look_up(kind: Kind, path: str, revision: str | None, recipe: Recipe, found:
 
 def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """Fields of the lock for the rows of all sets. Raises UserError with the problems of all sets."""
-    data = recipe.data
+    data, corrections = recipe.data, None
     pinned, files, problems = dict[int, PinnedRows](), dict[int, dict[str, list[SourceFile]]](), list[Problem]()
     for index, one in enumerate(data.sets):
         try:
@@ -280,6 +294,10 @@ def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict
                 found["notes"] += _name_unread(one, unread, folders)
         except UserError as error:
             problems += data.locate(error.problems, index)
+    try:
+        corrections = _pin_corrections(data.corrections) if data.corrections else None
+    except UserError as error:
+        problems += error.problems
     if problems:
         raise UserError(problems)
     flat = (file for splits in files.values() for found in splits.values() for file in found)
@@ -291,9 +309,11 @@ def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict
         }
         pinned[index] = PinnedRows(files=pins)
     if data.mix is not None:
-        return {"data_sets": {name: pinned[index] for index, name in enumerate(data.set_names)}}
+        sets = {name: pinned[index] for index, name in enumerate(data.set_names)}
+        return {"data_sets": sets, "corrections": corrections}
     (only,) = pinned.values()
-    return {"data_hub": only.hub, "data_files": only.files, "data_fingerprint": only.fingerprint}
+    rows = {"data_hub": only.hub, "data_files": only.files, "data_fingerprint": only.fingerprint}
+    return {**rows, "corrections": corrections}
 
 
 def _name_unread(data: Data, unread: Sequence[SourceFile], folders: Sequence[str]) -> Iterator[str]:

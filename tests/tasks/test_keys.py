@@ -158,6 +158,7 @@ FIELDS: dict[str, Change | Nothing] = {
     "data.max_file_gb": Nothing(2.0, "a limit: what it refuses is made into nothing"),
     "data.label_names": Change(["a", "b"], "load_data"),
     "data.checks": Change({"duplicates": "error"}, "load_data"),
+    "data.corrections": Change("rows/train.csv", "load_data"),
     "data.weight_by": Change("characters", "load_data", {"data": {**MIXTURE, "mix": WEIGHTED}}),
     "data.stopping_strategy": Change("all_exhausted", "load_data", {"data": {**MIXTURE, "mix": WEIGHTED}}),
     "data.mix_seed": Change(1, "load_data", {"data": MIXTURE}),

@@ -11,6 +11,7 @@ The way of a row, here and in predictions (prediction_rows.py), from one file to
                                              filtering.py: the rows that data.filter takes
     checks.py                                unusable rows are left out, each with its problem (row_problems.py)
     holdout.py row_groups.py row_times.py    the row's split: by its text, its group or its time
+    corrections.py                           people's decisions about labels of train
     mixtures.py label_indices.py             its place in a mixture, the index of its label
     ipc_files.py                             the stored rows
 
@@ -35,6 +36,7 @@ import pyarrow as pa
 
 from training.data.casting import UNCODED_TYPES, CastBlock, cast_blocks
 from training.data.checks import ROW_CHECKS, SET_CHECKS, SPLIT_CHECKS, SplitProblem, usable_rows
+from training.data.corrections import Corrections
 from training.data.duplicates import DuplicateTexts, Hashes, hash_rows
 from training.data.file_systems import display_name
 from training.data.holdout import held_out_shares, split_masks
@@ -99,6 +101,7 @@ def load(
     *,
     only: str | None = None,
     spelt: Mapping[str, int] | None = None,
+    corrections: str | None = None,
 ) -> LoadDataResult:
     """Writes the rows of every split to the folder `out`, with their labels and a report.
 
@@ -108,7 +111,8 @@ def load(
     Hub data set and a callable have to provide. `explain` gives the context in which a set is read, by its number: it
     may raise UserError in place of other errors. `count_tokens` returns the tokens of texts; a mixture that is weighted
     by tokens needs it. `only` is the one split to read, whole, if nothing is trained; `spelt` are then the indices of
-    labels whose spelling in the training rows is not their name, as the report has them.
+    labels whose spelling in the training rows is not their name, as the report has them. `corrections` is the file of
+    decisions about labels.
 
     `out` gets `<split>.arrow` with the task type's columns, in the types of RowSpecification.columns;
     `labels.json` (names in order, none for a task type without labels); `log/report.json` (rows, labels, characters
@@ -127,7 +131,8 @@ def load(
     if level_of("near_duplicates", wanted[0]) != "ignore":
         require_package()
     with user_code_errors(task_type), TemporaryDirectory(dir=out, prefix=".as-written-") as folder:
-        reading = _Reading(data, wanted, given, Path(folder), progress, explain, only, spelt or {})
+        decided = Corrections.read(corrections, wanted[0]) if corrections else None
+        reading = _Reading(data, wanted, given, Path(folder), progress, explain, only, spelt or {}, decided)
         reading.read_all()
         names, places, problems = reading.problems_and_labels()
         _require(problems)
@@ -142,7 +147,7 @@ def load(
             problems = _limit_problems([*problems, *reading.problems_of_mixture(places, problems)])
             _require(problems)
     report = _report(reading.statistics_by_split, names, places, problems)
-    report |= reading.describe_splits()
+    report |= reading.describe_splits() | ({"corrections": decided.report(places)} if decided else {})
     _write_json(out / "labels.json", names)
     _write_json(out / "slices.json", reading.slices.summary())
     _write_json(out / "log" / "report.json", report | ({"mixture": table} if table else {}))
@@ -192,6 +197,7 @@ class _Reading:
     """The one split to read, if nothing is trained."""
     spelt: Mapping[str, int] = field(default_factory=dict)
     """The indices of labels whose spelling is not their name."""
+    corrections: Corrections | None = None
     statistics_by_split: dict[str, SplitStatistics] = field(default_factory=dict)
     source_problems: list[Problem] = field(default_factory=list)
     """Problems of sources that could not be read completely."""
@@ -259,7 +265,9 @@ class _Reading:
                     self._keep(index, block, statistics_of, held_out, times, cut)
                 for name, part in statistics_of.items():
                     part.held_out = None if name == split else part.rows / max(1, len(all_times))
-                statistics_of[split].in_gap = len(all_times) - sum(part.rows for part in statistics_of.values())
+                statistics_of[split].in_gap = len(all_times) - sum(
+                    part.rows + part.dropped for part in statistics_of.values()
+                )
             if wanted.data.source in FORMATS and wanted.data.limit is None:
                 names = map(display_name, self.sources[index][split])
                 files = [f"{self.names[index]}: {name}" if self.names[index] else name for name in names]
@@ -302,6 +310,11 @@ class _Reading:
             self.signs[index].add_block(block, wanted, ~trained)
         for name, mask in masks.items():
             part = block if mask is None else block.filter(mask)
+            part_hashes, part_drawn = (one if mask is None else one[mask] for one in (hashes, drawn))
+            if self.corrections is not None:
+                part, kept = self.corrections.apply(name, part, part_hashes)
+                part_hashes, part_drawn = part_hashes[kept], part_drawn[kept]
+                statistics_of[name].dropped += int((~kept).sum())
             statistics_of[name].add(part)
             if (column := wanted.labels) and len(statistics_of[name].labels) > MAX_LABELS:
                 message = (
@@ -309,11 +322,11 @@ class _Reading:
                     "split: is it the column of labels?"
                 )
                 raise UserError.of("data", column.field, message)
-            self.duplicate_texts.add(name, part, hashes if mask is None else hashes[mask])
+            self.duplicate_texts.add(name, part, part_hashes)
             if times is not None and times.kind is not None:
                 statistics_of[name].add_times(part.split_values.to_numpy(zero_copy_only=False), times.kind)
             if by_group:
-                self.groups.add_block(name, part, drawn if mask is None else drawn[mask])
+                self.groups.add_block(name, part, part_drawn)
             self.slices.add(name, part)
             self._writers[name].write(part.rows)
             self._batches[name].append(index)
@@ -326,7 +339,7 @@ class _Reading:
     def problems_and_labels(self) -> tuple[list[str], dict[str, int], list[Problem]]:
         """Returns the label names in order; the index of each label as rows spell it; and all problems, each once,
         without problems of ignored checks."""
-        problems = [*self.source_problems]
+        problems = [*self.source_problems, *(self.corrections.problems if self.corrections else ())]
         for index, wanted in enumerate(self.sets):
             problems += self.data.locate(self.row_problems[index].problems(wanted), index)
         parts = [statistics for _, statistics in self._parts]
@@ -349,7 +362,12 @@ class _Reading:
                 numbers = {label: whole_number(label) for label in seen if label not in places}
                 places |= {label: places[number] for label, number in numbers.items() if number in places}
             else:
-                names, places = label_places(self.data.label_names, stored, seen, others)
+                corrected = self.corrections
+                spelt = corrected.of_source(seen) if corrected else seen
+                names, places = label_places(self.data.label_names, stored, spelt, others)
+                if corrected is not None:
+                    places = corrected.with_names(names, places)
+                    problems += corrected.problems
         except UserError as error:
             return [], {}, _limit_problems([*problems, *error.problems])
         if (column := self.wanted.labels) and (misfit := self.wanted.task_type.incompatible_label(names)):
@@ -362,6 +380,9 @@ class _Reading:
         for statistics in self.statistics_by_split.values():
             for name, check in (*SPLIT_CHECKS.items(), *SHARED_TEXT_CHECKS.items()):
                 problems += self._found(name, check(statistics, places, self.duplicate_texts))
+        if self.corrections is not None:
+            remarks = [SplitProblem("data.corrections", remark) for remark in self.corrections.remarks(places)]
+            problems += self._found("unmatched_corrections", remarks)
         for index, signs in self.signs.items():
             for name, look in SIGN_CHECKS.items():
                 problems += self.data.locate(self._found(name, look(signs)), index)

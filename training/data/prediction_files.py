@@ -29,7 +29,7 @@ from training.data.casting import Values
 from training.data.prediction_rows import Column, Rows
 from training.data.row_problems import RowProblem
 from training.jobs.protocol import without_nan
-from training.recipe.tables.formats import FORMATS
+from training.recipe.tables.formats import FORMATS, FORMULA
 
 SUFFIXES = {"parquet": ".parquet", "csv": ".csv", "jsonl": ".jsonl", "openai": ".jsonl"}
 """The formats of predictions, with the suffix of their files."""
@@ -37,8 +37,6 @@ WRITTEN = {
     suffix: "jsonl" if name == "json" else name for name, source in FORMATS.items() for suffix in source.predicted
 }
 """The suffixes of single files of predictions, with their formats."""
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""The first characters of a formula in spreadsheets."""
 GENERATED = "generated_text"
 """The predicted column that is an assistant's answer."""
 

@@ -37,6 +37,8 @@ class SplitStatistics:
     filtered: int = 0
     in_gap: int = 0
     """Rows of train that are in no split, because they are too near to the next one by time."""
+    dropped: int = 0
+    """Rows that data.corrections leaves out."""
     times: tuple[float, float, Kind] | None = None
     """The first and the last time of the rows, and their kind."""
     left_out: int = 0

@@ -38,7 +38,7 @@ OF_MIXTURE = ("mix", "weight_by", "stopping_strategy", "mix_seed")
 """Fields of `data` that a set does not have."""
 OF_SET = ("name", "weight", "epochs")
 """Fields of a set that `data` does not have."""
-SHARED = ("label_names", "checks")
+SHARED = ("label_names", "checks", "corrections")
 """Fields that are the same for all sets, because they are about the rows of all sets together."""
 _FIELD = re.compile(r"(?<![\w./-])data\.([a-z_]+)")
 _SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.[a-z]{2,7})?(\.gz|\.zst)?$")
@@ -164,6 +164,10 @@ class Data(_Rows):
     checks: dict[str, Level] = Field(default_factory=dict)
     """The level of each check of the rows by its name: error (nothing is stored), warning or ignore. Rows that cannot
     be used are left out unless their check is an error. docs/reference/checks.md lists the checks."""
+    corrections: Annotated[Text | None, NotInKey("the digest of the file is in the key")] = None
+    """A CSV file or URL with people's decisions about labels of train, as `finetune labels` writes it: a row with a
+    label in the column `decision` gets it, one with `drop` is left out, and one with `keep` or nothing stays. Rows are
+    recognised by their inputs; validation and test stay as they are (null: none)."""
     mix: Annotated[list[MixedSet] | None, NotInKey("the sets are in the key by their names")] = Field(
         default=None, min_length=1
     )

@@ -621,3 +621,23 @@ def test_the_last_commit_does_not_hide_that_a_name_no_longer_exists(hub: Hub, ho
     run(recipe_of(HUB))
     del hub.repos["datasets", "me/rows"]
     assert problems(recipe_of(HUB))[0][0] == "data.path"
+
+
+def test_corrections_of_labels_are_one_file_and_part_of_the_rows(home: Path, rows: dict[str, Any]) -> None:
+    decided = Path(rows["path"]).with_name("decided.csv")
+    given = {**rows, "corrections": str(decided)}
+    (absent,) = raised_problems(pin, recipe_of(given))
+    assert absent.where == "data.corrections" and "decided.csv" in absent.message
+    ((where, message),) = problems(recipe_of({**rows, "corrections": rows["path"]}))
+    assert where == "data.corrections" and "is not one CSV file" in message
+    found = set[str | None]()
+    for content in ("row,decision\n", "row,decision\nr0123456789abcdef,x\n"):
+        decided.write_text(content)
+        lock = pin(recipe_of(given))
+        assert lock.corrections == PinnedFile(path=str(decided), sha256=hashlib.sha256(content.encode()).hexdigest())
+        assert lock.corrections in lock.all_data_files
+        found.add(lock.rows)
+    assert len(found | {pin(recipe_of(rows)).rows}) == 3
+    without = {name: value for name, value in given.items() if name != "label"}
+    (unfit,) = raised_problems(recipe_of, without, task="causal-lm")
+    assert unfit.where == "data.corrections" and "task causal-lm has none" in unfit.message

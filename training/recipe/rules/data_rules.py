@@ -89,8 +89,18 @@ def _label_names(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         yield "data.label_names", f"{name!r} is listed twice; each label is listed once."
 
 
+def _corrections(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    if (file := written["data.corrections"]) is None:
+        return
+    if not any(column.is_label and column.form != "boolean" for column in columns_of(written)):
+        yield (
+            "data.corrections",
+            f"{file!r} is for rows with labels, and task {written['task']} has none: set it to null.",
+        )
+
+
 def _secrets(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
-    places = [("data.path", written["data.path"])]
+    places = [(where, written[where]) for where in ("data.path", "data.corrections") if written[where] is not None]
     for name, paths in (written["data.splits"] or {}).items():
         places += [(f"data.splits.{name}", value) for value in (paths if isinstance(paths, list) else [paths])]
     for where, value in places:
@@ -288,6 +298,7 @@ DATA_RULES: tuple[Rule, ...] = (
     _renamed,
     _cast,
     _label_names,
+    _corrections,
     _label_separator,
     labels_are_named,
     _splits,

@@ -45,6 +45,7 @@ LEVELS: dict[str, Level] = {
     "missing_time": "error",  # rows without a value in the column of data.split, by: time
     "missing_group": "warning",  # rows without a value in the column of data.split, by: group
     "shared_groups": "warning",
+    "unmatched_corrections": "warning",  # decisions of data.corrections about rows that are not in train, or changed
     # Found between the sets of a mixture:
     "disjoint_labels": "error",
     "different_labels": "warning",
