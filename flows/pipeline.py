@@ -9,7 +9,8 @@ from tasks.cache.stage import Builder
 from tasks.stages.calibrate import CalibrateArtifact, calibrate
 from tasks.stages.compare import compare, count_comparison, counts_comparisons, find_champion, has_opponent
 from tasks.stages.exports import CompareExportsArtifact, compare_exports, export, wants_exports
-from tasks.stages.fit import FitArtifact, fit
+from tasks.stages.fit import FitArtifact, fit, fit_fold
+from tasks.stages.folds import FoldsArtifact, assign_folds, out_of_fold
 from tasks.stages.gate import gate
 from tasks.stages.load_data import LoadDataArtifact, counts_tokens, load_data
 from tasks.stages.load_model import load_model, require_same_labels
@@ -20,12 +21,19 @@ from tasks.stages.predict import (
     needs_reference,
     predict,
     predict_champion,
+    predict_fold,
     reference_logprobs,
 )
 from tasks.stages.publish import publish
 from tasks.stages.register import promote, register
 from tasks.stages.resolve import resolve
-from tasks.stages.score import ScoreArtifact, require_fitting, require_fitting_lengths, score
+from tasks.stages.score import (
+    ScoreArtifact,
+    require_fitting,
+    require_fitting_lengths,
+    score,
+    score_folds,
+)
 from tasks.stages.tokenize import tokenize
 from training.recipe import Recipe
 
@@ -37,6 +45,8 @@ class Finished:
     lock: Lock
     trained: FitArtifact
     scores: ScoreArtifact
+    scores_of_folds: ScoreArtifact | None
+    """The metrics of out-of-fold predictions; None if the recipe has no folds."""
     calibration: CalibrateArtifact | None
     """None if the recipe calibrates no probabilities."""
     champion: Champion | None
@@ -58,6 +68,8 @@ class TrainingInputs:
     tokens: Artifact
     held: Artifact | None
     """The rows that the model must have right."""
+    folds: FoldsArtifact | None
+    """The fold of each training row; None if the recipe has no folds."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +88,7 @@ def prepare(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Trainin
     first = build(load_model, recipe, lock, None) if counts_tokens(recipe) else None
     data = build(load_data, recipe, lock, first)
     require_fitting(recipe, data)
+    folds = build(assign_folds, recipe, data) if recipe.evaluation.folds else None
     held = build(load_must_hold, recipe, lock, data) if recipe.release.gate.must_hold else None
     # A model from scratch has a tokenizer that is trained on the rows.
     trains_tokenizer = recipe.model.source == "scratch" and lock.started_from is None
@@ -84,7 +97,7 @@ def prepare(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Trainin
     tokens = build(tokenize, recipe, data, model)
     require_fitting_lengths(recipe, tokens)
     with_reference = build(reference_logprobs, recipe, lock, model, tokens) if needs_reference(recipe) else tokens
-    return TrainingInputs(lock, data, model, with_reference, held)
+    return TrainingInputs(lock, data, model, with_reference, held, folds)
 
 
 def train_and_score(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Scored:
@@ -95,7 +108,17 @@ def train_and_score(build: Builder, recipe: Recipe, lock: Lock | None = None) ->
     data = ready.data if answers_turns(recipe) else None
     predictions = build(predict, recipe, ready.lock, ready.tokens, trained, base, data)
     scores = build(score, recipe, ready.data, ready.tokens, trained, predictions)
-    return Scored(ready.lock, ready.data, ready.model, ready.tokens, ready.held, trained, predictions, scores)
+    return Scored(**vars(ready), trained=trained, predictions=predictions, scores=scores)
+
+
+def predict_out_of_fold(build: Builder, recipe: Recipe, ready: TrainingInputs) -> Artifact:
+    """Builds a training for each fold, without the fold's rows, and the predictions of all training rows by them."""
+    lock, data, model, tokens, folds = ready.lock, ready.data, ready.model, ready.tokens, ready.folds
+    parts = []
+    for fold in range(1, (recipe.evaluation.folds or 0) + 1):
+        trained = build(fit_fold.numbered(fold), recipe, lock, data, model, tokens, folds, fold)
+        parts.append(build(predict_fold.numbered(fold), recipe, lock, tokens, trained, folds, fold))
+    return build(out_of_fold, recipe, *parts)
 
 
 def pipeline(
@@ -114,6 +137,10 @@ def pipeline(
     data, model, tokens = scored.data, scored.model, scored.tokens
     trained, predictions, scores = scored.trained, scored.predictions, scored.scores
     calibration = build(calibrate, recipe, data, predictions) if recipe.release.calibrates else None
+    scores_of_folds = None
+    if scored.folds is not None:
+        predicted = predict_out_of_fold(build, recipe, scored)
+        scores_of_folds = build(score_folds, recipe, data, tokens, trained, predicted)
     champion = build(find_champion, recipe, trained, scores)
     opponent = build(predict_champion, recipe, lock, data, champion) if champion else None
     number, comparison = None, None
@@ -123,20 +150,20 @@ def pipeline(
         comparison = build(compare, recipe, champion, number, data, tokens, trained, predictions, opponent)
     held = None
     if scored.held is not None:
-        predicted = build(predict_must_hold, recipe, lock, trained, scored.held)
-        held = build(must_hold, recipe, scored.held, predicted)
+        predicted_held = build(predict_must_hold, recipe, lock, trained, scored.held)
+        held = build(must_hold, recipe, scored.held, predicted_held)
     verdict = build(gate, recipe, scores, comparison, selection, held)
     exports, compared, publication = None, None, None
     if wants_exports(recipe, verdict):
         exports = build(export, recipe, trained)
         compared = build(compare_exports, recipe, lock, data, tokens, trained, predictions, exports)
     with build.transaction():
-        models = (data, model, tokens, trained, predictions, scores, calibration)
+        models = (data, model, tokens, trained, predictions, scores, scores_of_folds, calibration)
         artifacts = (*models, opponent, comparison, exports, compared)
         version = build(register, recipe, lock, verdict, *artifacts)
         if recipe.release.hub is not None:
-            published = (data, trained, predictions, scores, calibration, exports, compared)
+            published = (data, trained, predictions, scores, scores_of_folds, calibration, exports, compared)
             publication = build(publish, recipe, lock, verdict, version, *published)
         promotion = build(promote, recipe, version, verdict)
-    judged = (scores, calibration, champion, verdict, compared)
+    judged = (scores, scores_of_folds, calibration, champion, verdict, compared)
     return Finished(lock, trained, *judged, version, publication, promotion)

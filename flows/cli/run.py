@@ -28,7 +28,7 @@ from tasks.jobs import fork_client
 from tasks.jobs.engines.local import early_launches
 from tasks.prefect.deployments import FLOWS
 from tasks.registry import untrusted_code
-from tasks.reports.stage_summaries import STAGES
+from tasks.reports.stage_summaries import STAGES, entry_of
 from tasks.services.prefect_server import ensure_prefect_server
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.register import format_example_arguments
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{recipe.name}: starting", file=sys.stderr)
         overrides = parse_set(arguments.set)
         with early_launches():
-            if any(row.state == "will run" and STAGES[row.name].summarize for row in planner.rows):
+            if any(row.state == "will run" and entry_of(row.name).summarize for row in planner.rows):
                 fork_client.start()  # it imports while the Prefect server starts
             launch_training_early(recipe, planner, planned.lock)
             result = fine_tune_here(recipe, overrides=overrides, force=force, quiet=arguments.quiet)

@@ -27,7 +27,7 @@ from tasks.cache import store
 from tasks.cache.history import History
 from tasks.cache.remote import Remote
 from tasks.cache.results import Artifact
-from tasks.cache.stage import Listener, Paused, Prepared, Result, Row, Stage, Work
+from tasks.cache.stage import Listener, Paused, Prepared, Result, Row, Stage, Work, without_number
 from tasks.home import home
 from tasks.locks import FlockManager
 from training.jobs.protocol import Event, Message, read_outcome
@@ -186,7 +186,7 @@ class Executor:
             home() / "locks", on_wait=lambda _: self._listeners.stage_waits(stage.name), cancellable=True
         )
         policy = GivenKey(given=f"{stage.name}/{work.key}/{store.RECORD}")
-        forced = stage.name in self._force
+        forced = without_number(stage.name) in self._force
         return Task(
             fn=_artifact_body(stage, prepared, work, flat, forced, self._remote),
             name=stage.name,

@@ -15,7 +15,7 @@ from tasks.cache import store
 from tasks.cache.history import History
 from tasks.cache.remote import Progress, Remote, no_progress
 from tasks.cache.results import Artifact, Lock
-from tasks.cache.stage import Stage, Work
+from tasks.cache.stage import Stage, Work, without_number
 
 
 class Unknown:
@@ -101,7 +101,7 @@ class Planner:
             if self._history.last_key(stage.name) != key:
                 return UNKNOWN, PlannedStage(stage.name, "will run", key, ("it acts on the outside world",))
             return self._last_result(stage, key), PlannedStage(stage.name, "cached", key)
-        if stage.name in self._force:
+        if without_number(stage.name) in self._force:
             return UNKNOWN, PlannedStage(stage.name, "will run", key, ("forced",))
         ref, reasons = self._find(stage, key, flat, names)
         if ref is None:
@@ -130,7 +130,7 @@ class Planner:
             same = stage.read_only or self._history.last_key(stage.name) == key
             row = PlannedStage(stage.name, "will run", None, ("its inputs are different",))
             return (Repeatable(), may_run) if same else (UNKNOWN, row)
-        if stage.name in self._force:
+        if without_number(stage.name) in self._force:
             return UNKNOWN, PlannedStage(stage.name, "will run", None, ("forced",))
         ref, reasons = self._find(stage, key, flat, names)
         if ref is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -187,6 +187,10 @@ class Stage(Generic[Result]):
     key_description: str = ""
     """The content of its key, for the documentation."""
 
+    def numbered(self, number: int) -> Stage[Result]:
+        """One of several stages with the same work, such as the training of a fold: `fit_fold_2`."""
+        return replace(self, name=f"{self.name}_{number}")
+
     def parse(self, result: Any) -> Any:
         """The result of this stage from stored JSON values. Raises pydantic's ValidationError."""
         return result if self.gives is None else TypeAdapter(self.gives).validate_python(result)
@@ -221,6 +225,12 @@ class Stage(Generic[Result]):
     def key(self, flat: Mapping[str, Any]) -> str:
         """The artifact's name: safe for file systems, without dots."""
         return digest_of({"stage": self.name, "inputs": dict(flat)})[:40]
+
+
+def without_number(stage: str) -> str:
+    """The name that stages with the same work share: `fit_fold` for `fit_fold_2`."""
+    name, _, number = stage.rpartition("_")
+    return name if number.isdecimal() else stage
 
 
 def action(

@@ -63,7 +63,7 @@ class Files:
 
 def files_of(artifact: Artifact, names: Iterable[str]) -> Files:
     """These top-level files of an artifact. One that the artifact lacks is left out."""
-    there = tuple(name for name in names if name in artifact.parts)
+    there = tuple(name for name in dict.fromkeys(names) if name in artifact.parts)
     return Files(artifact.path, {f"{artifact.stage}/{name}": artifact.parts[name] for name in there}, there)
 
 

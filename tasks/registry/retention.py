@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tasks.cache import history
 from tasks.cache.garbage_collection import Needs
+from tasks.cache.stage import without_number
 from tasks.home import home
 from tasks.reports.stage_summaries import MONITORING_STAGES, STAGES
 from tasks.tracking.connection import FLOW_RUN_TAG, connect, list_registered, mlflow_errors, search_all
@@ -118,8 +119,8 @@ def _find_run(client: MlflowClient, run_id: str | None) -> MlflowRun | None:
 
 def _keys_of(tags: Mapping[str, str]) -> set[str]:
     """The keys of stages in the tags of a run or a version."""
-    stages = {f"{stage}.key" for stage in (*STAGES, *MONITORING_STAGES)}
-    return {key for tag, key in tags.items() if tag.removeprefix("finetune.") in stages}
+    stages, named = {*STAGES, *MONITORING_STAGES}, ((tag.removeprefix("finetune."), key) for tag, key in tags.items())
+    return {key for tag, key in named if tag.endswith(".key") and without_number(tag.removesuffix(".key")) in stages}
 
 
 def _group_by_key(needing: Iterable[tuple[str, Collection[str]]]) -> dict[str, list[str]]:

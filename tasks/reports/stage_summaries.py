@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.cache.results import Artifact, Champion, Promotion, Publication, Verdict, Version
-from tasks.cache.stage import Row
+from tasks.cache.stage import Row, without_number
 from tasks.reports.formatting import format_count, format_score, format_size, format_value
 from tasks.reports.model_reports import summarize_calibration, summarize_exports
 
 if TYPE_CHECKING:
+    from training.data.folds import FoldsResult, OutOfFoldResult
     from training.data.load_rows import LoadDataResult
     from training.engine.fit_settings import FitResult
     from training.evaluation.scores import Comparison, HeldRows, SplitScores
@@ -43,6 +44,14 @@ def _summarize_rows(result: LoadDataResult) -> str:
     warnings = f"; {format_count(result.warnings, 'warning')}" if result.warnings else ""
     labels = f"; {result.labels} labels" if result.labels else ""
     return f"rows: {', '.join(splits)}{labels}{warnings}"
+
+
+def _summarize_folds(result: FoldsResult) -> str:
+    return f"{len(result.rows)} folds of {min(result.rows):,} to {max(result.rows):,} rows"
+
+
+def _summarize_out_of_fold(result: OutOfFoldResult) -> str:
+    return f"{result.rows:,} rows"
 
 
 def _summarize_scores(result: SplitScores) -> str:
@@ -103,6 +112,7 @@ def _summarize_evaluation(result: EvaluateResult) -> str:
 STAGES = {
     "resolve": StageEntry(),
     "load_data": StageEntry(_summarize_rows, has_report=True),
+    "assign_folds": StageEntry(_summarize_folds, is_optional=True),
     "load_must_hold": StageEntry(_summarize_held, is_optional=True),
     "load_model": StageEntry(_summarize_model),
     "tokenize": StageEntry(_summarize_tokens, has_report=True),
@@ -111,6 +121,10 @@ STAGES = {
     "predict": StageEntry(_summarize_rate),
     "score": StageEntry(_summarize_scores),
     "calibrate": StageEntry(summarize_calibration, is_optional=True),
+    "fit_fold": StageEntry(_summarize_training, is_optional=True),
+    "predict_fold": StageEntry(_summarize_rate, is_optional=True),
+    "out_of_fold": StageEntry(_summarize_out_of_fold, is_optional=True),
+    "score_folds": StageEntry(_summarize_scores, is_optional=True),
     "find_champion": StageEntry(),
     "predict_champion": StageEntry(_summarize_rate, is_optional=True),
     "count_comparison": StageEntry(is_optional=True),
@@ -140,6 +154,11 @@ MONITORING_STAGES = {
 """The stages of the flows that look at a registered version."""
 
 
+def entry_of(stage: str) -> StageEntry:
+    """The entry of a stage: of `fit_fold_2`, that of `fit_fold`."""
+    return (STAGES | MONITORING_STAGES)[without_number(stage)]
+
+
 STAGES_WITH_REPORT = tuple(name for name, entry in STAGES.items() if entry.has_report)
 
 
@@ -166,7 +185,7 @@ def summarize_row(row: Row, result: Any) -> str:
 def summarize_result(stage: str, result: Any) -> str:
     """A stage's result in a few words; empty if there are none."""
     if isinstance(result, Artifact):
-        summarize = (STAGES | MONITORING_STAGES)[stage].summarize
+        summarize = entry_of(stage).summarize
         return summarize(result.result) if summarize else ""
     if isinstance(result, Champion | Version):
         return f"{result.name} version {result.version}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from tasks.cache import store
 from tasks.cache.remote import Progress, Remote, no_progress
 from tasks.cache.results import Artifact
-from tasks.cache.stage import Work
+from tasks.cache.stage import Work, without_number
 from tasks.home import home, named_lock
 from tasks.shared_store.bucket import VARIABLE, Bucket, BucketError
 from tasks.shared_store.leases import Leases
@@ -154,5 +154,5 @@ class BucketRemote(Remote):
 
     def _upload_ended(self, stage: str, key: str) -> None:
         self._leases.end(stage, key)
-        if stage == "fit":
+        if without_number(stage) in ("fit", "fit_fold"):
             remove_checkpoints(self._bucket, key)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
+from tasks.cache.stage import without_number
 from tasks.home import named_lock
 from tasks.shared_store.bucket import VARIABLE, Bucket, BucketError, Entry, Forbidden, NotFound
 from tasks.shared_store.leases import ANNOUNCEMENTS, REMOVAL, Leases
@@ -194,7 +195,7 @@ def make_plan(bucket: Bucket, content: Content, needed: Collection[str], oldest_
     kept = {entry.name: place for entry, place in content.artifacts.items() if entry not in {*removed}}
     kept |= {entry.name: place for entry, place in content.announced.items() if not is_old(entry)}
     named = set(_list_contents(bucket, kept))
-    made = {key for stage, key in content.artifacts.values() if stage == "fit"}
+    made = {key for stage, key in content.artifacts.values() if without_number(stage) in ("fit", "fit_fold")}
     checkpoints = [
         entry
         for key, entries in content.checkpoints.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tasks.jobs.commands import Launch, accelerate_argv, accelerate_environment
 from tasks.jobs.engines import engine_of
 from tasks.jobs.engines.engine import Engine, Program, Runner
 from tasks.jobs.hardware import device, visible_gpus
-from tasks.jobs.job import Files, Job, files_of, folder_of, stage
+from tasks.jobs.job import Files, Job, files_of, folder_of, job_of, stage
 from tasks.jobs.retries import BatchDivision
 from tasks.shared_store.bucket_remote import open_remote
 from training import distributed, task_types
@@ -25,7 +26,7 @@ from training.engine import checkpoints
 from training.engine.fit_settings import FitResult, FitSettings, HubModel
 from training.jobs.protocol import Imports, sha256
 from training.problems import UserError
-from training.recipe import Recipe, ResolvedCompute
+from training.recipe import Recipe, Release, ResolvedCompute
 from training.recipe.fields import packages_of
 from training.recipe.tables.engines import ENGINES
 from training.recipe.tables.kernels import Kernels, kernels_of
@@ -96,6 +97,24 @@ def fit(recipe: Recipe, lock: Lock, data: Artifact, model: Artifact, tokens: Art
         stall_timeout_s=recipe.compute.stall_timeout_s,
         runner=partial(_runner, recipe, lock),
         around=partial(_sharing_checkpoints, recipe, model),
+    )
+
+
+@stage(FitResult)
+def fit_fold(
+    recipe: Recipe, lock: Lock, data: Artifact, model: Artifact, tokens: Artifact, folds: Artifact, fold: int
+) -> Job:
+    """Trains without the rows of one fold, as `fit` does.
+
+    What the key of `fit` contains, the folds of the rows, and the number of the fold.
+    """
+    job = job_of(fit, recipe, lock, data, model, tokens)
+    return replace(
+        job,
+        settings=job.settings.model_copy(update={"fold": fold}),
+        reads={**job.reads, "folds": files_of(folds, ["folds.arrow"])},
+        content={"fold": fold},
+        around=partial(_sharing_checkpoints, recipe.model_copy(update={"release": Release()}), model),
     )
 
 

@@ -4,6 +4,7 @@ log-probabilities under the base model, for losses that compare with a reference
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from tasks.cache.code import figures_code
 from tasks.cache.results import Artifact, Champion, Lock
 from tasks.jobs.commands import build_predict_launch
-from tasks.jobs.job import Job, files_of, folder_of, stage
+from tasks.jobs.job import Job, files_of, folder_of, job_of, stage
 from tasks.jobs.retries import BatchDivision
 from tasks.registry.champions import files_of_version
 from training import task_types
@@ -72,6 +73,22 @@ def predict(
         field_names=FIELD_NAMES | {"splits": "evaluation.splits"},
         launch=partial(build_predict_launch, program, lock),
         batches=_divide_batches(program, rows.per_device_eval_batch_size, recipe.tokens.max_length, lock),
+    )
+
+
+@stage(PredictResult)
+def predict_fold(recipe: Recipe, lock: Lock, tokens: Artifact, trained: Artifact, folds: Artifact, fold: int) -> Job:
+    """Predicts the training rows of one fold by the model that was trained without them.
+
+    That model, the tokens and folds of the training rows, the number of the fold, and the number format of prediction.
+    """
+    evaluation = recipe.evaluation.model_copy(update={"splits": ["train"]})
+    job = job_of(predict, recipe.model_copy(update={"evaluation": evaluation}), lock, tokens, trained, None, None)
+    return replace(
+        job,
+        settings=job.settings.model_copy(update={"fold": fold}),
+        reads={**job.reads, "folds": files_of(folds, ["folds.arrow"])},
+        content={"fold": fold},
     )
 
 

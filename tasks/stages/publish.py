@@ -27,7 +27,7 @@ def inputs(
     if hub is None or not _is_promoted(verdict, version):
         return Inputs({"promoted": False})
     refs = by_stage(artifacts)
-    stages = ("load_data", "predict", "score", "calibrate", "export", "compare_exports")
+    stages = ("load_data", "predict", "score", "score_folds", "calibrate", "export", "compare_exports")
     upstream = {stage: refs[stage].digest for stage in stages if stage in refs}
     return Inputs(
         {

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.cache.results import Artifact
-from tasks.jobs.job import Job, files_of, folder_of, stage
+from tasks.jobs.job import Job, files_of, folder_of, job_of, stage
 from tasks.reports.row_reports import read_report
 from training import task_types
 from training.data.ipc_files import ipc_reader
@@ -20,7 +20,7 @@ from training.evaluation.scores import SplitScores
 from training.evaluation.slices import of_column, of_length
 from training.problems import Problem, UserError
 from training.programs.score import ScoreSettings
-from training.recipe import Recipe
+from training.recipe import Gate, Recipe
 from training.recipe.rules.release_rules import absent_splits, undefined_metrics, unfitting_metrics
 from training.recipe.rules.slice_rules import (
     BUILT_IN_SLICES,
@@ -83,6 +83,14 @@ def _find_unfitting(recipe: Recipe, rows: Path) -> Iterator[Problem]:
     splits = [file.stem for file in rows.glob("*.arrow")]
     for where, message in absent_splits(recipe.evaluation.splits, splits, recipe.data):
         yield Problem(kind="data", where=where, message=message)
+    if folds := recipe.evaluation.folds:
+        report, unit = read_report(rows), "rows"
+        found = report["rows"]["train"]
+        if (split := report.get("split", {})).get("groups"):
+            found, unit = split["groups"]["train"] + split["without_group"]["train"], "groups"
+        if folds > found:
+            message = f"{folds} is more than the {found:,} {unit} of train: choose fewer folds, or leave it out."
+            yield Problem(kind="data", where="evaluation.folds", message=message)
     for where, message in unfitting_metrics(recipe.evaluation.metrics, labels):
         yield Problem(kind="metrics", where=where, message=message)
     for where, message in unfitting_weights(recipe.training.class_weights, labels):
@@ -210,3 +218,18 @@ def score(recipe: Recipe, data: Artifact, tokens: Artifact, trained: Artifact, p
         libraries=("evaluate", "scikit-learn", "scipy", "numpy", "matplotlib", *metric_libraries(metrics)),
         field_names={"metrics": "evaluation.metrics", "slices": "evaluation.slices", "splits": "evaluation.splits"},
     )
+
+
+@stage(SplitScores)
+def score_folds(recipe: Recipe, data: Artifact, tokens: Artifact, trained: Artifact, predictions: Artifact) -> Job:
+    """Computes every metric of the out-of-fold predictions of all training rows together, as `score` does, without
+    slices and metrics of answers.
+
+    The predictions, the training rows, the sources of the baseline, and the metrics.
+    """
+    answers = specification_class(recipe.task).answer_metrics
+    metrics = [name for name in recipe.evaluation.metrics if name not in answers]
+    evaluation = recipe.evaluation.model_copy(update={"splits": ["train"], "metrics": metrics, "slices": []})
+    release = recipe.release.model_copy(update={"gate": Gate()})
+    plain = recipe.model_copy(update={"evaluation": evaluation, "release": release})
+    return job_of(score, plain, data, tokens, trained, predictions)

@@ -22,7 +22,7 @@ from flows.pipeline import pipeline
 from tasks.cache import stage as stages
 from tasks.cache.code import Code, Source, code_behind
 from tasks.cache.results import Champion, NumberedComparison, PinnedCommit, Verdict, Version
-from tasks.cache.stage import Stage
+from tasks.cache.stage import Stage, without_number
 from tasks.hub.client import Found
 from tasks.prediction.input_rows import Shard
 from tasks.registry.model_spec import ModelSpec
@@ -88,6 +88,7 @@ PUBLISHED = {"release.hub": {"repo": "me/small", "license": "mit"}}
 MUST_HOLD = {"release.gate.must_hold": {"path": "rows/train.csv"}}
 EXPORTED = {"release.exports": ["onnx", "onnx-int8"]}
 CALIBRATED = {"release.calibrate": True}
+FOLDED = {"evaluation.folds": 2}
 BY_TIME = {"by": "time", "column": "day"}
 OF_HUB = {"data.source": "hub", "data.path": "me/rows"}
 IN_FOLDER = {"model.source": "folder", "model.path": "me/small", "model.config": None}
@@ -241,6 +242,7 @@ FIELDS: dict[str, Change | Nothing] = {
     "evaluation.splits": Change(["test"], "predict score"),
     "evaluation.metrics": Change(["accuracy", "f1"], "score"),
     "evaluation.slices": Change(["label"], "score"),
+    "evaluation.folds": Change(3, "assign_folds fit_fold_3 predict_fold_3 out_of_fold", FOLDED),
     "evaluation.judge": Change("mine:judge", "compare", ANSWERED),
     "evaluation.allow_remote_code": Nothing(True, "a permission: a metric of the Hub counts by its commit"),
     "release.registry": Change("other", "find_champion register"),
@@ -602,6 +604,38 @@ def test_rows_that_must_hold_are_read_by_stages_of_their_own(edited: str) -> Non
     assert not names - {"gate"} & keys(base()).keys()
 
 
+OF_FOLDS = {
+    "load_data/train.arrow": "assign_folds score_folds",
+    "load_data/train.groups.arrow": "assign_folds",
+    "load_data/labels.json": "assign_folds fit_fold_1 fit_fold_2 score_folds",
+    "assign_folds/folds.arrow": "fit_fold_1 predict_fold_1 fit_fold_2 predict_fold_2",
+    "load_model": "fit_fold_1 fit_fold_2",
+    "tokenize/train.arrow": "fit_fold_1 predict_fold_1 fit_fold_2 predict_fold_2 score_folds",
+    "tokenize/validation.arrow": "fit_fold_1 fit_fold_2",
+    "tokenize/test.arrow": "",
+    "fit_fold_2/model": "predict_fold_2",
+    "predict_fold_2/train.parquet": "out_of_fold",
+    "out_of_fold/train.parquet": "score_folds",
+    "score_folds": "publish",
+}
+NAMES_OF_FOLDS = {
+    *("assign_folds", "fit_fold_1", "predict_fold_1", "fit_fold_2", "predict_fold_2", "out_of_fold", "score_folds"),
+}
+
+
+@pytest.mark.parametrize("edited", OF_FOLDS)
+def test_the_trainings_of_folds_share_what_they_read_and_read_nothing_else(edited: str) -> None:
+    values = spelt(base(), {**FOLDED, **PUBLISHED})
+    found = changed(keys(values), keys(values, edited))
+    assert found & NAMES_OF_FOLDS == {*OF_FOLDS[edited].split()} - {"publish"}
+    assert edited != "score_folds" or found == {"publish"}
+
+
+def test_folds_change_no_key_of_other_stages_and_a_recipe_without_them_has_the_keys_of_one_that_says_so() -> None:
+    assert keys(base()) == keys(spelt(base(), {"evaluation.folds": None}))
+    assert changed(keys(base()), keys(spelt(base(), FOLDED))) == NAMES_OF_FOLDS
+
+
 OF_REFERENCE = {
     "load_model": "tokenize reference_logprobs fit",
     "tokenize/test.arrow": "reference_logprobs",
@@ -636,9 +670,10 @@ def test_the_reference_is_shared_by_losses_and_trainings_and_left_out_by_losses_
 
 
 def test_the_table_of_stages_lists_the_stages_of_the_pipeline_in_order() -> None:
-    optional = {**PUBLISHED, **EXPORTED, **MUST_HOLD, **CALIBRATED}
+    optional = {**PUBLISHED, **EXPORTED, **MUST_HOLD, **CALIBRATED, **FOLDED}
     values = spelt(base(), {**optional, "release.gate.control": "all"})
-    assert ["resolve", *keys(values)] == [stage for stage in STAGES if stage != "reference_logprobs"]
+    built = ["resolve", *dict.fromkeys(map(without_number, keys(values)))]
+    assert built == [stage for stage in STAGES if stage != "reference_logprobs"]
     with_reference = ["resolve", *keys(spelt(base(), PREFERENCE))]
     assert with_reference == [stage for stage in STAGES if stage in with_reference] and "reference_logprobs" in STAGES
 
@@ -675,7 +710,9 @@ class CodeOfStages(Keys):
     def __call__(self, stage: Stage[Any], recipe: Recipe, *inputs: Any) -> Any:
         if stage.cached:
             flat, _ = stage.flat_inputs(recipe, *inputs)
-            self.code[stage.name] = {name.removeprefix("code.") for name in flat if name.startswith("code.")}
+            self.code[without_number(stage.name)] = {
+                name.removeprefix("code.") for name in flat if name.startswith("code.")
+            }
         return super().__call__(stage, recipe, *inputs)
 
 
@@ -698,6 +735,7 @@ def test_the_modules_behind_each_stage_are_listed(monkeypatch: pytest.MonkeyPatc
         optional = (EXPORTED if kind.auto_class in OUTPUTS else {}) | (
             CALIBRATED if kind.prediction_type in (ONE_LABEL, MANY_LABELS) else {}
         )
+        optional |= FOLDED if task == "sequence-classification" else {}
         pipeline(walk, parse(spelt(values, optional)))
         walk.code["predict_shard"] = code_of_batches(task, tiny.options)
         for stage, modules in walk.code.items():

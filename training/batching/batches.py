@@ -39,9 +39,11 @@ class TokenRows(Dataset[dict[str, Any]]):
     {"token_type_ids": (length,) int8}. Lists are views of the file and must not be written to.
     """
 
-    def __init__(self, rows: Path | pa.Table) -> None:
+    def __init__(self, rows: Path | pa.Table, only: npt.NDArray[np.bool_] | None = None) -> None:
+        """`only` (N,): the rows to take; None for all."""
         table = rows if isinstance(rows, pa.Table) else pa.ipc.open_file(pa.memory_map(str(rows))).read_all()
-        self.table: pa.Table = table
+        self.table: pa.Table = table if only is None else _filtered(table, only)
+        table = self.table
         chunks = table.to_batches()
         self.lengths: npt.NDArray[np.int32] = table["length"].to_numpy()
         self._starts = np.cumsum([0, *(chunk.num_rows for chunk in chunks)])
@@ -96,6 +98,28 @@ class TokenRows(Dataset[dict[str, Any]]):
     def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
         features = [self[row] for row in rows]
         return SeededBatch(features, rows.seeds, rows) if isinstance(rows, SeededBatch) else features
+
+
+def rows_of_fold(tokens: Path, folds: Path, fold: int, *, held_out: bool) -> TokenRows:
+    """The rows of a token file that are in the fold, or with `held_out` false, all others. `folds` is the file of
+    training/data/folds.py. Raises UserError if a token row is not one row of the data, or a part of one."""
+    of_row: npt.NDArray[np.int32] = pa.ipc.open_file(pa.memory_map(str(folds))).read_all()["fold"].to_numpy()
+    whole = TokenRows(tokens)
+    if len(whole.tokens) != len(of_row):
+        message = f"leaves rows of train out, and some of its {len(whole.tokens):,} token rows hold several rows: "
+        raise UserError.of("recipe", "evaluation.folds", f"{message}set it to null.")
+    if "row" in whole.table.column_names:
+        of_row = of_row[whole.table["row"].to_numpy()]
+    return TokenRows(whole.table, (of_row == fold) == held_out)
+
+
+def _filtered(table: pa.Table, only: npt.NDArray[np.bool_]) -> pa.Table:
+    """These rows, copied, with the numbers in a column `row` counted from 0 again."""
+    found = table.filter(pa.array(only))
+    if (place := found.schema.get_field_index("row")) >= 0:
+        _, numbers = np.unique(found["row"].to_numpy(), return_inverse=True)
+        found = found.set_column(place, "row", pa.array(numbers, found.schema.field(place).type))
+    return found
 
 
 class PadToLongest:

@@ -47,7 +47,7 @@ from training.data.leakage_checks import GROUP_CHECKS, SHARED_TEXT_CHECKS, SIGN_
 from training.data.mixtures import SetSize, describe_sets, mixed_counts, mixed_rows, passes
 from training.data.near_duplicates import require_package
 from training.data.readers import SPLITS, Block, MissingColumns, Numbers, load_reader
-from training.data.row_groups import RowGroups, describe_groups
+from training.data.row_groups import GROUPS, RowGroups, describe_groups
 from training.data.row_problems import RowProblems, level_of
 from training.data.row_statistics import SplitStatistics, joined, text_lengths, texts_of
 from training.data.row_times import RowTimes, TimeCut, WaitingRows, format_time
@@ -120,7 +120,8 @@ def load(
     every other column that can group rows, under the recipe's name, as dictionary<int32, string> (whole
     numbers and truths as `3` and `true`, those of a ClassLabel by their names; null for a missing value and for an
     empty text), if there is any; in a mixture also the column `dataset` with the set's name. And `slices.json`: the
-    names of those `kept`, and of those `left_out` with the reason.
+    names of those `kept`, and of those `left_out` with the reason. With groups it gets `train.groups.arrow`, a hash of
+    the group of each row of train, except for a mixture.
 
     The train split of a mixture has its rows in the order of `mixed_rows`, and the report has the table of its sets.
     Raises UserError with every problem of all splits; the contents of `out` are invalid then.
@@ -143,6 +144,8 @@ def load(
                 rows, table = reading.mix(places, count_tokens)
             removed = _place_labels(rows, out / f"{split}.arrow", reading.wanted, places)
             reading.slices.write(split, out / f"{split}.slices.arrow", removed)
+            if split == "train" and data.mix is None:
+                reading.groups.write(split, out / GROUPS, removed)
         if table:
             problems = _limit_problems([*problems, *reading.problems_of_mixture(places, problems)])
             _require(problems)

@@ -1,6 +1,6 @@
 """Groups of rows by the column of data.split: all rows of a customer, ticket or document are in one split.
 
-Memory: some 20 bytes a row to find groups that are in several splits. Their names are on disk.
+Memory: some 30 bytes a row to find groups that are in several splits. Their names are on disk.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ import pyarrow.compute as pc
 from training.data.duplicates import HashedRows, Hashes, hash_texts
 from training.data.ipc_files import ipc_writer
 from training.data.label_indices import whole_number
-from training.data.readers import Block
+from training.data.readers import Block, Numbers
 from training.data.row_problems import RowProblems
 from training.problems import UserError
 from training.recipe.source_columns import SourceColumns, StoredColumn
 
+GROUPS = "train.groups.arrow"
+"""The file of load_data with a hash of the group of each training row, in the column `group`."""
 _NAMES = pa.schema([("group", pa.string())])
+_HASHES = pa.schema([("group", pa.uint64())])
 
 
 class RowGroups(HashedRows):
@@ -35,6 +38,7 @@ class RowGroups(HashedRows):
         self._writers: dict[str, pa.RecordBatchFileWriter] = {}
         self.without: Counter[str] = Counter()
         """The rows of each split that have no group."""
+        self._drawn: dict[str, list[Hashes]] = {}
 
     def draw(self, block: Block, wanted: SourceColumns, texts: Hashes, problems: RowProblems) -> tuple[Block, Hashes]:
         """Returns the block with the names of groups, and the hash of each row's group: that of its text if it has
@@ -52,11 +56,20 @@ class RowGroups(HashedRows):
         if split not in self._writers:
             self._folder.mkdir(exist_ok=True)
             self._writers[split] = self._files.enter_context(ipc_writer(self._folder / split, _NAMES))
+        self._drawn.setdefault(split, []).append(drawn)
         present = block.split_values.is_valid().to_numpy(zero_copy_only=False)
         self.without[split] += int(np.count_nonzero(~present))
         grouped = block.filter(present)
         self._writers[split].write(pa.RecordBatch.from_arrays([grouped.split_values.cast(pa.string())], schema=_NAMES))
         self.add(split, grouped, drawn[present])
+
+    def write(self, split: str, file: Path, left_out: Numbers) -> None:
+        """Stores the hashes that `draw` returned for the rows of a split, without the rows at these positions. Writes
+        nothing for a split without rows of `add_block`."""
+        if split in self._drawn:
+            hashes = np.delete(np.concatenate(self._drawn[split]), left_out)
+            with ipc_writer(file, _HASHES) as writer:
+                writer.write(pa.RecordBatch.from_arrays([pa.array(hashes, pa.uint64())], schema=_HASHES))
 
     def count(self, split: str) -> int:
         """Returns the number of groups in a split."""

@@ -41,6 +41,8 @@ class FitSettings(TaskSettings):
     the user's sees."""
     attn_implementation: str | None = None
     """model.attn_implementation."""
+    fold: Annotated[int | None, NotInKey("it is in the key of a fold's training")] = None
+    """The fold whose rows are left out of train; None for a training on all rows."""
     base: HubModel | None = None
     """Named in an exported adapter (training.lora); None if the base model is not from the Hub."""
     micro_batch_divisor: Annotated[int, NotInKey("an optimizer step has the same rows")] = 1

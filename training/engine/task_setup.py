@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 
 from training import task_types
-from training.batching.batches import TokenRows, require_row_per_rank
+from training.batching.batches import TokenRows, require_row_per_rank, rows_of_fold
 from training.engine import collation
 from training.engine.training_task import Task
 from training.evaluation import metrics
@@ -39,7 +39,7 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
     )
     tokenizer = loading.load_tokenizer(Path(inputs["tokenizer"]), Path(inputs["model"]))
     tokens, checkpoint = Path(inputs["tokens"]), inputs.get("checkpoint")
-    train, validation = TokenRows(tokens / "train.arrow"), TokenRows(tokens / "validation.arrow")
+    train, validation = _train_rows(settings, inputs), TokenRows(tokens / "validation.arrow")
     fits: list[Fit] = []
 
     def require_usable(model: PreTrainedModel) -> None:
@@ -88,6 +88,13 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
         events=events,
         missing_weights=len(fits[0].missing),
     )
+
+
+def _train_rows(settings: FitSettings, inputs: Mapping[str, str]) -> TokenRows:
+    file = Path(inputs["tokens"]) / "train.arrow"
+    if settings.fold is None:
+        return TokenRows(file)
+    return rows_of_fold(file, Path(inputs["folds"]) / "folds.arrow", settings.fold, held_out=False)
 
 
 def with_micro_batches(training: Training, divisor: int) -> Training:

@@ -1,6 +1,7 @@
 """The program that trains: `python -m training.programs.fit JOB`, usually through `accelerate launch`.
 
-inputs     model (config.json and safetensors), tokenizer, tokens (train.arrow, validation.arrow); perhaps checkpoint
+inputs     model (config.json and safetensors), tokenizer, tokens (train.arrow, validation.arrow); perhaps checkpoint;
+           folds (folds.arrow) for the training of a fold
 settings   training.engine.fit_settings.FitSettings
 output     model/: config.json, with what the task type calibrates after training, safetensors and the tokenizer's
            files; with adapters, which are added to its weights, adapter/ in peft's form; log/loss.png: the curves;

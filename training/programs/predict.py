@@ -1,11 +1,11 @@
 """The program that predicts: `python -m training.programs.predict JOB`, usually through `accelerate launch`.
 
 inputs     model (the output of training.programs.fit), tokens (SPLIT.arrow); base (the base model's folder) if prompts
-           are answered, data (SPLIT.arrow) if turns are
+           are answered, data (SPLIT.arrow) if turns are; folds (folds.arrow) for the rows of a fold
 settings   PredictSettings, below
 output     SPLIT.parquet, a row for each row of the split, in its order: row, label as the tokens have it, the task
            type's `predictions`, tokens (their number); and the columns of training.evaluation.preferences if
-           prompts are answered, that of training.evaluation.tool_use if turns are
+           prompts are answered, that of training.evaluation.tool_use if turns are; of a fold only its rows
 result     PredictResult, below
 
 The processes take the batches in turns, and the rows of a batch do not depend on the number of processes: one process
@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from training import task_types
-from training.evaluation.constant_predictions import advice, nearly_constant
+from training.evaluation.constant_predictions import advice, nearly_constant, read_column
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, Result, TaskSettings, rank
 from training.task_types.task_type import AnswersPrompts, AnswersTurns, TaskType
@@ -70,11 +71,13 @@ class PredictSettings(AnsweringSettings):
     """The settings of a job of this program."""
 
     splits: list[str]
+    fold: Annotated[int | None, NotInKey("it is in the key of a fold's predictions")] = None
+    """The fold of train whose rows are predicted; None for all rows of the splits."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> PredictResult:
     """Predicts every row of the splits."""
-    from training.batching.batches import TokenRows
+    from training.batching.batches import TokenRows, rows_of_fold
     from training.distributed import ranks
     from training.engine.inference import predict
     from training.models import loading
@@ -86,7 +89,13 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictResult:
     folder = Path(job.inputs["model"])
     tokenizer = loading.load_tokenizer(folder)
     collate = task_type.collator(tokenizer, loading.padding_multiple())
-    splits = {split: TokenRows(Path(job.inputs["tokens"]) / f"{split}.arrow") for split in settings.splits}
+    files = {split: Path(job.inputs["tokens"]) / f"{split}.arrow" for split in settings.splits}
+    if settings.fold is None:
+        splits, numbers = {split: TokenRows(file) for split, file in files.items()}, None
+    else:
+        folds = Path(job.inputs["folds"]) / "folds.arrow"
+        splits = {split: rows_of_fold(file, folds, settings.fold, held_out=True) for split, file in files.items()}
+        numbers = np.flatnonzero(read_column(folds, "fold").to_numpy() == settings.fold)
     base_answers: Mapping[str, Answers] = {}
     prompts, precision = settings.answered_prompts, settings.mixed_precision
     if prompts and isinstance(task_type, AnswersPrompts):
@@ -115,7 +124,7 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictResult:
             file, encoder = Path(job.inputs["data"]) / f"{split}.arrow", task_type.load_turn_encoder(folder)
             answers = add_turns("the model", task_type, network, tokenizer, encoder, file, answers, settings, events)
         if rank() == 0:
-            write(job_dir / OUTPUT / f"{split}.parquet", answers, rows)
+            write(job_dir / OUTPUT / f"{split}.parquet", answers, rows, numbers)
             if nearly_constant(task_type.metric_inputs(answers, task_type.labels_of(network.config))):
                 events.warning(advice(split, weights="class_weights" in task_type.loss_fields))
         before += len(rows)
@@ -211,11 +220,13 @@ def add_turns(
     return predictions.append_column(task_type.turns_column, answers)
 
 
-def write(file: Path, answers: pa.Table, rows: TokenRows) -> None:
-    """Stores the predictions of these rows as Parquet, with the row's number from 0 and its number of tokens."""
+def write(file: Path, answers: pa.Table, rows: TokenRows, numbers: npt.NDArray[np.int64] | None = None) -> None:
+    """Stores the predictions of these rows as Parquet, with the row's number in its split, from 0, and its number of
+    tokens. `numbers` are those of rows that are a part of the split."""
 
     tokens = rows.tokens
-    table = answers.add_column(0, "row", [np.arange(len(tokens))]).append_column("tokens", [tokens])
+    numbers = np.arange(len(tokens)) if numbers is None else numbers
+    table = answers.add_column(0, "row", [numbers]).append_column("tokens", [tokens])
     pq.write_table(table, file, compression="zstd")
 
 

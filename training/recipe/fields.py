@@ -315,6 +315,10 @@ class Evaluation(Section):
     """Groups in which each split is also scored: columns of the rows (text, whole numbers or booleans with at most
     1,000 different values), `label` (for task types with one label a row), or `length_bucket` (quarters of the rows by
     number of tokens). Rows without a value form the group `none`, with rows whose value is the text none."""
+    folds: int | None = Field(default=None, ge=2, le=100)
+    """Also trains this many models, each without the rows of one fold of train, and predicts these rows by it:
+    out-of-fold predictions for every training row, with metrics (null: none). A hash of a row's text is its fold, or of
+    its group with `data.split.by: group`: docs/how-to/folds.md."""
     judge: CodeName | None = None
     """Your function as `module:function` that compares two answers to a prompt, for task types that answer prompts
     (preference, kto): called with the prompt and two answers in random order, it returns 0 or 1, the better one, or

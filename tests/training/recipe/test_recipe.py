@@ -444,6 +444,29 @@ def test_settings_that_a_strategy_cannot_take_are_reported(
     assert problems(overrides=overrides) == {where: Says(message)}
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"evaluation.folds": 1}, "1 is out of range: it must be at least 2"),
+        ({"model.start_from": "champion", "release.registry": "a"}, "5 contradicts model.start_from: champion"),
+        ({"training.resume_from_checkpoint": "checkpoint-4"}, "5 contradicts training.resume_from_checkpoint"),
+    ],
+)  # fmt: skip
+def test_folds_without_rows_that_no_model_has_seen_are_reported(values: dict[str, Any], message: str) -> None:
+    assert problems(overrides={"evaluation.folds": 5, **values}) == {"evaluation.folds": Says(message)}
+
+
+def test_folds_of_packed_and_of_mixed_rows_are_reported() -> None:
+    packed = {**PLAIN, "task": "causal-lm", "data": {"source": "csv", "path": "rows", "text": ["text"]}}
+    evaluation = {"metrics": ["perplexity"], "folds": 5}
+    message = "5 needs a prediction of each training row, and 'train' holds packed rows…set options.packing to false"
+    assert problems({**packed, "evaluation": evaluation}) == {"evaluation.folds": Says(message)}
+    parse({**packed, "evaluation": evaluation, "options": {"packing": False}})
+    sets = [{"source": "csv", "path": "a"}, {"source": "csv", "path": "b"}]
+    mixed = {**PLAIN, "data": {"text": ["text"], "label": "label", "mix": sets}, "evaluation": {"folds": 5}}
+    assert problems(mixed) == {"evaluation.folds": Says("5 needs one set of rows, and a mixture repeats rows")}
+
+
 def test_a_strategy_with_all_its_options_is_a_recipe() -> None:
     for strategy, offload in (("fsdp", "all"), ("deepspeed-zero2", "optimizer"), ("deepspeed-zero3", "all")):
         parse(PLAIN, {"compute.strategy": strategy, "compute.offload": offload})

@@ -74,6 +74,21 @@ def _splits_to_predict(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
             yield f"evaluation.splits[{index}]", f"{name!r} {reason}."
 
 
+def _folds(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    """The rows of a fold can be left out of train, and no model of a fold has seen them before."""
+    if (folds := written["evaluation.folds"]) is None:
+        return
+    where, champion = "evaluation.folds", written["model.start_from"] == "champion"
+    if written["data.mix"] is not None:
+        yield where, f"{folds} needs one set of rows, and a mixture repeats rows or leaves some out: leave folds out."
+    if reason := task_type_of(written).train_only_reason("train"):
+        yield where, f"{folds} needs a prediction of each training row, and 'train' {reason}."
+    if champion or written["training.resume_from_checkpoint"] is not None:
+        field = "model.start_from: champion" if champion else "training.resume_from_checkpoint"
+        message = f"{folds} contradicts {field}: training would start from a model that has seen the rows of all folds."
+        yield where, f"{message} Leave one of the two out."
+
+
 def _metrics(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     metrics = written["evaluation.metrics"]
     try:
@@ -321,6 +336,7 @@ def _calibration(name: str, written: WrittenRecipe) -> Iterator[tuple[str, str]]
 RELEASE_RULES: tuple[Rule, ...] = (
     _evaluated_splits,
     _splits_to_predict,
+    _folds,
     _metrics,
     _fitting_metrics,
     slices_of_any_rows,

@@ -1,0 +1,85 @@
+"""Stages around the trainings of folds: the fold of each training row, and the predictions of all folds together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.cache.results import Artifact, label_names
+from tasks.cache.stage import Work
+from tasks.jobs.job import Job, files_of, stage
+from training.data import folds as row_folds
+from training.data.folds import FoldsResult, OutOfFoldResult
+from training.data.row_groups import GROUPS
+from training.jobs.protocol import Settings
+from training.recipe import Recipe
+from training.recipe.rules.column_rules import source_columns
+
+FoldsArtifact = Artifact[FoldsResult]
+
+
+class AssignFoldsSettings(Settings):
+    """The settings of the assignment."""
+
+    folds: int
+    inputs: list[str]
+    """The columns that the model reads."""
+    labels: list[str]
+
+
+class OutOfFoldSettings(Settings):
+    """The join has no settings."""
+
+
+@stage(FoldsResult, may_repeat=True)
+def assign_folds(recipe: Recipe, data: Artifact) -> Job:
+    """Assigns each training row to a fold by a hash of its text, or of its group, and warns of labels that are in one
+    fold alone.
+
+    The training rows with their groups, and the number of folds.
+    """
+    return Job(
+        _assign,
+        AssignFoldsSettings(
+            folds=recipe.evaluation.folds or 0,
+            inputs=[column.name for column in source_columns(recipe).inputs],
+            labels=label_names(data),
+        ),
+        reads={"data": files_of(data, ["train.arrow", GROUPS])},
+        code=["training.data.folds"],
+        libraries=("numpy", "pyarrow"),
+        field_names={"folds": "evaluation.folds"},
+    )
+
+
+def _assign(work: Work, settings: AssignFoldsSettings, inputs: Mapping[str, Path]) -> FoldsResult:
+    found = row_folds.assign(inputs["data"], settings.inputs, settings.folds)
+    row_folds.write(found, work.out / "folds.arrow")
+    for message in row_folds.find_lone_labels(inputs["data"], found, settings.labels):
+        work.on_events([{"kind": "warning", "message": message}])
+    return FoldsResult(rows=[int((found == fold).sum()) for fold in range(1, settings.folds + 1)])
+
+
+@stage(OutOfFoldResult)
+def out_of_fold(recipe: Recipe, *predictions: Artifact) -> Job:
+    """Joins the predictions of all folds: one for each training row, by a model that has not seen it, in the form in
+    which `predict` stores a split.
+
+    The predictions of each fold.
+    """
+    return Job(
+        _join,
+        OutOfFoldSettings(),
+        reads={artifact.stage: files_of(artifact, ["train.parquet"]) for artifact in predictions},
+        libraries=("pyarrow",),
+    )
+
+
+def _join(work: Work, settings: OutOfFoldSettings, inputs: Mapping[str, Path]) -> OutOfFoldResult:
+    parts = [pq.read_table(folder / "train.parquet") for folder in inputs.values()]
+    rows = pa.concat_tables(parts).sort_by("row").combine_chunks()
+    pq.write_table(rows, work.out / "train.parquet", compression="zstd")
+    return OutOfFoldResult(rows=rows.num_rows)
