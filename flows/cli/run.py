@@ -28,6 +28,7 @@ from tasks.jobs import fork_client
 from tasks.jobs.engines.local import early_launches
 from tasks.prefect.deployments import FLOWS
 from tasks.registry import untrusted_code
+from tasks.reports.model_reports import OUT_OF_FOLD
 from tasks.reports.stage_summaries import STAGES, entry_of
 from tasks.services.prefect_server import ensure_prefect_server
 from tasks.shared_store.bucket_remote import open_remote
@@ -128,6 +129,8 @@ def _print_outcome(recipe: Recipe, result: dict[str, Any], head: str = "Verdict"
     model = result["model"]
     print(*verdict_lines(Verdict.model_validate(result["verdict"]), head), sep="\n")
     print(f"Model: {model['path']}")
+    if scores := result.get("out_of_fold"):
+        print(*metric_lines({OUT_OF_FOLD.capitalize(): scores}))
     for line in (*calibration_lines(result.get("calibration")), *export_lines(result.get("exports", {}))):
         print(line)
     if model["registered"]:

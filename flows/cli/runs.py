@@ -14,6 +14,7 @@ from flows.reports.tables import align, fit_to_terminal, terminal_width, wrap
 from tasks.registry import lineage
 from tasks.registry.lineage import RECIPE_SET
 from tasks.reports.formatting import format_count, format_score
+from tasks.reports.model_reports import OUT_OF_FOLD
 from tasks.reports.row_reports import tabulate_mixture
 from tasks.tracking.mlflow_run import list_runs
 
@@ -116,7 +117,8 @@ def _overview(record: Mapping[str, Any]) -> Facts:
             yield "", f"sha256 {file['sha256']}"
     if verdict:
         yield "verdict", f"{verdict['decision']}: {verdict['reason']}"
-    for split, figures in (record["metrics"] or {}).items():
+    folds = {OUT_OF_FOLD: found} if (found := record.get("out_of_fold")) else {}
+    for split, figures in {**(record["metrics"] or {}), **folds}.items():
         yield split, ", ".join(f"{name} {format_score(figure)}" for name, figure in figures.items())
     if publication := record["publication"]:
         yield "published", f"{publication['repo']} at {publication['revision']}, commit {publication['commit']}"

@@ -51,6 +51,7 @@ def build_result(
             for row in rows
         ],
         "metrics": finished.scores.result if finished else {},
+        "out_of_fold": finished.scores_of_folds.result["train"] if finished and finished.scores_of_folds else {},
         "verdict": finished.verdict.model_dump(mode="json") if finished else None,
         "calibration": finished.calibration.result.model_dump(mode="json")
         if finished and finished.calibration

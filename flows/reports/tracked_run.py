@@ -82,7 +82,7 @@ def _describe(
     without a click."""
     parts = [" · ".join(_links(run, finished))]
     if finished is not None:
-        parts += [describe_verdict(finished.verdict), format_metrics(recipe, finished.scores)]
+        parts += [describe_verdict(finished.verdict), format_metrics(recipe, finished.scores, finished.scores_of_folds)]
     parts += [f"**{problem['where']}**: {problem['message']}" for problem in problems]
     if changes:
         parts.append("\n".join(["What changed:", "", *(f"- {change}" for change in changes)]))

@@ -37,6 +37,7 @@ from tasks.reports.model_reports import (
     describe_drift,
     describe_verdict,
     find_worst_errors,
+    name_out_of_fold,
     summarize_calibration,
     tabulate_answered,
     tabulate_checks,
@@ -189,6 +190,9 @@ def build_result_artifacts(row: Row, result: Any) -> dict[str, PrefectArtifact]:
             "slices": (tabulate_slices(result.path), "Metrics of each group, with 95 % intervals."),
         }
         found |= {name: Table(rows, description) for name, (rows, description) in tables.items() if rows}
+    if row.name == "score_folds" and isinstance(result, Artifact):
+        rows = tabulate_scores(name_out_of_fold(result.result))
+        found["out-of-fold"] = Table(rows, "Metrics of all training rows, each predicted by a model without it.")
     if row.name == "calibrate" and isinstance(result, Artifact):
         thresholds = limit_rows(tabulate_answered(result.result), "prediction", "calibrate/calibration.json")
         if thresholds:

@@ -99,6 +99,7 @@ class _Record(TypedDict):
     environment: NotRequired[_Environment | None]
     training: NotRequired[_Training | None]
     metrics: NotRequired[dict[str, dict[str, dict[str, Any]]] | None]
+    out_of_fold: NotRequired[dict[str, dict[str, Any]] | None]
     code: NotRequired[_Code]
     libraries: NotRequired[dict[Annotated[str, Field(min_length=1)], str]]
     model: NotRequired[_Files | None]
@@ -142,6 +143,7 @@ def build_record(
             "training": refs["fit"].result if "fit" in refs else None,
             "environment": _read_environment(refs),
             "metrics": refs["score"].result if "score" in refs else None,
+            "out_of_fold": refs["score_folds"].result["train"] if "score_folds" in refs else None,
             "verdict": _json(verdict),
             "version": _json(version),
             "publication": _json(publication),

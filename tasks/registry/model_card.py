@@ -20,7 +20,13 @@ from tasks.cache import store
 from tasks.cache.results import Artifact, Lock, PinnedRows, Verdict
 from tasks.hub.client import repository_url
 from tasks.reports.formatting import Markdown, escape_markdown, format_code, format_markdown
-from tasks.reports.model_reports import describe_calibration, find_worst_groups, tabulate_exports, tabulate_scores
+from tasks.reports.model_reports import (
+    describe_calibration,
+    find_worst_groups,
+    name_out_of_fold,
+    tabulate_exports,
+    tabulate_scores,
+)
 from tasks.reports.row_reports import read_report, tabulate_mixture
 from training import task_types
 from training.data.load_rows import LoadDataResult
@@ -51,6 +57,7 @@ class CardFacts(NamedTuple):
     exports: Mapping[str, ComparedExport] | None = None
     """The released ones."""
     calibrated: Artifact[CalibrateResult] | None = None
+    scores_of_folds: Artifact[SplitScores] | None = None
 
 
 def build_card(facts: CardFacts) -> str:
@@ -95,10 +102,10 @@ def build_description(facts: CardFacts) -> str:
 
 
 def _build_sections(facts: CardFacts) -> Iterator[str]:
-    recipe, lock, data, trained, predictions, scores, verdict, exports, calibrated = facts
+    recipe, lock, data, trained, predictions, scores, verdict, exports, calibrated, scores_of_folds = facts
     labels = json.loads((data.path / "labels.json").read_text())
     yield _build_introduction(recipe, lock, labels, trained, verdict)
-    yield f"## Figures\n\n{format_metrics(recipe, scores)}"
+    yield f"## Figures\n\n{format_metrics(recipe, scores, scores_of_folds)}"
     if calibrated:
         yield f"## Confidence\n\n{describe_calibration(calibrated.result)}"
     if exports:
@@ -126,9 +133,11 @@ def _build_introduction(
     return f"{sentence}. Fine-tuned from {base}.{chosen}\n\nDigest of the model: `{trained.parts['model']}`."
 
 
-def format_metrics(recipe: Recipe, scores: Artifact[SplitScores]) -> str:
-    """Formats the metrics of each split with their intervals as a table."""
-    table = tabulate_scores(scores.result)
+def format_metrics(
+    recipe: Recipe, scores: Artifact[SplitScores], scores_of_folds: Artifact[SplitScores] | None = None
+) -> str:
+    """Formats the metrics of each split, and those out of fold, with their intervals as a table."""
+    table = tabulate_scores(scores.result | (name_out_of_fold(scores_of_folds.result) if scores_of_folds else {}))
     titles: dict[str, str] = {recipe.judged_split: Markdown(f"**{escape_markdown(recipe.judged_split)}** (judged)")}
     return format_markdown([{**row, "split": titles.get(row["split"], row["split"])} for row in table])
 

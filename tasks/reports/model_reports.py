@@ -22,13 +22,15 @@ from tasks.reports.formatting import (
     make_printable,
     shorten,
 )
-from training.evaluation.scores import ComparedExport, Group, Scores
+from training.evaluation.scores import ComparedExport, Group, Scores, SplitScores
 from training.evaluation.stored_calibration import CalibrateResult
 from training.recipe import FEWEST_ROWS, Recipe, fits_slice, more_is_better
 
 SAMPLE = "log/predictions_sample.csv"
 SLICES = "slices.json"
 TABLE_ERRORS = 20
+OUT_OF_FOLD = "out of fold"
+"""The name of the training rows in reports, predicted by models that have not seen them."""
 
 
 def tabulate_scores(scores: Mapping[str, Scores]) -> list[dict[str, str]]:
@@ -42,6 +44,11 @@ def tabulate_scores(scores: Mapping[str, Scores]) -> list[dict[str, str]]:
             row = {"split": split, "metric": metric, "value": format_value(score["value"]), "95 % interval": interval}
             table.append(row | ({"baseline": format_value(score.get("baseline"))} if baselines else {}))
     return table
+
+
+def name_out_of_fold(scores: SplitScores) -> SplitScores:
+    """The result of `score_folds` under the name by which reports show it beside other splits."""
+    return {OUT_OF_FOLD: scores["train"]}
 
 
 def summarize_calibration(result: CalibrateResult) -> str:

@@ -56,7 +56,8 @@ def publish(
     work.out.mkdir(parents=True)
     readme = work.out / "README.md"
     calibrated = refs.get("calibrate")
-    facts = CardFacts(recipe, lock, data, trained, predictions, scores, verdict, exports, calibrated)
+    others = exports, calibrated, refs.get("score_folds")
+    facts = CardFacts(recipe, lock, data, trained, predictions, scores, verdict, *others)
     readme.write_text(build_card(facts), encoding="utf-8")
     files = {path.name: str(path) for path in sorted((trained.path / "model").iterdir())}
     files |= {f"adapter/{path.name}": str(path) for path in sorted((trained.path / "adapter").glob("*"))}

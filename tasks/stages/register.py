@@ -125,7 +125,8 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
         exports = released_exports(refs)
         log_exports(client, name, version, refs, exports)
         data, trained, predicted, scored = map(refs.__getitem__, ("load_data", "fit", "predict", "score"))
-        facts = CardFacts(recipe, lock, data, trained, predicted, scored, verdict, exports, refs.get("calibrate"))
+        others = exports, refs.get("calibrate"), refs.get("score_folds")
+        facts = CardFacts(recipe, lock, data, trained, predicted, scored, verdict, *others)
         card = build_description(facts)
         text = f"{judged[VERDICT_TAG]}: {escape_markdown(judged[REASON_TAG])}\n\n{card}"
         _update_version(client, name, version, judged, text[:LONGEST_DESCRIPTION])
