@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from tasks.cache.results import Artifact, Champion, Lock, Promotion, Publication, Selection, Verdict, Version
 from tasks.cache.stage import Builder
+from tasks.jobs import fork_client
+from tasks.jobs.parallel_calls import Slots
 from tasks.stages.calibrate import CalibrateArtifact, calibrate
 from tasks.stages.compare import compare, count_comparison, counts_comparisons, find_champion, has_opponent
 from tasks.stages.exports import CompareExportsArtifact, compare_exports, export, wants_exports
-from tasks.stages.fit import FitArtifact, fit, fit_fold
-from tasks.stages.folds import FoldsArtifact, assign_folds, out_of_fold
+from tasks.stages.fit import FitArtifact, engine_for, fit, fit_fold
+from tasks.stages.folds import FoldsArtifact, assign_folds, out_of_fold, require_gpus
 from tasks.stages.gate import gate
 from tasks.stages.load_data import LoadDataArtifact, counts_tokens, load_data
 from tasks.stages.load_model import load_model, require_same_labels
@@ -84,6 +86,8 @@ class Scored(TrainingInputs):
 def prepare(build: Builder, recipe: Recipe, lock: Lock | None = None) -> TrainingInputs:
     """Builds all that training needs. With `lock`, nothing is resolved again."""
     lock = lock or build(resolve, recipe)
+    if recipe.evaluation.parallel_folds > 1 and engine_for(recipe).runs_here:
+        require_gpus(recipe, lock)
     # The weights of a mixture may be in tokens, which the model's tokenizer counts.
     first = build(load_model, recipe, lock, None) if counts_tokens(recipe) else None
     data = build(load_data, recipe, lock, first)
@@ -114,11 +118,27 @@ def train_and_score(build: Builder, recipe: Recipe, lock: Lock | None = None) ->
 def predict_out_of_fold(build: Builder, recipe: Recipe, ready: TrainingInputs) -> Artifact:
     """Builds a training for each fold, without the fold's rows, and the predictions of all training rows by them."""
     lock, data, model, tokens, folds = ready.lock, ready.data, ready.model, ready.tokens, ready.folds
-    parts = []
-    for fold in range(1, (recipe.evaluation.folds or 0) + 1):
+
+    def predict_rows(fold: int) -> Artifact:
         trained = build(fit_fold.numbered(fold), recipe, lock, data, model, tokens, folds, fold)
-        parts.append(build(predict_fold.numbered(fold), recipe, lock, tokens, trained, folds, fold))
-    return build(out_of_fold, recipe, *parts)
+        return build(predict_fold.numbered(fold), recipe, lock, tokens, trained, folds, fold)
+
+    numbers, at_once = range(1, (recipe.evaluation.folds or 0) + 1), recipe.evaluation.parallel_folds
+    if at_once == 1 or not build.executes:
+        return build(out_of_fold, recipe, *map(predict_rows, numbers))
+    fork_client.start()  # each thread would start one
+    engine, waiting, found = engine_for(recipe), [*numbers], dict[int, Artifact]()
+    with engine.keep_open(several=True):
+        slots = Slots(at_once, predict_rows, divides_gpus=engine.runs_here)
+        try:
+            while waiting or slots.busy:
+                while waiting and slots.free:
+                    slots.start(waiting.pop(0))
+                found |= dict(slots.wait())
+        except BaseException:
+            slots.stop()
+            raise
+    return build(out_of_fold, recipe, *(found[fold] for fold in numbers))
 
 
 def pipeline(

@@ -8,6 +8,7 @@ from flows.pipeline import Finished, pipeline
 from tasks.cache.history import History
 from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.results import Lock
+from tasks.cache.stage import without_number
 from tasks.jobs.hardware import visible_gpus
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.fit import engine_for, launch_early
@@ -32,7 +33,7 @@ def plan_stages(recipe: Recipe, planner: Planner, *, before_run: bool) -> tuple[
         finished = pipeline(planner, recipe)
     except UserError as error:
         problems += error.problems
-    trains = finished is None or any(row.name == "fit" and row.state != "cached" for row in planner.rows)
+    trains = finished is None or any(_trains(row) and row.state != "cached" for row in planner.rows)
     plain = recipe.training.lora is None and not recipe.release.exports
     built_soon = before_run and recipe.model.source == "scratch" and plain
     if trains and before_run:
@@ -66,8 +67,12 @@ def divide_gpus(recipe: Recipe, sweep: Sweep) -> dict[str, Any]:
 
 def launch_training_early(recipe: Recipe, planner: Planner, lock: Lock) -> None:
     """Starts the launcher of a training that will certainly run, by the plan."""
-    if any(row.name == "fit" and row.state == "will run" for row in planner.rows):
+    if any(_trains(row) and row.state == "will run" for row in planner.rows):
         launch_early(recipe, lock)
+
+
+def _trains(row: PlannedStage) -> bool:
+    return without_number(row.name) in ("fit", "fit_fold")
 
 
 def find_unchanged_run(recipe: str, rows: list[PlannedStage]) -> dict[str, Any] | None:

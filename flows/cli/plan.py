@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import yaml
@@ -19,6 +20,7 @@ from tasks.cache import store
 from tasks.cache.history import History
 from tasks.cache.planner import PlannedStage, Planner
 from tasks.cache.results import Artifact, Lock
+from tasks.cache.stage import without_number
 from tasks.home import home
 from tasks.hub.client import find_publishing_problems
 from tasks.jobs.job import job_of
@@ -68,6 +70,8 @@ def plan(arguments: argparse.Namespace) -> int:
         print(f"  fit: {text}")
     for note in checked.notes:
         print(f"  fit: {note}")
+    for text in _folds(recipe, planner):
+        print(f"  folds: {text}")
     for text in _obstacles(recipe, planner):
         print(f"  gate: {text}")
     if training.state in PENDING and (machines := engine_for(recipe).describe(resolved_compute(recipe, finished.lock))):
@@ -115,6 +119,22 @@ def _estimate(planner: Planner, training: PlannedStage) -> list[str]:
     arguments = planner.arguments["fit"]
     job = job_of(fit, *arguments)
     return estimate_lines(training.key, fit.flatten_inputs(job)[0], job)
+
+
+def _folds(recipe: Recipe, planner: Planner) -> Iterator[str]:
+    """Yields what the trainings of folds share and cost; nothing for a recipe without folds."""
+    states = [row.state for row in planner.rows if without_number(row.name) == "fit_fold"]
+    if not states:
+        return
+    before_fit = takewhile(lambda row: row.name != "fit", planner.rows)
+    shared = ", ".join(row.name for row in before_fit if row.name not in ("resolve", "assign_folds", "load_must_hold"))
+    cached, count = states.count("cached"), len(states)
+    text = f"{count} trainings share {shared} with fit; {'all' if cached == count else cached or 'none'} "
+    text += "is cached" if cached == 1 else "are cached"
+    data = planner.arguments["fit"][2]
+    if cached < count and (seconds := _seconds_of_training(recipe, [], data)):
+        text += f", and one takes about {seconds * (count - 1) / count:,.0f} s, by the last training here"
+    yield text
 
 
 def _obstacles(recipe: Recipe, planner: Planner) -> list[str]:
@@ -177,7 +197,7 @@ def _summarize_sweep(recipe: Recipe, sweep: Sweep, planned: Scored) -> Iterator[
     text += f" ({len(stored)} of {sweep.trials} trials are stored)" if stored else ""
     stops = "" if sweep.pruner_name == "none" else f", and {sweep.pruner_name} stops most of them early"
     yield f"{text}{stops}."
-    if seconds := _seconds_of_training(recipe, stored, planned):
+    if seconds := _seconds_of_training(recipe, stored, planned.data):
         yield f"One takes about {seconds:,.0f} s, by {'the stored trials' if stored else 'the last training here'}."
 
 
@@ -194,14 +214,14 @@ def _stored_trials(recipe: Recipe, sweep: Sweep, planned: Scored) -> list[Trial]
         return []
 
 
-def _seconds_of_training(recipe: Recipe, stored: list[Trial], planned: Scored) -> float | None:
+def _seconds_of_training(recipe: Recipe, stored: list[Trial], data: object) -> float | None:
     """The mean time of the completed trials; without any, that of a training at the speed of the recipe's last one."""
     spent = [trial.seconds for trial in stored if trial.state == "completed"]
     if spent:
         return sum(spent) / len(spent)
     key = History(recipe.name).last_key("fit")
     last = store.manifest_of("fit", key) if key else None
-    if last is None or not isinstance(planned.data, Artifact):
+    if last is None or not isinstance(data, Artifact):
         return None
-    rows = (planned.data.result.train_rows or 0) * recipe.training.num_train_epochs
+    rows = (data.result.train_rows or 0) * recipe.training.num_train_epochs
     return float(rows / max(fit.open(last[0]).result.train_samples_per_second, 1e-9))

@@ -35,6 +35,7 @@ def build_result(
         error: The error that ended the run.
         where: The place of the error if no stage began.
     """
+    last = rows[-1].name if rows else where
     return {
         "state": state,
         "flow_run_id": flow_run_id,
@@ -58,7 +59,7 @@ def build_result(
         else None,
         "exports": to_jsonable_python(finished.exports.result) if finished and finished.exports else {},
         "model": _describe_model(finished) if finished else None,
-        "problems": list_problems(error, rows[-1].name if rows else where),
+        "problems": list_problems(error, next((row.name for row in rows if row.state == "failed"), last)),
         "warnings": [],
     }
 

@@ -36,11 +36,11 @@ class Terminal(Listener):
         self._out, self._err, self._recipe = out or sys.stdout, err or sys.stderr, recipe
         self._redraws = can_redraw(self._err)
         self._progress_at = 0.0
-        self._pace = Pace()
+        self._paces: dict[str, Pace] = {}
 
     def stage_started(self, stage: str, key: str) -> None:
         """Shows the stage's name."""
-        self._progress_at, self._pace = time.monotonic(), Pace()
+        self._progress_at, self._paces[stage] = time.monotonic(), Pace()
         if self._redraws:
             self._draw(f"  {stage} …")
 
@@ -87,7 +87,7 @@ class Terminal(Listener):
         self.clear()
 
     def _progress(self, stage: str, event: Progress) -> None:
-        now, text = time.monotonic(), f"  {stage:<16} {self._format_bar(event)}"
+        now, text = time.monotonic(), f"  {stage:<16} {self._format_bar(stage, event)}"
         if now - self._progress_at < (TERMINAL_INTERVAL_S if self._redraws else FILE_INTERVAL_S):
             return
         self._progress_at = now
@@ -96,13 +96,13 @@ class Terminal(Listener):
         else:
             self._note(text)
 
-    def _format_bar(self, event: Progress, width: int = 1000) -> str:
+    def _format_bar(self, stage: str, event: Progress, width: int = 1000) -> str:
         """`██████░░░░ 280/560  train loss 0.754  927 rows/s  16 s left, until 14:05` within `width` columns."""
         done, total = event["done"], event["total"]
         text = f" {done:,}/{total:,}" + (f" {event['unit']}" if "unit" in event else "")
         text += f"  train loss {event['loss']:.3f}" if event.get("loss") is not None else ""
         text += f"  {event['samples_per_second']:,.0f} rows/s" if "samples_per_second" in event else ""
-        if (left_s := self._pace.left_s(done, total)) is not None:
+        if (left_s := self._paces.setdefault(stage, Pace()).left_s(done, total)) is not None:
             end = time.localtime(time.time() + left_s)
             clock = time.strftime("%H:%M" if left_s < 12 * 3600 else "%a %H:%M", end)
             text += f"  {left_s:,.0f} s left, until {clock}"
@@ -135,7 +135,7 @@ class LiveTable(Terminal):
         super().__init__(sys.stdout, sys.stderr, recipe)
         self._begun: set[str] = set()
         self._running: str | None = None
-        self._since, self._bar_text = 0.0, ""
+        self._since, self._bar_text = dict[str, float](), ""
         self._console = Console(stderr=True, highlight=False)
         # Output of libraries appears above the table.
         self._table = Live(
@@ -148,13 +148,14 @@ class LiveTable(Terminal):
     def stage_started(self, stage: str, key: str) -> None:
         """Shows that the stage is running."""
         self._begun.add(stage)
-        self._running, self._since, self._bar_text, self._pace = stage, time.monotonic(), "", Pace()
+        self._running, self._since[stage], self._bar_text, self._paces[stage] = stage, time.monotonic(), "", Pace()
         self._table.start()
         self._table.refresh()
 
     def stage_ended(self, row: Row, result: Any) -> None:
         """Prints the stage's line above the table."""
         self._running = None
+        self._since.pop(row.name, None)
         for text in self._stage_lines(row, result):
             self._console.print(Text(visible(text), "red" if row.state == "failed" else ""), soft_wrap=True)
 
@@ -167,7 +168,9 @@ class LiveTable(Terminal):
         """Does nothing: `close` removes the table."""
 
     def _progress(self, stage: str, event: Progress) -> None:
-        self._bar_text = self._format_bar(event, self._console.width - INDENT)
+        if stage in self._since:  # of several at once, the one with the newest progress
+            self._running = stage
+        self._bar_text = self._format_bar(stage, event, self._console.width - INDENT)
 
     def _note(self, text: str) -> None:
         self._console.print(Text(visible(text)), soft_wrap=True)
@@ -175,7 +178,7 @@ class LiveTable(Terminal):
     def _frame(self) -> Text:
         lines = []
         if self._running:
-            seconds = f"{time.monotonic() - self._since:7.1f} s"
+            seconds = f"{time.monotonic() - self._since[self._running]:7.1f} s"
             lines.append(Text(stage_line(self._running, "running", seconds, ""), "bold"))
             lines += [Text(" " * INDENT + self._bar_text, "bold")] if self._bar_text else []
         expected = [stage for stage, entry in STAGES.items() if not entry.is_optional]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class ArtifactSerializer(Serializer):
 
 
 class Executor:
-    """Runs a composition of stages inside a Prefect flow.
+    """Runs a composition of stages inside a Prefect flow. Several threads with the flow's context may call it.
 
     Args:
         recipe: its name, for the history.
@@ -79,6 +80,8 @@ class Executor:
         force: the stages to run although their output is stored.
         remote: artifacts of other machines.
     """
+
+    executes = True
 
     def __init__(
         self,
@@ -200,10 +203,11 @@ class Executor:
 
 
 class _Listeners(Listener):
-    """Calls every listener. Errors are logged once per listener and not raised, except Paused."""
+    """Calls every listener, for one thread after the other. Errors are logged once per listener and not raised, except
+    Paused."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
-        self._listeners = listeners
+        self._listeners, self._turn = listeners, threading.RLock()
         self._failed: set[int] = set()
 
     def stage_started(self, stage: str, key: str) -> None:
@@ -219,15 +223,16 @@ class _Listeners(Listener):
         self._notify(lambda listener: listener.stage_ended(row, result))
 
     def _notify(self, notify: Callable[[Listener], None]) -> None:
-        for listener in self._listeners:
-            try:
-                notify(listener)
-            except Paused:
-                raise
-            except Exception:
-                if id(listener) not in self._failed:
-                    _logger.warning("%s cannot follow this run", type(listener).__name__, exc_info=True)
-                self._failed.add(id(listener))
+        with self._turn:
+            for listener in self._listeners:
+                try:
+                    notify(listener)
+                except Paused:
+                    raise
+                except Exception:
+                    if id(listener) not in self._failed:
+                        _logger.warning("%s cannot follow this run", type(listener).__name__, exc_info=True)
+                    self._failed.add(id(listener))
 
 
 def _artifact_body(

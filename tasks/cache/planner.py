@@ -58,6 +58,8 @@ class Planner:
         fetch_progress: gives the function that shows the download of a stage's artifact.
     """
 
+    executes = False
+
     def __init__(
         self,
         recipe: str,

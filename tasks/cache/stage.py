@@ -128,6 +128,9 @@ def fetch_event(done: int, total: int) -> Progress:
 class Builder(Protocol):
     """Builds the stages of a pipeline: the executor runs them, the planner only names them."""
 
+    executes: bool
+    """Whether it runs stages. Then several threads may call it."""
+
     def __call__(self, stage: Stage[Result], *arguments: Any) -> Result:
         """The stage's result: an artifact, or an action's own; in a plan, a placeholder if it is unknown."""
 

@@ -31,7 +31,7 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from tasks.cache.results import Artifact, Publication, Verdict, Version
-from tasks.cache.stage import Listener, Row
+from tasks.cache.stage import Listener, Row, without_number
 from tasks.reports.formatting import escape_markdown, limit_rows
 from tasks.reports.model_reports import (
     describe_drift,
@@ -73,16 +73,15 @@ class PrefectProgress(Listener):
         self._linked: set[str] = set()
         self._artifacts = ArtifactSender()
         self._reports: dict[str, dict[str, Any]] = {}
-        self._updated_at = 0.0
-        self._pace = Pace()
-        self._has_bar = False
-        """Whether the present stage has a bar; a cached stage has none."""
+        self._updated_at: dict[str, float] = {}
+        """When the bar of each running stage was updated; a cached stage has none."""
+        self._paces: dict[str, Pace] = {}
         self._waits = False
 
     def stage_started(self, stage: str, key: str) -> None:
         """Links the pages of trackers, once."""
         self._end_wait()
-        self._has_bar, self._pace = False, Pace()
+        self._paces[stage] = Pace()
         self._link_pages()
 
     def stage_waits(self, stage: str) -> None:
@@ -103,9 +102,9 @@ class PrefectProgress(Listener):
                 get_run_logger().info("%s: %s", stage, line)
         steps = [event for event in events if event["kind"] == "progress" and event.get("total")]
         if steps:
-            left_s = self._pace.left_s(steps[-1]["done"], steps[-1]["total"])
-            if time.monotonic() - self._updated_at >= UPDATE_S:
-                self._updated_at, self._has_bar = time.monotonic(), True
+            left_s = self._paces.setdefault(stage, Pace()).left_s(steps[-1]["done"], steps[-1]["total"])
+            if time.monotonic() - self._updated_at.get(stage, -UPDATE_S) >= UPDATE_S:
+                self._updated_at[stage] = time.monotonic()
                 self._artifacts.put(stage, _build_bar(stage, steps[-1], left_s))
 
     def stage_ended(self, row: Row, result: Any) -> None:
@@ -113,7 +112,7 @@ class PrefectProgress(Listener):
         self._end_wait()
         ended = f"{row.name}: {row.state}, {row.seconds:,.0f} s"
         get_run_logger().info("  ".join(filter(None, [ended, summarize_row(row, result)])))
-        if self._has_bar and row.state != "failed":
+        if self._updated_at.pop(row.name, None) is not None and row.state != "failed":
             self._artifacts.put(row.name, Bar(100.0, ended))
         if row.name in STAGES_WITH_REPORT and isinstance(result, Artifact):
             self._reports[row.name] = read_report(result.path)
@@ -159,7 +158,7 @@ def _build_bar(stage: str, event: Progress, left_s: float | None) -> Bar:
     if "unit" in event:
         parts = [f"{done:,} of {total:,} {event['unit']}"]
     else:
-        parts = [f"{'step ' if stage == 'fit' else ''}{done:,} of {total:,}"]
+        parts = [f"{'step ' if without_number(stage) in ('fit', 'fit_fold') else ''}{done:,} of {total:,}"]
     if event.get("phase") == "evaluate":
         parts.append("evaluating")
     if event.get("loss") is not None:

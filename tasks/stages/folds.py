@@ -8,13 +8,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.cache.results import Artifact, label_names
+from tasks.cache.results import Artifact, Lock, label_names
 from tasks.cache.stage import Work
+from tasks.jobs.hardware import visible_gpus
 from tasks.jobs.job import Job, files_of, stage
 from training.data import folds as row_folds
 from training.data.folds import FoldsResult, OutOfFoldResult
 from training.data.row_groups import GROUPS
 from training.jobs.protocol import Settings
+from training.problems import UserError
 from training.recipe import Recipe
 from training.recipe.rules.column_rules import source_columns
 
@@ -32,6 +34,15 @@ class AssignFoldsSettings(Settings):
 
 class OutOfFoldSettings(Settings):
     """The join has no settings."""
+
+
+def require_gpus(recipe: Recipe, lock: Lock) -> None:
+    """Raises UserError if the trainings of folds that run at once need more GPUs than this machine has."""
+    gpus, processes, at_once = len(visible_gpus()), lock.num_processes, recipe.evaluation.parallel_folds
+    if gpus and at_once * processes > gpus:
+        message = f"{at_once} trainings at once with {processes} processes each need {at_once * processes} GPUs, and "
+        message += f"there are {gpus}: lower it or compute.num_processes."
+        raise UserError.of("compute", "evaluation.parallel_folds", message)
 
 
 @stage(FoldsResult, may_repeat=True)

@@ -243,6 +243,7 @@ FIELDS: dict[str, Change | Nothing] = {
     "evaluation.metrics": Change(["accuracy", "f1"], "score"),
     "evaluation.slices": Change(["label"], "score"),
     "evaluation.folds": Change(3, "assign_folds fit_fold_3 predict_fold_3 out_of_fold", FOLDED),
+    "evaluation.parallel_folds": Nothing(2, "where trainings run, and when", FOLDED),
     "evaluation.judge": Change("mine:judge", "compare", ANSWERED),
     "evaluation.allow_remote_code": Nothing(True, "a permission: a metric of the Hub counts by its commit"),
     "release.registry": Change("other", "find_champion register"),

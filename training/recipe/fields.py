@@ -319,6 +319,9 @@ class Evaluation(Section):
     """Also trains this many models, each without the rows of one fold of train, and predicts these rows by it:
     out-of-fold predictions for every training row, with metrics (null: none). A hash of a row's text is its fold, or of
     its group with `data.split.by: group`: docs/how-to/folds.md."""
+    parallel_folds: int = Field(default=1, ge=1, le=100)
+    """Trainings of folds that run at once, each with GPUs of its own; compute.num_processes is of each. Their number
+    changes no weights."""
     judge: CodeName | None = None
     """Your function as `module:function` that compares two answers to a prompt, for task types that answer prompts
     (preference, kto): called with the prompt and two answers in random order, it returns 0 or 1, the better one, or

@@ -456,6 +456,15 @@ def test_folds_without_rows_that_no_model_has_seen_are_reported(values: dict[str
     assert problems(overrides={"evaluation.folds": 5, **values}) == {"evaluation.folds": Says(message)}
 
 
+def test_parallel_folds_need_as_many_folds() -> None:
+    where = "evaluation.parallel_folds"
+    assert problems(overrides={where: 2}) == {where: "2 has no effect without folds."}
+    assert problems(overrides={where: 4, "evaluation.folds": 3}) == {
+        where: "4 is more than evaluation.folds, 3: lower it."
+    }
+    parse(PLAIN, {where: 3, "evaluation.folds": 3})
+
+
 def test_folds_of_packed_and_of_mixed_rows_are_reported() -> None:
     packed = {**PLAIN, "task": "causal-lm", "data": {"source": "csv", "path": "rows", "text": ["text"]}}
     evaluation = {"metrics": ["perplexity"], "folds": 5}

@@ -76,7 +76,11 @@ def _splits_to_predict(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 def _folds(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     """The rows of a fold can be left out of train, and no model of a fold has seen them before."""
-    if (folds := written["evaluation.folds"]) is None:
+    folds, at_once = written["evaluation.folds"], written["evaluation.parallel_folds"]
+    if at_once > (folds or 1):
+        message = f"is more than evaluation.folds, {folds}: lower it." if folds else "has no effect without folds."
+        yield "evaluation.parallel_folds", f"{at_once} {message}"
+    if folds is None:
         return
     where, champion = "evaluation.folds", written["model.start_from"] == "champion"
     if written["data.mix"] is not None:
