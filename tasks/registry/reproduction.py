@@ -93,11 +93,12 @@ def _find_load_model(record: Mapping[str, Any]) -> dict[str, Path] | None:
 
 
 def recorded_recipe(record: Mapping[str, Any], start: Path | None = None) -> Recipe:
-    """The recorded recipe without registration, publication, trackers and the files of the gate. It starts from the
-    model in the folder `start`, if given. Raises UserError if the recipe is no longer valid or needs several
+    """The recorded recipe without registration, publication, trackers, folds and the files of the gate. It starts from
+    the model in the folder `start`, if given. Raises UserError if the recipe is no longer valid or needs several
     machines."""
     overrides: dict[str, Any] = {"release.registry": None, "release.hub": None, "training.report_to": []}
     overrides |= {"model.start_from": "base", "release.gate.must_hold": None}
+    overrides |= {"evaluation.folds": None, "evaluation.parallel_folds": 1}
     if start is not None:
         overrides |= {"model.source": "folder", "model.path": str(start), "model.revision": None, "model.config": None}
     recipe = parse(_replace_values(parse(record[RECIPE_SET]).model_dump(mode="json"), record["recipe"]), overrides)

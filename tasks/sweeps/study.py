@@ -53,13 +53,17 @@ LOW, HIGH, SECONDS, REASON = "low", "high", "seconds", "reason"
 PROGRAMS = ("training.programs.fit", "training.programs.predict", "training.programs.score")
 
 
+_OF_RELEASE: Any = {"release": True, "data": True, "evaluation": {"folds", "parallel_folds"}}
+"""Of the recipe, what trials do not read; the key has the rows themselves."""
+
+
 def study_key(recipe: Recipe, sweep: Sweep, lock: Lock, data: Artifact, model: Artifact) -> str:
     """The study's name: a digest of everything that a trial's figures depend on beside its settings."""
     code = code_behind([*PROGRAMS, *task_types.code_modules(recipe.task)])
     return digest_of(
         {
             "sweep": sweep.model_dump(mode="json", exclude=set(LIMITS)),
-            "recipe": recipe.model_dump(mode="json", exclude={"release": True, "data": True}),
+            "recipe": recipe.model_dump(mode="json", exclude=_OF_RELEASE),
             "compute": {"num_processes": lock.num_processes, "mixed_precision": lock.mixed_precision},
             "upstream": {"load_data": data.digest, "load_model": model.digest},
             "code": code.digests,

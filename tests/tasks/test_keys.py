@@ -403,6 +403,8 @@ class Keys:
         edited: what a stage made otherwise, such as `fit` or `tokenize/test.arrow`.
     """
 
+    executes = False
+
     def __init__(self, edited: str = "") -> None:
         self.keys: dict[str, str] = {}
         self._stage, _, self._part = edited.partition("/")
