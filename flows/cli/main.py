@@ -38,6 +38,7 @@ COMMANDS = {
     "export": "models",
     "drift": "monitoring",
     "evaluate": "monitoring",
+    "labels": "labels",
     "up": "services",
     "deploy": "deployments",
     "data-updated": "deployments",

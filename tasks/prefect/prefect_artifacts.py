@@ -33,6 +33,7 @@ from prefect.runtime import flow_run
 from tasks.cache.results import Artifact, Publication, Verdict, Version
 from tasks.cache.stage import Listener, Row, without_number
 from tasks.reports.formatting import escape_markdown, limit_rows
+from tasks.reports.label_reports import summarize_suspects, tabulate_suspects
 from tasks.reports.model_reports import (
     describe_drift,
     describe_verdict,
@@ -201,6 +202,10 @@ def build_result_artifacts(row: Row, result: Any) -> dict[str, PrefectArtifact]:
     if row.name == "drift" and isinstance(result, Artifact):
         report = result.result.model_dump(mode="json")
         found["drift"] = Table(tabulate_drift(report), escape_markdown(describe_drift(report)))
+    if row.name == "list_labels" and isinstance(result, Artifact):
+        suspects = tabulate_suspects(one.model_dump() for one in result.result.first)
+        if suspects:
+            found["labels"] = Table(suspects, escape_markdown(f"{summarize_suspects(result.result)}."))
     if isinstance(result, Verdict):
         checks = limit_rows(tabulate_checks(result), "figure", "gate/verdict.json")
         found["verdict"] = Table(checks, describe_verdict(result))

@@ -204,6 +204,8 @@ def resolve_fields(recipe: Recipe, lock: Lock) -> dict[str, Any]:
         values["model"]["path"] = str(lock.model_version)
     if lock.model_files and recipe.model.path and recipe.model.source == "folder":
         values["model"]["path"] = _absolute(recipe.model.path)
+    if lock.corrections is not None:
+        values["data"]["corrections"] = lock.corrections.path
     if recipe.model.chat_template:
         values["model"]["chat_template"] = _absolute(recipe.model.chat_template)
     values["compute"] |= {"num_processes": lock.num_processes, "mixed_precision": lock.mixed_precision}

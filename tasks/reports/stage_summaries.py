@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasks.cache.results import Artifact, Champion, Promotion, Publication, Verdict, Version
 from tasks.cache.stage import Row, without_number
 from tasks.reports.formatting import format_count, format_score, format_size, format_value
+from tasks.reports.label_reports import summarize_suspects
 from tasks.reports.model_reports import summarize_calibration, summarize_exports
 
 if TYPE_CHECKING:
@@ -150,8 +151,10 @@ MONITORING_STAGES = {
     "predict_labelled": StageEntry(_summarize_rate),
     "evaluate": StageEntry(_summarize_evaluation),
     "record_evaluation": StageEntry(),
+    "list_labels": StageEntry(summarize_suspects),
+    "log_labels": StageEntry(),
 }
-"""The stages of the flows that look at a registered version."""
+"""The stages of the flows that look at a registered version, or at the rows of a run."""
 
 
 def entry_of(stage: str) -> StageEntry:

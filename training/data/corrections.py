@@ -18,6 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,31 +97,22 @@ class Corrections:
 
     @classmethod
     def read(cls, file: str, wanted: SourceColumns) -> Corrections:
-        """Reads a file as a spreadsheet saves it: with commas, semicolons or tabs, in any order of columns, with a byte
-        order mark or without. Problems are collected, not raised."""
+        """Reads a file. Problems are collected, not raised."""
         shown = display_name(file)
         try:
-            with as_user_error(file):
-                content = b"".join(read_pieces(file)) if is_url(file) else read_local(file)
+            lines = read_lines(file)
         except UserError as error:
-            return cls(wanted, shown, problems=[one.model_copy(update={"where": FIELD}) for one in error.problems])
-        names, lines = _read_table(_decode(content))
-        if missing := [name for name in NEEDED if name not in names]:
-            there = ", ".join(map(on_one_line, filter(None, names))) or "none"
-            message = f"{shown} has no column {' and no column '.join(map(repr, missing))}; it has {there}: "
-            message += f"give a file that `finetune labels` wrote, with the columns {', '.join(COLUMNS)}."
-            return cls(wanted, shown, problems=[Problem(kind="data", where=FIELD, message=message)])
+            return cls(wanted, shown, problems=list(error.problems))
         given: dict[str, list[Decision]] = {}
         undecided, unknown = 0, list[tuple[int, str]]()
-        for line, cells in lines:
-            cell = {name: cells[names.index(name)].strip() if name in names else "" for name in COLUMNS}
-            if not cell["decision"]:
+        for number, cells in lines:
+            if not cells["decision"]:
                 undecided += 1
-            elif not _ROW.fullmatch(cell["row"]):
-                unknown.append((line, cell["row"]))
+            elif not _ROW.fullmatch(cells["row"]):
+                unknown.append((number, cells["row"]))
             else:
-                listed = _unescape(cell["label"])
-                given.setdefault(cell["row"], []).append(Decision(line, _unescape(cell["decision"]), listed))
+                decision = Decision(number, _unescape(cells["decision"]), _unescape(cells["label"]))
+                given.setdefault(cells["row"], []).append(decision)
         problems = []
         if unknown:
             message = f"names no row by {shorten(unknown[0][1])}{_others([one for one, _ in unknown])}: copy the name "
@@ -269,14 +261,44 @@ class Corrections:
         }
 
 
-def escape(cell: str) -> str:
-    """Returns a cell that a spreadsheet does not take for a formula. Reading decisions removes the mark again."""
-    return f"'{cell}" if cell.startswith(FORMULA) else cell
-
-
 def spell_label(label: Any) -> str:
     """Returns a row's label as a cell: a list as JSON, and a number in as few digits as give it back."""
     return label if isinstance(label, str) else as_json(label)
+
+
+def read_lines(file: str) -> list[tuple[int, dict[str, str]]]:
+    """Returns the lines of a file as a spreadsheet saves it, each with its number and its cells by COLUMNS: with
+    commas, semicolons or tabs, in any order of columns, with a byte order mark or without. The header is line 1. Raises
+    UserError if the file cannot be read, or lacks a column."""
+    try:
+        with as_user_error(file):
+            content = b"".join(read_pieces(file)) if is_url(file) else read_local(file)
+    except UserError as error:
+        raise UserError(one.model_copy(update={"where": FIELD}) for one in error.problems) from error
+    names, lines = _read_table(_decode(content))
+    if missing := [name for name in NEEDED if name not in names]:
+        there = ", ".join(map(on_one_line, filter(None, names))) or "none"
+        message = f"{display_name(file)} has no column {' and no column '.join(map(repr, missing))}; it has {there}: "
+        message += f"give a file that `finetune labels` wrote, with the columns {', '.join(COLUMNS)}."
+        raise UserError.of("data", FIELD, message)
+    return [
+        (number, {name: cells[names.index(name)].strip() if name in names else "" for name in COLUMNS})
+        for number, cells in lines
+    ]
+
+
+def read_decided(file: str) -> dict[str, dict[str, str]]:
+    """Returns the lines of a file that have a decision, by the name of their row. Raises UserError as `read_lines`."""
+    return {cells["row"]: cells for _, cells in read_lines(file) if cells["decision"] and _ROW.fullmatch(cells["row"])}
+
+
+def write_review(lines: Iterable[Sequence[str]], file: Path) -> None:
+    """Writes lines with a cell for each of COLUMNS, so that a spreadsheet takes no cell for a formula."""
+    # With a byte order mark, spreadsheets read it as UTF-8.
+    with open(file, "w", newline="", encoding="utf-8-sig") as out:
+        writer = csv.writer(out)
+        writer.writerow(COLUMNS)
+        writer.writerows([f"'{cell}" if cell.startswith(FORMULA) else cell for cell in line] for line in lines)
 
 
 def _unescape(cell: str) -> str:

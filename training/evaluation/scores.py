@@ -81,6 +81,51 @@ class HeldRows(Result):
     """Some that are wrong, those with a reason first."""
 
 
+class ErrorShare(Result):
+    """The share of listed rows that have a wrong label, with its 95 % interval."""
+
+    low: float
+    expected: float
+    high: float
+
+
+class SuspectRow(Result):
+    """A row whose label is probably wrong, or is not the label of an equal row."""
+
+    row: str
+    """Its name in data.corrections."""
+    text: str
+    label: str
+    suggestion: str
+    """The label that is likelier, in the form of the column `decision`."""
+    chance: float | None
+    """That the label is wrong; None if it is unknown."""
+
+
+class SuspectLabels(Result):
+    """The rows of train whose labels deserve a look."""
+
+    rows: int
+    """Of train, without those that people have decided on."""
+    decided: int
+    """Rows of train that people have decided on."""
+    suspects: int
+    """Rows whose label is probably wrong; equal rows count once."""
+    share: ErrorShare | None
+    """Of the suspects; None for numbers, and without suspects."""
+    noise: float | None
+    """The expected share of wrong labels among all rows, of several labels a row among all labels, of tags among all
+    words; None for numbers."""
+    conflicts: int
+    """Texts that have different labels in different rows."""
+    repeats: int
+    """Rows with the same text and label as an earlier row."""
+    known: int | None
+    """Other rows whose label is certain to a model that has not seen them: they teach little. None for numbers."""
+    first: list[SuspectRow]
+    """The surest suspects."""
+
+
 class FlippedRow(Result):
     """A row that the champion has right and the new model has wrong."""
 
