@@ -14,7 +14,7 @@ from tasks.stages.exports import CompareExportsArtifact, compare_exports, export
 from tasks.stages.fit import FitArtifact, engine_for, fit, fit_fold
 from tasks.stages.folds import FoldsArtifact, assign_folds, out_of_fold, require_gpus
 from tasks.stages.gate import gate
-from tasks.stages.load_data import LoadDataArtifact, counts_tokens, load_data
+from tasks.stages.load_data import LoadDataArtifact, load_data, needs_tokenizer
 from tasks.stages.load_model import load_model, require_same_labels
 from tasks.stages.must_hold import load_must_hold, must_hold, predict_must_hold
 from tasks.stages.predict import (
@@ -88,8 +88,8 @@ def prepare(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Trainin
     lock = lock or build(resolve, recipe)
     if recipe.evaluation.parallel_folds > 1 and engine_for(recipe).runs_here:
         require_gpus(recipe, lock)
-    # The weights of a mixture may be in tokens, which the model's tokenizer counts.
-    first = build(load_model, recipe, lock, None) if counts_tokens(recipe) else None
+    # The model's tokenizer may count the tokens by which a mixture is weighted, or its chat template refuse rows.
+    first = build(load_model, recipe, lock, None) if needs_tokenizer(recipe, lock) else None
     data = build(load_data, recipe, lock, first)
     require_fitting(recipe, data)
     folds = build(assign_folds, recipe, data) if recipe.evaluation.folds else None

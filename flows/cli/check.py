@@ -23,10 +23,17 @@ from flows.reports.terminal import Terminal
 from tasks.cache.results import Lock
 from tasks.hub.client import find_publishing_problems
 from tasks.reports.row_reports import read_report, summarize_corrections
-from tasks.stages.load_data import counts_tokens, load_data_settings, load_rows
+from tasks.stages.load_data import (
+    counts_tokens,
+    leaves_out_refused,
+    load_data_settings,
+    load_rows,
+    write_template_folder,
+)
 from tasks.stages.must_hold import load_must_hold_settings, read_must_hold
 from tasks.stages.preflight.model_check import require_model
 from tasks.stages.preflight.token_check import (
+    add_template,
     count_tokens,
     find_tokenizer,
     find_tokenizer_folder,
@@ -99,7 +106,7 @@ def _check(recipe: Recipe, findings: Findings, terminal: Terminal) -> None:
             lock = pin_data(recipe, terminal.progress_of("resolve"))
             findings.notes += lock.notes
             terminal.stage_started("load_data", "")
-            readable, tokenizer = _find_counter(recipe, model, folder, findings)
+            readable, tokenizer = _find_tokenizer_of_rows(recipe, model, folder, findings)
             load_rows(load_data_settings(readable, lock), folder / "rows", terminal.progress_of("load_data"), tokenizer)
             findings.rows = read_report(folder / "rows")
             findings.problems += findings.rows["problems"]
@@ -115,17 +122,27 @@ def _check(recipe: Recipe, findings: Findings, terminal: Terminal) -> None:
             terminal.clear()
 
 
-def _find_counter(recipe: Recipe, lock: Lock | None, folder: Path, findings: Findings) -> tuple[Recipe, Path | None]:
-    """The recipe whose rows can be read here, and the folder of the tokenizer that counts the weights of its mixture.
-    If the tokenizer is needed and not available now, the weights are in characters."""
-    if not counts_tokens(recipe):
+def _find_tokenizer_of_rows(
+    recipe: Recipe, lock: Lock | None, folder: Path, findings: Findings
+) -> tuple[Recipe, Path | None]:
+    """The recipe whose rows can be read here, and the folder of the tokenizer that counts the weights of its mixture or
+    whose chat template refuses rows. Without the tokenizer, weights are in characters, and no row is refused."""
+    if not (counts_tokens(recipe) or leaves_out_refused(recipe)):
         return recipe, None
+    template = recipe.model.chat_template and Path(recipe.model.chat_template).expanduser()
+    if recipe.model.source == "scratch":  # its tokenizer is trained on the rows
+        return recipe, write_template_folder(template, folder / "template") if template else None
     reason = "the model's tokenizer is not available."
     try:
         if lock is not None:
-            return recipe, find_tokenizer_folder(recipe, lock, folder / "rows", folder / "tokenizer")
+            tokenizer = find_tokenizer_folder(recipe, lock, folder / "rows", folder / "tokenizer")
+            return recipe, add_template(tokenizer, template, folder / "template") if template else tokenizer
     except (UserError, MlflowFailed) as error:
         reason = str(error)
+    if leaves_out_refused(recipe):
+        findings.notes.append(f"Rows that the chat template refuses were not looked for: {reason}")
+    if not counts_tokens(recipe):
+        return recipe, None
     findings.notes.append(f"The mixture was weighted by characters instead of tokens: {reason}")
     return parse(recipe.model_dump(exclude_unset=True), {"data.weight_by": "characters"}), None
 

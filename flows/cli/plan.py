@@ -27,7 +27,7 @@ from tasks.jobs.job import job_of
 from tasks.reports.row_reports import read_report
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.fit import engine_for, fit, launch, resolved_compute
-from tasks.stages.load_data import counts_tokens
+from tasks.stages.load_data import needs_tokenizer
 from tasks.stages.preflight.gate_power import count_rows, expect_comparison, find_obstacles
 from tasks.stages.preflight.training_estimate import estimate_lines
 from tasks.sweeps.study import Study, only_sweep, study_key
@@ -183,7 +183,7 @@ def _summarize(recipe: Recipe, rows: list[PlannedStage]) -> str:
 def _summarize_sweep(recipe: Recipe, sweep: Sweep, planned: Scored) -> Iterator[str]:
     """What trials share, how many trainings there are at most, and what one costs."""
     sections = {name.partition(".")[0] for name in sweep.space}
-    loading = ("load_model", "load_data") if counts_tokens(recipe) else ("load_data", "load_model")
+    loading = ("load_model", "load_data") if needs_tokenizer(recipe, planned.lock) else ("load_data", "load_model")
     before_fit = ("resolve", *loading, "tokenize")
     varied = [before_fit.index(FIRST_STAGE.get(section, "tokenize")) for section in sections & FIRST_STAGE.keys()]
     shared = before_fit[: min(varied, default=len(before_fit))]

@@ -98,7 +98,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     model, tokenizer = (Path(job.inputs[name]) for name in ("model", "tokenizer"))
     predictor = Predictor(task_type, model, tokenizer, settings.max_length, calibration=settings.calibration)
     predictions = predictor.predict(to_batch(task_type, columns, rows))
-    if predictor.beyond:
+    if predictor.beyond or predictor.refused:
         raise UserError(Problem(kind="model", where="TEXT", message=message) for message in predictor.warnings())
     for message in predictor.warnings():
         events.warning(message)

@@ -35,6 +35,7 @@ from training.recipe.field_types import split_version_name
 from training.recipe.fields import Drift
 from training.recipe.reading_rules import TEXT_LINES, ReadingRules
 from training.recipe.tables.metrics import PAIRS, UNPAIRED
+from training.recipe.tables.row_checks import REFUSED_BY_TEMPLATE
 from training.task_types.task_type import BaseReference
 
 if TYPE_CHECKING:
@@ -162,8 +163,8 @@ def labelled_data(version: MonitoredVersion, rows: Artifact, files: Sequence[Pin
     """The section `data` for rows in these files, read as the version's rules say, with its labels in their order. Of a
     mixture they have the columns of the first set.
 
-    Equal rows are no fault here, and rows that lack a text or a label are left out with a warning. Raises UserError for
-    files of several formats.
+    Equal rows are no fault here, and rows that lack a text or a label, or that the chat template refuses, are left out
+    with a warning. Raises UserError for files of several formats.
     """
     formats = {format_of(pin.path, version.rules): pin.path for pin in files}
     if TEXT_LINES in formats:
@@ -176,7 +177,7 @@ def labelled_data(version: MonitoredVersion, rows: Artifact, files: Sequence[Pin
     (source,) = formats
     data = version.rules.data(source)
     levels = dict.fromkeys(("duplicates", "conflicting_labels", "shared_rows", "absent_label"), "ignore")
-    levels |= dict.fromkeys(("blank_text", "missing_label"), "warning")
+    levels |= dict.fromkeys(("blank_text", "missing_label", REFUSED_BY_TEMPLATE), "warning")
     names = label_names(rows)
     values = {
         "checks": {**data.checks, **levels},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,10 +30,11 @@ from training.problems import UserError
 from training.programs.evaluate import EvaluateResult, EvaluateSettings
 from training.programs.predict_champion import PredictChampionResult, PredictChampionSettings
 from training.recipe import Data, Recipe
-from training.recipe.rules.column_rules import code_for_rows
+from training.recipe.rules.column_rules import code_for_rows, takes_template
 from training.recipe.rules.slice_rules import FEWEST_ROWS, MOST_GROUPS
 from training.recipe.tables.formats import SOURCES
 from training.recipe.task_specification import specification
+from training.tokenization.chat_templates import load_template
 
 SPLIT = "test"
 """The name of the evaluated rows' split: load_data keeps its columns for slices."""
@@ -53,11 +55,16 @@ class LoadLabelledSettings(Settings):
 def load_labelled(version: MonitoredVersion, recipe: Recipe, rows: Artifact, files: Sequence[PinnedFile]) -> Job:
     """Reads and checks the rows as `load_data` does, as one split, with the labels of the version in their order.
 
-    The settings of reading, the labels' names, and the content of the files.
+    The settings of reading, the labels' names, the content of the files, and the tokenizer if its chat template may
+    refuse rows.
     """
     data = labelled_data(version, rows, files)
     code, named, options = code_for_rows(recipe)
     source = SOURCES[data.source]
+    reads, libraries = {}, [*source.libraries]
+    if takes_template(recipe):
+        reads = {"tokenizer": files_of_version(version.champion, "NAME")["tokenizer"]}
+        libraries += ["transformers", "jinja2", "tokenizers"]
     return Job(
         _load,
         LoadLabelledSettings(
@@ -66,13 +73,13 @@ def load_labelled(version: MonitoredVersion, recipe: Recipe, rows: Artifact, fil
             spelt=dict(read_report(rows.path).get("spelt", {})),
             files=list(files),
         ),
-        reads={},
+        reads=reads,
         content={"files": [pin.sha256 for pin in files], **reading_by_name(data, [pin.path for pin in files])},
         tables={"rows": {"options": options}},
         code=["training.data.load_rows", source.reader.partition(":")[0], *code],
         outside=["training.programs"],
         users_code=named,
-        libraries=source.libraries,
+        libraries=libraries,
         field_names={"files": ", ".join(pin.path for pin in files)},
     )
 
@@ -80,8 +87,15 @@ def load_labelled(version: MonitoredVersion, recipe: Recipe, rows: Artifact, fil
 def _load(work: Work, settings: LoadLabelledSettings, inputs: Mapping[str, Path]) -> LoadDataResult:
     task_type = specification(settings.task, settings.options)
     sources, spelt = {SPLIT: [pin.path for pin in settings.files]}, settings.spelt
+    template = load_template(inputs["tokenizer"]) if "tokenizer" in inputs else None
+    refused = partial(task_type.refused_rows, template) if template else None
     try:
-        result = load(settings.data, task_type, sources, work.out, work.progress, [SPLIT], only=SPLIT, spelt=spelt)
+        result = load(
+            *(settings.data, task_type, sources, work.out, work.progress, [SPLIT]),
+            only=SPLIT,
+            spelt=spelt,
+            refused_rows=refused,
+        )
     except UserError as error:
         words = {"where": "inputs", "message": "there are no rows that can be evaluated: give files that have some."}
         is_empty = [problem.check == "no_rows" for problem in error.problems]

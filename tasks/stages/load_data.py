@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,16 +14,21 @@ from tasks.cache.input_files import Progress, require_unchanged
 from tasks.cache.results import Artifact, Lock, PinnedFile, PinnedRows
 from tasks.cache.stage import Work
 from tasks.hub.client import explain_read_errors
-from tasks.jobs.job import Job, folder_of, stage
+from tasks.jobs.job import Files, Job, folder_of, stage
 from tasks.reports.row_reports import emit_warnings, read_report, summarize_corrections, summarize_splits
 from training.data.load_rows import LoadDataResult, load
 from training.data.sources import reading_by_name, split_names
 from training.jobs.protocol import NotInKey, Settings, values_in_key
+from training.local_files import open_local
+from training.models.repository_files import CHAT_TEMPLATE, HOME_ROOMS
 from training.recipe import Data, Recipe
-from training.recipe.rules.column_rules import code_for_rows, source_columns
+from training.recipe.rules.column_rules import code_for_rows, source_columns, takes_template
 from training.recipe.tables.formats import SOURCES
+from training.recipe.tables.row_checks import REFUSED_BY_TEMPLATE
 from training.recipe.task_specification import specification
+from training.tokenization.chat_templates import load_template
 from training.tokenization.encoder import token_counter
+from training.tokenization.special_tokens import SPECIAL
 
 
 class LoadDataSettings(Settings):
@@ -60,7 +67,8 @@ def load_data(recipe: Recipe, lock: Lock, model: Artifact | None = None) -> Job:
 
     The settings of reading and checking, the content of the files and of data.corrections, the commit or the object's
     code and fingerprint; of a mixture those of each set, with names, weights and epochs. The model's tokenizer, if it
-    counts the tokens by which a mixture is weighted: only then is `model` given.
+    counts the tokens by which a mixture is weighted or if rows that its chat template refuses are left out: only then
+    is `model` given. Of a model from scratch, whose tokenizer is trained on the rows, the chat template alone.
     """
     data, wanted = recipe.data, source_columns(recipe)
     code, named, options = code_for_rows(recipe)
@@ -80,15 +88,25 @@ def load_data(recipe: Recipe, lock: Lock, model: Artifact | None = None) -> Job:
         content["corrections"] = lock.corrections.sha256
         names["corrections"] = lock.corrections.path
     columns = {column.name: column.form + " or nothing" * column.may_be_empty for column in wanted.columns}
-    libraries = [library for one in sources for library in one.libraries] + ["tokenizers"] * (model is not None)
+    libraries = [library for one in sources for library in one.libraries]
+    reads: dict[str, Files] = {}
+    if model is not None:
+        reads["tokenizer"] = folder_of(model, "tokenizer")
+        libraries.append("tokenizers")
+    elif leaves_out_refused(recipe) and (pin := lock.model_files.get(CHAT_TEMPLATE)):
+        reads["tokenizer"] = Files(partial(_make_template_folder, pin), {"chat_template": pin.sha256})
+    if leaves_out_refused(recipe):
+        libraries += ["transformers", "jinja2"]
+    # Only a task type's own code for rows may look at conversations without a template.
+    unread = [] if reads else [f"training.tokenization{'.encoder' if code else ''}", "training.models"]
     return Job(
         _read,
         load_data_settings(recipe, lock),
-        reads={"tokenizer": folder_of(model, "tokenizer")} if model is not None else {},
+        reads=reads,
         content=content,
         tables={"task": {"options": options, "columns": columns, "checks": dict(wanted.task_type.checks)}},
         code=["training.data.load_rows", *dict.fromkeys(one.reader.partition(":")[0] for one in sources), *code],
-        outside=[*figures_code(recipe.task), *([] if model is not None else ["training.tokenization.encoder"])],
+        outside=[*figures_code(recipe.task), *unread],
         users_code=named | {where: one.path for where, one in _objects(data)},
         libraries=tuple(dict.fromkeys(libraries)),
         field_names=names,
@@ -98,6 +116,31 @@ def load_data(recipe: Recipe, lock: Lock, model: Artifact | None = None) -> Job:
 def counts_tokens(recipe: Recipe) -> bool:
     """Whether reading the rows needs the model's tokenizer: for a mixture that is weighted by tokens."""
     return recipe.data.mix is not None and recipe.data.weight_by == "tokens"
+
+
+def leaves_out_refused(recipe: Recipe) -> bool:
+    """Whether the model's chat template decides which rows are kept."""
+    return takes_template(recipe) and recipe.data.checks.get(REFUSED_BY_TEMPLATE, "error") != "error"
+
+
+def needs_tokenizer(recipe: Recipe, lock: Lock) -> bool:
+    """Whether the model, whose tokenizer reading the rows needs, is loaded before them."""
+    trains_tokenizer = recipe.model.source == "scratch" and lock.started_from is None
+    return counts_tokens(recipe) or (leaves_out_refused(recipe) and not trains_tokenizer)
+
+
+def _make_template_folder(pin: PinnedFile, work: Work) -> Path:
+    """The folder of a tokenizer without a vocabulary: its chat template, and the special tokens that this may name."""
+    return write_template_folder(Path(pin.path), work.job / "template")
+
+
+def write_template_folder(template: Path, folder: Path) -> Path:
+    """Fills a folder with a chat template and the special tokens of a model from scratch. Returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(open_local(str(template), HOME_ROOMS, "model"), "rb") as source:
+        (folder / CHAT_TEMPLATE).write_bytes(source.read())
+    (folder / "tokenizer_config.json").write_text(json.dumps(SPECIAL))
+    return folder
 
 
 def _content(data: Data, pinned: PinnedRows, evaluated: Sequence[str]) -> dict[str, Any]:
@@ -149,8 +192,8 @@ def load_rows(
 ) -> LoadDataResult:
     """Writes the rows and their report to the folder `out`, without the store. Raises UserError with every problem.
 
-    `progress` is called with the amount read and the total. `tokenizer` is the folder of the model's tokenizer, if
-    `counts_tokens`.
+    `progress` is called with the amount read and the total. `tokenizer` is the folder of the model's tokenizer, which
+    counts tokens, or whose chat template refuses rows.
     """
     data, task_type = settings.data, specification(settings.task, settings.options)
     pinned = [
@@ -164,16 +207,21 @@ def load_rows(
         hub = settings.pinned[index].hub
         return explain_read_errors("dataset", data.sets[index].path, hub.commit) if hub else nullcontext()
 
+    counter, refused = None, None
+    if tokenizer is not None:
+        if data.mix is not None and data.weight_by == "tokens":
+            counter = token_counter(tokenizer)
+        if data.checks.get(REFUSED_BY_TEMPLATE, "error") != "error" and (template := load_template(tokenizer)):
+            refused = partial(task_type.refused_rows, template)
     decided = settings.corrections
     corrections = decided.path if decided is not None else None
-    if data.mix is not None:
-        counter = token_counter(tokenizer) if tokenizer is not None else None
+    with explain(0) if data.mix is None else nullcontext():
         result = load(
-            data, task_type, pinned, out, progress, settings.evaluated, explain, counter, corrections=corrections
+            *(data, task_type, pinned if data.mix is not None else pinned[0], out, progress, settings.evaluated),
+            *(() if data.mix is None else (explain, counter)),
+            corrections=corrections,
+            refused_rows=refused,
         )
-    else:
-        with explain(0):
-            result = load(data, task_type, pinned[0], out, progress, settings.evaluated, corrections=corrections)
     files = [pin for one in settings.pinned for files in one.files.values() for pin in files]
     require_unchanged([*files, decided] if decided is not None else files)
     return result

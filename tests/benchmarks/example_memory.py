@@ -133,7 +133,8 @@ def _create(name: str, recipe: Recipe, folder: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModel
 
-    from training.programs.create_model import SPECIAL, learner, save_tokenizer
+    from training.programs.create_model import learner, save_tokenizer
+    from training.tokenization.special_tokens import SPECIAL
 
     texts = [f"word{number}" for number in range(WORDS)]
     writes = recipe.task == "sft"

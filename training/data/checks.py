@@ -27,6 +27,7 @@ from training.data.row_problems import RowProblems
 from training.data.row_statistics import MISSING_WORDS, SplitStatistics
 from training.data.row_times import RowTimes
 from training.recipe.source_columns import SourceColumns, StoredColumn
+from training.recipe.tables.row_checks import REFUSED_BY_TEMPLATE
 
 if TYPE_CHECKING:
     from training.recipe.column_types import Mask
@@ -39,6 +40,8 @@ LONGEST_DOCUMENT_BYTES = 16 * 2**20  # for task types that cut documents into bl
 
 _LIST = re.compile(r"""\[\s*(['"\d].*)?\]""", re.DOTALL)
 
+RefusedRows = Callable[[pa.RecordBatch], Iterator[tuple[str, "Mask"]]]
+"""Returns reasons for which the model's chat template cannot write some of the rows, each with a mask of these."""
 Places = Mapping[str, int]
 """The index of each label as rows spell it."""
 
@@ -482,15 +485,22 @@ SET_CHECKS: dict[str, SetCheck] = {
 }
 """Each takes the labels in the train rows of each set of a mixture, and the names of the sets."""
 
-LEAVES_OUT = ("encoding", "ragged", "malformed", "type", *ROW_CHECKS, "missing_time", "unknown_label")
+LEAVES_OUT = (
+    *("encoding", "ragged", "malformed", "type", *ROW_CHECKS, "missing_time", "unknown_label"),
+    REFUSED_BY_TEMPLATE,
+)
 """The checks of unusable rows: unless the level is error, the rows are left out."""
 
 
 def usable_rows(
-    block: Block, statistics: SplitStatistics, row_problems: RowProblems, times: RowTimes | None = None
+    block: Block,
+    statistics: SplitStatistics,
+    row_problems: RowProblems,
+    times: RowTimes | None = None,
+    refused_rows: RefusedRows | None = None,
 ) -> Block:
     """Returns the block without unusable rows; adds the problems that the reader and the row checks found. `times`
-    reads the time of each row, if rows are split by time."""
+    reads the time of each row, if rows are split by time. Rows that `refused_rows` finds are unusable too."""
     for problem in block.row_problems:
         row_problems.add(block.where, problem.check, problem.description, [problem.row], problem.value)
     statistics.left_out += len(block.row_problems)
@@ -501,6 +511,12 @@ def usable_rows(
     if times is not None:
         block = _leave_out(*times.read(block), statistics, row_problems)
     block = _leave_out(block, statistics.wanted.task_type.row_problems(block.rows), statistics, row_problems)
+    if refused_rows is not None and block.rows.num_rows:
+        refused = (
+            (REFUSED_BY_TEMPLATE, f"is refused by the model's chat template ({reason})", mask)
+            for reason, mask in refused_rows(block.rows)
+        )
+        block = _leave_out(block, refused, statistics, row_problems)
     for check, remark_on in ROW_REMARKS.items():
         for description, mask, example in remark_on(block.rows, statistics.wanted):
             row_problems.add(block.where, check, description, block.numbers[mask].tolist(), example)

@@ -35,7 +35,7 @@ import numpy as np
 import pyarrow as pa
 
 from training.data.casting import UNCODED_TYPES, CastBlock, cast_blocks
-from training.data.checks import ROW_CHECKS, SET_CHECKS, SPLIT_CHECKS, SplitProblem, usable_rows
+from training.data.checks import ROW_CHECKS, SET_CHECKS, SPLIT_CHECKS, RefusedRows, SplitProblem, usable_rows
 from training.data.corrections import Corrections
 from training.data.duplicates import DuplicateTexts, Hashes, hash_rows
 from training.data.file_systems import display_name
@@ -102,6 +102,7 @@ def load(
     only: str | None = None,
     spelt: Mapping[str, int] | None = None,
     corrections: str | None = None,
+    refused_rows: RefusedRows | None = None,
 ) -> LoadDataResult:
     """Writes the rows of every split to the folder `out`, with their labels and a report.
 
@@ -112,7 +113,7 @@ def load(
     may raise UserError in place of other errors. `count_tokens` returns the tokens of texts; a mixture that is weighted
     by tokens needs it. `only` is the one split to read, whole, if nothing is trained; `spelt` are then the indices of
     labels whose spelling in the training rows is not their name, as the report has them. `corrections` is the file of
-    decisions about labels.
+    decisions about labels. Rows that `refused_rows` finds are left out.
 
     `out` gets `<split>.arrow` with the task type's columns, in the types of RowSpecification.columns;
     `labels.json` (names in order, none for a task type without labels); `log/report.json` (rows, labels, characters
@@ -133,7 +134,8 @@ def load(
         require_package()
     with user_code_errors(task_type), TemporaryDirectory(dir=out, prefix=".as-written-") as folder:
         decided = Corrections.read(corrections, wanted[0]) if corrections else None
-        reading = _Reading(data, wanted, given, Path(folder), progress, explain, only, spelt or {}, decided)
+        given_to_all = (progress, explain, only, spelt or {}, decided, refused_rows)
+        reading = _Reading(data, wanted, given, Path(folder), *given_to_all)
         reading.read_all()
         names, places, problems = reading.problems_and_labels()
         _require(problems)
@@ -201,6 +203,7 @@ class _Reading:
     spelt: Mapping[str, int] = field(default_factory=dict)
     """The indices of labels whose spelling is not their name."""
     corrections: Corrections | None = None
+    refused_rows: RefusedRows | None = None
     statistics_by_split: dict[str, SplitStatistics] = field(default_factory=dict)
     source_problems: list[Problem] = field(default_factory=list)
     """Problems of sources that could not be read completely."""
@@ -255,7 +258,8 @@ class _Reading:
                 if cast.filtered or cast.block.row_problems or cast.block.rows.num_rows:
                     with_rows.add(cast.block.where)
                 statistics_of[split].filtered += cast.filtered
-                block = usable_rows(cast.block, statistics_of[split], self.row_problems[index], times)
+                problems = self.row_problems[index]
+                block = usable_rows(cast.block, statistics_of[split], problems, times, self.refused_rows)
                 if waiting is not None:
                     waiting.add(block)
                 else:

@@ -57,7 +57,7 @@ class Observer:
         Its columns are `tokens`, `unknown` (their share that the tokenizer does not know; absent if it knows all
         texts), `embedding` (D), the mean of the last hidden states; and the predictions: a column `field.NAME` for each
         field of a record that is a number, a text, or a list of texts (joined). `report` is called with the number of
-        rows that are done.
+        rows that are done. Raises RefusedRows, before it begins, for rows that the chat template refuses.
         """
         features = iter([self._task_type.features(self._encoder, rows).rows])
         tokens = pa.Table.from_batches(self._task_type.token_rows("rows", self._encoder.max_length, features))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from training.engine.inference import predict
 from training.evaluation.stored_calibration import Calibration
 from training.models import loading
 from training.task_types.task_type import TaskType
-from training.tokenization.features import find_beyond
+from training.tokenization.features import RefusedRows, find_beyond
 from training.tokenization.special_tokens import find_spelt
 from training.tokenization.transformers_encoder import load_encoder
 
@@ -63,6 +64,8 @@ class Predictor:
         """Rows so far whose texts spell special tokens, which are read as such."""
         self.beyond = 0
         """Rows so far with tokens that the model does not have, whose records are empty."""
+        self.refused: Counter[str] = Counter()
+        """Rows so far that the chat template refuses, by the reason. Their records are empty, too."""
 
     @property
     def record_types(self) -> dict[str, pa.DataType]:
@@ -78,23 +81,27 @@ class Predictor:
                 f"{self.beyond:,} rows have no prediction, because their texts have tokens that the model does not "
                 f"have: its embedding has {self._vocab_size:,} rows, and its tokenizer has more tokens."
             )
+        for reason, count in self.refused.items():
+            yield f"{count:,} rows have no prediction, because the chat template refuses them: {reason}."
         if self.spelt:
             yield f"{self.spelt:,} rows spell special tokens: the model reads them as marks of its own, not as text."
 
     def predict(self, rows: pa.RecordBatch, report: Callable[[int], None] | None = None) -> list[dict[str, Any]]:
-        """A record for each row, with the names and types of `record_types`; an empty one for a row with
-        tokens that the model does not have. The rows have the task type's columns except for the label. `report` is
-        called with the number of rows that are done."""
+        """A record for each row, with the names and types of `record_types`; an empty one for a row with tokens that
+        the model does not have, or that its chat template refuses. The rows have the task type's columns except for the
+        label. `report` is called with the number of rows that are done."""
         if not rows.num_rows:
             return []
         report = report or _no_report
-        features = self.task_type.features(self.encoder, rows).rows
+        try:
+            features = self.task_type.features(self.encoder, rows).rows
+        except RefusedRows as error:
+            self.refused.update(error.reasons)
+            return self._predict_without(error.rows, rows, report)
         beyond = np.unique(find_beyond(features, self._vocab_size))
         if len(beyond):
             self.beyond += len(beyond)
-            kept = np.setdiff1d(np.arange(rows.num_rows), beyond)
-            of_kept = iter(self.predict(rows.take(pa.array(kept)), report))
-            return [{} if row in beyond else next(of_kept) for row in range(rows.num_rows)]
+            return self._predict_without(beyond.tolist(), rows, report)
         spelt = find_spelt(rows, self.encoder.special_texts)[0] & ~self.task_type.is_rendered(rows)
         self.spelt += int(np.count_nonzero(spelt))
         token_rows = TokenRows(
@@ -115,6 +122,14 @@ class Predictor:
         for place, record in zip(order.tolist(), records, strict=True):
             in_order[place] = record
         return in_order
+
+    def _predict_without(
+        self, unusable: Collection[int], rows: pa.RecordBatch, report: Callable[[int], None]
+    ) -> list[dict[str, Any]]:
+        """The records of the rows, empty for the unusable ones."""
+        kept = np.setdiff1d(np.arange(rows.num_rows), [*unusable]).astype(np.int64)
+        of_kept = iter(self.predict(rows.take(pa.array(kept)), report))
+        return [{} if row in unusable else next(of_kept) for row in range(rows.num_rows)]
 
     def _complete(self, predictions: pa.Table, rows: pa.RecordBatch) -> list[dict[str, Any]]:
         dtype, kind = loading.DTYPES[self._precision], self.network.device.type

@@ -24,18 +24,12 @@ from training.jobs.protocol import OUTPUT, Events, Job, Result, Settings
 from training.jobs.search_path import hide_package
 from training.models.configurations import RECIPE, invalid_values, make_config
 from training.models.repository_files import part_of
+from training.tokenization.special_tokens import SPECIAL
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedModel
 
-SPECIAL = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
 LARGEST_ALPHABET = 1000
 """Distinct characters kept, the most frequent ones; any other becomes [UNK], and in words of WordPiece all the word."""
 

@@ -30,6 +30,7 @@ from training.evaluation.stored_calibration import Calibration
 from training.evaluation.text_statistics import join_texts
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, Result, TaskSettings
+from training.tokenization.features import RefusedRows
 
 if TYPE_CHECKING:
     from training.task_types.task_type import TaskType
@@ -94,12 +95,21 @@ def main(job_dir: Path, job: Job, events: Events) -> ObserveResult:
     batch_rows = -(-settings.batch_size // settings.micro_batch_divisor)
     observer = Observer(task_type, model, tokenizer, settings.max_length, batch_rows, settings.calibration)
     taken: Any = pa.table({})
+
+    def report(done: int) -> None:
+        events.progress(done=done, total=len(places))
+
     if places:
         inputs = [values for _, values, _ in complete if values is not None]
         batch = task_type.without_answers(to_batch(task_type, settings.columns, inputs))
+        try:
+            observed = observer.observe(batch, report)
+        except RefusedRows as error:
+            kept = [row for row in range(len(places)) if row not in error.rows]
+            batch, places = batch.take(pa.array(kept, pa.int64())), [places[row] for row in kept]
+            observed = observer.observe(batch, report) if places else pa.table({})
         for place, row in zip(places, batch.to_pylist(), strict=True):
             texts[place] = join_texts([*row.values()])
-        observed = observer.observe(batch, lambda done: events.progress(done=done, total=len(places)))
         if all(rows[place][2] is not None for place in places):
             observed = observed.append_column("label", pa.array([rows[place][2] for place in places], pa.string()))
         indices = np.full(len(rows), -1)

@@ -66,7 +66,12 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictChampionResult:
 
     encoder = load_encoder(tokenizer, folder, settings.max_length)
     if rank() == 0:
-        token_files.write_tokens(task_type, data, encoder, job_dir / "tokens", "ignore", tell_tokens, splits=[split])
+        advice = f"This is the template of {settings.champion}, which is compared on the same rows: take these out, or "
+        advice += "train from it (model.start_from: champion)."
+        tokens = job_dir / "tokens"
+        token_files.write_tokens(
+            task_type, data, encoder, tokens, "ignore", tell_tokens, splits=[split], refusal_advice=advice
+        )
     ranks.barrier()
     rows = TokenRows(job_dir / "tokens" / f"{split}.arrow")
     its_tokenizer = loading.load_tokenizer(tokenizer, folder)

@@ -54,6 +54,7 @@ BATCH_LETTERS = 600
 TRIM_S = 5.0
 """Between two times at which free memory is returned."""
 RECEIVED_BYTES = 2**20
+UNREADABLE = "has tokens that the model does not have, or is refused by its chat template"
 LONGEST_PATH = 100
 """Bytes of a Unix socket's path that every system takes."""
 
@@ -346,7 +347,7 @@ class _Model:
         ]
         for place, record in enumerate(found):
             if record == {}:
-                found[place], errors[place] = None, "has tokens that the model does not have"
+                found[place], errors[place] = None, UNREADABLE
         start, answers = 0, list[Predicted]()
         for one, count in zip(requests, counts, strict=True):
             stop = start + count

@@ -89,6 +89,11 @@ class RowSpecification:
         """
         return iter(())
 
+    def refused_rows(self, template: Any, rows: pa.RecordBatch) -> Iterator[tuple[str, Mask]]:
+        """Reasons for which the model's chat template, a training.tokenization.chat_templates.ChatTemplate, cannot
+        write some of the rows, each with a mask of these rows. By default none: rows need no template."""
+        return iter(())
+
     def label_order(self, labels: Sequence[str]) -> list[str] | None:
         """The training rows' labels in the order of the model's outputs, if neither the recipe nor the source orders
         them. With None they are sorted: by value if all are whole numbers, else by spelling."""

@@ -18,13 +18,20 @@ from training.evaluation.preferences import Preferences, baseline_by_length
 from training.recipe.column_types import BESIDE_CONVERSATIONS
 from training.recipe.tables.metrics import PAIRS, metrics_for
 from training.task_types.task_type import Column, TaskType
-from training.tokenization.preference_rows import answer_names, find_row_problem, parse_rows, same_answers
+from training.tokenization.preference_rows import (
+    answer_names,
+    find_refused_rows,
+    find_row_problem,
+    parse_rows,
+    same_answers,
+)
 
 if TYPE_CHECKING:
     from training.batching.batches import Batch, TokenRows
     from training.evaluation.constant_predictions import Baseline
     from training.evaluation.preferences import Preferences
     from training.recipe.column_types import Mask
+    from training.tokenization.chat_templates import ChatTemplate
 
 
 class AnswerPairs(TaskType):
@@ -56,6 +63,9 @@ class AnswerPairs(TaskType):
             yield "pairs", f"has no prompt with two answers ({reason})", mask
         equal = [problem is None and same_answers(row) for problem, row in found]
         yield "equal_answers", "has two equal answers", np.array(equal, bool)
+
+    def refused_rows(self, template: ChatTemplate, rows: pa.RecordBatch) -> Iterator[tuple[str, Mask]]:
+        return find_refused_rows(template, rows)
 
     def target_count(self, batch: Batch) -> int:
         return int((batch["labels"][:, :2] > 0).all(dim=1).sum())

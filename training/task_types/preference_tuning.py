@@ -26,6 +26,7 @@ from training.tokenization.preference_rows import (
     TOOLS,
     answer_names,
     encode_rows,
+    find_refused_rows,
     find_row_problem,
     parse_rows,
 )
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from training.recipe.column_types import Mask
     from training.tokenization.answer_tokens import AnswerTokens
+    from training.tokenization.chat_templates import ChatTemplate
     from training.tokenization.encoder import Encoder
 
     Ids = npt.NDArray[np.int32]
@@ -71,6 +73,9 @@ class PreferenceTuning(SupervisedFineTuning, BaseReference, AnswersPrompts):
 
     def column_sets(self) -> Sequence[Mapping[str, Any]]:
         return (self.columns,)
+
+    def refused_rows(self, template: ChatTemplate, rows: pa.RecordBatch) -> Iterator[tuple[str, Mask]]:
+        return find_refused_rows(template, rows)
 
     def row_problems_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """Prompts that are neither a text nor messages to answer."""

@@ -30,6 +30,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -60,8 +61,16 @@ from training.task_types.causal_lm import CausalLM
 from training.task_types.generation import Generation, add_end_token, generate_answers
 from training.task_types.task_type import AnswersTurns, Column
 from training.tokenization.answer_tokens import encode_answers
-from training.tokenization.chat_templates import CALLS, FIELD, ChatTemplate, find_problem, find_tool_problem
-from training.tokenization.features import Features, RefusedRows, count_lost, list_column
+from training.tokenization.chat_templates import (
+    CALLS,
+    FIELD,
+    ChatTemplate,
+    find_problem,
+    find_refused,
+    find_tool_problem,
+    render_rows,
+)
+from training.tokenization.features import Features, count_lost, list_column
 from training.tokenization.packing import OF_ANSWER, pack_whole_documents
 from training.tokenization.preference_rows import repeats
 
@@ -136,6 +145,10 @@ class SupervisedFineTuning(CausalLM, AnswersTurns):
         for mask, reason in _find_tool_problems(rows):
             yield "messages", f"has no tools in column 'tools' ({reason})", mask
 
+    def refused_rows(self, template: ChatTemplate, rows: pa.RecordBatch) -> Iterator[tuple[str, Mask]]:
+        if "prompt" not in rows.schema.names:
+            yield from find_refused(lambda: _render_conversations(template, rows), rows.num_rows)
+
     def row_problems_on_request(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """Messages that are not a conversation."""
         for mask, reason in _find_problems(rows, answered=False):
@@ -182,7 +195,7 @@ class SupervisedFineTuning(CausalLM, AnswersTurns):
     def _encode_rows(self, encoder: Encoder, rows: pa.RecordBatch) -> list[AnswerTokens]:
         """Returns all tokens of each row, without truncation, and the mask of the targets."""
         is_text = "prompt" in rows.schema.names
-        texts, spans = _join_prompts(rows) if is_text else _render_conversations(encoder, rows)
+        texts, spans = _join_prompts(rows) if is_text else _render_conversations(ChatTemplate.of(encoder), rows)
         return encode_answers(encoder, texts, spans, is_text=is_text, append_eos=self.options.append_eos)
 
     def token_rows(self, split: str, max_length: int, features: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -343,10 +356,10 @@ def _count_repeated(rows: pa.RecordBatch) -> int:
     return sum(map(repeats, rows.column("prompt").to_pylist(), rows.column("completion").to_pylist()))
 
 
-def _render_conversations(encoder: Encoder, rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:
+def _render_conversations(template: ChatTemplate | None, rows: pa.RecordBatch) -> tuple[list[str], list[Spans]]:
     """Renders conversations by the chat template. Returns the texts and the spans of their answers. Raises UserError if
     the template is missing and for conversations with problems, and RefusedRows if the template cannot write some."""
-    if encoder.chat is None:
+    if template is None:
         message = "is missing: the tokenizer has no chat template, and messages and instructions need one. "
         message += "Name a file, such as deployments/examples/chat.jinja, or give rows with prompt and completion."
         raise UserError.of("model", FIELD, message)
@@ -354,25 +367,17 @@ def _render_conversations(encoder: Encoder, rows: pa.RecordBatch) -> tuple[list[
         conversations = [json.loads(text) for text in rows.column("messages").to_pylist()]
     else:
         conversations = [_to_messages(**row) for row in rows.to_pylist()]
-    template, texts, spans = ChatTemplate(*encoder.chat, encoder.special_texts), [], []
-    refused: dict[int, RefusedRows] = {}
-    for place, (messages, tools) in enumerate(zip(conversations, _tools_of(rows), strict=True)):
-        if problem := find_problem(messages, answered=False):
-            message = f"a row has no conversation: {problem}."
-            raise UserError.of("data", "messages", message)
-        try:
-            if messages[-1]["role"] == "assistant":
-                text, answers = template.render_answers(messages, tools or ())
-            else:
-                text, answers = template.render_prompt(messages, tools or ()), []
-        except RefusedRows as error:
-            refused[place] = error
-            continue
-        texts.append(text)
-        spans.append(answers)
-    if refused:
-        raise RefusedRows.from_rows(refused)
-    return texts, spans
+    pairs = zip(conversations, _tools_of(rows), strict=True)
+    written = render_rows(partial(_render_conversation, template, messages, tools or ()) for messages, tools in pairs)
+    return [text for text, _ in written], [spans for _, spans in written]
+
+
+def _render_conversation(template: ChatTemplate, messages: Any, tools: Any) -> tuple[str, Spans]:
+    if problem := find_problem(messages, answered=False):
+        raise UserError.of("data", "messages", f"a row has no conversation: {problem}.")
+    if messages[-1]["role"] != "assistant":
+        return template.render_prompt(messages, tools), []
+    return template.render_answers(messages, tools)
 
 
 def _tools_of(rows: pa.RecordBatch) -> list[Any]:

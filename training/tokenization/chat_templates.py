@@ -17,22 +17,27 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from training.data.row_problems import shorten
+from training.data.row_problems import masks_by_reason, shorten
 from training.jobs.resources import cores
 from training.local_files import open_local
+from training.models.repository_files import chat_template
 from training.problems import UserError
+from training.tokenization.encoder import load_encoder
 from training.tokenization.features import RefusedRows
 from training.tokenization.special_tokens import mark_spelt
 
 if TYPE_CHECKING:
     from jinja2 import Template
+
+    from training.recipe.column_types import Mask
+    from training.tokenization.encoder import Encoder
 
 ROLES = ("system", "user", "assistant", "tool")
 CALLS = "tool_calls"
@@ -74,6 +79,11 @@ class ChatTemplate:
     spellings: Sequence[str] = ()
     """All special tokens. Those in contents are written behind a MARK of `special_tokens`: they are text."""
 
+    @classmethod
+    def of(cls, encoder: Encoder) -> ChatTemplate | None:
+        """The template of a tokenizer, None if it has none."""
+        return None if encoder.chat is None else cls(*encoder.chat, encoder.special_texts)
+
     def render_prompt(self, messages: Messages, tools: Tools = ()) -> str:
         """The messages, followed by the start of an answer."""
         messages, tools = mark_spelt((messages, tools), self.spellings)
@@ -95,20 +105,24 @@ class ChatTemplate:
         answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
         if not is_marked:
             spans = [self._find_answer(messages, tools, place, text) for place in answers]
+        elif tools:  # a trained model answers these prompts, for metrics of tool calls
+            for place in answers:
+                if place and messages[place - 1]["role"] != "assistant":
+                    self._render(messages[:place], tools, add_generation_prompt=True)
         if ignored := [number for number, place in enumerate(answers) if messages[place].get("weight") == 0]:
             if len(spans) != len(answers):
-                raise RefusedRows.of(
-                    "model",
-                    FIELD,
+                raise _refusal(
+                    messages,
                     f"marks {len(spans)} answers of {len(answers)} in {_first_words(messages)}, so it is unknown which "
-                    "has the weight 0: mark each message of the assistant once.",
+                    "has the weight 0",
+                    ": mark each message of the assistant once.",
                 )
             spans = [span for number, span in enumerate(spans) if number not in ignored]
             if not spans:
                 return text, []
         if not "".join(text[start:stop] for start, stop in spans).strip():
             marks = " between {% generation %} and {% endgeneration %}" if is_marked else ""
-            raise RefusedRows.of("model", FIELD, f"writes no answer{marks} in {_first_words(messages)}: change it.")
+            raise _refusal(messages, f"writes no answer{marks} in {_first_words(messages)}", ": change it.")
         self._require_all(messages, tools, text)
         return text, spans
 
@@ -122,7 +136,7 @@ class ChatTemplate:
             text, spans = self._render(messages, tools, return_assistant_tokens_mask=True)
             span = spans[-1] if spans else (0, 0)
         if not text[slice(*span)].strip():
-            raise RefusedRows.of("model", FIELD, f"writes no answer in {_first_words(messages)}: change it.")
+            raise _refusal(messages, f"writes no answer in {_first_words(messages)}", ": change it.")
         self._require_all(messages, tools, text)
         return text, span
 
@@ -144,19 +158,17 @@ class ChatTemplate:
                 others[f"{CALLS}[{number}]" if number else CALLS] = {**message, CALLS: calls}
             for name, other in others.items():
                 if self._render([*messages[:place], other, *messages[place + 1 :]], tools, **options)[0] == text:
-                    raise RefusedRows.of(
-                        "model",
-                        FIELD,
+                    raise _refusal(
+                        messages,
                         f"does not write the {name} of message {place + 1}, by {message['role']!r}, of {where}: it "
-                        "would have no effect. Change the template, or the rows.",
+                        "would have no effect",
                     )
         renamed = [
             {**tool, "function": {**tool["function"], "name": f"{tool['function']['name']}_", "parameters": {"_": {}}}}
             for tool in tools
         ]
         if tools and self._render(messages, renamed, **options)[0] == text:
-            reason = f"does not write the tools of {where}: they would have no effect"
-            raise RefusedRows.of("model", FIELD, f"{reason}. Change the template, or the rows.")
+            raise _refusal(messages, f"does not write the tools of {where}: they would have no effect")
 
     def _find_answer(self, messages: Messages, tools: Tools, place: int, text: str) -> tuple[int, int]:
         before = self._render(messages[:place], tools, add_generation_prompt=True)[0]
@@ -165,12 +177,11 @@ class ChatTemplate:
             return len(before), len(after)
         if text.startswith(before) and (stop := self._find_earlier_end(messages, tools, place, text, len(before))):
             return len(before), stop
-        raise RefusedRows.of(
-            "model",
-            FIELD,
+        raise _refusal(
+            messages,
             f"changes message {place + 1} of {_first_words(messages)} if it is answered or more messages follow, "
-            "so the assistant's part of the text is unknown: mark it in the template with {% generation %} and "
-            "{% endgeneration %}.",
+            "so the assistant's part of the text is unknown",
+            ": mark it in the template with {% generation %} and {% endgeneration %}.",
         )
 
     def _find_earlier_end(self, messages: Messages, tools: Tools, place: int, text: str, start: int) -> int | None:
@@ -212,10 +223,9 @@ class ChatTemplate:
         except Exception as error:  # a template can fail like any program
             is_limit = isinstance(error, MemoryError | _LimitError)
             reason = str(_LimitError() if is_limit else error).rstrip(".")
+            refusal = _refusal(messages, f"cannot write {_first_words(messages)}: {reason}")
             # Without rows, beyond a limit: others would take as long.
-            raise (UserError if is_limit else RefusedRows).of(
-                "model", FIELD, f"cannot write {_first_words(messages)}: {reason}. Change the template, or the rows."
-            ) from error
+            raise (UserError(refusal.problems) if is_limit else refusal) from error
         return texts[0], spans[0] if options.get("return_assistant_tokens_mask") else []
 
 
@@ -436,6 +446,48 @@ def find_tool_problem(tools: Any) -> str | None:
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             return f'tool {number} has no name: write {{"type": "function", "function": {{"name": …}}}}'
     return None
+
+
+def load_template(folder: Path) -> ChatTemplate | None:
+    """The chat template of a tokenizer's folder; None if it has none. Raises UserError for a tokenizer.json that cannot
+    be read."""
+    if (folder / "tokenizer.json").is_file():
+        return ChatTemplate.of(load_encoder(folder, max_length=1))
+    chat = chat_template(folder)
+    return None if chat is None else ChatTemplate(*chat, [*chat[1].values()])
+
+
+T = TypeVar("T")
+
+
+def render_rows(writers: Iterable[Callable[[], T]]) -> list[T]:
+    """The results of functions that write a row each. Raises RefusedRows with all rows that the template refuses."""
+    found, refused = list[T](), dict[int, RefusedRows]()
+    for place, write in enumerate(writers):
+        try:
+            found.append(write())
+        except RefusedRows as error:
+            refused[place] = error
+    if refused:
+        raise RefusedRows.from_rows(refused)
+    return found
+
+
+def find_refused(render: Callable[[], object], rows: int) -> Iterator[tuple[str, Mask]]:
+    """The reasons of the rows that `render`, which is called for so many rows at once, refuses, each with a mask of its
+    rows."""
+    try:
+        render()
+    except RefusedRows as refused:
+        reasons = dict(zip(refused.rows, refused.reasons, strict=True))
+        for mask, reason in masks_by_reason([reasons.get(row) for row in range(rows)]):
+            yield reason, mask
+
+
+def _refusal(messages: Messages, reason: str, advice: str = ". Change the template, or the rows.") -> RefusedRows:
+    error = RefusedRows.of("model", FIELD, f"{reason}{advice}")
+    error.reasons = ["it " + reason.replace(_first_words(messages), "the conversation")]
+    return error
 
 
 def _first_words(messages: Messages) -> str:

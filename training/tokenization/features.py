@@ -22,12 +22,15 @@ class RefusedRows(UserError):
 
     rows: Sequence[int] = (0,)
     """Their places among the given rows."""
+    reasons: Sequence[str] = ("",)
+    """The reason of each, a clause that quotes nothing of the row, so that equal reasons can be counted."""
 
     @classmethod
-    def from_rows(cls, by_row: Mapping[int, UserError]) -> RefusedRows:
+    def from_rows(cls, by_row: Mapping[int, RefusedRows]) -> RefusedRows:
         """The error of several rows, by the errors of each."""
         error = cls(by_row[min(by_row)].problems)
         error.rows = sorted(by_row)
+        error.reasons = [by_row[row].reasons[0] for row in error.rows]
         return error
 
 

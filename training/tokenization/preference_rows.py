@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,11 +27,20 @@ from training.data.arrow_columns import as_json
 from training.data.conversation_forms import as_tools
 from training.problems import UserError
 from training.tokenization.answer_tokens import AnswerTokens, encode_answers
-from training.tokenization.chat_templates import CALLS, FIELD, ChatTemplate, find_problem, find_tool_problem
-from training.tokenization.features import Features, RefusedRows, list_column
+from training.tokenization.chat_templates import (
+    CALLS,
+    FIELD,
+    ChatTemplate,
+    find_problem,
+    find_refused,
+    find_tool_problem,
+    render_rows,
+)
+from training.tokenization.features import Features, list_column
 from training.tokenization.packing import OF_ANSWER
 
 if TYPE_CHECKING:
+    from training.recipe.column_types import Mask
     from training.tokenization.chat_templates import Spans
     from training.tokenization.encoder import Encoder
 
@@ -177,21 +188,9 @@ def encode_rows(
 
     Raises UserError if a chat template is needed and missing, and RefusedRows if it cannot write some rows.
     """
-    texts: list[tuple[str, Spans]] = []
-    is_text: list[bool] = []
-    refused: dict[int, RefusedRows] = {}
-    per_row = len(answer_names(rows)) or 1
-    for place, row in enumerate(parse_rows(rows)):
-        if row.is_text:
-            texts += _join(row.prompt, row.answers, answered=answered)
-        else:
-            try:
-                texts += _render(encoder, row)
-            except RefusedRows as error:
-                refused[place] = error
-        is_text += [row.is_text] * per_row
-    if refused:
-        raise RefusedRows.from_rows(refused)
+    parsed, per_row = parse_rows(rows), len(answer_names(rows)) or 1
+    texts = [*chain(*_write_rows(ChatTemplate.of(encoder), parsed, answered=answered))]
+    is_text = [row.is_text for row in parsed for _ in range(per_row)]
     encoded: list[Any] = [None] * len(texts)
     for joined in {*is_text}:
         places = [place for place, one in enumerate(is_text) if one == joined]
@@ -236,12 +235,26 @@ def _join(prompt: str, answers: Sequence[str], *, answered: bool) -> list[tuple[
     return [(prompt + answer, [(len(prompt), len(prompt + answer))]) for answer in answers]
 
 
-def _render(encoder: Encoder, row: PreferenceRow) -> list[tuple[str, Spans]]:
-    if encoder.chat is None:
+def find_refused_rows(template: ChatTemplate, rows: pa.RecordBatch) -> Iterator[tuple[str, Mask]]:
+    """The reasons of the rows that the template cannot write, each with a mask of its rows."""
+    return find_refused(lambda: _write_rows(template, parse_rows(rows), answered=False), rows.num_rows)
+
+
+def _write_rows(
+    template: ChatTemplate | None, rows: Sequence[PreferenceRow], *, answered: bool
+) -> list[list[tuple[str, Spans]]]:
+    """The texts of each row with the spans of their answers."""
+    return render_rows(
+        partial(_join, row.prompt, row.answers, answered=answered) if row.is_text else partial(_render, template, row)
+        for row in rows
+    )
+
+
+def _render(template: ChatTemplate | None, row: PreferenceRow) -> list[tuple[str, Spans]]:
+    if template is None:
         message = "is missing: the tokenizer has no chat template, and messages need one. Name a file, such as "
         message += "deployments/examples/chat.jinja, or give texts as prompts and answers."
         raise UserError.of("model", FIELD, message)
-    template = ChatTemplate(*encoder.chat, encoder.special_texts)
     prompt, tools = as_messages(row.prompt), row.tools or ()
     if not row.answers and prompt[-1]["role"] != "assistant":
         return [(template.render_prompt(prompt, tools), [])]

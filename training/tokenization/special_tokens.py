@@ -18,6 +18,14 @@ import pyarrow.compute as pc
 
 MARK = "\ufdd0"
 """Stands before a special token that is text. A noncharacter of Unicode, for use within a program."""
+SPECIAL = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+"""Those of a tokenizer that is trained on rows."""
 MOST_TOKENS = 1000
 """The special tokens that are searched for; some tokenizers reserve thousands that nothing uses."""
 

@@ -19,6 +19,7 @@ from training.data.ipc_files import Spread, ipc_reader, ipc_writer
 from training.data.row_problems import ROWS_NAMED, shorten
 from training.jobs.protocol import Result
 from training.problems import Problem, UserError, user_code_errors
+from training.recipe.tables.row_checks import REFUSED_BY_TEMPLATE
 from training.tokenization.encoder import Encoder, load_encoder
 from training.tokenization.features import RefusedRows, find_beyond, read_ids
 from training.tokenization.special_tokens import find_spelt
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 BYTES_AT_ONCE = 2**19
 """Bytes of text that are encoded together: enough for all cores. Encodings take about 100 bytes a token."""
-CHECK = "truncated"
+TRUNCATED = "truncated"
 FEW_UNKNOWN, MOST_UNKNOWN = 0.05, 0.5
 """The shares of unknown tokens above which there is a warning, and for training rows an error."""
 SPLITS = ("train", "validation", "test")
@@ -86,14 +87,15 @@ def write_tokens(
     progress: Progress,
     vocab_size: int | None = None,
     splits: Sequence[str] = SPLITS,
+    refusal_advice: str = f"To leave such rows out, set data.checks.{REFUSED_BY_TEMPLATE}: warning.",
 ) -> TokenizeResult:
     """Writes the token features of the splits in the folder `data` (see training.data.load_rows) to `out`.
 
     The encoder's `max_length` includes special tokens; of a pair the longer text is cut first. `progress` gets the rows
     done and the rows in total. `out` gets `<split>.arrow`, the task type's features without padding, and
     `log/report.json`, the statistics of each split and the warnings. `vocab_size` is the number of the model's tokens.
-    Raises UserError if max_length leaves no room for a text, if rows are truncated and `level` is error, and for tokens
-    that the model does not have or that are mostly unknown.
+    Raises UserError if max_length leaves no room for a text, if rows are truncated and `level` is error, for rows that
+    the chat template refuses, and for tokens that the model does not have or that are mostly unknown.
     """
     out.mkdir(parents=True, exist_ok=True)
     files = [path for split in splits if (path := data / f"{split}.arrow").is_file()]
@@ -118,7 +120,7 @@ def write_tokens(
                         progress(done + statistics.rows, total)
             except RefusedRows:
                 batches = map(reader.get_batch, range(reader.num_record_batches))
-                refused += _refused_problems(task_type, encoder, batches, path.stem)
+                refused += _refused_problems(task_type, encoder, batches, path.stem, refusal_advice)
         done += statistics.rows
     if refused:
         raise UserError(refused)
@@ -172,7 +174,7 @@ def _split(block: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _refused_problems(
-    task_type: Featurizer, encoder: Encoder, blocks: Iterable[pa.RecordBatch], split: str
+    task_type: Featurizer, encoder: Encoder, blocks: Iterable[pa.RecordBatch], split: str, advice: str
 ) -> Iterator[Problem]:
     """The problem of a split's rows that have no features: their number, and the reason of the first."""
     rows, numbers, first = 0, list[int](), list[Problem]()
@@ -187,7 +189,8 @@ def _refused_problems(
     named = ", ".join(map(str, numbers[:ROWS_NAMED])) + (", …" if len(numbers) > ROWS_NAMED else "")
     for problem in first:
         message = f"refuses {len(numbers):,} of {rows:,} rows of {split} ({named}). Row {numbers[0]}: it "
-        yield problem.model_copy(update={"message": message + problem.message})
+        message += f"{problem.message} {advice}"
+        yield problem.model_copy(update={"message": message, "check": REFUSED_BY_TEMPLATE})
 
 
 def _count_rows(path: Path) -> int:
@@ -300,7 +303,7 @@ def truncation_problems(
     split."""
 
     def problem(where: str, message: str) -> Problem:
-        return Problem(kind="tokens", where=where, message=message, check=CHECK, level=level)
+        return Problem(kind="tokens", where=where, message=message, check=TRUNCATED, level=level)
 
     truncated = [(split, "rows", "tokens.max_length", found) for split, found in by_split.items()]
     truncated += [(split, "targets", "options.max_target_length", found) for split, found in _targets(by_split).items()]
@@ -313,7 +316,7 @@ def truncation_problems(
                 f"{limit} cuts {found.truncated:,} of {found.rows:,} {units} of {split} "
                 f"({found.truncated / found.rows:.1%}) and loses {found.lost:,} of {total:,} tokens "
                 f"({found.lost / total:.1%}): {found.longest:,} would keep all, if the model takes as many. "
-                f"If the cut is intended, set data.checks.{CHECK} to ignore.",
+                f"If the cut is intended, set data.checks.{TRUNCATED} to ignore.",
             )
     for split, found in by_split.items():
         if 0 < found.emptied < found.rows:
@@ -329,7 +332,7 @@ def emptied_problems(by_split: Mapping[str, TokenStatistics], max_length: int) -
     for split, found in by_split.items():
         if found.emptied and found.emptied == found.rows:
             message = f"{max_length} cuts off all targets of {split}: raise it."
-            yield Problem(kind="tokens", where="tokens.max_length", message=message, check=CHECK)
+            yield Problem(kind="tokens", where="tokens.max_length", message=message, check=TRUNCATED)
 
 
 REMARKS = {

@@ -24,6 +24,7 @@ from training.problems import UserError, full_disk
 from training.recipe import Recipe
 from training.recipe.rules.column_rules import source_columns
 from training.tokenization.chat_templates import require_template
+from training.tokenization.special_tokens import SPECIAL
 from training.tokenization.token_files import tokenize
 
 PREFIX = ".check-"
@@ -114,14 +115,15 @@ def count_tokens(
     """The report on the rows' tokens. Raises UserError with every problem."""
     if recipe.model.chat_template is not None:
         template = Path(recipe.model.chat_template).expanduser()
-        tokenizer = _add_template(tokenizer, template, out.with_name("with_template"))
+        tokenizer = add_template(tokenizer, template, out.with_name("with_template"))
     level = recipe.data.checks.get("truncated", "warning")
     task_type, longest = task_types.load(**recipe.task_and_options), recipe.tokens.max_length
     tokenize(task_type, rows, tokenizer, out, longest, level, progress, vocab_size)
     return read_token_report(out, getattr(task_type.options, "max_new_tokens", None))
 
 
-def _add_template(tokenizer: Path, template: Path, out: Path) -> Path:
+def add_template(tokenizer: Path, template: Path, out: Path) -> Path:
+    """Fills the new folder `out` with a tokenizer and this chat template. Returns the folder."""
     require_template(template)
     out.mkdir()
     for file in tokenizer.iterdir():
@@ -132,7 +134,7 @@ def _add_template(tokenizer: Path, template: Path, out: Path) -> Path:
 
 
 def _train_tokenizer(recipe: Recipe, rows: Path, out: Path) -> Path:
-    from training.programs.create_model import SPECIAL, learner, texts
+    from training.programs.create_model import learner, texts
 
     columns = source_columns(recipe)
     train, size = learner(writes=columns.task_type.generates_text), (recipe.model.config or {})["vocab_size"]

@@ -1,7 +1,8 @@
-"""The key of load_data's artifact."""
+"""The key of load_data's artifact, and the rows that a chat template refuses."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,15 @@ import pytest
 
 from tasks.cache.planner import differences
 from tasks.cache.results import Lock, PinnedFile, PinnedRows
-from tasks.stages.load_data import load_data
+from tasks.reports.row_reports import read_report
+from tasks.stages.load_data import load_data, load_data_settings, load_rows, needs_tokenizer
+from tasks.stages.resolve import pin_data
+from tests.arrow import read_arrow
+from tests.training.task_types.test_sft import CHATML, words
+from training import task_types
+from training.problems import UserError
 from training.recipe import parse
+from training.tokenization.token_files import tokenize
 
 FOLDER = {"source": "folder", "path": "base"}
 
@@ -84,3 +92,55 @@ def test_a_mixture_is_named_by_each_set_with_its_share_and_its_files() -> None:
     (before, _), (after, names) = flat(1.0, "2"), flat(3.0, "3")
     assert differences(before, after, names) == ["b: /b changed", "mix.b.weight 1.0 → 3.0"]
     assert {"code.training/data/json_files.py", "code.training/data/csv_files.py"} < before.keys()
+
+
+ASKS, OF_SYSTEM = {"role": "user", "content": "b"}, {"role": "system", "content": "c"}
+SAYS, OTHER = {"role": "assistant", "content": "d"}, {"role": "assistant", "content": "e"}
+ROWS: dict[str, Any] = {
+    "sft": lambda prompt: {"messages": [*prompt, SAYS]},
+    "preference": lambda prompt: {"prompt": prompt, "chosen": [SAYS], "rejected": [OTHER]},
+    "reward-modeling": lambda prompt: {"prompt": prompt, "chosen": [SAYS], "rejected": [OTHER]},
+    "kto": lambda prompt: {"prompt": prompt, "completion": [SAYS], "label": True},
+}
+COLUMNS: dict[str, Any] = {"sft": {"columns": {"messages": "messages"}}, "kto": {"label": "label"}}
+
+
+@pytest.mark.parametrize("task", ROWS)
+def test_rows_that_the_chat_template_refuses_are_left_out_of_every_split_and_counted_by_their_reason(
+    task: str, tmp_path: Path
+) -> None:
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    refuses += "{% if messages | length > 3 %}{{ raise_exception('too long') }}{% endif %}"
+    tokenizer = words(tmp_path / "it", refuses + CHATML)
+    (tmp_path / "chat.jinja").write_text(refuses + CHATML)
+    good, ruled, long = [ASKS], [OF_SYSTEM, ASKS], [ASKS, SAYS, ASKS, SAYS, ASKS]
+    prompts = {"train": [good, ruled, good, long, ruled], "validation": [ruled, good], "test": [good]}
+    (tmp_path / "data").mkdir()
+    for split, given in prompts.items():
+        (tmp_path / f"data/{split}.jsonl").write_text("\n".join(json.dumps(ROWS[task](prompt)) for prompt in given))
+    ignored = dict.fromkeys(("duplicates", "conflicting_labels", "shared_rows", "absent_label"), "ignore")
+
+    def recipe_at(level: str) -> Any:
+        checks = ignored | {"refused_by_template": level}
+        data = {"source": "json", "path": str(tmp_path / "data"), "checks": checks, **COLUMNS.get(task, {})}
+        model = {"source": "folder", "path": "base", "chat_template": str(tmp_path / "chat.jinja")}
+        return parse({"name": "own", "task": task, "data": data, "model": model})
+
+    recipe = recipe_at("warning")
+    lock = pin_data(recipe, lambda done, total: None)
+    assert needs_tokenizer(recipe, lock) and not needs_tokenizer(recipe_at("error"), lock)
+    load_rows(load_data_settings(recipe, lock), tmp_path / "rows", lambda done, total: None, tokenizer)
+    report = read_report(tmp_path / "rows")
+    assert report["rows"] == {"train": 2, "validation": 1, "test": 1}
+    assert report["left_out"] == {"train": 3, "validation": 1, "test": 0}
+    why = "is refused by the model's chat template (it cannot write the conversation: {})"
+    assert {(one["where"].rpartition("/")[2], one["message"]) for one in report["problems"]} == {
+        ("train.jsonl row 2", why.format("no system") + " (2 rows like this: 2, 5): left out."),
+        ("train.jsonl row 4", why.format("too long") + ": left out."),
+        ("validation.jsonl row 1", why.format("no system") + ": left out."),
+    }
+    tokenize(task_types.load(**recipe.task_and_options), tmp_path / "rows", tokenizer, tmp_path / "tokens", 32)
+    assert len(read_arrow(tmp_path / "tokens/validation.arrow")) == 1
+    load_rows(load_data_settings(recipe_at("error"), lock), tmp_path / "all", lambda done, total: None)
+    with pytest.raises(UserError, match=r"refuses 3 of 5 rows of train .*set data.checks.refused_by_template: warning"):
+        tokenize(task_types.load(**recipe.task_and_options), tmp_path / "all", tokenizer, tmp_path / "none", 32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,23 @@ def test_a_call_behind_a_special_token_has_the_same_text_served_in_evaluation_an
     assert served.text == evaluated == record["generated_text"]
     message = parse_message(served.text, [{"type": "function", "function": {"name": "count"}}])
     assert message["content"] == "so" and message["tool_calls"][0]["function"]["arguments"] == '{"to": 3}'
+
+
+def test_a_row_that_the_template_refuses_has_no_prediction_and_is_named_and_the_others_have_theirs(
+    folder: Path, tmp_path: Path
+) -> None:
+    refusing = shutil.copytree(folder, tmp_path / "refusing")
+    template = (refusing / "chat_template.jinja").read_text()
+    rule = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    (refusing / "chat_template.jinja").write_text(rule + template)
+    predictor = Predictor(task_types.load("sft", {}), refusing, refusing, max_length=64)
+    ruled = [{"role": "system", "content": "five"}, user("six")]
+    rows = pa.RecordBatch.from_pydict({"messages": [*map(json.dumps, (ruled, [user("six")], ruled))]})
+    first, answered, last = predictor.predict(rows)
+    assert first == last == {} and answered["generated_text"] == "seven eight nine"
+    assert [*predictor.warnings()] == [
+        "2 rows have no prediction, because the chat template refuses them: it cannot write the conversation: no system."
+    ]
 
 
 def test_a_seed_leaves_other_answers_random_and_an_open_top_p_samples_nothing(folder: Path) -> None:

@@ -401,7 +401,8 @@ def test_rows_that_the_template_refuses_are_counted_in_each_split_and_named(
     data = write_rows(tmp_path / "data", train=train, validation=[refused], test=[[USER, BOT]])
     with pytest.raises(UserError) as found:
         token_files.tokenize(KIND, data, folder, tmp_path / "tokens", 9)
-    why = "it cannot write the conversation 'c': no system. Change the template, or the rows."
+    why = "it cannot write the conversation 'c': no system. Change the template, or the rows. To leave such rows "
+    why += "out, set data.checks.refused_by_template: warning."
     assert str(found.value).splitlines() == [
         f"model.chat_template: refuses 4 of 6 rows of train (2, 4, 5, …). Row 2: {why}",
         f"model.chat_template: refuses 1 of 1 rows of validation (1). Row 1: {why}",

@@ -40,6 +40,12 @@ def code_for_rows(recipe: Recipe) -> tuple[list[str], dict[str, str], dict[str, 
     return code_modules(recipe.task), user_code(recipe.task), task_type.options_of("load_data")
 
 
+def takes_template(recipe: Recipe) -> bool:
+    """Whether rows of the task type may become texts by the model's chat template, which can refuse some."""
+    task_type = type(specification(**recipe.task_and_options))
+    return task_type.refused_rows is not RowSpecification.refused_rows
+
+
 def task_type_of(written: WrittenRecipe) -> TaskSpecification:
     """Returns the recipe's task type. Raises InvalidFieldError if it is invalid."""
     return specification(written["task"], written["options"])

@@ -49,10 +49,14 @@ LEVELS: dict[str, Level] = {
     # Found between the sets of a mixture:
     "disjoint_labels": "error",
     "different_labels": "warning",
-    # Found when texts become tokens:
+    # Found by the model's chat template, and when texts become tokens:
+    "refused_by_template": "error",  # conversations that the chat template cannot write
     "truncated": "warning",  # texts of more tokens than tokens.max_length, which are cut
 }
 """The level of each check unless `data.checks` sets another: an error ends the run, a warning is reported."""
+
+REFUSED_BY_TEMPLATE = "refused_by_template"
+"""At error, tokenize refuses such rows. At another level, load_data renders each row and leaves these out."""
 
 ALWAYS_ERRORS = ("no_rows", "single_label")
 """Checks that the recipe cannot change: without them nothing can be trained or evaluated."""
