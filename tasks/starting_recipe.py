@@ -130,10 +130,18 @@ class RowsFound:
     @property
     def few_rows(self) -> str:
         """Why no version can be promoted if the rows are too few; else empty."""
-        test, needed = self.sample.rows * _share_held_out(self.sample), Gate().min_rows
-        if test >= needed or "validation" in self.sample.splits:
+        rows, needed = self.test_rows, Gate().min_rows
+        if rows is None or rows >= needed:
             return ""
-        return f"about {test:.0f} rows are held out for the test, and no version is promoted by fewer than {needed}"
+        return f"about {rows} rows are held out for the test, and no version is promoted by fewer than {needed}"
+
+    @property
+    def test_rows(self) -> int | None:
+        """About the number of rows that are held out for the test; None if none are, or if there are more rows than
+        were looked at."""
+        if "validation" in self.sample.splits or "test" in self.sample.splits or self.sample.rows >= SAMPLE_ROWS:
+            return None
+        return round(self.sample.rows * _share_held_out(self.sample))
 
     def _choose(self, task: str | None) -> TaskGuess:
         columns, tasks = _listed([*self.sample.columns]), [guess.task for guess in self.guesses]

@@ -31,6 +31,7 @@ from tasks.stages.load_data import (
     write_template_folder,
 )
 from tasks.stages.must_hold import load_must_hold_settings, read_must_hold
+from tasks.stages.preflight.gate_power import describe_few_rows, expect_comparison, find_obstacles
 from tasks.stages.preflight.model_check import require_model
 from tasks.stages.preflight.token_check import (
     add_template,
@@ -44,7 +45,7 @@ from tasks.stages.preflight.training_estimate import find_improbable_rates
 from tasks.stages.resolve import pin_data, pin_must_hold, pin_tokenizer
 from tasks.stages.score import find_frequent_positive, require_fitting, require_fitting_lengths
 from tasks.tracking.connection import MlflowFailed
-from training.problems import NETWORK, UserError
+from training.problems import NETWORK, Problem, UserError
 from training.recipe import Recipe, parse
 
 
@@ -114,6 +115,7 @@ def _check(recipe: Recipe, findings: Findings, terminal: Terminal) -> None:
             _require(require_fitting, recipe, folder / "rows", findings)
             _require(_check_must_hold, recipe, folder, findings)
             findings.problems += [problem.model_dump() for problem in find_frequent_positive(recipe, folder / "rows")]
+            _check_judged_rows(recipe, findings)
             terminal.stage_started("tokenize", "")
             _count_tokens(recipe, model, folder, findings, terminal)
         except UserError as error:
@@ -153,6 +155,18 @@ def _require(requirement: Callable[[Recipe, Path], None], recipe: Recipe, folder
         requirement(recipe, folder)
     except UserError as error:
         findings.add(error)
+
+
+def _check_judged_rows(recipe: Recipe, findings: Findings) -> None:
+    """Adds the reasons why the rows that the gate judges by can promote no model, and a note if they are few."""
+    rows = findings.rows["rows"].get(recipe.judged_split) if findings.rows else None
+    if rows is None or recipe.release.registry is None:
+        return
+    for message in find_obstacles(recipe, rows, expect_comparison(recipe, None)):
+        problem = Problem(kind="release", where="release.gate", message=message, level="warning")
+        findings.problems.append(problem.model_dump())
+    if few := describe_few_rows(recipe, rows):
+        findings.notes.append(few)
 
 
 def _check_must_hold(recipe: Recipe, folder: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from flows.cli.shared import COMPLETED
 from tasks.home import find_replaceable
+from tasks.stages.preflight.gate_power import describe_few_rows
 from tasks.starting_recipe import MODELS, RowsFound, as_yaml, find_rows, values_of
 from training.jobs.protocol import write_atomically
 from training.problems import UserError
@@ -65,7 +66,7 @@ def init(arguments: argparse.Namespace) -> int:
     ]
     if SCHEMA.exists():
         header.insert(0, f"yaml-language-server: $schema={SCHEMA.relative_to(FOLDER)}")
-    parse(values_of(fields))
+    recipe = parse(values_of(fields))
     try:
         FOLDER.mkdir(mode=0o775, exist_ok=True)
         if foreign := find_replaceable(file.absolute()):
@@ -80,6 +81,8 @@ def init(arguments: argparse.Namespace) -> int:
     print(f"{file}: {fields['task'].value}, from the {found.described_rows}: {fields['task'].reason}.")
     if found.few_rows:
         print(f"The rows are few: {found.few_rows}.")
+    elif found.test_rows is not None and (few := describe_few_rows(recipe, found.test_rows)):
+        print(f"About {few}")
     print("Each guess in it has a comment. Next:")
     print(f"  finetune check {file}\n  finetune run   {file}\n  finetune serve {name}")
     return COMPLETED

@@ -34,9 +34,13 @@ def runs(arguments: argparse.Namespace) -> int:
     """List runs, newest first, with state, judged metric, verdict and version."""
     runs = list_runs(arguments.recipe, arguments.limit)
     write_json(arguments.json, runs)
-    lines = align([HEAD, *map(_cells, runs)]) if runs else ["There is no run yet."]
-    print(*fit_to_terminal(lines), sep="\n")
+    print(*tabulate_runs(runs), sep="\n")
     return COMPLETED
+
+
+def tabulate_runs(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The lines of a table of runs."""
+    return fit_to_terminal(align([HEAD, *map(_cells, runs)]) if runs else ["There is no run yet."])
 
 
 def _cells(run: Mapping[str, Any]) -> list[str]:
@@ -86,7 +90,7 @@ def _lines(record: Mapping[str, Any], width: int) -> Iterator[str]:
         if name:
             yield f"\n{name}"
         for label, text in facts(record):
-            yield from wrap(text, width, f"  {label:<{LABEL}}", " " * (LABEL + 2))
+            yield from wrap(text, width, f"  {label:<{LABEL - 2}}  ", " " * (LABEL + 2))
     yield "\nstages"
     yield from (f"  {line}" for line in align(_stages(record)))
 

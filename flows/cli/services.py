@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 import time
 from collections.abc import Sequence
 
+from flows.cli.runs import tabulate_runs
 from flows.cli.shared import COMPLETED, FAILED
 from flows.reports.tables import align, terminal_width, wrap
 from tasks import servers
@@ -15,9 +17,11 @@ from tasks.reports.formatting import format_count
 from tasks.servers import MLFLOW_PORT, PREFECT_PORT, SERVE_PORT, ServicesState
 from tasks.services import lifecycle
 from tasks.services.doctor import Finding, run_checks
+from tasks.tracking.mlflow_run import list_runs
 
 LEVEL = len("warning")
 MIN_TEXT_WIDTH = 40
+RUNS_SHOWN = 5
 
 
 def add_up_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,6 +88,9 @@ def format_logins(state: ServicesState) -> list[str]:
 
 
 def add_status_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="show the last runs of this recipe, and whether its model is served"
+    )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--env", action="store_true", help='print export lines: eval "$(finetune status --env)"')
     output.add_argument("--password", action="store_true", help="print the login to the pages of both servers")
@@ -92,11 +99,18 @@ def add_status_arguments(parser: argparse.ArgumentParser) -> None:
 def status(arguments: argparse.Namespace) -> int:
     """Show which servers of `finetune up` run, and which models `finetune serve` serves, and where.
 
-    With --env, prints the environment variables that connect a shell to the servers; with --password, the login. The
-    exit code is 0 if all servers of `finetune up` answer.
+    With NAME, shows the last runs of a recipe instead. With --env, prints the environment variables that connect a
+    shell to the servers; with --password, the login. The exit code is 0 if all servers of `finetune up` answer.
     """
     state = servers.read_running()
-    served = [(f"serve {one.model}", one.address, servers.is_healthy(one.address)) for one in servers.list_serving()]
+    served = [
+        (f"serve {one.model}", one.address, servers.is_healthy(one.address))
+        for one in servers.list_serving()
+        if arguments.name in (None, re.split("[@/]", one.model)[0])
+    ]
+    if arguments.name is not None:
+        print(*tabulate_runs(list_runs(arguments.name, RUNS_SHOWN)), *_format_status(served), sep="\n")
+        return COMPLETED
     if state is None:
         if not arguments.env:
             print(*_format_status(served), "Nothing of `finetune up` runs over this home.", sep="\n")

@@ -61,6 +61,21 @@ def test_rows_labels_and_tokens_are_shown_and_nothing_is_stored(
     assert [path.name for path in home.iterdir()] == ["digests.db"]
 
 
+def test_rows_by_which_the_gate_can_promote_nothing_or_only_large_gains_are_said(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = (file.parent / "validation.csv").read_text().splitlines()
+    (file.parent / "validation.csv").write_text("\n".join(rows[:31]))
+    assert check(file) == 0
+    printed = capsys.readouterr().out
+    assert "30 rows of validation are few: the gate finds only gains of 0.21 and more in accuracy" in printed
+    assert printed.endswith("\n\nNo problems.\n")
+    (file.parent / "validation.csv").write_text("\n".join(rows[:11]))
+    assert check(file) == 0
+    printed = capsys.readouterr().out
+    assert "warning  release.gate: 10 rows of validation promote no model: release.gate.min_rows is 20." in printed
+
+
 def test_metrics_and_floors_that_do_not_fit_the_rows_are_reported_below_the_rows_and_their_tokens(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,6 +57,13 @@ def test_a_record_of_an_earlier_version_with_another_name_for_the_recipe_is_show
     assert show(run, tmp_path / "out.json") == record
 
 
+def test_a_long_file_name_is_shown_apart_from_its_path(record: dict[str, Any]) -> None:
+    name = "special_tokens_map.json"
+    record["lock"]["model_files"] = {name: {"path": "/models/it.json", "size_bytes": 5, "sha256": "ab"}}
+    lines = [*_lines(record, 200)]
+    assert f"  {name}  /models/it.json, 5 bytes" in lines and "                sha256 ab" in lines
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [

@@ -55,6 +55,17 @@ def test_runs_are_listed_newest_first_with_the_judged_figure_verdict_and_version
     assert "promote  small/1  accuracy 1.0000 (" in printed[3]
 
 
+def test_status_with_a_name_shows_the_last_runs_of_the_recipe(
+    finished: FinishedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FINETUNE_HOME", str(finished.home))
+    assert main(["status", "small"]) == 0
+    head, *runs = capsys.readouterr().out.splitlines()
+    assert head.split()[:2] == ["run", "recipe"]
+    assert finished.result["flow_run_id"][:8] in [line.split()[0] for line in runs]
+    assert main(["status", "smal"]) == 2
+
+
 def test_a_recipe_that_has_not_run_is_reported_with_those_that_have(
     finished: FinishedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 BYTES_AT_ONCE = 2**19
 """Bytes of text that are encoded together: enough for all cores. Encodings take about 100 bytes a token."""
 TRUNCATED = "truncated"
+FEW_LOST = 0.0005
+"""The share of truncated tokens up to which there is no warning: tables have the number of such rows."""
 FEW_UNKNOWN, MOST_UNKNOWN = 0.05, 0.5
 """The shares of unknown tokens above which there is a warning, and for training rows an error."""
 SPLITS = ("train", "validation", "test")
@@ -308,8 +310,8 @@ def truncation_problems(
     truncated = [(split, "rows", "tokens.max_length", found) for split, found in by_split.items()]
     truncated += [(split, "targets", "options.max_target_length", found) for split, found in _targets(by_split).items()]
     for split, units, where, found in truncated:
-        if found.truncated:
-            total = found.tokens + found.lost
+        total = found.tokens + found.lost
+        if found.truncated and (level == "error" or found.lost > FEW_LOST * total):
             limit = max_length if units == "rows" else found.lengths.summary()["max"]
             yield problem(
                 where,

@@ -26,6 +26,8 @@ from training.recipe.task_specification import specification_class
 
 ASSUMED_DIFFERING = 0.1
 """The share of rows that only one of two models has right, without a comparison that has shown it."""
+LARGE_GAIN = 0.15
+"""In accuracy. Rows that show no smaller gain are few."""
 
 
 def require_mcnemar(recipe: Recipe) -> None:
@@ -112,3 +114,20 @@ def find_obstacles(recipe: Recipe, rows: int, comparison: int | None) -> Iterato
             f"{rows:,} rows of {split} replace no champion: {limit} takes {needs:,} rows without any flip at "
             f"{100 * confidence:g}% confidence{numbered}."
         )
+
+
+def describe_few_rows(recipe: Recipe, rows: int) -> str | None:
+    """The gain that the gate's next comparison finds with so many rows, as a sentence; None if it is no large one, or
+    if the gate does not compare by accuracy."""
+    try:
+        require_mcnemar(recipe)
+    except UserError:
+        return None
+    confidence = confidence_of(recipe, expect_comparison(recipe, None))
+    gain = measure_power(recipe, rows, ASSUMED_DIFFERING, confidence, ())["detectable_gain"]
+    if gain is None or gain <= LARGE_GAIN:
+        return None
+    return (
+        f"{rows:,} rows of {recipe.judged_split} are few: the gate finds only gains of {gain:.2f} and more in accuracy "
+        "(`finetune power` has the rows that smaller ones take)."
+    )

@@ -89,9 +89,9 @@ def test_a_row_that_the_template_refuses_has_no_prediction_and_is_named_and_the_
     rows = pa.RecordBatch.from_pydict({"messages": [*map(json.dumps, (ruled, [user("six")], ruled))]})
     first, answered, last = predictor.predict(rows)
     assert first == last == {} and answered["generated_text"] == "seven eight nine"
-    assert [*predictor.warnings()] == [
-        "2 rows have no prediction, because the chat template refuses them: it cannot write the conversation: no system."
-    ]
+    (warning,) = predictor.warnings()
+    assert warning.startswith("2 rows have no prediction, because the chat template refuses them: it cannot write")
+    assert warning.endswith("the conversation: no system.")
 
 
 def test_a_seed_leaves_other_answers_random_and_an_open_top_p_samples_nothing(folder: Path) -> None:

@@ -16,7 +16,7 @@ from training.data.ipc_files import ipc_writer
 from training.models.loading import load_tokenizer
 from training.problems import UserError
 from training.task_types.sequence_classification import SequenceClassification
-from training.tokenization.token_files import TokenizeResult, tokenize
+from training.tokenization.token_files import TokenizeResult, TokenStatistics, tokenize, truncation_problems
 
 
 def save_tokenizer(folder: Path) -> Path:
@@ -108,6 +108,14 @@ def test_cut_texts_are_reported_for_each_split_with_the_length_that_would_keep_a
     assert report_of(tmp_path / "ignored") == {**report, "problems": []}
     tokenize(SequenceClassification(), data, folder, tmp_path / "enough", 11, "error")
     assert report_of(tmp_path / "enough")["problems"] == []
+
+
+def test_a_few_lost_tokens_of_many_are_no_warning_and_an_error_if_the_recipe_says_so() -> None:
+    found = {"train": TokenStatistics(rows=9_000, tokens=84_759, truncated=1, lost=1)}
+    assert [*truncation_problems(found, 128, "warning")] == []
+    assert len([*truncation_problems(found, 128, "error")]) == 1
+    found = {"train": TokenStatistics(rows=9_000, tokens=84_759, truncated=9, lost=99)}
+    assert len([*truncation_problems(found, 128, "warning")]) == 1
 
 
 def test_rows_that_are_cut_can_be_an_error_that_names_every_split(tmp_path: Path) -> None:
