@@ -178,12 +178,31 @@ def require_whole(network: PreTrainedModel, folder: Path, missing: Sequence[str]
         raise UserError.of("model", "model", message)
 
 
-def head_problem(network: PreTrainedModel, found: Fit, auto_class: str, field: str) -> Iterator[Problem]:
-    """A warning if the head of a language model is missing, which training would have to learn from nothing."""
+def head_problem(
+    network: PreTrainedModel, found: Fit, auto_class: str, field: str, *, is_reference: bool
+) -> Iterator[Problem]:
+    """A warning if the head of a language model is missing, which training would have to learn from nothing; an error
+    if the loss compares with the model as it was before training."""
     if found.head and auto_class in LANGUAGE_MODELS:
         message = f"its files lack the head of {type(network).__name__}, {_listed(found.head)}, which is drawn at "
-        message += "random before training: name a model that was saved with its head, if there is one."
-        yield _problem(field, message, "warning")
+        if is_reference:
+            yield _problem(field, f"{message}random, and the loss {_NEEDS_HEAD}")
+        else:
+            message += "random before training: name a model that was saved with its head, if there is one."
+            yield _problem(field, message, "warning")
+
+
+def new_head_problem(network: PreTrainedModel, field: str) -> Iterator[Problem]:
+    """An error if a model from scratch, which is stored without its head, has one of its own, where the loss compares
+    with the model as it was before training."""
+    head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
+    if head is not None and head.weight is not embedding.weight:
+        message = f"a new {type(network).__name__} has a head of its own, which is drawn at random when training "
+        message += f"begins, and the loss {_NEEDS_HEAD} Or set tie_word_embeddings: true."
+        yield _problem(field, message)
+
+
+_NEEDS_HEAD = "compares with the model before training: name a model that was saved with its head."
 
 
 def _body(network: PreTrainedModel, names: Iterable[str]) -> set[str]:

@@ -21,9 +21,10 @@ from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job, Settings, TaskSettings
 from training.jobs.search_path import hide_package
 from training.models.configurations import RECIPE, code_fields, invalid_values, make_config, require_class
-from training.models.weights import Fit, compare, head_problem
+from training.models.weights import Fit, compare, head_problem, new_head_problem
 from training.problems import Problem, UserError
 from training.recipe.fields import Lora
+from training.task_types.task_type import BaseReference
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -89,10 +90,13 @@ def check(settings: CheckModelSettings) -> CheckedModel:
     if settings.lora:
         problems += adapters.find_unfit_layers(network, settings.lora)
     problems += layers.find_unsupported(network, settings.attn_implementation, settings.use_liger_kernel)
+    is_reference = isinstance(task_type, BaseReference) and task_type.needs_reference
+    if settings.field == RECIPE and is_reference:
+        problems += new_head_problem(network, settings.field)
     if settings.weights is not None:
         of_weights = compare_weights(network, settings.weights)
         problems += [*of_weights.problems(network, settings.field)]
-        problems += head_problem(network, of_weights, task_type.auto_class, settings.field)
+        problems += head_problem(network, of_weights, task_type.auto_class, settings.field, is_reference=is_reference)
         if of_weights.pooler:
             found.notes.append(
                 f"{settings.field}: its files lack the pooler ({of_weights.pooler[0]}), as masked language models do: "

@@ -146,6 +146,19 @@ def test_adapters_of_a_layer_that_shares_its_weight_are_refused_before_training(
     assert problems({**LLAMA, "tie_word_embeddings": False}, "causal-lm", labels=[], lora=lora) == {}
 
 
+@pytest.mark.parametrize("task", ["preference", "kto"])
+def test_a_reference_with_a_head_that_only_training_would_add_is_refused_before_training(task: str) -> None:
+    untied, tied = ({**LLAMA, "tie_word_embeddings": tied} for tied in (False, True))
+    found = problems(untied, task, labels=[])
+    assert found["model.config"].startswith("a new LlamaForCausalLM has a head of its own")
+    assert found["model.config"].endswith("Or set tie_word_embeddings: true.")
+    assert problems(tied, task, labels=[]) == problems(untied, "sft", labels=[]) == {}
+    without = problems(untied, task, labels=[], field="model.path", weights=saved(untied))
+    assert "its files lack the head of LlamaForCausalLM, lm_head.weight" in without["model.path"]
+    if task == "preference":
+        assert problems(untied, task, labels=[], options={"loss": "orpo"}) == {}
+
+
 @pytest.mark.parametrize(
     ("config", "auto_class", "task"),
     [
