@@ -1,28 +1,56 @@
-"""The page of a served model: which columns it reads, how to ask it, and the paths of its API. It loads nothing."""
+"""The page of a served model: which columns it reads, how to ask it, a form that asks it, and the paths of its API.
+
+The page loads one script, which is also served here. Its content security policy allows no other, and no request to
+another server. The token is what the user types: the page does not contain it, and stores it nowhere.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, Response
 
 from tasks.registry.model_spec import ModelSpec
 from training import task_types
 from training.problems import visible
 from training.recipe.column_types import EXAMPLES
 
-OPEN_PATHS = ("/", "/health", "/docs", "/openapi.json")
+OPEN_PATHS = ("/", "/health", "/docs", "/openapi.json", "/page.js")
 """Paths that need no token."""
 _STYLE = """
 body {font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a}
 pre {background: #f4f4f4; padding: 1rem; overflow-x: auto} td, th {text-align: left; padding: .3rem 1.5rem .3rem 0}
-code {white-space: nowrap} @media (prefers-color-scheme: dark) {body {background: #161616; color: #e8e8e8}
-pre {background: #262626} a {color: #8ab4f8}}
+code {white-space: nowrap} textarea, input {box-sizing: border-box; width: 100%; font: 14px/1.5 monospace}
+@media (prefers-color-scheme: dark) {body {background: #161616; color: #e8e8e8}
+pre, textarea, input {background: #262626; color: inherit} a {color: #8ab4f8}}
 """
+_SCRIPT = """\
+const form = document.querySelector("form"), {token, body} = form.elements;
+const answer = document.querySelector("#answer");
+form.addEventListener("submit", async event => {
+  event.preventDefault();
+  answer.textContent = "…";
+  const headers = {"Authorization": `Bearer ${token.value}`, "Content-Type": "application/json"};
+  try {
+    const response = await fetch(form.dataset.path, {method: "POST", headers, body: body.value});
+    answer.textContent = JSON.stringify(await response.json(), null, 2);
+  } catch (error) {
+    answer.textContent = String(error);
+  }
+});
+"""
+_STYLE_DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; "
+    f"style-src 'sha256-{_STYLE_DIGEST}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 def example_row(model: ModelSpec) -> dict[str, Any]:
@@ -43,15 +71,20 @@ def example_row(model: ModelSpec) -> dict[str, Any]:
 
 def example_command(model: ModelSpec, address: str, token: str, *, holds_conversations: bool) -> str:
     """A shell command that asks the model. `token`: as a shell reads it."""
+    path, body = _example_request(model, holds_conversations=holds_conversations)
+    text = body.replace("'", "'\\''")
+    return f"curl {address}/{path} -H \"Authorization: Bearer {token}\" \\\n  -d '{text}'"
+
+
+def _example_request(model: ModelSpec, *, holds_conversations: bool) -> tuple[str, str]:
+    """The path of a request to the model, and its body."""
     path, body = "predict", {"rows": [example_row(model)]}
     if holds_conversations:
         path = "v1/chat/completions"
         body = {"model": model.name, "messages": [{"role": "user", "content": "Hello"}]}  # type: ignore[dict-item]
     text = json.dumps(body, ensure_ascii=False)
-    if visible(text) != text:  # names of columns may hold codes of terminals
-        text = json.dumps(body)
-    text = text.replace("'", "'\\''")
-    return f"curl {address}/{path} -H \"Authorization: Bearer {token}\" \\\n  -d '{text}'"
+    # Names of columns may hold codes of terminals.
+    return path, text if visible(text) == text else json.dumps(body)
 
 
 class _Described(FastAPI):
@@ -87,21 +120,32 @@ def create_app(model: ModelSpec, description: str, *, holds_conversations: bool)
     @app.get("/docs", include_in_schema=False)
     async def page() -> HTMLResponse:
         command = example_command(model, "http://ADDRESS", "TOKEN", holds_conversations=holds_conversations)
-        return HTMLResponse(_write(model, command, app.openapi()))
+        asked = _example_request(model, holds_conversations=holds_conversations)
+        return HTMLResponse(_write(model, command, asked, app.openapi()), headers=_HEADERS)
+
+    @app.get("/page.js", include_in_schema=False)
+    async def script() -> Response:
+        return Response(_SCRIPT, media_type="text/javascript", headers=_HEADERS)
 
     return app
 
 
-def _write(model: ModelSpec, command: str, description: Mapping[str, Any]) -> str:
+def _write(model: ModelSpec, command: str, asked: tuple[str, str], description: Mapping[str, Any]) -> str:
     rows = [
         f"<tr><td><code>{method.upper()} {escape(path)}</code></td><td>{escape(about.get('description', ''))}</td></tr>"
         for path, methods in description["paths"].items()
         for method, about in methods.items()
     ]
+    path, body = map(escape, asked)
     columns = ", ".join(f"<code>{escape(name)}</code>" for name in model.columns.values())
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(model.name)}</title><style>{_STYLE}</style>"
         f"<h1>{escape(model.name)}</h1><p>A model for {escape(model.task['task'])}. It reads {columns}.</p>"
-        f"<pre>{escape(command)}</pre><table><tr><th>path<th>for{''.join(rows)}</table>"
-        "<p>All but this page, /health and <a href=openapi.json>openapi.json</a> need the token.</p></html>"
+        f"<pre>{escape(command)}</pre><h2>Try it</h2><form data-path='{path}'>"
+        f"<p>The body of a request to <code>POST /{path}</code>:<textarea name=body rows=4>{body}</textarea>"
+        "<p><input name=token type=password placeholder='the token' autocomplete=off required>"
+        "<p><button>Ask</button> <code>finetune serve</code> prints where the token is. The page stores it nowhere."
+        f"</form><pre id=answer></pre><h2>Paths</h2><table><tr><th>path<th>for{''.join(rows)}</table>"
+        "<p>All but this page, /health and <a href=openapi.json>openapi.json</a> need the token.</p>"
+        "<script src=page.js></script></html>"
     )

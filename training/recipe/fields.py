@@ -472,7 +472,8 @@ class Release(Section):
     """The registry's alias for the promoted version. Recipes that share a registry need the same alias, because a
     champion under another alias is not found."""
     challenger: str = Field(default="challenger", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
-    """The alias for the newest version that was registered and not promoted."""
+    """The alias for the version that a run registered last without promoting it. It stays there when a later version is
+    promoted."""
 
     @property
     def calibrates(self) -> bool:

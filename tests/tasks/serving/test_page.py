@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+from base64 import b64encode
+from hashlib import sha256
 from html.parser import HTMLParser
 from types import SimpleNamespace
 from typing import Any
@@ -37,14 +39,37 @@ def test_the_command_of_a_pair_has_both_texts() -> None:
 
 
 @pytest.mark.parametrize("column", NAMES)
-def test_the_page_has_no_element_of_a_name(column: str) -> None:
-    found = list[str]()
-
-    class Elements(HTMLParser):
-        def handle_starttag(self, tag: str, attributes: Any) -> None:
-            found.append(tag)
-
+def test_the_page_has_no_element_of_a_name_and_runs_only_the_servers_script(column: str) -> None:
     client = TestClient(create_app(model(column), "Served.", holds_conversations=False))
     for path in ("/", "/docs"):
-        Elements().feed(client.get(path).text)
-    assert found and not {"script", "img"} & {*found}
+        page = client.get(path)
+        found = Elements()
+        found.feed(page.text)
+        assert found.tags.count("script") == 1 and ("script", [("src", "page.js")]) in found.elements
+        assert "img" not in found.tags and not any(
+            name.startswith("on") for _, given in found.elements for name, _ in given
+        )
+        policy = page.headers["content-security-policy"]
+        assert (
+            policy.startswith("default-src 'none'; script-src 'self'; connect-src 'self';") and "unsafe" not in policy
+        )
+        style = page.text.partition("<style>")[2].partition("</style>")[0]
+        assert f"'sha256-{b64encode(sha256(style.encode()).digest()).decode()}'" in policy
+    script = client.get("/page.js")
+    assert script.headers["content-type"].startswith("text/javascript") and "innerHTML" not in script.text
+
+
+class Elements(HTMLParser):
+    """The elements of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = list[tuple[str, Any]]()
+
+    @property
+    def tags(self) -> list[str]:
+        """Their names."""
+        return [tag for tag, _ in self.elements]
+
+    def handle_starttag(self, tag: str, attributes: Any) -> None:
+        self.elements.append((tag, attributes))
