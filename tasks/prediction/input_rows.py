@@ -24,6 +24,7 @@ from tasks.reports.formatting import format_count
 from training import task_types
 from training.data.arrow_columns import as_json
 from training.data.batch_requests import ID as OPENAI_ID
+from training.data.batch_requests import conversation_column
 from training.data.file_systems import display_name, is_url, local_path
 from training.data.listing import Listing, SourceFile, describe_unread, list_texts
 from training.data.prediction_files import GENERATED, STAMPS, KeptColumns, predicted_names
@@ -32,6 +33,7 @@ from training.problems import Problem, UserError
 from training.recipe import BatchPrediction
 from training.recipe.batch_prediction import SHARD_ROWS, SHARD_TEXTS
 from training.recipe.reading_rules import ReadingRules
+from training.task_types.task_type import TaskType
 
 Progress = Callable[[int, int], None]
 """Called with the number of files that were read and that of all files."""
@@ -352,7 +354,7 @@ class RowFiles:
         task_type = task_types.load(**model.task)
         kept = prediction.keep if prediction.keep is not None else [*model.columns.values()]
         if prediction.format == "openai":
-            _require_assistant(prediction, model, task_type.record_types([]))
+            _require_assistant(prediction, model, task_type)
             kept = [OPENAI_ID]
         self.id = OPENAI_ID if prediction.format == "openai" else prediction.id
         """The column that must have another value in each row; None without one."""
@@ -410,9 +412,10 @@ class _Reading:
         return rows
 
 
-def _require_assistant(prediction: BatchPrediction, model: ModelSpec, predicted: object) -> None:
+def _require_assistant(prediction: BatchPrediction, model: ModelSpec, task_type: TaskType) -> None:
     """Raises UserError if the model does not answer conversations."""
-    if "messages" not in model.columns or GENERATED not in predicted:  # type: ignore[operator]
+    forms = {role: task_type.columns[role].form for role in model.columns}
+    if conversation_column(model.columns, forms) is None or GENERATED not in task_type.record_types([]):
         message = f"'openai' is for assistants, which answer conversations, and {model.name} is a model for "
         message += f"{model.task['task']} of {', '.join(model.columns)}: choose from parquet, csv, jsonl."
         raise UserError.of("option", "format", message)

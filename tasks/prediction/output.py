@@ -372,7 +372,11 @@ def _message_form(model: ModelSpec) -> Callable[[Values, str], Mapping[str, Any]
 
     def as_message(values: Values, text: str) -> Mapping[str, Any]:
         declared = values[columns.index("tools")] if "tools" in columns else None
-        return parse_message(text, as_tools(json.loads(declared)) if declared else ())
+        tools = json.loads(declared) if declared else None
+        if tools is None and "prompt" in columns:
+            prompt = json.loads(values[columns.index("prompt")])
+            tools = prompt.get("tools") if isinstance(prompt, dict) else None
+        return parse_message(text, as_tools(tools) if tools else ())
 
     return as_message
 

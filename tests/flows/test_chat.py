@@ -162,6 +162,25 @@ def test_conversations_and_requests_in_files_are_answered_as_in_a_chat_and_once(
     assert [(line["id"], line["generated_text"]) for line in answers] == [*enumerate(spoken)]
 
 
+def test_a_model_of_preferences_answers_requests_in_files_with_their_tools(
+    home: Path, server: dict[str, str], tmp_path: Path
+) -> None:
+    register(write_assistant(tmp_path / "model"), "preference", max_new_tokens=3)
+    tools = [{"type": "function", "function": {"name": "count", "parameters": {"type": "object"}}}]
+    flat = {"custom_id": "a", "messages": [{"role": "user", "content": "six"}]}
+    calls = {"custom_id": "b", "body": {"messages": [{"role": "user", "content": "tool"}], "tools": tools}}
+    (tmp_path / "requests.jsonl").write_text("\n".join(map(json.dumps, (flat, calls))))
+    run = finetune(
+        home, "predict", "counter", "--input", str(tmp_path / "requests.jsonl"), "--output",
+        str(tmp_path / "answers.jsonl"), "--format", "openai", "--no-drift", **server,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    spoken, called = (answer["response"]["body"]["choices"][0] for answer in answers)
+    assert spoken["message"]["content"] == "seven eight nine"
+    assert called["message"]["tool_calls"][0]["function"] == {"name": "count", "arguments": '{"to": 3}'}
+
+
 def test_requests_with_tools_in_files_are_answered_by_calls(home: Path, server: dict[str, str], tmp_path: Path) -> None:
     register(write_assistant(tmp_path / "model"), max_new_tokens=3)
     connect().set_model_version_tag("counter", "1", COLUMNS_TAG, json.dumps({"messages": "talk", "tools": "tools"}))

@@ -51,11 +51,23 @@ def is_request(row: Mapping[str, Any]) -> bool:
     return ID in row and (isinstance(row.get("body"), Mapping) or "messages" in row)
 
 
+def conversation_column(columns: Mapping[str, str], forms: Mapping[str, str]) -> str | None:
+    """The rows' name of the column that holds a conversation to answer: messages, or a prompt that may be messages.
+    `columns` are the rows' names of the columns that the model reads, by the task type's, and `forms` their forms."""
+    return columns.get("messages") or (columns.get("prompt") if forms.get("prompt") == "content" else None)
+
+
 def as_row(
-    number: int, request: Mapping[str, Any], column: str, tools_column: str | None = None
+    number: int,
+    request: Mapping[str, Any],
+    column: str,
+    tools_column: str | None = None,
+    *,
+    takes_prompts: bool = False,
 ) -> dict[str, Any] | RefusedRequest:
     """The request as a row with its messages in this column and its tools in the other, beside its `custom_id` and what
-    else it has outside its body; or its problem, as row `number`.
+    else it has outside its body; or its problem, as row `number`. With `takes_prompts`, a column of prompts holds tools
+    for which there is no other.
 
     Contents of several parts become one text, a line a part, and messages by the developer are those by the system.
     """
@@ -72,6 +84,9 @@ def as_row(
     row = {**kept, column: [*map(plain_message, messages)] if isinstance(messages, list) else messages}
     for name, choice in _TOOLS.items():
         if (tools := body.get(name)) and body.get(choice) != "none":
+            if tools_column is None and takes_prompts:
+                row[column] = {"messages": row[column], "tools": tools}
+                continue
             if tools_column is None:
                 words = f"has `{name}`, and the model was trained without a column data.columns.tools"
                 return RefusedRequest(number, "malformed", words, f": {shorten(tools)}", kept)

@@ -92,7 +92,7 @@ class KeptColumns:
         return {name: str(kind) for name, kind in self.types.items()}
 
 
-_UNREAD = "has tokens that the model does not have: its embedding has fewer rows than its tokenizer"
+_UNREAD = "has tokens that the model does not have, or is refused by its chat template: the warnings say which"
 
 
 def plain_message(values: Values, text: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import pyarrow as pa
 
-from training.data.batch_requests import as_row, ignored_fields, is_request
+from training.data.batch_requests import as_row, conversation_column, ignored_fields, is_request
 from training.data.casting import (
     UNCODED_TYPES,
     TaskColumns,
@@ -162,7 +162,9 @@ class _KeptColumns:
 
     def __init__(self, wanted: InputColumns, names: Sequence[str], found_fields: set[str]) -> None:
         self._wanted, self._names, self._ignored_fields = wanted, names, found_fields
-        self._messages, self._tools = wanted.roles.get("messages"), wanted.roles.get("tools")
+        forms = {column.name: column.form for column in wanted.columns}
+        self._takes_prompts = "messages" not in wanted.roles
+        self._messages, self._tools = conversation_column(wanted.roles, forms), wanted.roles.get("tools")
 
     def of_file(self, names: Sequence[str], column_types: Sequence[pa.DataType] = ()) -> dict[str, str]:
         renamed = {new: old for old, new in self._wanted.data.rename.items() if old in names}
@@ -191,7 +193,7 @@ class _KeptColumns:
             if isinstance(row, Mapping):
                 if self._messages and self._messages not in {*row} - {"messages"} and is_request(row):
                     self._ignored_fields |= ignored_fields(row)
-                    row = as_row(number, row, self._messages, self._tools)
+                    row = as_row(number, row, self._messages, self._tools, takes_prompts=self._takes_prompts)
                 if rename and isinstance(row, Mapping):
                     old_names = {new: old for old, new in rename.items() if old not in row}
                     row = {old_names.get(name, name): value for name, value in row.items()}
