@@ -97,8 +97,9 @@ def load_data(recipe: Recipe, lock: Lock, model: Artifact | None = None) -> Job:
         reads["tokenizer"] = Files(partial(_make_template_folder, pin), {"chat_template": pin.sha256})
     if leaves_out_refused(recipe):
         libraries += ["transformers", "jinja2"]
-    # Only a task type's own code for rows may look at conversations without a template.
-    unread = [] if reads else [f"training.tokenization{'.encoder' if code else ''}", "training.models"]
+    # Without a tokenizer, only code of conversations, or the user's, reads modules of tokenization.
+    rooms = "training.tokenization.encoder" if takes_template(recipe) or ":" in recipe.task else "training.tokenization"
+    unread = [] if reads else [rooms, "training.models"]
     return Job(
         _read,
         load_data_settings(recipe, lock),
