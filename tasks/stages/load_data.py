@@ -216,13 +216,19 @@ def load_rows(
             refused = partial(task_type.refused_rows, template)
     decided = settings.corrections
     corrections = decided.path if decided is not None else None
-    with explain(0) if data.mix is None else nullcontext():
+    if data.mix is not None:
         result = load(
-            *(data, task_type, pinned if data.mix is not None else pinned[0], out, progress, settings.evaluated),
-            *(() if data.mix is None else (explain, counter)),
+            *(data, task_type, pinned, out, progress, settings.evaluated, explain, counter),
             corrections=corrections,
             refused_rows=refused,
         )
+    else:
+        with explain(0):
+            result = load(
+                *(data, task_type, pinned[0], out, progress, settings.evaluated),
+                corrections=corrections,
+                refused_rows=refused,
+            )
     files = [pin for one in settings.pinned for files in one.files.values() for pin in files]
     require_unchanged([*files, decided] if decided is not None else files)
     return result

@@ -134,8 +134,8 @@ def load(
         require_package()
     with user_code_errors(task_type), TemporaryDirectory(dir=out, prefix=".as-written-") as folder:
         decided = Corrections.read(corrections, wanted[0]) if corrections else None
-        given_to_all = (progress, explain, only, spelt or {}, decided, refused_rows)
-        reading = _Reading(data, wanted, given, Path(folder), *given_to_all)
+        rest = (spelt or {}, decided, refused_rows)
+        reading = _Reading(data, wanted, given, Path(folder), progress, explain, only, *rest)
         reading.read_all()
         names, places, problems = reading.problems_and_labels()
         _require(problems)
