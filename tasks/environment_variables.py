@@ -20,6 +20,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import SimpleNamespace
@@ -234,6 +235,7 @@ def _is_private(name: str, value: str) -> bool:
     return bool(_CREDENTIAL.search(name) or _LOGIN.search(value)) or _fits(name, LEFT_OVER)
 
 
+@cache
 def _fits(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -98,9 +99,8 @@ def parser() -> argparse.ArgumentParser:
     """Builds the parser of all subcommands."""
     finetune = argparse.ArgumentParser(prog="finetune", description="Fine-tune, evaluate and ship models.")
     commands = finetune.add_subparsers(required=True, metavar="COMMAND", parser_class=_CommandParser)
-    texts = {module: _docstrings(module) for module in COMMANDS.values()}
     for name, module in COMMANDS.items():
-        text = texts[module][_function(name)]
+        text = _docstrings(module)[_function(name)]
         commands.add_parser(name, command=name, help=text.partition("\n")[0], description=text)
     return finetune
 
@@ -135,6 +135,7 @@ def _function(command: str) -> str:
     return command.replace("-", "_")
 
 
+@cache
 def _docstrings(module: str) -> dict[str, str]:
     """Reads the docstrings of the module's functions without running its imports."""
     source = ast.parse(Path(__file__).with_name(f"{module}.py").read_bytes())

@@ -69,6 +69,7 @@ INSIDE = (
     "training.evaluation.tags",
 )
 """Modules in outside rooms that programs run nevertheless."""
+_LIBRARY_FOLDERS = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 _TEXT_METHODS = ("warning", "note")
 _NAME = re.compile(r"^Name: *(\S+)", re.MULTILINE)
 """The name of a distribution in its METADATA, which takes a millisecond to parse."""
@@ -109,6 +110,7 @@ def code_behind(roots: Iterable[str], outside: Sequence[str] = ()) -> Code:
     """
     _forget_folders()
     found: dict[str, Source] = {}
+    working_directory = search_path()[-1]
     # Each name with whether the working directory is searched for it: libraries find no modules there.
     waiting, libraries = [(root, True) for root in roots], set[str]()
     seen: set[tuple[str, bool]] = set()
@@ -123,7 +125,7 @@ def code_behind(roots: Iterable[str], outside: Sequence[str] = ()) -> Code:
         digest, imports = _read(module, _state(module.file))
         if digest != _EMPTY:
             found[module.name] = Source(module.file, digest)
-        from_here = module.file == Path(search_path()[-1], module.name)
+        from_here = module.file == Path(working_directory, module.name)
         waiting.extend((imported, from_here) for imported in imports)
         # Importing a.b.c runs a/__init__ and a/b/__init__ first.
         waiting.extend((name.rsplit(".", n)[0], here) for n in range(1, name.count(".") + 1))
@@ -233,10 +235,11 @@ def _module(dotted: str, *, here: bool = True) -> _Module | None:
     """The module, searched for in the working directory if `here`; None for a library, a namespace package or a missing
     module."""
     if _is_own(dotted):  # an installed wheel of the project lies in the folder of libraries
-        stem = PROJECT.joinpath(*dotted.split("."))
-        files = (stem.with_name(stem.name + ".py"), stem / "__init__.py")
-        file = next((file for file in files if file.is_file()), None)
-        return None if file is None else _Module(dotted, file.relative_to(PROJECT).as_posix(), file, None)
+        stem = dotted.replace(".", "/")
+        for name in (f"{stem}.py", f"{stem}/__init__.py"):
+            if os.path.isfile(f"{PROJECT}/{name}"):  # pathlib takes longer, and few of the imported names are modules
+                return _Module(dotted, name, PROJECT / name, None)
+        return None
     spec = find_module(dotted, here=here) if _is_users(dotted.partition(".")[0], here) else None
     if spec is None or not spec.has_location or spec.origin is None or _in_libraries(spec):
         return None
@@ -271,8 +274,8 @@ def _in_libraries(spec: ModuleSpec) -> bool:
 
 
 def _is_in_libraries(path: str) -> bool:
-    own = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    return not LIBRARIES.isdisjoint(path.split(os.sep)) or any(Path(path).is_relative_to(folder) for folder in own)
+    names_one = not LIBRARIES.isdisjoint(path.split(os.sep))
+    return names_one or any(Path(path).is_relative_to(folder) for folder in _LIBRARY_FOLDERS)
 
 
 def _distributions(top: str) -> list[str]:
