@@ -26,7 +26,7 @@ demo: $(VENV)/.installed
 
 # make test TEST="--durations=20 tests/flows"
 test: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest -q -n auto --dist worksteal $(TEST)
+	$(VENV)/bin/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder $(TEST)
 
 # make drill DRILL="--kills 100 --seed 1"
 drill: $(VENV)/.installed

@@ -81,17 +81,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each worker begins with some of the modules that wait long, so that none of them runs alone at the end."""
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
-    if workers:
-        modules = [[item for item in items if item.path == ROOT / name] for name in SLOW]
-        others = [item for item in items if item.path not in {ROOT / name for name in SLOW}]
-        parts = [[item for module in modules[part::workers] for item in module] for part in range(workers)]
-        for part in parts:
-            more = max(0, -(-len(items) // workers) - len(part))
-            part += others[:more]
-            del others[:more]
-        items[:] = [*(item for part in parts for item in part), *others]
+    """The modules that take longest come first, so that none of them runs alone at the end."""
+    order = {ROOT / name: place for place, name in enumerate(SLOW)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
 def pytest_xdist_auto_num_workers() -> int:

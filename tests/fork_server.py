@@ -2,9 +2,8 @@
 tests do.
 
 `call(function, ...)` runs a function in a fork and returns its result; `Fork(function, ...)` starts one. In tests,
-`sys.executable` is a Python whose `-m MODULE` is a fork if the module is a program of ours or one of FORKED; worker
-processes of pytest-xdist are forks as well. A test of a process that has to import its libraries itself, such as one
-that looks at `sys.modules`, uses NEW_PYTHON.
+`sys.executable` is a Python whose programs are forks (`forked_python.py`), and so are worker processes of pytest-xdist.
+A test of a process that has to import its libraries itself, such as one that looks at `sys.modules`, uses NEW_PYTHON.
 
 A fork has the environment, the search path, the folder and the files of the process that asks for it, and ends with it.
 The server starts when it is first needed and ends with the tests. It has three levels: commands are forks of a process
@@ -24,7 +23,6 @@ import pickle
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -32,25 +30,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-FOLDER, OWNER = "FINETUNE_TESTS_FORK_SERVER", "FINETUNE_TESTS_PID"
-"""Environment variables: the server's folder, and the process that it ends with."""
+from tests.forked_python import COMMANDS as COMMANDS
+from tests.forked_python import FOLDER as FOLDER
+from tests.forked_python import LENGTH, PROGRAMS, SERVERS, STATUS, connect, ended, level_of, read, send_request
+
+OWNER = "FINETUNE_TESTS_PID"
+"""Environment variable: the process that the server ends with."""
 PAUSE = "FINETUNE_TESTS_PAUSE_S"
 """Environment variable: seconds to wait after each step of a training, for a test that stops it in its middle."""
 ROOT = Path(__file__).resolve().parents[1]
 NEW_PYTHON = sys.executable
 """A Python that imports nothing."""
-WORKER = "import sys;exec(eval(sys.stdin.readline()))"
-"""The code of a worker process of pytest-xdist."""
-COMMANDS, PROGRAMS, SERVERS = "commands", "programs", "servers"
-"""The three levels."""
-FORKED = {
-    **dict.fromkeys(("prefect", "tests.flows.forked", "tests.hub.stages"), COMMANDS),
-    **dict.fromkeys(("training.jobs.fork_server", "tests.flows.scarce_memory"), PROGRAMS),
-    **dict.fromkeys(("tasks.services.prefect_server", "tasks.services.mlflow_server", "uvicorn"), SERVERS),
-}
-OWN = ("training.programs.", "tasks.registry.")
-PASSED_FILE = "--fd="
-"""The option that names an open file for a program besides its standard streams."""
 PACKAGES = {COMMANDS: ("flows", "tasks.cache", "tasks.services", "tasks.prefect"), PROGRAMS: ("training",), SERVERS: ()}
 """By level: the packages of this project whose modules are all imported."""
 LIBRARIES = {
@@ -68,15 +58,13 @@ LIBRARIES = {
 """By level: the libraries that the forks of the tests need."""
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 """A picture in the format PNG, in base64."""
-_LENGTH = struct.Struct("!I")
-_STATUS = struct.Struct("!i")
 _search_path: list[str] = []
 
 
 def prepare(folder: str) -> None:
     """Makes this process, pytest's, the owner of a server in this folder, which starts later."""
     os.environ |= {FOLDER: folder, OWNER: str(os.getpid())}
-    begin = f"#!{NEW_PYTHON} -S\nimport sys; sys.path.insert(0, {str(ROOT)!r}); from tests.fork_server import python"
+    begin = f"#!{NEW_PYTHON} -S\nimport sys; sys.path.insert(0, {str(ROOT)!r}); from tests.forked_python import python"
     for name, arguments in (("python", ""), ("finetune", "'-m', 'tests.flows.forked', ")):
         file = Path(folder, name)
         file.write_text(f"{begin}; python({arguments}*sys.argv[1:])\n")
@@ -98,7 +86,7 @@ class Request(NamedTuple):
     """A fork to start. Its standard streams, and perhaps a pipe for its result, come as open files."""
 
     function: bytes
-    """The pickled function and its arguments."""
+    """The pickled function, or the name of one of this module, and its arguments."""
     environment: dict[str, str]
     folder: str
     search_path: list[str]
@@ -106,7 +94,7 @@ class Request(NamedTuple):
 
 
 class Fork:
-    """A function in a process of its own, with the interface of multiprocessing.Process.
+    """A function in a process of its own, with the methods of multiprocessing.Process and subprocess.Popen.
 
     Args:
         target: A function that a new process can import.
@@ -143,23 +131,29 @@ class Fork:
             [*sys.path] if self._search_path is None else [*self._search_path],
             self._own_session,
         )
-        self._connection = _connect(self._level)
-        message = pickle.dumps(tuple(request))
-        descriptors = array.array("i", [file if isinstance(file, int) else file.fileno() for file in self._files])
-        self._connection.sendmsg([_LENGTH.pack(len(message))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
-        self._connection.sendall(message)
-        self.pid = _STATUS.unpack(_read(self._connection, _STATUS.size))[0]
+        start_server()
+        self._connection = connect(self._level)
+        files = [file if isinstance(file, int) else file.fileno() for file in self._files]
+        self.pid = send_request(self._connection, tuple(request), files)
         return self
 
     def join(self, timeout: float | None = None) -> int | None:
         """Waits for the end of the process; returns the exit code, negative after a signal, None if it still runs."""
-        if self.exitcode is None and select.select([self._connection], [], [], timeout)[0]:
-            with self._connection:
-                self.exitcode = _STATUS.unpack(_read(self._connection, _STATUS.size))[0]
+        if self.exitcode is None:
+            self.exitcode = ended(self._connection, timeout)
         return self.exitcode
 
     def is_alive(self) -> bool:
         return self.join(0) is None
+
+    def poll(self) -> int | None:
+        return self.join(0)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        return self.join(timeout)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -214,28 +208,6 @@ def start_server() -> None:
                 cwd=ROOT,
                 start_new_session=True,
             )
-
-
-def _connect(level: str) -> socket.socket:
-    start_server()
-    folder, deadline = os.environ[FOLDER], time.monotonic() + 300
-    while not os.path.exists(f"{folder}/{level}"):
-        if os.path.exists(f"{folder}/failed") or time.monotonic() > deadline:
-            raise RuntimeError(f"the server of forks does not start: {Path(folder, 'server.log').read_text()}")
-        time.sleep(0.02)
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(f"{folder}/{level}")
-    return connection
-
-
-def _read(connection: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        part = connection.recv(size - len(found))
-        if not part:
-            raise EOFError("the server of forks has ended")
-        found += part
-    return found
 
 
 # The server.
@@ -320,20 +292,20 @@ def _serve(path: str, owner: int) -> int:
 def _report(pid: int, connection: socket.socket) -> None:
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with connection, contextlib.suppress(OSError):
-        connection.sendall(_STATUS.pack(code))
+        connection.sendall(STATUS.pack(code))
 
 
 def _fork(connection: socket.socket) -> int | tuple[Request, array.array[int]]:
     """Starts a process. Returns its pid; in the process, the request and its files."""
-    header, ancillary, _, _ = connection.recvmsg(_LENGTH.size, socket.CMSG_SPACE(8 * 4))
+    header, ancillary, _, _ = connection.recvmsg(LENGTH.size, socket.CMSG_SPACE(8 * 4))
     files = array.array("i")
     for _, _, data in ancillary:
         files.frombytes(data)
-    request = Request(*pickle.loads(_read(connection, _LENGTH.unpack(header)[0])))
+    request = Request(*pickle.loads(read(connection, LENGTH.unpack(header)[0])))
     if pid := os.fork():
         for file in files:
             os.close(file)
-        connection.sendall(_STATUS.pack(pid))
+        connection.sendall(STATUS.pack(pid))
         return pid
     from training.jobs.processes import die_with_parent
 
@@ -367,6 +339,7 @@ def _run(request: Request, files: array.array[int]) -> int:
         for number, mode in ((0, "rb"), (1, "wb"), (2, "wb"))
     )
     function, args = pickle.loads(request.function)
+    function = globals()[function] if isinstance(function, str) else function
     uses_prefect = function is not run_module or level_of(args[0]) != PROGRAMS
     if uses_prefect and any(name.startswith("PREFECT_") for name in changed):
         refresh_prefect_settings(logging=any(name.startswith("PREFECT_LOGGING_") for name in changed))
@@ -394,11 +367,6 @@ def refresh_prefect_settings(logging: bool = True) -> None:
             setup_logging(incremental=False)
 
 
-def level_of(module: str) -> str | None:
-    """The level of a program that is forked; None for one that a new Python runs."""
-    return FORKED.get(module, PROGRAMS if module.startswith(OWN) else None)
-
-
 def _end(code: int) -> None:
     """As at the end of Python, without giving back a hundred thousand objects."""
     import atexit
@@ -413,46 +381,7 @@ def _end(code: int) -> None:
     os._exit(code)
 
 
-# The Python whose programs are forks.
-
-
-def python(*words: str) -> None:
-    """Runs the command line `python [-u] -m MODULE ...` in a fork, or all others in a new Python."""
-    arguments = [word for word in words if word != "-u"]
-    kind, name, *rest = [*arguments, "", ""]
-    rest = arguments[2:]
-    level = level_of(name) if kind == "-m" else None
-    if (kind, name) == ("-c", WORKER):
-        fork = Fork(run_code, [name], search_path=())
-    elif level is not None:
-        passed = [word for word in rest if word.startswith(PASSED_FILE)]
-        files = [0, 1, 2, *(int(word.removeprefix(PASSED_FILE)) for word in passed)]
-        rest = [f"{PASSED_FILE}{3 + passed.index(word)}" if word in passed else word for word in rest]
-        fork = Fork(run_module, [name, *rest], level=level, files=files, search_path=())
-    else:
-        os.execv(sys.executable, [sys.executable, *words])
-    code = _follow(fork.start())
-    if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(code)
-
-
-def _follow(fork: Fork) -> int:
-    """Passes signals on, as soon as the fork or processes below it have a handler: as the supervisor does."""
-    from training.jobs.processes import descendants, handles_signal, send
-
-    received: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: received.append(number))
-    while (code := fork.join(0.05)) is None:  # a signal does not end a longer wait
-        below: set[int] = set()
-        for pid in [fork.pid, *descendants(fork.pid)] if received else []:
-            if pid not in below and handles_signal(pid, signal.Signals(received[0])):
-                below |= {pid, *descendants(pid)}
-                send(pid, signal.Signals(received[0]))
-        del received[: bool(below)]
-    return code
+# Functions that forks run.
 
 
 def run_code(code: str, *arguments: str) -> None:
@@ -461,8 +390,8 @@ def run_code(code: str, *arguments: str) -> None:
     exec(code, {"__name__": "__main__"})
 
 
-def _draw_nothing(figure: object, file: str | Path, **options: object) -> None:
-    """In place of `Figure.savefig`, which takes a tenth of the time of a small run: writes one pixel."""
+def draw_nothing(figure: object, file: str | Path, **options: object) -> None:
+    """In place of `Figure.savefig`, which takes a quarter of the time of a small run: writes one pixel."""
     Path(file).write_bytes(base64.b64decode(PIXEL))
 
 
@@ -480,7 +409,7 @@ def run_module(name: str, *arguments: str) -> None:
     if "torch" in sys.modules:
         from matplotlib.figure import Figure
 
-        Figure.savefig = _draw_nothing
+        Figure.savefig = draw_nothing
     warnings.filterwarnings("ignore", message=".*found in sys.modules", module="runpy")
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 

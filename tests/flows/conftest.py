@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,6 +20,15 @@ def server(prefect_server: None) -> dict[str, str]:
     from prefect.settings import PREFECT_API_URL
 
     return {"PREFECT_API_URL": str(PREFECT_API_URL.value())}
+
+
+@pytest.fixture(scope="module")
+def shared_server(server: dict[str, str]) -> Iterator[None]:
+    """All commands of a module use the tests' server."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.items():
+            patch.setenv(name, value)
+        yield
 
 
 @pytest.fixture(scope="session")

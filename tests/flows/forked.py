@@ -8,6 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from flows.cli.main import start
 from tasks import servers
 from tests import fork_server
@@ -51,6 +53,7 @@ def run(python: str, *arguments: str) -> None:
             fork_server.refresh_prefect_settings(logging=False)
 
     servers.use_home_servers = use_and_refresh
+    Figure.savefig = fork_server.draw_nothing
     sys.path[:] = fork_server.new_search_path()
     sys.argv = ["finetune", *arguments]
     sys.executable = python

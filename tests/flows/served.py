@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import threading
@@ -14,15 +15,14 @@ import httpx
 
 from tasks.registry.versions import COLUMNS_TAG, TASK_TAG
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect
-from tests.flows.forked import code_with_forked_programs
+from tests.flows import forked
 from tests.flows.small import environment
-from tests.fork_server import NEW_PYTHON
+from tests.fork_server import COMMANDS, Fork, forked_python
 from tests.made import KEY, artifact
 from tests.waiting import wait_until
 from training import task_types
 
 ROOT = Path(__file__).resolve().parents[2]
-CODE = "from flows.cli.main import main; sys.exit(main())"
 
 
 def register(folder: Path, task: str = "sft", **options: Any) -> None:
@@ -54,22 +54,25 @@ class Server:
     Args:
         home: of the model.
         arguments: of the command.
-        command: the command `finetune`, by default with programs that are forks.
+        command: the command `finetune`; by default it is a fork, and its programs are.
         env: further environment variables.
     """
 
     def __init__(self, home: Path, *arguments: str, command: Sequence[str] = (), **env: str) -> None:
-        command = command or (NEW_PYTHON, "-c", code_with_forked_programs(CODE))
-        self.process = subprocess.Popen(
-            [*command, "serve", "--port", "0", *arguments],
-            cwd=ROOT,
-            env=environment(home, **env),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        argv, environ = ["serve", "--port", "0", *arguments], environment(home, **env)
+        output, printing = os.pipe()
+        with open(os.devnull) as nothing:
+            files = (nothing, printing, printing)
+            self.process: subprocess.Popen[bytes] | Fork
+            if command:
+                argv = [*command, *argv]
+                self.process = subprocess.Popen(argv, cwd=ROOT, env=environ, stdout=printing, stderr=printing)
+            else:
+                words = [forked_python(), *argv]
+                self.process = Fork(forked.run, words, env=forked.QUIET | environ, files=files, level=COMMANDS).start()
+        os.close(printing)
         self.printed = ""
-        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._read, args=(output,), daemon=True).start()
         wait_until(lambda: "Ask it:" in self.printed or self.process.poll() is not None)
         found = re.search(r"http://127\.0\.0\.1:\d+", self.printed)
         assert found, self.printed
@@ -92,7 +95,7 @@ class Server:
         """Waits until the server has printed the text."""
         wait_until(lambda: text in self.printed)
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.printed += line
+    def _read(self, output: int) -> None:
+        with open(output) as lines:
+            for line in lines:
+                self.printed += line

@@ -5,24 +5,27 @@ from __future__ import annotations
 import csv
 import json
 import random
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import numpy as np
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from tasks.home import tracking_uri
 from tasks.registry.versions import CALIBRATION_TAG
 from tasks.tracking.connection import connect
+from tests import fork_server
 from tests.flows.forked import finetune
 from tests.flows.served import Server
 from tests.flows.small import BAD, FILLER, GOOD, artifact_of, states, write_project
 from training.evaluation.stored_calibration import Calibration
+
+pytestmark = pytest.mark.usefixtures("shared_server")
 
 ROWS = {"train": 500, "validation": 300, "test": 700}
 RELEASE = {"abstain": {"max_error": 0.05}, "prediction_sets": 0.95}
@@ -148,16 +151,14 @@ def test_a_single_row_and_a_server_mark_rows_for_a_person(released: Released) ->
     assert "finetune_review_total 1.0" in figures
 
 
+def ask_mlflow(text: str) -> Any:
+    """The answer of version 1, loaded by MLflow alone."""
+    mlflow.set_tracking_uri(tracking_uri())
+    return mlflow.pyfunc.load_model("models:/small/1").predict([{"text": text}])
+
+
 def test_mlflow_serves_the_calibrated_probabilities_in_a_process_of_its_own(released: Released, home: Path) -> None:
-    code = """
-import json, mlflow, sys
-from tasks.home import tracking_uri
-mlflow.set_tracking_uri(tracking_uri())
-print(json.dumps(mlflow.pyfunc.load_model("models:/small/1").predict([{"text": "the film was superb"}])))
-"""
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert loaded.returncode == 0, loaded.stderr
-    (record,) = json.loads(loaded.stdout.splitlines()[-1])
+    (record,) = fork_server.call(ask_mlflow, "the film was superb")
     printed = finetune(home, "predict", "small", "the film was superb").stdout
     assert record["label"] == "pos" and record["review"] is False
     assert f"{record['probability']:6.1%}" in printed

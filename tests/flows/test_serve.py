@@ -73,18 +73,19 @@ def api(counter: Server) -> openai.OpenAI:
 
 
 def test_rows_have_the_predictions_of_finetune_predict_and_an_unusable_row_its_error(
-    finished: FinishedRun, tmp_path: Path
+    finished: FinishedRun, server: dict[str, str], tmp_path: Path
 ) -> None:
     texts = ["the film was superb", "a dull and grim plot", "fine"]
     file, out, record = tmp_path / "rows.jsonl", tmp_path / "out.jsonl", tmp_path / "recorded"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    run = finetune(finished.home, "predict", "small", "--input", str(file), "--output", str(out), "--no-drift")
+    words = ["--input", str(file), "--output", str(out), "--no-drift"]
+    run = finetune(finished.home, "predict", "small", *words, **server)
     assert run.returncode == 0, run.stderr
     expected = [json.loads(line) for line in out.read_text().splitlines()]
     rows: list[Any] = [{"text": text} for text in texts] + [{"text": " "}, {"text": 4}]
-    with Server(finished.home, "small", "--record", str(record)) as server:
-        answer = server.client.post("/predict", json={"rows": rows}).json()
-        wrong = server.client.post("/predict", json={"rows": [{"txt": "fine"}]})
+    with Server(finished.home, "small", "--record", str(record)) as served:
+        answer = served.client.post("/predict", json={"rows": rows}).json()
+        wrong = served.client.post("/predict", json={"rows": [{"txt": "fine"}]})
     assert answer["model"] == "small/1"
     for given, stored in zip(answer["predictions"][:3], expected, strict=True):
         assert given["label"] == stored["label"]
@@ -99,24 +100,26 @@ def test_rows_have_the_predictions_of_finetune_predict_and_an_unusable_row_its_e
     assert all(row["served_by"] == "small/1" and row["prediction"]["label"] for row in recorded)
 
 
-def test_recorded_rows_are_compared_by_drift_and_with_labels_evaluated(finished: FinishedRun, tmp_path: Path) -> None:
+def test_recorded_rows_are_compared_by_drift_and_with_labels_evaluated(
+    finished: FinishedRun, server: dict[str, str], tmp_path: Path
+) -> None:
     home, record, out = (
         shutil.copytree(finished.home, tmp_path / "home", symlinks=True),
         tmp_path / "r",
         tmp_path / "out",
     )
     rows = [*csv.DictReader((finished.file.parent / "validation.csv").open(newline=""))]
-    with Server(home, "small", "--record", str(record)) as server:
+    with Server(home, "small", "--record", str(record)) as served:
         asked = [{"text": row["text"]} for row in rows]
-        assert server.client.post("/predict", json={"rows": asked}).status_code == 200
-    drift = finetune(home, "drift", "small", "--input", str(record), "--json", str(out))
+        assert served.client.post("/predict", json={"rows": asked}).status_code == 200
+    drift = finetune(home, "drift", "small", "--input", str(record), "--json", str(out), **server)
     assert drift.returncode == 0, drift.stdout + drift.stderr
     assert json.loads(out.read_text())["drift"]["rows"] == {"reference": 60, "new": len(rows)}
     labels = {row["text"]: row["label"] for row in rows}
     for file in record.iterdir():
         recorded = [json.loads(line) for line in file.read_text().splitlines()]
         file.write_text("".join(json.dumps({**row, "label": labels[row["text"]]}) + "\n" for row in recorded))
-    evaluated = finetune(home, "evaluate", "small", "--input", str(record), "--json", str(out))
+    evaluated = finetune(home, "evaluate", "small", "--input", str(record), "--json", str(out), **server)
     assert evaluated.returncode == 0, evaluated.stdout + evaluated.stderr
     found = json.loads(out.read_text())["evaluation"]
     expected = finished.result["metrics"]["validation"]["accuracy"]["value"]
@@ -460,7 +463,7 @@ def test_mistakes_are_one_message(counter_home: Path, capsys: pytest.CaptureFixt
 
 VLLM = """\
 #!{python}
-import json, os, sys
+import json, os, signal, sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -492,6 +495,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # a program without a handler is killed, after a grace period
 port = sys.argv[sys.argv.index("--port") + 1]
 ThreadingHTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
 """

@@ -62,7 +62,9 @@ def test_a_worse_model_loses_against_the_champion_by_its_calls(
     assert compared["lost"] > 20 and not compared["gained"]
 
 
-def test_predictions_on_request_call_the_tools_of_the_row(project: Path, home: Path, first: dict[str, Any]) -> None:
+def test_predictions_on_request_call_the_tools_of_the_row(
+    project: Path, home: Path, server: dict[str, str], first: dict[str, Any]
+) -> None:
     rows, out = project.parent / "asked.jsonl", project.parent / "answers.jsonl"
     asked = {"Wake me in 5 minutes": ("timer", {"minutes": 5}), "Play Help for me": ("play", {"song": "Help"})}
     lines = [
@@ -73,7 +75,8 @@ def test_predictions_on_request_call_the_tools_of_the_row(project: Path, home: P
         for question in asked
     ]
     rows.write_text("\n".join(map(json.dumps, lines)))
-    done = finetune(home, "predict", "tools", "--input", str(rows), "--output", str(out), "--no-drift")
+    words = ["--input", str(rows), "--output", str(out), "--no-drift"]
+    done = finetune(home, "predict", "tools", *words, **server)
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line)["generated_text"] for line in out.read_text().splitlines()]
     calls = [parse_message(answer, tool_conversations.TOOLS)["tool_calls"][0]["function"] for answer in answers]
