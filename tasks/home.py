@@ -12,11 +12,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import json
 import os
 import re
 import secrets
 import stat
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar, copy_context
@@ -24,10 +27,16 @@ from functools import partial
 from pathlib import Path
 
 from tasks.locks import FlockManager
-from training.jobs.protocol import fsync
+from training.jobs.protocol import fsync, write_atomically
 from training.problems import Problem, UserError
 
 SWEEPS = "FINETUNE_SWEEPS"
+MARK = "made_by_user"
+"""The file that proves that a command of this user made the home, or that the user has named it."""
+_marked: set[tuple[str, int]] = set()
+"""The homes whose proof this process has seen, by path and inode."""
+_MOST_PARTS = 10_000
+"""Of a path with its links."""
 _UNMAPPED_USER = 65534
 """Owner of the folders of the host in a container without root: no process of the container has this user."""
 
@@ -54,8 +63,8 @@ def home_path() -> Path:
 def home() -> Path:
     """The absolute path of the home folder, created with mode 0700 if missing. One of this user's gets this mode.
 
-    Raises UserError if other users may write to it or to a folder above it, because Prefect's records in it can execute
-    code.
+    Raises UserError if other users may write to it or to a folder above it, or if it may have come with their files,
+    because Prefect's records in it can execute code.
     """
     folder = home_path()
     require_usable_path(folder)
@@ -76,7 +85,49 @@ def home() -> Path:
         read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
         remedy = "its file system is read-only: name" if read_only else "change its mode, or name"
         raise UserError([_home_problem(f"{folder} cannot be written to: {remedy} another folder")])
+    if (str(folder), status.st_ino) not in _marked:
+        _require_mark(folder)
+        _marked.add((str(folder), status.st_ino))
     return folder
+
+
+def _require_mark(folder: Path) -> None:
+    """Marks a home that is new, or that the user has named. Raises UserError for another one without the mark of this
+    user: an archive of rows that was unpacked in the working directory can hold a home, with runs for the worker."""
+    mark = _proof()
+    if mark is None:
+        return
+    # First the files, then the mark: another process may be making this home.
+    is_new = all(file.name.startswith((MARK, f".{MARK}")) for file in folder.iterdir())
+    with contextlib.suppress(OSError):
+        if (folder / MARK).read_bytes() == mark:
+            return
+    if not (is_new or os.environ.get("FINETUNE_HOME")):
+        message = (
+            f"{folder} is there, and no command of yours has made it: it may have come with rows or an archive, and "
+            "what it holds is trusted. If it is yours, name it once, --home .finetune; else remove it, or name another"
+        )
+        raise UserError([_home_problem(message)])
+    with contextlib.suppress(OSError):
+        write_atomically(folder / MARK, mark)
+
+
+def _proof() -> bytes | None:
+    """The content of MARK: a digest of a secret of the user, made at the first use; None if it cannot be stored."""
+    states = os.environ.get("XDG_STATE_HOME", "")
+    try:
+        folder = (Path(states) if Path(states).is_absolute() else Path.home() / ".local" / "state") / "finetune"
+        file = folder / "home.key"
+        if not file.exists():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=folder) as aside:  # its mode is 0600
+                aside.write(secrets.token_bytes(32))
+                aside.flush()
+                with contextlib.suppress(FileExistsError):  # another process was faster
+                    os.link(aside.name, file)
+        return hashlib.sha256(file.read_bytes()).hexdigest().encode()
+    except (OSError, RuntimeError):
+        return None
 
 
 def require_usable_path(folder: Path) -> None:
@@ -87,16 +138,35 @@ def require_usable_path(folder: Path) -> None:
 
 
 def find_replaceable(folder: Path) -> Path | None:
-    """The first folder above in which another user could put something else in its place; None if there is none. In a
-    folder with the sticky bit, such as /tmp, only owners rename."""
-    for above in dict.fromkeys([*folder.parents, *folder.resolve().parents]):
-        status = above.stat()
+    """The first folder or link on the way to a folder by which another user could put something else in its place; None
+    if there is none. In a folder with the sticky bit, such as /tmp, only owners rename."""
+    *above, _ = _way_to(folder)
+    for place in above:
+        status = place.lstat()
         others = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid != os.getgid() else 0)  # one's own group is private
-        if status.st_uid not in (os.getuid(), 0, _UNMAPPED_USER) or (
-            status.st_mode & others and not status.st_mode & stat.S_ISVTX
-        ):
-            return above
+        is_open = status.st_mode & others and not (status.st_mode & stat.S_ISVTX or stat.S_ISLNK(status.st_mode))
+        if status.st_uid not in (os.getuid(), 0, _UNMAPPED_USER) or is_open:
+            return place
     return None
+
+
+def _way_to(path: Path) -> list[Path]:
+    """The folders and the links that lead to an absolute path, and its real path."""
+    parts, at, way = list(path.parts[:0:-1]), Path("/"), [Path("/")]
+    while parts:
+        if (part := parts.pop()) == "..":
+            at = at.parent
+            continue
+        way.append(at / part)
+        if not way[-1].is_symlink():
+            at = way[-1]
+            continue
+        if len(way) > _MOST_PARTS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        target = way[-1].readlink()
+        parts += [one for one in reversed(target.parts) if one != "/"]
+        at = Path("/") if target.is_absolute() else at
+    return way if way[-1] == at else [*way, at]
 
 
 def _home_problem(message: str) -> Problem:

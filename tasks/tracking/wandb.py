@@ -24,6 +24,8 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it is read at the imp
 import wandb
 
 KNOCK_S = 5.0
+_FOREIGN_SETTINGS = ("wandb/settings", ".wandb/settings")
+"""The files of the working directory from which W&B would take settings."""
 INIT_TIMEOUT_S, FINISH_TIMEOUT_S = 20.0, 20.0
 """By default W&B waits for minutes at the start of a run, and without an end at the end of one and of the process."""
 
@@ -127,7 +129,8 @@ class WeightsAndBiases(Tracker):
 
     def _open(self, curve: Curve) -> None:
         name, root = f"{self.run.recipe}-{curve.key[:8]}", Path(os.environ.get("WANDB_DIR") or home())
-        wandb_settings = wandb.setup(settings=wandb.Settings(silent=True)).settings
+        # By default W&B takes settings from the working directory, such as the server for the login and an own login.
+        wandb_settings = wandb.setup(settings=wandb.Settings(silent=True, root_dir=str(root))).settings
         mode, address = wandb_settings.mode, wandb_settings.base_url
         if mode == "online" and (reason := _find_obstacle(address)):
             mode = "offline"
@@ -177,6 +180,10 @@ class WeightsAndBiases(Tracker):
 
 def _find_obstacle(address: str) -> str:
     """The reason why a run cannot be sent now; empty if there is none."""
+    foreign = next((file for file in _FOREIGN_SETTINGS if Path(file).is_file()), None)
+    if foreign and not os.environ.get("WANDB_DIR"):
+        told = "which may have come with rows, are not used (set WANDB_… variables, and remove the file)"
+        return f"W&B's settings in {foreign} of the working directory, {told}"
     if not wandb.login(prompt=False, verify=False):
         return "W&B has no login (WANDB_API_KEY)"
     try:

@@ -11,8 +11,16 @@ import pytest
 
 from tasks import servers
 from tasks.environment_variables import prepare_environment
+from tasks.home import (
+    find_replaceable,
+    home_path,
+    registry_place,
+    tracking_is_local,
+    tracking_uri,
+    with_this_home,
+    without_credentials,
+)
 from tasks.home import home as create_home
-from tasks.home import home_path, registry_place, tracking_is_local, tracking_uri, with_this_home, without_credentials
 from training.problems import UserError
 
 
@@ -24,6 +32,68 @@ def test_the_home_is_in_the_working_directory_by_default(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FINETUNE_HOME")
     assert create_home() == tmp_path / ".finetune"
+
+
+def test_a_home_that_no_command_of_this_user_has_made_is_refused_until_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("states", "unpacked", "mine", "empty", "theirs"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "states"))
+    monkeypatch.delenv("FINETUNE_HOME")
+    monkeypatch.chdir(tmp_path / "unpacked")
+    planted = tmp_path / "unpacked/.finetune"
+    (planted / "prefect").mkdir(parents=True, mode=0o700)
+    for _ in range(2):
+        with pytest.raises(UserError, match=rf"{planted} is there, and no command of yours has made it: .* --home"):
+            create_home()
+    monkeypatch.chdir(tmp_path / "mine")
+    made = create_home()
+    assert stat.S_IMODE((tmp_path / "states/finetune/home.key").stat().st_mode) == 0o600
+    (made / "runs").mkdir()
+    made.rename(tmp_path / "moved")
+    (tmp_path / "moved").rename(tmp_path / "empty/.finetune")
+    monkeypatch.chdir(tmp_path / "empty")
+    assert create_home() == tmp_path / "empty/.finetune"  # a home can be moved
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "theirs"))  # another user
+    monkeypatch.setattr("tasks.home._marked", set())
+    with pytest.raises(UserError, match="no command of yours"):
+        create_home()
+    monkeypatch.setenv("FINETUNE_HOME", ".finetune")
+    create_home()
+    monkeypatch.delenv("FINETUNE_HOME")
+    monkeypatch.setattr("tasks.home._marked", set())
+    create_home()
+
+
+def test_a_home_that_another_user_s_link_leads_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FINETUNE_HOME")
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "shared/.finetune").symlink_to(tmp_path / "real")
+    monkeypatch.chdir(tmp_path / "shared")
+    assert create_home().resolve() == tmp_path / "real"
+    lstat = Path.lstat
+
+    def owned_by_another(path: Path) -> os.stat_result:
+        values = list(lstat(path))
+        values[stat.ST_UID] += stat.S_ISLNK(values[stat.ST_MODE])
+        return os.stat_result(values)
+
+    monkeypatch.setattr(Path, "lstat", owned_by_another)
+    with pytest.raises(UserError, match=r"shared/\.finetune belongs to another user"):
+        create_home()
+
+
+def test_a_link_in_a_folder_of_others_on_the_way_to_the_home_is_found(tmp_path: Path, home: Path) -> None:
+    for folder in ("real", "open"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "open/inner").symlink_to(tmp_path / "real")
+    (tmp_path / "outer").symlink_to(tmp_path / "open/inner")
+    assert find_replaceable(tmp_path / "outer/home") is None
+    (tmp_path / "open").chmod(0o777)
+    assert find_replaceable(tmp_path / "outer/home") == tmp_path / "open"
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o702])

@@ -15,7 +15,7 @@ import io
 import json
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -206,13 +206,16 @@ class Corrections:
             return dict(places)
         by_name = {name: place for place, name in enumerate(names)}
         found = by_name | dict(places)
+        spelt: defaultdict[str, set[int]] = defaultdict(set)
+        for name, place in found.items():
+            spelt[_spelling(name)].add(place)
         for label, decision in self._labels.items():
             if label in by_name and found[label] != by_name[label]:
                 self._add_problem(decision, "is a label's name, and rows spell another label so: change the source.")
             if label in found:
                 continue
             # A spreadsheet may have made TRUE of true, and 1 of 1.0 or 001.
-            like = {place for name, place in found.items() if _spelling(name) == _spelling(label)}
+            like = spelt[_spelling(label)]
             found[label] = min(like, default=0)  # of any index, so that the rows have no problem, too
             if len(like) != 1:
                 some = ", ".join(map(repr, names[:20])) + (", …" if len(names) > 20 else "")
@@ -281,8 +284,10 @@ def read_lines(file: str) -> list[tuple[int, dict[str, str]]]:
         message = f"{display_name(file)} has no column {' and no column '.join(map(repr, missing))}; it has {there}: "
         message += f"give a file that `finetune labels` wrote, with the columns {', '.join(COLUMNS)}."
         raise UserError.of("data", FIELD, message)
+    places = {name: names.index(name) for name in COLUMNS if name in names}
+    empty = dict.fromkeys(COLUMNS, "")
     return [
-        (number, {name: cells[names.index(name)].strip() if name in names else "" for name in COLUMNS})
+        (number, empty | {name: cells[place].strip() for name, place in places.items() if place < len(cells)})
         for number, cells in lines
     ]
 
@@ -315,7 +320,8 @@ def _decode(content: bytes) -> str:
 
 
 def _read_table(text: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Returns the names of the columns, and each line that is not blank with its number and a cell for each column."""
+    """Returns the names of the columns, and each line that is not blank with its number and its cells, which may be
+    fewer."""
     first = text.partition("\n")[0].strip()
     told = first[4:5] if first.lower().startswith("sep=") else None
     csv.field_size_limit(2**31 - 1)
@@ -327,8 +333,7 @@ def _read_table(text: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
         if not best or sum(name in COLUMNS for name in names) > sum(name in COLUMNS for name in best[0]):
             best = [names, *rows[1:]]
     names, *rows = best or [[]]
-    blank = [""] * len(names)
-    return names, [(number, (cells + blank)[: len(names)]) for number, cells in enumerate(rows, 2) if any(cells)]
+    return names, [(number, cells) for number, cells in enumerate(rows, 2) if any(cells)]
 
 
 def _as_number(cell: str) -> float | None:
@@ -344,7 +349,7 @@ def _as_list(cell: str) -> list[str] | None:
     """Returns the texts of a JSON list; None for another cell."""
     try:
         found = json.loads(cell) if cell.startswith("[") else None
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # the last for brackets in brackets
         return None
     return [str(one) for one in found] if isinstance(found, list) else None
 

@@ -33,7 +33,7 @@ def make_config(values: Mapping[str, Any], field: str, more: Mapping[str, Any] |
     from transformers import CONFIG_MAPPING
 
     name = values.get("model_type")
-    if name not in CONFIG_MAPPING:
+    if not isinstance(name, str) or name not in CONFIG_MAPPING:
         message = f"{name!r} is no model type of transformers" if name else "no model_type is named"
         some = f"choose one such as {', '.join(WELL_KNOWN[:MAX_SUGGESTED])}"
         raise UserError.of("model", _type_field(field), f"{message}: {some}.{nearest(str(name), CONFIG_MAPPING)}")

@@ -20,7 +20,7 @@ from transformers.integrations import unset_hf_deepspeed_config
 
 from training.models import adapters, weights
 from training.models.configurations import require_class, without_code
-from training.models.repository_files import require_bounded, require_no_other_files
+from training.models.repository_files import blame_tokenizer, require_bounded, require_no_other_files
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def load_tokenizer(folder: Path, model: Path | None = None) -> PreTrainedTokeniz
     makes texts so long that they would fill the memory."""
     require_no_other_files(folder, *([] if model is None else [model]))
     config = {} if model is None else {"config": AutoConfig.from_pretrained(model, **_SAFE)}
-    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **_SAFE, **config)
+    with blame_tokenizer(str(folder), "its tokenizer is not readable"):
+        loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **_SAFE, **config)
     if loaded.is_fast:
         require_bounded(loaded.backend_tokenizer, folder / "tokenizer.json")
     return loaded
@@ -120,7 +121,7 @@ def load_for_training(
 def _reorder_head(model: PreTrainedModel, task_type: TaskModel, folder: Path, labels: Sequence[str]) -> None:
     """Moves the outputs of a folder's model that has the same labels in another order, as models of MNLI have."""
     named = AutoConfig.from_pretrained(folder, **_SAFE).id2label or {}
-    places = {name.casefold(): place for place, name in sorted(named.items())}
+    places = {str(name).casefold(): place for place, name in sorted(named.items())}
     wanted = [label.casefold() for label in labels]
     if [*places] == wanted or len(places) != len(named) or sorted(places) != sorted(wanted):
         return

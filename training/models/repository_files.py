@@ -6,12 +6,13 @@ import fnmatch
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from training.local_files import find_foreign, open_regular
-from training.problems import Problem, UserError
+from training.problems import Problem, UserError, on_one_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -196,6 +197,19 @@ _OR_ELSE = "and no vocabulary in any other file: save its tokenizer again with A
 
 def _is_vocabulary(name: str) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in VOCABULARY_FILES)
+
+
+@contextmanager
+def blame_tokenizer(where: str, failure: str) -> Iterator[None]:
+    """Turns the errors of the tokenizers library into a UserError: bare Exception, and panics of Rust, which no `except
+    Exception` catches."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        message = f"{failure}: {on_one_line(str(error))[:300]}. Save the tokenizer again, or name another model."
+        raise UserError.of("tokens", where, message) from error
 
 
 def require_bounded(tokenizer: Tokenizer, path: Path) -> None:

@@ -73,8 +73,8 @@ def _loaded_files(files: Mapping[str, Path], damage: list[str]) -> list[Path]:
     index = files[INDEX]
     try:
         shards = sorted({*json.loads(index.read_bytes())["weight_map"].values()})
-        missing = [shard for shard in shards if shard not in files]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        missing = [shard for shard in map(str, shards) if shard not in files]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         damage.append(f"{index} is no index of weights: copy or download it again.")
         return []
     if missing:
@@ -94,7 +94,7 @@ def _read_header(path: Path) -> Shapes:
             tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
             shapes = {name: [int(side) for side in entry["shape"]] for name, entry in tensors.items()}
             expected = 8 + length + max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, LookupError, RecursionError):
+        except (ValueError, TypeError, AttributeError, ArithmeticError, LookupError, RecursionError):
             raise ValueError("is damaged: its header is unreadable") from None
     if size != expected:
         state = "is cut off" if size < expected else "is damaged"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -16,10 +16,20 @@ from training.recipe.field_types import is_list_of_sections, section_of
 
 _INDEXED = re.compile(r"(\w+)\[(\d+)\]")
 ENTRYPOINT, SWEEP_ENTRYPOINT = "flows.finetune:finetune", "flows.sweep:sweep"
+MOST_CHARACTERS = 10_000_000
+"""Of a YAML file with its aliases written out: a few lines of aliases of aliases would fill the memory."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader; it reads `3e-5` as a number and refuses a field that is written twice."""
+    """YAML's safe loader; it reads `3e-5` as a number, and refuses a field that is written twice, and aliases that make
+    too much of a file."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None and _count_characters(node, {}) > MOST_CHARACTERS:
+            message = f"its aliases make more than {MOST_CHARACTERS:,} characters of it"
+            raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         names = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
@@ -28,6 +38,20 @@ class _Loader(yaml.SafeLoader):
                 message = f"{key.value!r} is written twice"
                 raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
         return super().construct_mapping(node, deep=deep)
+
+
+def _count_characters(node: yaml.Node, counted: dict[int, int]) -> int:
+    """Returns the characters of a node with its aliases written out, and one for each node in it. Raises
+    ConstructorError for a node within itself."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1 + len(node.value)
+    if id(node) not in counted:
+        counted[id(node)] = -1
+        inner = node.value if isinstance(node, yaml.SequenceNode) else [one for pair in node.value for one in pair]
+        counted[id(node)] = 1 + sum(_count_characters(one, counted) for one in inner)
+    if counted[id(node)] < 0:
+        raise yaml.constructor.ConstructorError(None, None, "it is an alias of what it is in", node.start_mark)
+    return counted[id(node)]
 
 
 _Loader.add_implicit_resolver(
@@ -52,7 +76,7 @@ def parse_set(settings: Iterable[str]) -> dict[str, Any]:
             overrides[name.strip()] = yaml.load(value, _Loader)
         except ValueError as error:
             problems.append(Problem(kind="recipe", where="--set", message=f"{setting!r}: {error}"))
-        except yaml.YAMLError:
+        except (yaml.YAMLError, RecursionError, AttributeError):
             message = f"{setting!r}: the value is not YAML; put it in quotes if it is text."
             problems.append(Problem(kind="recipe", where="--set", message=message))
     if problems:
@@ -194,10 +218,12 @@ def read_entries(file: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def read_yaml(file: Path) -> Any:
-    """Returns the content of a YAML file. Raises UserError if it cannot be read; for a syntax error with its line."""
+def read_yaml(file: Path, read: Callable[[str], bytes] | None = None) -> Any:
+    """Returns the content of a YAML file, whose bytes `read` may return. Raises UserError if it cannot be read; for a
+    syntax error with its line."""
     try:
-        return yaml.load(file.read_text(encoding="utf-8"), _Loader)
+        content = file.read_bytes() if read is None else read(str(file))
+        return yaml.load(content.decode("utf-8"), _Loader)
     except FileNotFoundError:
         others = [str(other) for pattern in ("*.yaml", "*.yml") for other in file.parent.glob(pattern)]
         raise UserError.of("recipe", str(file), f"no such file.{nearest(str(file), others)}") from None
@@ -209,5 +235,7 @@ def read_yaml(file: Path) -> Any:
         mark = error.problem_mark
         where = f"{file}:{mark.line + 1}" if mark else str(file)
         raise UserError.of("recipe", where, f"is not YAML: {error.problem}.") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
+    except RecursionError:
+        raise UserError.of("recipe", str(file), "is not YAML that can be read: its brackets are too deep.") from None
+    except (yaml.YAMLError, ValueError, AttributeError) as error:  # a date that does not exist, or is none
         raise UserError.of("recipe", str(file), f"is not YAML: {error}.") from None

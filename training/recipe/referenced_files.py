@@ -64,7 +64,7 @@ class ExpandedRecipe:
 
     def _translate_accelerate(self, file: str, where: str) -> None:
         try:
-            content = read_yaml(Path(file).expanduser())
+            content = read_yaml(Path(file).expanduser(), read_local)
         except UserError as error:
             raise UserError(
                 problem.model_copy(update={"where": f"{where}: {problem.where}"}) for problem in error.problems
@@ -119,15 +119,13 @@ def read_names(file: str, where: str) -> list[str]:
     path = Path(file).expanduser()
     try:
         text = read_local(str(path)).decode("utf-8-sig")
-        names = json.loads(text) if path.suffix == ".json" else [line.strip() for line in text.splitlines()]
+        names = _parse(text, file, where) if path.suffix == ".json" else [line.strip() for line in text.splitlines()]
     except OSError as error:
         raise UserError.of(
             "recipe", where, f"{file!r} cannot be read: {error.strerror}; name a file, or write [a, b]."
         ) from None
     except UnicodeDecodeError:
         raise UserError.of("recipe", where, f"{file!r} is not UTF-8 text: save it as UTF-8.") from None
-    except json.JSONDecodeError as error:
-        raise UserError.of("recipe", where, f"{file!r} is not JSON: line {error.lineno}: {error.msg}.") from None
     while isinstance(names, list) and names and names[-1] == "":  # blank lines at the end
         names.pop()
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -158,11 +156,9 @@ def _find_sharing(content: Mapping[str, Any]) -> Iterator[tuple[str, Any, str, A
 
 def _read_json(file: Path, where: str) -> dict[str, Any]:
     try:
-        content = json.loads(read_local(str(file)))
+        content = _parse(read_local(str(file)).decode("utf-8-sig"), str(file), where)
     except OSError as error:
         raise UserError.of("recipe", where, f"{str(file)!r} cannot be read: {error.strerror}.") from None
-    except json.JSONDecodeError as error:
-        raise UserError.of("recipe", where, f"{str(file)!r} is not JSON: line {error.lineno}: {error.msg}.") from None
     except UnicodeDecodeError:
         raise UserError.of("recipe", where, f"{str(file)!r} is not UTF-8 text: save it as UTF-8.") from None
     if not isinstance(content, dict):
@@ -170,3 +166,14 @@ def _read_json(file: Path, where: str) -> dict[str, Any]:
             "recipe", where, f"{str(file)!r} is not a mapping of fields: name a DeepSpeed configuration."
         )
     return content
+
+
+def _parse(text: str, file: str, where: str) -> Any:
+    """Returns the content of a JSON file. Raises UserError."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError.of("recipe", where, f"{file!r} is not JSON: line {error.lineno}: {error.msg}.") from None
+    except (ValueError, RecursionError):
+        message = f"{file!r} has brackets in brackets, or a number of digits, without end: name another file."
+        raise UserError.of("recipe", where, message) from None

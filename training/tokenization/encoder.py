@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from training.models.repository_files import chat_template, read_json, require_bounded, special_tokens
+from training.models.repository_files import (
+    blame_tokenizer,
+    chat_template,
+    read_json,
+    require_bounded,
+    special_tokens,
+)
 from training.problems import UserError
 from training.tokenization.special_tokens import MARK
 
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
 
 Chat = tuple[str, Mapping[str, str]]
 """A chat template and the special tokens, by name, that it may use."""
+_fails_on_texts = partial(blame_tokenizer, "tokenizer.json", "it fails on texts of the rows")
 _BATCH_TEXTS = 1000
 """The texts that are counted together. More need more memory and are not faster."""
 
@@ -154,7 +161,8 @@ class FastEncoder(Encoder):
 
     def encode(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         rows: list[Any] = texts if pairs is None else list(zip(texts, pairs, strict=True))
-        encodings = self.tokenizer.encode_batch_fast(rows)  # faster because it computes no offsets
+        with _fails_on_texts():
+            encodings = self.tokenizer.encode_batch_fast(rows)  # faster because it computes no offsets
         lengths, ids = _concatenate_ids(encodings)
         if pairs is None:
             return Encoded(lengths, ids, None, self._count_lost(encodings, lengths))
@@ -162,7 +170,7 @@ class FastEncoder(Encoder):
         lost = np.zeros(len(encodings), np.int64)
         if len(full := np.flatnonzero(lengths >= self.max_length)):
             # Encoded again: `overflowing` of a pair combines parts of each text with all parts of the other.
-            with self.truncation(None):
+            with self.truncation(None), _fails_on_texts():
                 untruncated = self.tokenizer.encode_batch_fast([rows[row] for row in full.tolist()])
             lost[full] = np.array([*map(len, untruncated)]) - lengths[full]
         return Encoded(lengths, ids, types, lost)
@@ -191,7 +199,8 @@ class FastEncoder(Encoder):
         and with `add_prefix_space`."""
         if self._needs_spaces:
             rows = [[word if word.startswith(" ") else f" {word}" for word in row] for row in rows]
-        encodings = self.tokenizer.encode_batch(rows, is_pretokenized=True)  # encode_batch_fast gives no words
+        with _fails_on_texts():
+            encodings = self.tokenizer.encode_batch(rows, is_pretokenized=True)  # encode_batch_fast gives no words
         lengths, ids = _concatenate_ids(encodings)
         return Encoded(lengths, ids, None, self._count_lost(encodings, lengths), _word_ids(encodings))
 
@@ -209,7 +218,7 @@ class FastEncoder(Encoder):
     def encode_located(self, texts: list[str], *, special: bool) -> Encoded:
         if any(MARK in text for text in texts):
             return self._encode_marked(texts, special=special)
-        with self.truncation(None):
+        with self.truncation(None), _fails_on_texts():
             encodings = self.tokenizer.encode_batch(texts, add_special_tokens=special)
         lengths, ids = _concatenate_ids(encodings)
         # If the tokenizer trims spaces from offsets, a token of one space has an empty span after the space.
@@ -261,7 +270,8 @@ class FastEncoder(Encoder):
         return [(id, start, stop) for id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)]
 
     def words_of(self, texts: list[str]) -> npt.NDArray[np.int32]:
-        return _word_ids(self.tokenizer.encode_batch(texts))
+        with _fails_on_texts():
+            return _word_ids(self.tokenizer.encode_batch(texts))
 
 
 def _concatenate_ids(encodings: list[Encoding]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
@@ -285,11 +295,8 @@ def load_encoder(folder: Path, max_length: int) -> FastEncoder:
     from tokenizers import AddedToken, Tokenizer, processors
 
     path = folder / "tokenizer.json"
-    try:
+    with blame_tokenizer(str(path), "tokenizer.json is not readable"):
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception for any file that it cannot read
-        message = f"tokenizer.json is not readable: {error}. Save the tokenizer again."
-        raise UserError.of("tokens", str(path), message) from error
     require_bounded(tokenizer, path)
     settings = read_json(folder / "tokenizer_config.json")
     # As in transformers: special tokens that the file lacks are added, and the texts of a pair get different types.
@@ -396,6 +403,7 @@ def token_counter(folder: Path) -> Callable[[list[str]], int]:
     def count(texts: list[str]) -> int:
         batches = (texts[start : start + _BATCH_TEXTS] for start in range(0, len(texts), _BATCH_TEXTS))
         encoded = (tokenizer.encode_batch_fast(batch, add_special_tokens=False) for batch in batches)
-        return sum(len(encoding) for encodings in encoded for encoding in encodings)
+        with _fails_on_texts():
+            return sum(len(encoding) for encodings in encoded for encoding in encodings)
 
     return count

@@ -263,6 +263,29 @@ def test_a_run_that_wandb_continues_sends_each_step_once(tracked: Path, login: C
     assert curves == CURVES
 
 
+def test_wandb_takes_no_server_from_a_file_of_the_working_directory(
+    tracked: Path,
+    home: Path,
+    login: Callable[[str, str], None],
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unpacked = tmp_path_factory.mktemp("rows")
+    with wandb_server() as server:
+        login(server.url, "0" * 40)
+        monkeypatch.delenv("WANDB_BASE_URL")
+        monkeypatch.chdir(unpacked)
+        (unpacked / "wandb").mkdir()
+        (unpacked / "wandb/settings").write_text(f"[default]\nbase_url = {server.url}\n")
+        tracking = RunTracker("recipe", "flow-1", report_to=["wandb"])
+        tracking.stage_started("fit", KEY)
+        tracking.stage_events("fit", TRAINING)
+        tracking.end("FINISHED")
+        assert server.history == {}
+    (warning,) = tracking.warnings
+    assert warning.startswith("W&B's settings in wandb/settings of the working directory") and _wandb(home) == CURVES
+
+
 @pytest.mark.parametrize(
     ("key", "reason"), [("", "W&B has no login"), ("0" * 40, "W&B at http://127.0.0.1:9 does not answer")]
 )

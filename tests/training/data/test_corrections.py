@@ -147,6 +147,17 @@ def test_all_mistakes_of_a_file_are_one_message(tmp_path: Path) -> None:
     assert problem.where == "data.corrections" and "has no column 'decision'; it has row, label: " in problem.message
 
 
+def test_a_small_file_takes_little_time_and_memory(tmp_path: Path) -> None:
+    first = next(iter(TEXTS))
+    file = tmp_path / "decided.csv"
+    file.write_text("row,decision" + "," * 100_000 + "\na,neg" * 100_000)
+    (problem,) = problems_of(tmp_path, str(file))
+    assert problem.where.endswith("decided.csv row 2") and "(100,000 rows like this: 2, 3, 4, 5, 6)" in problem.message
+    file.write_text(f"row,decision\n{name_of(first)},{'[' * 100_000}\n")
+    (problem,) = problems_of(tmp_path, str(file))
+    assert problem.where.endswith("decided.csv row 2") and "is no label: choose from 'neg', 'pos'" in problem.message
+
+
 def test_a_label_that_has_the_name_of_a_decision_is_not_mistaken_for_it(tmp_path: Path) -> None:
     texts = {text: "drop" if label == "pos" else "hold" for text, label in TEXTS.items()}
     held = [text for text, label in texts.items() if label == "hold"]

@@ -56,7 +56,13 @@ def test_a_file_that_is_cut_off_is_refused_by_its_name(folder: Path, bytes_left:
         shapes(folder)
 
 
-@pytest.mark.parametrize("header", [b"[]", b"{", b'{"a": {}}', b'{"a": {"shape": 1, "data_offsets": [0, 0]}}'])
+@pytest.mark.parametrize(
+    "header",
+    [
+        *(b"[]", b"{", b'{"a": {}}', b'{"a": {"shape": 1, "data_offsets": [0, 0]}}', b"[" * 50_000),
+        b'{"a": {"shape": [1e400], "data_offsets": [0, 0]}}',
+    ],
+)
 def test_a_file_with_a_damaged_header_is_refused_by_its_name(folder: Path, header: bytes) -> None:
     (folder / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(UserError, match=f"{WEIGHTS} is damaged: its header is unreadable"):
@@ -83,6 +89,17 @@ def test_every_damaged_or_missing_part_of_divided_weights_is_named(folder: Path)
         "1.safetensors",
         "2.safetensors",
     ]
+
+
+@pytest.mark.parametrize("index", ["[" * 50_000, '{"weight_map": ["1.safetensors"]}', "1" * 5000])
+def test_an_index_that_is_none_is_refused_by_its_name(folder: Path, index: str) -> None:
+    (folder / WEIGHTS).rename(folder / "1.safetensors")
+    (folder / INDEX).write_text(index)
+    with pytest.raises(UserError, match=rf"{INDEX} is no index of weights"):
+        shapes(folder)
+    (folder / INDEX).write_text('{"weight_map": {"a": 1}}')
+    with pytest.raises(UserError, match=rf"{INDEX} names 1, not in its folder"):
+        shapes(folder)
 
 
 def test_training_does_not_start_with_random_weights_in_place_of_those_of_the_files(world: Path, folder: Path) -> None:

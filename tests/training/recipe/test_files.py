@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 import yaml
 
 from tests.raised import raised_problems
+from training.problems import UserError
 from training.recipe import Recipe, parse
 from training.recipe.accelerate_file import Refusal, translate
+from training.recipe.overrides import read_yaml
 from training.recipe.rules import compute_rules
 
 PLAIN: dict[str, Any] = {
@@ -265,6 +268,45 @@ def test_a_file_that_cannot_be_read_is_reported_with_the_field_that_names_it() -
     Path("ds.json").write_bytes('{"ü": 1}'.encode("latin-1"))
     (message,) = find_messages(strategy="deepspeed-zero2", deepspeed="ds.json").values()
     assert message == "'ds.json' is not UTF-8 text: save it as UTF-8."
+
+
+def aliases_of_aliases(form: str) -> str:
+    """Nine lines, the last of which is a billion times the first."""
+    lines = (f"a{n}: &a{n} {form.format(', '.join([f'*a{n - 1}'] * 10))}" for n in range(1, 10))
+    return "\n".join(["a0: &a0 {x: 1}", *lines])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[" * 2000, "its brackets are too deep"),
+        ("a: &a [*a]", "it is an alias of what it is in"),
+        (aliases_of_aliases("[{}]"), "its aliases make more than 10,000,000 characters of it"),
+        (aliases_of_aliases("{{<<: [{}]}}"), "its aliases make more than 10,000,000 characters of it"),
+        (f"a: &a {'x' * 10_000}\nb: [{', '.join(['*a'] * 2000)}]", "its aliases make more than 10,000,000 characters"),
+        ('a: !!timestamp "x"', "is not YAML"),
+    ],
+)
+def test_a_small_yaml_file_takes_little_memory_whatever_its_aliases_and_brackets_are(
+    folder: Path, content: str, message: str
+) -> None:
+    Path("a.yaml").write_text(content)
+    (found,) = find_messages(accelerate="a.yaml").values()
+    assert message in found
+    with pytest.raises(UserError, match=message):
+        read_yaml(Path("a.yaml"))
+
+
+def test_a_pipe_in_the_place_of_a_named_file_is_refused_and_not_waited_for() -> None:
+    os.mkfifo("a.yaml")
+    assert "is a pipe" in find_messages(accelerate="a.yaml").popitem()[1]
+
+
+@pytest.mark.parametrize("content", ["[" * 50_000, "1" * 5000])
+def test_brackets_and_digits_without_end_in_a_json_file_are_one_message(content: str) -> None:
+    Path("a.json").write_text(content)
+    assert find_messages({"data.label_names": "a.json"}).popitem()[1].startswith("'a.json' has brackets in brackets")
+    assert find_messages(deepspeed="a.json").popitem()[1].startswith("'a.json' has brackets in brackets")
 
 
 def test_sections_that_are_no_mappings_are_reported() -> None:

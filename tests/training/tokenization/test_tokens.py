@@ -145,6 +145,41 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
         tokenize(SequenceClassification(), save_rows(tmp_path / "data"), tmp_path / "tokenizer", tmp_path / "out", 32)
 
 
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (
+            {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "////f2FiYw=="}},
+            r"json is not readable: Precomp",
+        ),
+        (
+            {"model": {"type": "BPE", "unk_token": "[NO]", "vocab": {"a": 0}, "merges": []}},
+            r"it fails on texts of the rows: Unk token `\[NO\]` not found",
+        ),
+        (
+            {
+                "pre_tokenizer": {
+                    "type": "Split",
+                    "pattern": {"Regex": "^((a+)+)+$"},
+                    "behavior": "Isolated",
+                    "invert": False,
+                }
+            },
+            "it fails on texts of the rows: Onig",
+        ),
+    ],
+)
+def test_a_tokenizer_that_fails_or_panics_is_refused(tmp_path: Path, part: dict[str, Any], message: str) -> None:
+    folder = save_tokenizer(tmp_path / "tokenizer")
+    settings = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(settings | {"post_processor": None} | part))
+    with pytest.raises(UserError, match=message):
+        tokenize(SequenceClassification(), save_rows(tmp_path / "data", ["a" * 50 + "b"]), folder, tmp_path / "out", 32)
+    if "not readable" in message:
+        with pytest.raises(UserError, match="its tokenizer is not readable"):
+            load_tokenizer(folder)
+
+
 @pytest.mark.parametrize("part", ["normalizer", "decoder"])
 @pytest.mark.parametrize("by_its_class", [False, True])
 def test_a_tokenizer_that_would_make_texts_a_million_times_as_long_is_refused(
