@@ -19,7 +19,15 @@ from tasks.prefect.prefect_artifacts import PrefectProgress
 from tasks.registry.lineage import find_record
 from tasks.reports.label_reports import describe_suspects
 from tasks.shared_store.bucket_remote import open_remote
-from tasks.stages.labels import find_out_of_fold, list_labels, log_labels, require_new, save_review
+from tasks.stages.labels import (
+    find_other_files,
+    find_out_of_fold,
+    list_labels,
+    load_other_labels,
+    log_labels,
+    require_new,
+    save_review,
+)
 
 
 def labels_run_name() -> str:
@@ -28,17 +36,19 @@ def labels_run_name() -> str:
 
 
 @flow(name="labels", flow_run_name=labels_run_name)
-def labels(model: str, out: str = "") -> dict[str, Any] | State[Any]:
+def labels(model: str, out: str = "", against: str = "", against_label: str = "") -> dict[str, Any] | State[Any]:
     """Lists the training rows whose labels are probably wrong, and writes a file to decide about them.
 
     Args:
         model: NAME/VERSION or NAME@ALIAS of a registered version, or a recipe's name for its last run.
         out: The file to write; by default RECIPE-labels.csv in the working directory.
+        against: Files of rows with labels of another source, read as the recipe reads its own.
+        against_label: Their column of labels, if it is another one than the recipe's.
     """
-    return run_labels(WORKER, model, out)
+    return run_labels(WORKER, model, out, against, against_label)
 
 
-def run_labels(caller: Caller, model: str, out: str) -> dict[str, Any] | State[Any]:
+def run_labels(caller: Caller, model: str, out: str, against: str, against_label: str) -> dict[str, Any] | State[Any]:
     """Runs the flow `labels` for a caller."""
     run, progress = str(flow_run.get_id()), PrefectProgress()
     executor: Executor | None = None
@@ -50,7 +60,11 @@ def run_labels(caller: Caller, model: str, out: str) -> dict[str, Any] | State[A
             file = Path(out or f"{found.recipe.name}-labels.csv")
             require_new(file)
             executor = Executor(found.recipe.name, run, (progress, *caller.listeners), remote=open_remote())
-            listed: Artifact = executor(list_labels, found.recipe, found.data, found.predictions)
+            other: Artifact | None = None
+            if against:
+                files = find_other_files(found.recipe, against)
+                other = executor(load_other_labels, found.recipe, found.data, files, against_label or None)
+            listed: Artifact = executor(list_labels, found.recipe, found.data, found.predictions, other)
             save_review(found.recipe, listed, file)
             report = {"recipe": found.recipe.name, "file": str(file), **listed.result.model_dump(mode="json")}
             if found.mlflow_run is not None:

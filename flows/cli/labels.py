@@ -19,6 +19,15 @@ def add_labels_arguments(parser: argparse.ArgumentParser) -> None:
         "name", metavar="NAME", help="a recipe, for its last run; or a registered version, NAME/VERSION or NAME@ALIAS"
     )
     parser.add_argument("--out", metavar="FILE", default="", help="the file to decide in (default: RECIPE-labels.csv)")
+    parser.add_argument(
+        "--against",
+        metavar="PATH",
+        default="",
+        help="files with labels of another source for the same rows, read as the recipe reads its own",
+    )
+    parser.add_argument(
+        "--against-label", metavar="COLUMN", default="", help="their column of labels (default: as ours)"
+    )
     add_json_argument(parser, "the result with the report")
 
 
@@ -31,10 +40,11 @@ def labels(arguments: argparse.Namespace) -> int:
     def call(caller: Any) -> Any:
         from flows.labels import labels, run_labels
 
-        return caller.bind(labels, run_labels)(arguments.name, arguments.out, return_state=True)
+        other = (arguments.against, arguments.against_label)
+        return caller.bind(labels, run_labels)(arguments.name, arguments.out, *other, return_state=True)
 
     result = call_in_this_process(call, Terminal())
-    result |= {"problems": name_options(result["problems"], {"out": "--out"})}
+    result |= {"problems": name_options(result["problems"], {"out": "--out", "against": "--against"})}
     write_json(arguments.json, result)
     if result["state"] != "completed":
         return print_failure(result)

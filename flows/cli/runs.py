@@ -160,6 +160,8 @@ def _data(record: Mapping[str, Any]) -> Facts:
     for split, files in lock["data_files"].items():
         for file in files:
             yield from _file(split, file)
+    if corrections := lock.get("corrections"):
+        yield from _file("corrections", corrections)
     if rows:
         counts = [f"{name.removesuffix('_rows')} {n:,}" for name, n in rows["figures"].items() if name[-5:] == "_rows"]
         labels = f"; {format_count(len(rows['labels']), 'label')}" if rows["labels"] else ""

@@ -28,6 +28,8 @@ def describe_suspects(report: Mapping[str, Any]) -> Iterator[str]:
         yield "The list may hold no error: the model alone may be wrong. Look at the first rows before you go on."
     if found.share is None and found.suspects:
         yield "How many of them are wrong is unknown: the right numbers have outliers, too."
+    if found.differing is not None:
+        yield f"{format_count(found.differing, 'row')} with another label in the other source."
     if found.conflicts:
         yield f"{format_count(found.conflicts, 'text')} with different labels in different rows."
     if found.repeats or found.known:

@@ -16,6 +16,7 @@ import pytest
 from flows.cli.main import main
 from tasks.cache import store
 from tasks.registry.lineage import find_record
+from tasks.tracking.connection import connect
 from tests.flows.forked import finetune
 from tests.flows.small import FinishedRun
 from tests.made import artifact
@@ -70,6 +71,10 @@ def test_a_list_is_decided_on_and_its_decisions_change_the_rows_of_train(
     assert lines[0]["text"][:20] in run.stdout and "set data.corrections: review.csv" in run.stdout
     assert summary_of(result) == {"list_labels": "ran", "log_labels": "ran"}
 
+    run_id = find_record("small")["run"]["mlflow_run_id"]
+    logged = {file.path for file in connect().list_artifacts(run_id, "labels")}
+    assert logged == {"labels/labels.json", "labels/review.csv"}
+
     lines[0]["decision"], lines[1]["decision"], lines[2]["decision"] = lines[0]["suggestion"], "drop", "keep"
     with (tmp_path / "review.csv").open("w", newline="") as file:
         table = csv.DictWriter(file, [*lines[0]], delimiter=";")
@@ -91,8 +96,29 @@ def test_a_second_list_is_cached_keeps_decisions_and_never_overwrites_a_file(
     assert refused.returncode == 2 and "--out: 'small-labels.csv' exists, and may hold decisions" in refused.stderr
     out = tmp_path / "out.json"
     again = finetune(with_folds, "labels", "small/1", "--out", "b.csv", "--json", str(out), **server)
-    assert again.returncode == 0 and summary_of(json.loads(out.read_text()))["list_labels"] == "cached"
+    assert again.returncode == 0, again.stderr
+    assert summary_of(json.loads(out.read_text()))["list_labels"] == "cached"
     assert (tmp_path / "b.csv").read_bytes() == (tmp_path / "small-labels.csv").read_bytes()
+
+
+def test_labels_are_compared_with_those_of_another_source(
+    finished: FinishedRun, with_folds: Path, server: dict[str, str], tmp_path: Path
+) -> None:
+    with (finished.file.parent / "train.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with (tmp_path / "second.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["text", "second"])
+        table.writerows([row["text"], "pos" if number < 30 else row["label"]] for number, row in enumerate(rows))
+    out = tmp_path / "out.json"
+    given = ["--against", str(tmp_path / "second.csv"), "--against-label", "second", "--json", str(out)]
+    run = finetune(with_folds, "labels", "small", *given, **server)
+    assert run.returncode == 0, run.stdout + run.stderr
+    differing = sum(row["label"] == "neg" for row in rows[:30])
+    assert json.loads(out.read_text())["labels"]["differing"] == differing
+    assert f"{differing} rows with another label in the other source." in run.stdout
+    wrong = finetune(with_folds, "labels", "small", "--against", "nowhere.csv", "--out", "c.csv", **server)
+    assert wrong.returncode == 2 and "--against" in wrong.stderr
 
 
 def test_a_run_without_folds_says_what_to_add(

@@ -36,7 +36,7 @@ from training.recipe.source_columns import SourceColumns
 from training.recipe.tables.formats import FORMULA
 
 if TYPE_CHECKING:
-    from training.recipe.column_types import Mask
+    from training.recipe.column_types import Form, Mask
 
 COLUMNS = ("row", "text", "label", "suggestion", "decision")
 """The columns of a list of labels to review. Only the first and the last are needed."""
@@ -128,7 +128,8 @@ class Corrections:
     def apply(self, split: str, block: Block, hashes: Hashes) -> tuple[Block, Mask]:
         """Returns the rows of a split as they are decided, and the mask of those that stay; those of other splits as
         they are."""
-        column = next(column for column in self.wanted.columns if column.is_label)
+        column = self.wanted.correctable
+        assert column is not None, "the recipe is refused"
         if column.form != "number":
             self._written.update(flat_values(block.rows.column(column.name)).unique().to_pylist())
         decided = np.flatnonzero(np.isin(hashes, self._hashes))
@@ -144,7 +145,7 @@ class Corrections:
                 self._counts["kept" if keeps[place] else "dropped"] += 1
                 self._note_changed(labels[place], decision)
                 continue
-            label = self._parse(decision, labels[place])
+            label = self._parse(decision, labels[place], column.form)
             if label is not None and not _same(label, labels[place]):
                 self._counts["corrected"] += 1
                 self._note_changed(labels[place], decision)
@@ -159,16 +160,15 @@ class Corrections:
         corrected = replace(block, rows=rows)
         return (corrected if keeps.all() else corrected.filter(keeps)), keeps
 
-    def _parse(self, decision: Decision, before: Any) -> Any:
+    def _parse(self, decision: Decision, before: Any, form: Form) -> Any:
         """Returns the label that is decided, in the form of the rows' labels; None, and adds a problem, if it is none
         for this row."""
-        column = next(column for column in self.wanted.columns if column.is_label)
         word, number, listed = decision.word, _as_number(decision.word), _as_list(decision.word)
-        if column.form == "number":
+        if form == "number":
             if number is None:
                 self._add_problem(decision, f"is no finite number: write one, {_OR}.")
             return number
-        if column.form == "label":
+        if form == "label":
             word = listed[0] if listed is not None and len(listed) == 1 else word
             self._labels.setdefault(word, decision)
             return word

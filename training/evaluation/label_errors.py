@@ -201,7 +201,7 @@ def _fit(rate: float, confusion: Floats, logs: Floats, references: Rows, start: 
         slope = np.concatenate([[-of_temperature], bias - of_bias, [pull - of_weight]])
         return float(penalty - np.log(likelihood).sum()), slope
 
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 60})
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 60, "ftol": 1e-7})
     return found.x, -float(found.fun)
 
 

@@ -118,6 +118,8 @@ class SuspectLabels(Result):
     words; None for numbers."""
     conflicts: int
     """Texts that have different labels in different rows."""
+    differing: int | None
+    """Rows that the other source labels otherwise; None without another source."""
     repeats: int
     """Rows with the same text and label as an earlier row."""
     known: int | None

@@ -1,10 +1,11 @@
 """The program that lists labels that are probably wrong: `python -m training.programs.list_labels JOB`.
 
 inputs     predictions (train.parquet: those of each training row by a model that has not seen it), data (train.arrow,
-           labels.json)
+           labels.json); other (test.arrow, labels.json) if another source has labels of these rows, too
 settings   ListLabelsSettings, below
-output     review.csv     the rows to look at, the surest first, then texts with different labels: the file that
-                          data.corrections reads after somebody has filled the column `decision`
+output     review.csv     the rows to look at, the surest first, then those that the other source labels otherwise,
+                          then texts with different labels: the file that data.corrections reads after somebody has
+                          filled the column `decision`
            labels.json    the result
 result     training.evaluation.scores.SuspectLabels
 """
@@ -34,7 +35,8 @@ from training.problems import UserError
 from training.programs.score import read_inputs, read_predictions
 from training.recipe.source_columns import StoredColumn
 
-SPLIT = "train"
+SPLIT, OTHER = "train", "test"
+"""The split of the rows, and the name of the split with the rows of another source."""
 MOST_SHOWN = 50
 """The suspects in the result."""
 CERTAIN = 0.99
@@ -75,9 +77,19 @@ def main(job_dir: Path, job: Job, events: Events) -> SuspectLabels:
     else:
         suspects = _find_suspects(predicted, is_first)
         found, suggestions, chances = _by_row(predicted, *suspects)
+    others = _read_other(job, settings.columns)
     known = {*hashes[found].tolist()}
+    differing = [
+        row
+        for row, value in enumerate(hashes.tolist())
+        if is_first[row] and value not in known and others.get(value, labels[row]) != labels[row]
+    ]
+    known |= {*hashes[differing].tolist()}
     conflicting = [row for row in _find_conflicts(hashes, labels) if int(hashes[row]) not in known]
-    shown = np.concatenate([found, np.array(conflicting, np.int64)])
+    suggestions += [others[int(hashes[row])] for row in differing]
+    suggestions += [_spell_prediction(predicted, row) for row in conflicting]
+    chances += [None] * (len(differing) + len(conflicting))
+    shown = np.concatenate([found, np.array([*differing, *conflicting], np.int64)])
     inputs = read_inputs(data / f"{SPLIT}.arrow", rows[shown])
     described = [
         SuspectRow(
@@ -91,8 +103,8 @@ def main(job_dir: Path, job: Job, events: Events) -> SuspectLabels:
             shown.tolist(),
             row_names(hashes[shown]),
             inputs,
-            [*suggestions, *(_spell_prediction(predicted, row) for row in conflicting)],
-            [*chances, *[None] * len(conflicting)],
+            suggestions,
+            chances,
             strict=True,
         )
     ]
@@ -104,6 +116,7 @@ def main(job_dir: Path, job: Job, events: Events) -> SuspectLabels:
         share=suspects[0].share(suspects[1]) if suspects else None,
         noise=suspects[0].noise if suspects else None,
         conflicts=len(_find_conflicts(hashes, labels)),
+        differing=_count_differing(hashes, labels, others) if "other" in job.inputs else None,
         repeats=int((~is_first).sum()),
         known=None if certain is None else int((certain & is_first).sum()),
         first=described[: min(MOST_SHOWN, len(found))],
@@ -125,6 +138,20 @@ def _read_rows(file: Path, inputs: Sequence[str], names: Sequence[str]) -> tuple
             hashes.append(hash_rows(batch, columns))
             labels += (spell_label(_name_labels(label, names)) for label in batch.column("label").to_pylist())
     return np.concatenate(hashes), labels
+
+
+def _read_other(job: Job, columns: Sequence[str]) -> dict[int, str]:
+    """The other source's label of each text, by the hash; empty without another source."""
+    if "other" not in job.inputs:
+        return {}
+    folder = Path(job.inputs["other"])
+    hashes, labels = _read_rows(folder / f"{OTHER}.arrow", columns, json.loads((folder / "labels.json").read_text()))
+    return dict(zip(hashes.tolist(), labels, strict=True))
+
+
+def _count_differing(hashes: Hashes, labels: Sequence[str], others: dict[int, str]) -> int:
+    found = {*zip(hashes.tolist(), labels, strict=True)}
+    return sum(others.get(value, label) != label for value, label in found)
 
 
 def _name_labels(label: Any, names: Sequence[str]) -> Any:

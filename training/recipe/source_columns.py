@@ -44,6 +44,11 @@ class StoredColumn:
         return self.name == "label" or self.form in ("label", "labels")
 
     @property
+    def is_correctable(self) -> bool:
+        """Whether data.corrections may change it."""
+        return self.is_label and self.form in ("label", "labels", "number")
+
+    @property
     def is_target(self) -> bool:
         """Whether the model predicts it. All other columns are inputs."""
         return self.target or self.is_label
@@ -93,6 +98,11 @@ class SourceColumns:
     def labels(self) -> StoredColumn | None:
         """The column of label names; None for a task type without one."""
         return next((column for column in self.columns if column.form in ("label", "labels")), None)
+
+    @property
+    def correctable(self) -> StoredColumn | None:
+        """The column that data.corrections changes; None for a task type without labels and numbers."""
+        return next((column for column in self.columns if column.is_correctable), None)
 
     @cached_property
     def by_source(self) -> dict[str, StoredColumn]:

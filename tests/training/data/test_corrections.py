@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.arrow import read_arrow
 from tests.raised import raised_problems
 from tests.training.data.task_types import CLASSIFICATION
 from tests.training.data.test_load import report_of, rows_of
@@ -16,6 +17,7 @@ from training.data.arrow_columns import as_json
 from training.data.corrections import COLUMNS, row_names
 from training.data.duplicates import hash_texts
 from training.data.load_rows import load
+from training.data.row_groups import GROUPS
 from training.problems import Problem
 from training.recipe import Data
 from training.recipe.task_specification import specification
@@ -228,3 +230,18 @@ def test_several_labels_tags_and_numbers_are_corrected(tmp_path: Path) -> None:
     file = decide(tmp_path / "c.csv", {first: "2,5"}, numbers, delimiter=";")
     found, _ = read(tmp_path, file, regression, numbers)
     assert found["train"][first] == 2.5
+
+
+def test_rows_that_are_left_out_are_not_in_the_file_of_groups(tmp_path: Path) -> None:
+    rows = [{"text": text, "label": label, "user": place // 3} for place, (text, label) in enumerate(TEXTS.items())]
+    (tmp_path / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    fields = {"validation_size": 0.3, "split": {"by": "group", "column": "user"}}
+    data = Data.model_validate({"source": "json", "path": "-", "text": ["text"], "label": "label", **fields})
+    file, files = (
+        decide(tmp_path / "decided.csv", dict.fromkeys([*TEXTS][::3], "drop")),
+        [str(tmp_path / "train.jsonl")],
+    )
+    load(data, CLASSIFICATION, {"train": files}, tmp_path / "out", corrections=file)
+    groups = read_arrow(tmp_path / "out" / GROUPS)["group"].to_pylist()
+    users = [rows[[*TEXTS].index(row["text"])]["user"] for row in rows_of(tmp_path / "out", "train")]
+    assert len(groups) == len(users) and len({*zip(groups, users, strict=True)}) == len({*users})

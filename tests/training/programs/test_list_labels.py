@@ -41,7 +41,7 @@ def write(home: Path, rows: dict[str, Any], predictions: dict[str, Any], names: 
 
 def listed(home: Path, task: str = "sequence-classification", **settings: Any) -> tuple[dict[str, Any], list[Any]]:
     """The result, and the lines of the file."""
-    inputs = folders(home, "data", "predictions")
+    inputs = folders(home, "data", "predictions", *(["other"] if (home / "other").is_dir() else []))
     given = {"task": task, "options": {}, "columns": ["text"], "decided": [], **settings}
     result = run(list_labels, home / "job", inputs, **given)
     with open(home / "job/output/review.csv", newline="", encoding="utf-8-sig") as file:
@@ -107,6 +107,21 @@ def test_equal_rows_are_listed_once_and_those_with_different_labels_apart(
     assert [line["row"] for line in lines].count(name_of(texts[0])) == 1
     assert result["repeats"] == 1 and result["conflicts"] == 1
     assert [line["row"] for line in lines].count(name_of(texts[500])) == 1
+
+
+def test_rows_that_another_source_labels_otherwise_follow_with_its_label(
+    tmp_path: Path, reviews: dict[str, Any]
+) -> None:
+    write(tmp_path, {"text": reviews["text"], "label": reviews["label"]}, predicted(reviews))
+    (tmp_path / "other").mkdir()
+    texts = [*reviews["text"][600:620], "a text of its own", reviews["text"][0]]
+    theirs = [*reviews["label"][600:618], *(1 - reviews["label"][618:620]), 0, reviews["truth"][0]]
+    write_arrow(tmp_path / "other/test.arrow", pa.table({"text": texts, "label": theirs}))
+    (tmp_path / "other/labels.json").write_text(json.dumps(NAMES))
+    result, lines = listed(tmp_path)
+    assert result["differing"] == 3  # the first is a suspect, too
+    assert [line["row"] for line in lines[result["suspects"] :]] == [name_of(text) for text in texts[18:20]]
+    assert [line["suggestion"] for line in lines[-2:]] == [NAMES[label] for label in theirs[18:20]]
 
 
 def test_several_labels_tags_and_numbers_are_listed_in_the_form_of_decisions(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def _label_names(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 def _corrections(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if (file := written["data.corrections"]) is None:
         return
-    if not any(column.is_label and column.form != "boolean" for column in columns_of(written)):
+    if not any(column.is_correctable for column in columns_of(written)):
         yield (
             "data.corrections",
             f"{file!r} is for rows with labels, and task {written['task']} has none: set it to null.",
