@@ -110,7 +110,7 @@ def main(job_dir: Path, job: Job, events: Events) -> ObserveResult:
             observed = observer.observe(batch, report) if places else pa.table({})
         for place, row in zip(places, batch.to_pylist(), strict=True):
             texts[place] = join_texts([*row.values()])
-        if all(rows[place][2] is not None for place in places):
+        if places and all(rows[place][2] is not None for place in places):
             observed = observed.append_column("label", pa.array([rows[place][2] for place in places], pa.string()))
         indices = np.full(len(rows), -1)
         indices[places] = np.arange(len(places))

@@ -13,7 +13,7 @@ import pytest
 from tasks.prediction.drift_samples import Sample
 from tests.task_types import TINY, make_world, recipe_of
 from tests.training import programs_here, tiny
-from tests.training.counting import write_assistant
+from tests.training.counting import TEMPLATE, write_assistant
 from training import task_types
 from training.data.prediction_rows import RowReader
 from training.evaluation.drift.verdict import Thresholds, build_report, read_observations
@@ -109,3 +109,23 @@ def test_a_row_without_a_text_is_observed_without_a_prediction(tmp_path: Path) -
     compared |= {"look": 1, "input": {"rows": 30, "without_prediction": 10}}
     report = programs_here.run(drift, tmp_path / "drift", {"profile": out, "rows": out}, **compared)
     assert report["verdict"] == "steady" and (tmp_path / "drift/output/log/report.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("refused", [1, 3])
+def test_a_conversation_that_the_template_refuses_has_no_prediction(refused: int, tmp_path: Path) -> None:
+    rule = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    assistant = write_assistant(tmp_path / "assistant", rule + TEMPLATE)
+    columns, system = {"messages": "talk"}, {"role": "system", "content": "five"}
+    talks = [[{"role": "user", "content": word}] for word in ("five", "count", "on on")]
+    talks[:refused] = [[system, *talk] for talk in talks[:refused]]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"talk": talk}) + "\n" for talk in talks))
+    sample = write_sample(rows, RowReader(task_types.load("sft"), columns))
+    settings = {"task": "sft", "columns": columns, "max_length": 64, "max_rows": 9, "batch_size": 4}
+    figures, out = run(tmp_path / "job", settings, model=assistant, tokenizer=assistant, sample=sample)
+    assert figures == {"rows": 3, "observed": 3, "without_prediction": refused}
+    observed = pq.read_table(out / "observations.parquet")
+    if refused < 3:
+        assert observed["tokens"].null_count == refused and observed.num_rows == 3
+    else:
+        assert observed.column_names == ["text"] and observed.num_rows == 3
