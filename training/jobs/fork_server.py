@@ -32,12 +32,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from training.jobs.processes import die_with_parent, show_command
-from training.jobs.search_path import hide_package, modules_changed, use_search_path
+from training.jobs.search_path import files_changed, hide_package, imported_files, use_search_path
 from training.jobs.supervise import STOPPED_BEFORE_START, Supervisor
 
 DIGITS = 10
@@ -96,28 +97,30 @@ def _exit_at_once(statuses: list[int]) -> None:
 
 def _import_and_serve(connection: socket.socket, modules: Sequence[str]) -> list[str]:
     """Returns in the process of a program alone: its module and arguments."""
+    imported = cache(imported_files)
     with contextlib.ExitStack() as hidden:
         for package in HIDDEN:
             hidden.enter_context(hide_package(package))
         for module in modules:
             importlib.import_module(module)
             print(module, flush=True)
+            imported.cache_clear()  # there are no other imports in this process
             while select.select([connection], [], [], 0)[0]:
-                if program := _serve(connection):
+                if program := _serve(connection, imported):
                     return program
     os.dup2(2, 1)  # the reader of the names finds their end
     while True:
-        if program := _serve(connection):
+        if program := _serve(connection, imported):
             return program
 
 
-def _serve(connection: socket.socket) -> list[str] | None:
+def _serve(connection: socket.socket, imported: Callable[[], str]) -> list[str] | None:
     """Answers the next request. In the process of the program, returns its module and arguments."""
     header, files, _, _ = socket.recv_fds(connection, DIGITS, 2)
     if not header:
         sys.exit(0)
     request = json.loads(connection.recv(int(header), socket.MSG_WAITALL))
-    changed = modules_changed()
+    changed = files_changed(imported())
     gc.freeze()  # a garbage collection in a fork would copy the memory of all these objects
     supervisor = 0 if changed else os.fork()
     if supervisor or changed:

@@ -37,7 +37,7 @@ from training.jobs.protocol import (
     sha256,
     write_atomically,
 )
-from training.jobs.search_path import any_missed, hide_package, modules_changed, use_search_path
+from training.jobs.search_path import any_missed, files_changed, hide_package, imported_files, use_search_path
 from training.problems import UserError, full_disk, user_code_error
 
 
@@ -139,7 +139,7 @@ def _await_job(folder: Path) -> Path:
         if _stop_requested:
             sys.exit(1)
         time.sleep(0.02)
-    if modules_changed():  # the artifact's key names the code of now
+    if files_changed(imported_files()):  # the artifact's key names the code of now
         restart()
     return job.resolve()
 

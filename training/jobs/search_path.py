@@ -148,11 +148,17 @@ def _find_in(places: list[str], name: str) -> ModuleSpec | None:
     return None
 
 
-def modules_changed() -> bool:
-    """Whether the file of an imported module has changed since this process, or the one it is a fork of, started."""
+def imported_files() -> str:
+    """The files of all imported modules, each followed by a NUL. In one string: to look at each module again, a process
+    with forks would copy their memory."""
     specs = [getattr(module, "__spec__", None) for module in list(sys.modules.values())]
+    return "".join(f"{spec.origin}\0" for spec in specs if spec and spec.has_location)
+
+
+def files_changed(files: str) -> bool:
+    """Whether one of the `imported_files` has changed since this process, or the one it is a fork of, started."""
     try:
-        return any(os.stat(spec.origin).st_ctime >= _STARTED for spec in specs if spec and spec.has_location)
+        return any(os.stat(file).st_ctime >= _STARTED for file in files.split("\0")[:-1])
     except OSError:  # it was removed
         return True
 
