@@ -15,10 +15,13 @@ from tasks.registry.monitored_versions import find_monitored, read_recipe
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.preflight.gate_power import (
     ASSUMED_DIFFERING,
+    clusters_of,
     confidence_of,
     count_rows,
     expect_comparison,
     find_obstacles,
+    groups_of,
+    has_groups,
     last_comparison,
     measure_power,
     require_mcnemar,
@@ -60,10 +63,14 @@ def power(arguments: argparse.Namespace) -> int:
     require_mcnemar(recipe)
     data = prepare(Planner(recipe.name, remote=open_remote()), recipe).data
     stored = data if isinstance(data, Artifact) else None
+    if stored is None and has_groups(recipe):
+        message = "rows are held out by group, and the groups are not stored yet: run the recipe first."
+        raise UserError.of("data", "data.split", message)
     if stored is None and arguments.rows is None:
         message = "the rows are not stored yet: run the recipe first, or give their number, such as --rows 1000."
         raise UserError.of("option", "--rows", message)
     rows = arguments.rows or count_rows(recipe, stored)
+    groups = groups_of(recipe, stored) if stored else None
     comparison = expect_comparison(recipe, stored)
     comparison = arguments.comparison if comparison is not None and arguments.comparison else comparison
     last = last_comparison(recipe)
@@ -76,10 +83,17 @@ def power(arguments: argparse.Namespace) -> int:
         differing, source = ASSUMED_DIFFERING, "an assumption: no comparison with a champion is known; see --differing"
     gains = tuple(arguments.gain or GAINS)
     confidence = confidence_of(recipe, comparison)
-    found = measure_power(recipe, rows, differing, confidence, gains)
+    clusters = clusters_of(groups, last) if groups is not None else None
+    in_groups = f" in {round(len(groups.sizes) * rows / len(groups.numbers)):,} groups" if groups is not None else ""
+    found = measure_power(recipe, rows, differing, confidence, gains, clusters)
     numbered = f", comparison {comparison:,} on these rows" if comparison else ""
-    print(f"{recipe.judged_split}: {rows:,} rows, {100 * confidence:g}% confidence{numbered}")
+    print(f"{recipe.judged_split}: {rows:,} rows{in_groups}, {100 * confidence:g}% confidence{numbered}")
     print(f"Only one of the two models is right on {100 * differing:.3g}% of the rows ({source}).")
+    if clusters is not None:
+        because = "an assumption: all rows of a group gain or lose together"
+        if last is not None and last.design_effect is not None:
+            because = "as in the last comparison"
+        print(f"They tell as much as {rows / clusters.design_effect:,.0f} rows without groups ({because}).")
     if (least := found["detectable_gain"]) is None:
         print("The gate finds no gain with a chance of 80 %.")
     else:
@@ -89,10 +103,12 @@ def power(arguments: argparse.Namespace) -> int:
         needs = "more than 10 million" if one["rows"] is None else f"about {_round_up(one['rows']):,}"
         table.append([f"{one['gain']:g}", f"{100 * one['chance']:.0f} %", needs])
     print("", *align(table), sep="\n")
-    obstacles = list(find_obstacles(recipe, rows, comparison))
+    obstacles = list(find_obstacles(recipe, rows, comparison, groups))
     print(*(f"warning: {text}" for text in obstacles), sep="\n", end="\n" * bool(obstacles))
     figures: dict[str, Any] = {"split": recipe.judged_split, "rows": rows, "confidence": confidence}
     figures |= {"comparison": comparison, "differing": differing, "obstacles": obstacles}
+    if groups is not None and clusters is not None:
+        figures |= {"groups": len(groups.sizes), "design_effect": clusters.design_effect}
     write_json(arguments.json, figures | found)
     return COMPLETED
 

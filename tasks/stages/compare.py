@@ -15,6 +15,7 @@ from tasks.jobs.job import Job, files_of, folder_of, stage
 from tasks.registry.champions import find_current
 from tasks.registry.comparisons import JudgedRows, number_comparison
 from training import task_types
+from training.data.ipc_files import groups_file
 from training.evaluation.scores import Comparison
 from training.evaluation.significance import alpha_spent
 from training.programs.compare import CompareSettings
@@ -66,7 +67,7 @@ def count_inputs(
             "release": {"registry": recipe.release.registry, "gate": {"confidence": recipe.release.gate.confidence}},
             "registry": registry_place(),
             "upstream": {"load_data": data.parts[f"{recipe.judged_split}.arrow"], "fit": trained.parts["model"]},
-            "test": _describe_test(recipe, predictions, opponent),
+            "test": _describe_test(recipe, data, predictions, opponent),
         }
     )
 
@@ -83,17 +84,17 @@ def count_comparison(
         return None
     file = f"{recipe.judged_split}.arrow"
     rows = JudgedRows(data.path / file, source_columns(recipe).inputs)
-    pair = digest_of(_describe_test(recipe, predictions, opponent))
+    pair = digest_of(_describe_test(recipe, data, predictions, opponent))
     number = number_comparison(name, data.parts[file], pair, rows)
     return NumberedComparison(comparison=number, confidence=1 - alpha_spent(number, 1 - gate.confidence))
 
 
-def _describe_test(recipe: Recipe, predictions: Artifact, opponent: Artifact | None) -> dict[str, Any]:
+def _describe_test(recipe: Recipe, data: Artifact, predictions: Artifact, opponent: Artifact | None) -> dict[str, Any]:
     """Everything that can change the p-value on given rows. Comparisons with equal values are one test; any other
     comparison is another chance of a false promotion."""
-    file = f"{recipe.judged_split}.parquet"
+    file, groups = f"{recipe.judged_split}.parquet", data.parts.get(groups_file(recipe.judged_split))
     own, installed = users_code(_user_code(recipe))
-    return {
+    return ({"groups": groups} if groups else {}) | {
         "predictions": predictions.parts[file],
         "rival": opponent.parts[file] if opponent else None,
         "compare": recipe.compared_by,
@@ -132,14 +133,16 @@ def compare(
     """Tests whether the model is better than the champion, or without one than the baseline, and lists rows in which
     they differ. `opponent`: the predictions of the champion, or of another trial.
 
-    Both models' predictions or the sources of the baseline, the metric, the margin and the confidence.
+    Both models' predictions or the sources of the baseline, the groups of rows, the metric, the margin and the
+    confidence.
     """
     split, metrics, rival = recipe.judged_split, recipe.compared_metrics, f"{recipe.judged_split}.parquet"
+    judged = [f"{split}.arrow", groups_file(split)]
     if opponent:
-        rows = {"champion": files_of(opponent, [rival]), "data": files_of(data, ["labels.json", f"{split}.arrow"])}
+        rows = {"champion": files_of(opponent, [rival]), "data": files_of(data, ["labels.json", *judged])}
     else:
         rows = {
-            "data": files_of(data, ["labels.json", "train.arrow", f"{split}.arrow"]),
+            "data": files_of(data, ["labels.json", "train.arrow", *judged]),
             "tokens": files_of(tokens, ["train.arrow", f"{split}.arrow"]),
             "model": folder_of(trained, "model"),
         }

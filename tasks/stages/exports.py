@@ -9,6 +9,7 @@ from tasks.cache.stage import Work
 from tasks.jobs.job import Job, files_of, folder_of, stage, whole
 from tasks.reports.model_reports import describe_refused
 from training import task_types
+from training.data.ipc_files import groups_file
 from training.evaluation.scores import ComparedExport
 from training.programs.compare_exports import CompareExportsSettings
 from training.programs.export_onnx import ExportResult, ExportSettings
@@ -84,7 +85,7 @@ def compare_exports(
         reads={
             "model": folder_of(trained, "model"),
             "exports": whole(exports),
-            "data": files_of(data, ["labels.json", f"{split}.arrow"]),
+            "data": files_of(data, ["labels.json", f"{split}.arrow", groups_file(split)]),
             "tokens": files_of(tokens, [f"{split}.arrow"]),
             "predictions": files_of(predictions, [f"{split}.parquet"]),
         },

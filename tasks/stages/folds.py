@@ -14,7 +14,7 @@ from tasks.jobs.hardware import visible_gpus
 from tasks.jobs.job import Job, files_of, stage
 from training.data import folds as row_folds
 from training.data.folds import FoldsResult, OutOfFoldResult
-from training.data.row_groups import GROUPS
+from training.data.ipc_files import groups_file
 from training.jobs.protocol import Settings
 from training.problems import UserError
 from training.recipe import Recipe
@@ -59,7 +59,7 @@ def assign_folds(recipe: Recipe, data: Artifact) -> Job:
             inputs=[column.name for column in source_columns(recipe).inputs],
             labels=label_names(data),
         ),
-        reads={"data": files_of(data, ["train.arrow", GROUPS])},
+        reads={"data": files_of(data, ["train.arrow", groups_file("train")])},
         code=["training.data.folds"],
         libraries=("numpy", "pyarrow"),
         field_names={"folds": "evaluation.folds"},

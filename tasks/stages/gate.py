@@ -234,9 +234,14 @@ def _distance_to_floor(check: Check) -> float:
 def _describe_comparison(comparison: Comparison) -> str:
     return (
         f"{comparison.metric} {comparison.value:.4f} against {comparison.champion_value:.4f} of {comparison.champion} "
-        f"on the same {comparison.rows:,} rows of {comparison.split}: {comparison.gained:,} rows better, "
+        f"on the same {_describe_rows(comparison)}: {comparison.gained:,} rows better, "
         f"{comparison.lost:,} worse; {_describe_significance(comparison)}"
     )
+
+
+def _describe_rows(comparison: Comparison) -> str:
+    in_groups = "" if comparison.groups is None else f" in {comparison.groups:,} groups"
+    return f"{comparison.rows:,} rows of {comparison.split}{in_groups}"
 
 
 def _describe_flips(flips: Flips, comparison: Comparison) -> str:
@@ -247,9 +252,10 @@ def _describe_flips(flips: Flips, comparison: Comparison) -> str:
         f"it has {flips.rows:,} rows wrong that {comparison.champion} has right, a share of {flips.share:.4f} that may "
         f"be {flips.at_most:.4f} at {confidence}, more than {limit}"
     )
-    if comparison.rows < flips.needs:
-        more = flips.needs - comparison.rows
-        return f"{found}, which takes {flips.needs:,} rows without any flip: add {more:,} more to {comparison.split}"
+    units, unit = (comparison.rows, "rows") if comparison.groups is None else (comparison.groups, "groups")
+    if units < flips.needs:
+        more = flips.needs - units
+        return f"{found}, which takes {flips.needs:,} {unit} without any flip: add {more:,} more to {comparison.split}"
     return found
 
 
@@ -292,12 +298,6 @@ def _find_warnings(recipe: Recipe, comparison: Comparison | None, selection: Sel
         yield (
             f"validation also chose these settings among {selection.trials} trials, so its figures flatter the model: "
             "set data.test_size, or add a test split, and evaluate it."
-        )
-    if comparison is not None and any(one.split is not None and one.split.by == "group" for one in recipe.data.sets):
-        yield (
-            "rows are held out by group (data.split), and the test takes them to be independent: with several rows a "
-            "group, it promotes a model that is no better more often than its confidence says. Hold out groups of few "
-            "rows, or judge on a test split of your own with a row for each group."
         )
     if selection is not None and selection.similar:
         numbers = ", ".join(map(str, selection.similar))

@@ -15,7 +15,7 @@ from tasks.cache.results import Artifact
 from tasks.jobs.job import Job, files_of, folder_of, job_of, stage
 from tasks.reports.row_reports import read_report
 from training import task_types
-from training.data.ipc_files import ipc_reader
+from training.data.ipc_files import groups_file, ipc_reader
 from training.evaluation.scores import SplitScores
 from training.evaluation.slices import of_column, of_length
 from training.problems import Problem, UserError
@@ -190,11 +190,12 @@ def score(recipe: Recipe, data: Artifact, tokens: Artifact, trained: Artifact, p
     """Computes every metric with its interval and baseline, on each split and each group of the slices, and draws
     plots.
 
-    The predictions, their rows, the sources of the baseline, the metrics and the slices. The columns for slices are
-    included only if a slice uses one.
+    The predictions, their rows with the groups of these, the sources of the baseline, the metrics and the slices. The
+    columns for slices are included only if a slice uses one.
     """
     metrics, splits = recipe.evaluation.metrics, recipe.evaluation.splits
     rows = ["labels.json", "train.arrow", *(f"{split}.arrow" for split in splits)]
+    rows += map(groups_file, splits)
     rows += [f"{split}.slices.arrow" for split in splits if _slice_columns(recipe)]
     return Job(
         "training.programs.score",

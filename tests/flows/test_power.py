@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 
 from flows.cli.main import main
+from tasks.stages.preflight.gate_power import find_obstacles, measure_power
 from tests.flows.forked import finetune
 from tests.flows.small import FinishedRun, write_project
+from training.evaluation.group_tests import Clusters
+from training.evaluation.row_groups import Groups
+from training.recipe import parse
 
 ASSUMED = "Only one of the two models is right on 10% of the rows (an assumption: "
 
@@ -53,6 +60,49 @@ def test_counted_comparisons_flips_and_few_rows_show_in_power_and_plan(finished:
     assert "  gate: " not in finetune(finished.home, "plan", str(finished.file)).stdout
 
 
+def test_a_run_by_groups_trains_nothing_again_and_judges_by_groups(finished: FinishedRun, tmp_path: Path) -> None:
+    """The three genres are the groups: too few to promote, as plan, verdict and power say."""
+    home, out = shutil.copytree(finished.home, tmp_path / "home", symlinks=True), tmp_path / "out.json"
+    given = [str(finished.file), "--set", "data.split={by: group, column: genre}"]
+    given += ["--set", "release.registry=groups", "--set", "release.gate.flips.max_share=0.02"]
+    done = finetune(home, "run", *given, "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(out.read_text())
+    states = {stage["name"]: stage["state"] for stage in result["stages"]}
+    assert (states["load_data"], states["fit"], states["score"]) == ("ran", "cached", "ran")
+    compared = result["verdict"]["comparison"]
+    assert (compared["groups"], compared["method"], result["verdict"]["decision"]) == (3, "gaffke", "keep")
+    assert "on the same 60 rows of validation in 3 groups: " in result["verdict"]["reason"]
+    shown = finetune(home, "power", *given).stdout
+    assert shown.startswith("validation: 60 rows in 3 groups, 95% confidence\n")
+    assert (
+        "They tell as much as 3 rows without groups (an assumption: all rows of a group gain or lose together).\n"
+        in shown
+    )
+    obstacle = "60 rows of validation in 3 groups promote no model at 95% confidence: it takes 5 groups at least."
+    assert f"\nwarning: {obstacle}\n" in shown
+    plan = finetune(home, "plan", *given, "--set", "release.gate.confidence=0.96").stdout
+    assert "  gate: 60 rows of validation in 3 groups promote no model at 96% confidence" in plan
+
+
+def test_groups_that_can_decide_nothing_are_counted_before_training(home: Path) -> None:
+    recipe = parse(yaml.safe_load(write_project(home / "p").read_text())["deployments"][0]["parameters"]["recipe"])
+    few = Groups(np.repeat(np.arange(4), 25))
+    assert list(find_obstacles(recipe, 100, None, few)) == [
+        "100 rows of validation in 4 groups promote no model at 95% confidence: it takes 5 groups at least."
+    ]
+    assert list(find_obstacles(recipe, 125, None, few)) == []  # as many rows are in five such groups
+    flips = parse({**recipe.model_dump(exclude_unset=True)}, {"release.gate.flips.max_share": 0.02})
+    (obstacle,) = find_obstacles(flips, 200, None, few)
+    assert obstacle.startswith(
+        "200 rows of validation in 8 groups replace no champion: release.gate.flips.max_share, 0.02, "
+    )
+    assert obstacle.endswith("takes 149 groups without any flip at 95% confidence.")
+    alone, clustered = (measure_power(recipe, 1000, 0.1, 0.95, [0.05], one) for one in (None, Clusters(10, 5)))
+    assert clustered["detectable_gain"] > 2 * alone["detectable_gain"]
+    assert clustered["gains"][0]["rows"] > 4 * alone["gains"][0]["rows"]
+
+
 def test_what_is_not_known_is_refused_by_name(
     tmp_path: Path, home: Path, model_unchecked: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -63,6 +113,10 @@ def test_what_is_not_known_is_refused_by_name(
     )
     assert main(["power", file, "--rows", "1000", "--differing", "0.05", "--gain", "0.02"]) == 0
     assert "on 5% of the rows (as --differing says)" in capsys.readouterr().out
+    assert main(["power", file, "--rows", "1000", "--set", "data.split={by: group, column: genre}"]) == 2
+    assert capsys.readouterr().err == (
+        "data.split: rows are held out by group, and the groups are not stored yet: run the recipe first.\n"
+    )
     assert main(["power", file, "--set", "release.gate.compare=f1", "--set", "release.gate.margin=0.1"]) == 2
     compare, margin = capsys.readouterr().err.splitlines()
     assert compare.startswith("release.gate.compare: the power of the comparison by f1 ")

@@ -609,7 +609,7 @@ def test_rows_that_must_hold_are_read_by_stages_of_their_own(edited: str) -> Non
 
 OF_FOLDS = {
     "load_data/train.arrow": "assign_folds score_folds",
-    "load_data/train.groups.arrow": "assign_folds",
+    "load_data/train.groups.arrow": "assign_folds score_folds",
     "load_data/labels.json": "assign_folds fit_fold_1 fit_fold_2 score_folds",
     "assign_folds/folds.arrow": "fit_fold_1 predict_fold_1 fit_fold_2 predict_fold_2",
     "load_model": "fit_fold_1 fit_fold_2",

@@ -1,20 +1,26 @@
 """Pairs of models that are equally good by a metric, or of which the new one flips too many rows, in regimes where a
-paired test may fail. N rows a trial."""
+paired test may fail. N rows a trial, or G groups of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
+from training.evaluation import bootstrap, metrics, significance
+from training.evaluation.metrics import resampling
 from training.evaluation.predictions import Likelihoods, Numbers, OneLabel, Predictions
+from training.evaluation.row_groups import Groups
 from training.programs.compare import CompareSettings, bound_flips, compare_models
 
 Floats = npt.NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], tuple[Predictions, Predictions]]
+DrawInGroups = Callable[[np.random.Generator, Groups], tuple[Predictions, Predictions]]
 DISASTER_RATE, DISASTER_LOGIT = 0.005, 7.0
 
 
@@ -36,13 +42,55 @@ class Regime:
             **{"metrics": [self.metric], "figure": self.metric, "less_is_better": [], "margin": self.margin},
             **{"confidence": confidence, "max_flips": self.max_flips},
         )
-        return sum(passes(*self.draw(random, self.rows), settings) for _ in range(trials))
+        return sum(self._passes(random, settings) for _ in range(trials))
+
+    def _passes(self, random: np.random.Generator, settings: CompareSettings) -> bool:
+        return passes(*self.draw(random, self.rows), settings)
 
 
-def passes(new: Predictions, old: Predictions, settings: CompareSettings) -> bool:
+@dataclass(frozen=True)
+class GroupRegime(Regime):
+    """The same on rows in groups; `rows` is the number of groups."""
+
+    draw: DrawInGroups  # type: ignore[assignment]
+    sizes: str = "10"
+    """Rows of a group: one, ten, or any number, ten on average."""
+    ignored: bool = False
+    """Whether the test takes the rows for independent."""
+
+    def _passes(self, random: np.random.Generator, settings: CompareSettings) -> bool:
+        groups = draw_groups(random, self.rows, self.sizes)
+        return passes(*self.draw(random, groups), settings, None if self.ignored else groups)
+
+
+def draw_once(patch: pytest.MonkeyPatch) -> None:
+    """The bootstrap's draws and the metrics are the same in each trial, and take most of the time: makes them once."""
+    kept = lru_cache(maxsize=2)(lambda *which: tuple(bootstrap.draws(*which)))
+
+    def draws(rows: int, number: int, seed: int, groups: npt.NDArray[np.int64] | None = None) -> Iterator[Any]:
+        return iter(kept(rows, number, seed) if groups is None else bootstrap.draws(rows, number, seed, groups))
+
+    patch.setattr(significance, "draws", draws)
+    made: dict[Any, Any] = {}
+
+    def make(names: Sequence[str], predicted: Predictions) -> Any:
+        key = (*names, predicted.config_name)
+        return made[key] if key in made else made.setdefault(key, metrics.make(names, predicted))
+
+    patch.setattr(resampling, "make", make)
+    patch.setattr(metrics, "compute", lambda names, predicted: metrics.compute_made(make(names, predicted), predicted))
+
+
+def draw_groups(random: np.random.Generator, number: int, sizes: str) -> Groups:
+    """So many groups of these sizes: a number, or `geometric`."""
+    rows = random.geometric(0.1, number) if sizes == "geometric" else np.full(number, int(sizes))
+    return Groups(np.repeat(np.arange(number), rows))
+
+
+def passes(new: Predictions, old: Predictions, settings: CompareSettings, groups: Groups | None = None) -> bool:
     """Whether the gate promotes the new model: it is better, and has few flips if their share is bounded."""
-    flips = bound_flips(new, old, settings)
-    return (flips is None or flips.few_enough) and compare_models(new, old, settings).better
+    flips = bound_flips(new, old, settings, groups=groups)
+    return (flips is None or flips.few_enough) and compare_models(new, old, settings, groups=groups).better
 
 
 def two_labels(margins: Floats, references: npt.NDArray[np.int64]) -> OneLabel:
@@ -122,6 +170,68 @@ def long_rows(random: np.random.Generator, rows: int) -> tuple[Predictions, Pred
     return new, old
 
 
+def clustered_labels(correlation: float) -> DrawInGroups:
+    """Exchangeable models of four labels, of which two have few rows. The correlation is that of the labels, and of the
+    models' errors, within a group."""
+
+    def draw(random: np.random.Generator, groups: Groups) -> tuple[Predictions, Predictions]:
+        rows = len(groups.numbers)
+        own, of_group = (random.choice(4, size=size, p=[0.6, 0.3, 0.06, 0.04]) for size in (rows, len(groups.sizes)))
+        references = np.where(random.random(rows) < correlation, of_group[groups.numbers], own)
+        shared = _noise(random, groups, correlation, 4) + 2 * np.eye(4)[references]
+
+        def model() -> OneLabel:
+            powers = np.exp(shared + _noise(random, groups, correlation, 4))
+            return OneLabel(references, powers.argmax(axis=1), powers / powers.sum(axis=1, keepdims=True), list("abcd"))
+
+        return model(), model()
+
+    return draw
+
+
+def clustered_numbers(correlation: float) -> DrawInGroups:
+    """Exchangeable regressions."""
+
+    def draw(random: np.random.Generator, groups: Groups) -> tuple[Predictions, Predictions]:
+        references = _noise(random, groups, correlation)
+        new, old = (references + _noise(random, groups, correlation) for _ in range(2))
+        return Numbers(references, new), Numbers(references, old)
+
+    return draw
+
+
+def _noise(random: np.random.Generator, groups: Groups, correlation: float, columns: int | None = None) -> Floats:
+    """Normal numbers with this correlation within a group."""
+    of_group, own = (
+        random.standard_normal(size if columns is None else (size, columns))
+        for size in (len(groups.sizes), len(groups.numbers))
+    )
+    return np.asarray(np.sqrt(correlation) * of_group[groups.numbers] + np.sqrt(1 - correlation) * own)
+
+
+def lost_groups(lost: float, gained: float) -> DrawInGroups:
+    """The new model alone loses all rows of a few groups, and gains single rows anywhere."""
+
+    def draw(random: np.random.Generator, groups: Groups) -> tuple[Predictions, Predictions]:
+        references = random.integers(0, 2, len(groups.numbers))
+        loses = (random.random(len(groups.sizes)) < lost)[groups.numbers]
+        gains = ~loses & (random.random(len(references)) < gained / (1 - lost))
+        new, old = np.where(loses, -1.0, 1.0), np.where(gains, -1.0, 1.0)
+        return two_labels(new, references), two_labels(old, references)
+
+    return draw
+
+
+def better_in_small_groups(random: np.random.Generator, groups: Groups) -> tuple[Predictions, Predictions]:
+    """The new model gains a fifth of the rows of groups of fewer rows than usual, and loses as many of the others."""
+    small = groups.sizes < groups.usual_size
+    share = 0.2 * groups.sizes[small].sum() / max(1.0, groups.sizes[~small].sum())
+    chance = np.where(small, 0.2, min(share, 1.0))[groups.numbers]
+    references, differs = random.integers(0, 2, len(chance)), random.random(len(chance)) < chance
+    new, old = (np.where(differs & (small[groups.numbers] == which), -1.0, 1.0) for which in (False, True))
+    return two_labels(new, references), two_labels(old, references)
+
+
 def _table() -> dict[str, Regime]:
     found: dict[str, Regime] = {}
 
@@ -146,4 +256,30 @@ def _table() -> dict[str, Regime]:
     return found
 
 
-REGIMES = _table()
+def _table_of_groups() -> dict[str, Regime]:
+    found: dict[str, Regime] = {}
+
+    def add(name: str, metrics: str, numbers: tuple[int, ...], sizes: str, draw: DrawInGroups, **more: Any) -> None:
+        places = [(metric, number, size) for metric in metrics.split() for number in numbers for size in sizes.split()]
+        found.update(
+            {f"{name}-{m}-{n} of {size}": GroupRegime(m, n, draw, sizes=size, **more) for m, n, size in places}
+        )
+
+    for correlation in (0.0, 0.5, 1.0):
+        name, sizes = f"groups, correlation {correlation:g}", "1 10 geometric"
+        add(name, "accuracy f1_macro", (12, 30, 100), sizes, clustered_labels(correlation))
+        add(name, "mae pearson", (12, 30), sizes, clustered_numbers(correlation))
+    add("lost groups", "accuracy f1", (30, 100, 300), "10 geometric", lost_groups(0.03, 0.03))
+    add("better in small groups", "accuracy", (30, 100, 300), "geometric", better_in_small_groups)
+    add(
+        "too many flips in groups",
+        "accuracy",
+        (100, 300, 1000),
+        "10 geometric",
+        lost_groups(0.0301, 0.2),
+        max_flips=0.03,
+    )
+    return found
+
+
+REGIMES = _table() | _table_of_groups()

@@ -18,8 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from training.data.duplicates import Hashes, hash_rows
-from training.data.ipc_files import ipc_reader, ipc_writer
-from training.data.row_groups import GROUPS
+from training.data.ipc_files import groups_file, ipc_reader, ipc_writer
 from training.jobs.protocol import Result
 from training.problems import UserError
 from training.recipe.source_columns import StoredColumn
@@ -46,9 +45,9 @@ def assign(data: Path, inputs: Sequence[str], folds: int) -> Folds:
 
     Raises UserError if a fold is empty.
     """
-    by_group = (data / GROUPS).is_file()
+    by_group = (data / groups_file("train")).is_file()
     if by_group:
-        blocks = [block.column("group").to_numpy() for block in _read(data / GROUPS)]
+        blocks = [block.column("group").to_numpy() for block in _read(data / groups_file("train"))]
     else:
         columns = [StoredColumn(name, name, "text", FIELD) for name in inputs]
         blocks = [hash_rows(block, columns) for block in _read(data / "train.arrow")]

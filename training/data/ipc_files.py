@@ -17,6 +17,11 @@ import pyarrow as pa
 BLOCK_ROWS = 10_000  # rows of a record batch: fast to read, and small enough to hold several
 
 
+def groups_file(split: str) -> str:
+    """The file of load_data with a hash of the group of each row, in the column `group`, if rows have groups."""
+    return f"{split}.groups.arrow"
+
+
 @contextmanager
 def ipc_writer(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatchFileWriter]:
     """A writer of an uncompressed IPC file, which can be memory-mapped."""

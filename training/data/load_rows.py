@@ -41,13 +41,13 @@ from training.data.duplicates import DuplicateTexts, Hashes, hash_rows
 from training.data.file_systems import display_name
 from training.data.holdout import held_out_shares, split_masks
 from training.data.hub_datasets import hub_splits
-from training.data.ipc_files import in_blocks, ipc_reader, ipc_writer
+from training.data.ipc_files import groups_file, in_blocks, ipc_reader, ipc_writer
 from training.data.label_indices import has_unknown, in_order, label_indices, label_places, whole_number
 from training.data.leakage_checks import GROUP_CHECKS, SHARED_TEXT_CHECKS, SIGN_CHECKS
 from training.data.mixtures import SetSize, describe_sets, mixed_counts, mixed_rows, passes
 from training.data.near_duplicates import require_package
 from training.data.readers import SPLITS, Block, MissingColumns, Numbers, load_reader
-from training.data.row_groups import GROUPS, RowGroups, describe_groups
+from training.data.row_groups import RowGroups, describe_groups
 from training.data.row_problems import RowProblems, level_of
 from training.data.row_statistics import SplitStatistics, joined, text_lengths, texts_of
 from training.data.row_times import RowTimes, TimeCut, WaitingRows, format_time
@@ -121,8 +121,8 @@ def load(
     every other column that can group rows, under the recipe's name, as dictionary<int32, string> (whole
     numbers and truths as `3` and `true`, those of a ClassLabel by their names; null for a missing value and for an
     empty text), if there is any; in a mixture also the column `dataset` with the set's name. And `slices.json`: the
-    names of those `kept`, and of those `left_out` with the reason. With groups it gets `train.groups.arrow`, a hash of
-    the group of each row of train, except for a mixture.
+    names of those `kept`, and of those `left_out` with the reason. If data.split names groups, it gets
+    `<split>.groups.arrow`, a hash of the group of each row; for train except in a mixture.
 
     The train split of a mixture has its rows in the order of `mixed_rows`, and the report has the table of its sets.
     Raises UserError with every problem of all splits; the contents of `out` are invalid then.
@@ -146,8 +146,8 @@ def load(
                 rows, table = reading.mix(places, count_tokens)
             removed = _place_labels(rows, out / f"{split}.arrow", reading.wanted, places)
             reading.slices.write(split, out / f"{split}.slices.arrow", removed)
-            if split == "train" and data.mix is None:
-                reading.groups.write(split, out / GROUPS, removed)
+            if split != "train" or data.mix is None:
+                reading.groups.write(split, out / groups_file(split), removed)
         if table:
             problems = _limit_problems([*problems, *reading.problems_of_mixture(places, problems)])
             _require(problems)
@@ -217,6 +217,7 @@ class _Reading:
         self.slices = SliceColumns(self.wanted, self.folder)
         self._open_files = ExitStack()
         self.groups = RowGroups(self.folder / "groups", self._open_files)
+        self._has_groups = any(one.data.split is not None and one.data.split.by == "group" for one in self.sets)
         self.signs = {index: SplitSigns() for index, wanted in enumerate(self.sets) if wanted.split_column is None}
         """Of the sets whose rows are held out by chance."""
         self._parts: list[tuple[int, SplitStatistics]] = []
@@ -334,6 +335,8 @@ class _Reading:
                 statistics_of[name].add_times(part.split_values.to_numpy(zero_copy_only=False), times.kind)
             if by_group:
                 self.groups.add_block(name, part, part_drawn)
+            elif self._has_groups:
+                self.groups.add_drawn(name, part_hashes)
             self.slices.add(name, part)
             self._writers[name].write(part.rows)
             self._batches[name].append(index)

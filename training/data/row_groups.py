@@ -23,8 +23,6 @@ from training.data.row_problems import RowProblems
 from training.problems import UserError
 from training.recipe.source_columns import SourceColumns, StoredColumn
 
-GROUPS = "train.groups.arrow"
-"""The file of load_data with a hash of the group of each training row, in the column `group`."""
 _NAMES = pa.schema([("group", pa.string())])
 _HASHES = pa.schema([("group", pa.uint64())])
 
@@ -39,6 +37,7 @@ class RowGroups(HashedRows):
         self.without: Counter[str] = Counter()
         """The rows of each split that have no group."""
         self._drawn: dict[str, list[Hashes]] = {}
+        """The hash of the group of each row, also of rows without one, by split."""
 
     def draw(self, block: Block, wanted: SourceColumns, texts: Hashes, problems: RowProblems) -> tuple[Block, Hashes]:
         """Returns the block with the names of groups, and the hash of each row's group: that of its text if it has
@@ -56,16 +55,20 @@ class RowGroups(HashedRows):
         if split not in self._writers:
             self._folder.mkdir(exist_ok=True)
             self._writers[split] = self._files.enter_context(ipc_writer(self._folder / split, _NAMES))
-        self._drawn.setdefault(split, []).append(drawn)
         present = block.split_values.is_valid().to_numpy(zero_copy_only=False)
         self.without[split] += int(np.count_nonzero(~present))
         grouped = block.filter(present)
         self._writers[split].write(pa.RecordBatch.from_arrays([grouped.split_values.cast(pa.string())], schema=_NAMES))
         self.add(split, grouped, drawn[present])
+        self.add_drawn(split, drawn)
+
+    def add_drawn(self, split: str, drawn: Hashes) -> None:
+        """Adds rows by the hashes of their groups; those of a set without groups by the hashes of their texts."""
+        self._drawn.setdefault(split, []).append(drawn)
 
     def write(self, split: str, file: Path, left_out: Numbers) -> None:
-        """Stores the hashes that `draw` returned for the rows of a split, without the rows at these positions. Writes
-        nothing for a split without rows of `add_block`."""
+        """Stores the hashes of the groups of a split's rows, without the rows at these positions. Writes nothing for a
+        split of which no rows were added."""
         if split in self._drawn:
             hashes = np.delete(np.concatenate(self._drawn[split]), left_out)
             with ipc_writer(file, _HASHES) as writer:

@@ -6,7 +6,9 @@ is computed from sums over rows is computed for many draws at once, by one matri
 Two samples of a model's figures may share rows: a row of both is drawn as often in one as in the other, so what is the
 same on both sides cancels.
 
-N rows, D draws, F figures; M rows of a second sample, U different rows of both.
+Rows may be in groups, such as all messages of a customer: then a draw takes G of G groups, each with all its rows.
+
+N rows, G groups, D draws, F figures; M rows of a second sample, U different rows of both.
 """
 
 from __future__ import annotations
@@ -27,15 +29,19 @@ MAX_DRAWS = 100
 """Draws at a time: a user's metric may take seconds for each, and a job without progress counts as stalled."""
 
 
-def draws(rows: int, number: int, seed: int) -> Iterator[npt.NDArray[np.int32]]:
-    """(D, N) counts, in portions that fit into memory. The draws do not depend on the portions."""
+def draws(rows: int, number: int, seed: int, groups: Rows | None = None) -> Iterator[npt.NDArray[np.int32]]:
+    """(D, N) counts, in portions that fit into memory. The draws do not depend on the portions.
+
+    `groups`: (N,) the number of each row's group, from 0 to G - 1.
+    """
     random = np.random.default_rng(seed)
+    units = rows if groups is None else int(groups.max()) + 1
     for size in portions(rows, number):
-        chosen = random.integers(0, rows, size=(size, rows), dtype=np.int32)
+        chosen = random.integers(0, units, size=(size, units), dtype=np.int32)
         counts = np.empty(chosen.shape, np.int32)
         for count, draw in zip(counts, chosen, strict=True):
-            count[:] = np.bincount(draw, minlength=rows)
-        yield counts
+            count[:] = np.bincount(draw, minlength=units)
+        yield counts if groups is None else counts[:, groups]
 
 
 def portions(rows: int, number: int) -> Iterator[int]:
@@ -46,13 +52,19 @@ def portions(rows: int, number: int) -> Iterator[int]:
 
 
 def draw_figures(
-    figures: Sequence[Figure], rows: int, number: int, seed: int, report: Callable[[int], None] = lambda done: None
+    figures: Sequence[Figure],
+    rows: int,
+    number: int,
+    seed: int,
+    report: Callable[[int], None] = lambda done: None,
+    groups: Rows | None = None,
 ) -> npt.NDArray[np.float64]:
     """(F, D) the figures on the same D draws, so that they can be compared draw by draw; nan if a draw's rows leave a
-    figure undefined. `report` is called now and then with the number of finished draws."""
+    figure undefined. `report` is called now and then with the number of finished draws; `groups` are those of the
+    rows."""
     found = np.empty((len(figures), number))
     done = 0
-    for counts in draws(rows, number, seed):
+    for counts in draws(rows, number, seed, groups):
         for place, figure in enumerate(figures):
             found[place, done : done + len(counts)] = figure(counts)
         done += len(counts)

@@ -80,10 +80,11 @@ def _call(judge: Callable[..., Any], name: str, row: int, *given: Any) -> int | 
     raise FIELD.error(f"{message}None for neither.")
 
 
-def difference_interval(differences: Floats) -> tuple[float, float]:
-    """The ends of the 95 % bootstrap interval of the mean of (P,) differences."""
-    means = np.concatenate([counts @ differences for counts in draws(len(differences), DRAWS, SEED)])
-    low, high = np.quantile(means / len(differences), ENDS)
+def difference_interval(differences: Floats, groups: npt.NDArray[np.int64] | None = None) -> tuple[float, float]:
+    """The ends of the 95 % bootstrap interval of the mean of (P,) differences; `groups` are those of the prompts."""
+    drawn = [(counts @ differences, counts.sum(axis=1)) for counts in draws(len(differences), DRAWS, SEED, groups)]
+    sums, rows = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
+    low, high = np.quantile(sums / rows, ENDS)
     return float(f"{low:.6g}"), float(f"{high:.6g}")
 
 

@@ -147,7 +147,7 @@ class Flips(Result):
     """Upper end of the share's one-sided interval at the comparison's confidence."""
     max_share: float
     needs: int
-    """The rows on which a model without any flip has this bound."""
+    """The rows on which a model without any flip has this bound; with groups, their number."""
     worst: list[FlippedRow] = Field(default_factory=list)
     """Some of them, those with the largest change first."""
 
@@ -167,6 +167,11 @@ class Comparison(Result):
     metric: str
     split: str
     rows: int
+    groups: int | None = None
+    """The number of groups of the rows; None if each row is one of its own."""
+    design_effect: float | None = None
+    """How many times fewer rows would tell as much about the gain in accuracy if they had no groups (Kish, 1965); None
+    without groups, by another metric, or if all rows gain alike."""
     value: Number
     """The new model's metric."""
     champion_value: Number
@@ -180,9 +185,9 @@ class Comparison(Result):
     """Lower end of the gain's one-sided interval at the confidence."""
     margin: float
     confidence: float
-    method: Literal["mcnemar", "permutation", "bootstrap", "sign"]
-    """The test: training.evaluation.significance has them. A permutation test also needs the bootstrap's interval
-    above the margin."""
+    method: Literal["mcnemar", "permutation", "bootstrap", "sign", "gaffke"]
+    """The test: training.evaluation.significance has them, and group_tests that of Gaffke. A permutation test also
+    needs the bootstrap's interval above the margin."""
     p_value: Number
     """Probability of a gain like this by chance if the true gain is at most the margin."""
     least_p_value: float = 0.0

@@ -17,7 +17,7 @@ paired       For any other figure, two conditions at once.
                 (Gaffke, 2005; Learned-Miller and Thomas, 2019): 0 failures in N rows become the rule of three.
 
 training/programs/compare.py chooses the test. A p-value is the larger of the two, and a model is better if it is at
-most 1 - confidence.
+most 1 - confidence. Rows in groups: group_tests.py.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from training.evaluation.bootstrap import draws, portions
 from training.evaluation.predictions import Counts, Figure, Floats
+
+if TYPE_CHECKING:
+    from training.evaluation.row_groups import Groups
 
 SEED = 20_260
 MIN_TAIL_DRAWS = 50
@@ -136,32 +140,46 @@ def promotion_chance(
     return float(np.clip(binom.pmf(numbers, rows, differing) @ found, 0, 1))
 
 
+ChanceOf = Callable[[int, float, float, float, float | None], float]
+"""`promotion_chance`, or that of rows in groups."""
+
+
 def find_detectable_gain(
-    rows: int, differing: float, confidence: float, max_flips: float | None = None, chance: float = 0.8
+    rows: int,
+    differing: float,
+    confidence: float,
+    max_flips: float | None = None,
+    chance: float = 0.8,
+    chance_of: ChanceOf = promotion_chance,
 ) -> float | None:
     """The smallest gain that is found with this chance; None if there is none."""
     low, high = 0.0, 1.0
-    if promotion_chance(rows, high, differing, confidence, max_flips) < chance:
+    if chance_of(rows, high, differing, confidence, max_flips) < chance:
         return None
     while high - low > 1e-5:
         middle = (low + high) / 2
-        enough = promotion_chance(rows, middle, differing, confidence, max_flips) >= chance
+        enough = chance_of(rows, middle, differing, confidence, max_flips) >= chance
         low, high = (low, middle) if enough else (middle, high)
     return high
 
 
 def find_needed_rows(
-    gain: float, differing: float, confidence: float, max_flips: float | None = None, chance: float = 0.8
+    gain: float,
+    differing: float,
+    confidence: float,
+    max_flips: float | None = None,
+    chance: float = 0.8,
+    chance_of: ChanceOf = promotion_chance,
 ) -> int | None:
     """The rows with which the gain is found with this chance, to about 1 %; None if MAX_NEEDED_ROWS are too few."""
     low, high = 0, 1
-    while promotion_chance(high, gain, differing, confidence, max_flips) < chance:
+    while chance_of(high, gain, differing, confidence, max_flips) < chance:
         low, high = high, 2 * high
         if high > MAX_NEEDED_ROWS:
             return None
     while high - low > max(1, high // 100):
         middle = (low + high) // 2
-        enough = promotion_chance(middle, gain, differing, confidence, max_flips) >= chance
+        enough = chance_of(middle, gain, differing, confidence, max_flips) >= chance
         low, high = (low, middle) if enough else (middle, high)
     return high
 
@@ -177,6 +195,7 @@ def paired(
     slow: bool = False,
     cost: int = 1,
     report: Callable[[int, int], None] = lambda done, total: None,
+    groups: Groups | None = None,
 ) -> Significance:
     """Tests the gain in any figure of one model over another.
 
@@ -190,12 +209,13 @@ def paired(
         slow: Whether a draw may take seconds: fewer draws are made then.
         cost: Time of a row in the figure, relative to a row in a sum. A row counts as `cost` rows in MAX_PERMUTED_ROWS.
         report: Called now and then with the numbers of finished draws and of all draws.
+        groups: The group of each row, if rows have groups: whole groups are exchanged and drawn.
 
     The bootstrap leaves out draws with an undefined figure (a label has no row in them). The permutation test counts
     them against the new model. The model is not better if the figure of all rows is undefined, or that of more than
     half of the bootstrap draws.
     """
-    pair = _Pair(figure, rows, guards, -1.0 if less_is_better else 1.0)
+    pair = _Pair(figure, rows, guards, -1.0 if less_is_better else 1.0, groups)
     gain, level = pair.gain, _level(confidence)
     if not math.isfinite(gain):
         return Significance(gain=gain, at_least=math.nan, p_value=math.nan, better=False)
@@ -226,10 +246,13 @@ def _level(confidence: float) -> float:
 
 
 class _Pair:
-    """Two models' gain in a figure on any draw of their rows. N rows, G guards, D draws."""
+    """Two models' gain in a figure on any draw of their rows, or of the groups of these. N rows, G guards, D draws."""
 
-    def __init__(self, figure: Figure, rows: int, guards: int, sign: float) -> None:
+    def __init__(self, figure: Figure, rows: int, guards: int, sign: float, groups: Groups | None) -> None:
         self._figure, self._rows, self._guards, self._sign = figure, rows, guards, sign
+        self._numbers = None if groups is None else groups.numbers
+        self._guard_rows = 1 if groups is None else round(groups.usual_size)
+        """How often the worst row counts in a draw of the worst case."""
         all_rows = np.zeros((1, rows + guards), np.int32)
         all_rows[:, :rows] = 1
         new, old = self._figures(all_rows, all_rows)
@@ -248,19 +271,21 @@ class _Pair:
 
     def _find_worst_guard(self, all_rows: Counts) -> int:
         counts = np.repeat(all_rows, self._guards, axis=0)
-        counts[np.arange(self._guards), self._rows + np.arange(self._guards)] = 1
+        counts[np.arange(self._guards), self._rows + np.arange(self._guards)] = self._guard_rows
         gains = self._gains(counts)
         return int(np.argmin(np.where(np.isfinite(gains), gains, np.inf)))
 
     def draw_gains(self, number: int, report: Callable[[int], None]) -> Floats:
-        """Returns the defined gains of bootstrap draws of the rows and the guard."""
+        """Returns the defined gains of bootstrap draws of the rows, or of their groups, and the guard."""
         batches: list[Floats] = []
-        has_guard = int(self._guard is not None)
-        for draw in draws(self._rows + has_guard, number, SEED):
+        has_guard, numbers = int(self._guard is not None), self._numbers
+        if numbers is not None and has_guard:  # as one group more
+            numbers = np.append(numbers, numbers.max() + 1)
+        for draw in draws(self._rows + has_guard, number, SEED, numbers):
             counts = np.zeros((len(draw), self._rows + self._guards), np.int32)
             counts[:, : self._rows] = draw[:, : self._rows]
             if self._guard is not None:
-                counts[:, self._rows + self._guard] = draw[:, self._rows]
+                counts[:, self._rows + self._guard] = self._guard_rows * draw[:, self._rows]
             batches.append(self._gains(counts))
             report(sum(map(len, batches)))
         gains = np.concatenate(batches)
@@ -269,9 +294,11 @@ class _Pair:
     def compute_p_value(self, permutations: int, report: Callable[[int], None]) -> float:
         """The permutation test's p-value, by Monte Carlo draws that stop as soon as MIN_TAIL_DRAWS of them reach the
         gain (Besag and Clifford, 1991): only clear results need many draws."""
-        random, done, reached = np.random.default_rng([SEED, 1]), 0, 0
+        random, done, reached, numbers = np.random.default_rng([SEED, 1]), 0, 0, self._numbers
+        units = self._rows if numbers is None else int(numbers.max()) + 1
         for size in portions(self._rows, permutations):
-            swapped = random.integers(0, 2, size=(size, self._rows), dtype=np.int8)
+            swapped = random.integers(0, 2, size=(size, units), dtype=np.int8)
+            swapped = swapped if numbers is None else swapped[:, numbers]
             counts = [np.zeros((size, 2 * (self._rows + self._guards)), np.int32) for _ in range(2)]
             for target, (first, second) in zip(counts, ((1 - swapped, swapped), (swapped, 1 - swapped)), strict=True):
                 target[:, : self._rows] = first

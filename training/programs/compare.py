@@ -3,8 +3,8 @@ a champion, the best constant prediction takes its place: training/evaluation/ba
 base model.
 
 inputs     predictions, champion (each with SPLIT.parquet of training.programs.predict; without a champion only the
-           first), data (SPLIT.arrow, labels.json); for the baseline also data (train.arrow), tokens (train.arrow,
-           SPLIT.arrow) and model (the trained model's folder)
+           first), data (SPLIT.arrow, labels.json, and SPLIT.groups.arrow if rows have groups); for the baseline also
+           data (train.arrow), tokens (train.arrow, SPLIT.arrow) and model (the trained model's folder)
 settings   CompareSettings, below
 output     comparison.json         the result
            log/disagreements.csv   rows that only one of the two gets right, with their texts: first those that the new
@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +31,10 @@ from pydantic import Field
 from training import task_types
 from training.data.row_problems import shorten
 from training.evaluation.constant_predictions import is_constant
+from training.evaluation.group_tests import gain_by_groups, groups_for_share, highest_share_by_groups
 from training.evaluation.judgements import difference_interval, judge_answers, paired_answers
 from training.evaluation.predictions import Predictions
+from training.evaluation.row_groups import Groups
 from training.evaluation.scores import AnswerMetric, Comparison, FlippedRow, Flips
 from training.evaluation.significance import Significance, highest_share, mcnemar, paired, rows_for_share
 from training.jobs.program import run_program
@@ -106,18 +108,28 @@ def main(job_dir: Path, job: Job, events: Events) -> Comparison:
     def report(done: int, total: int) -> None:
         events.progress(phase="compare", split=split, done=done, total=total)
 
-    output, rows = job_dir / OUTPUT, data / f"{split}.arrow"
+    output, rows, groups = job_dir / OUTPUT, data / f"{split}.arrow", Groups.read(data, split)
     (output / "log").mkdir(parents=True, exist_ok=True)
-    answers, judged = compare_answers(table, champion_table, settings, rows, output / "log", report)
+    judged = compare_answers(table, champion_table, settings, rows, output / "log", report, groups)
     if settings.figure == WIN_RATE:
-        compared = describe_win_rate(judged, settings)
+        compared = describe_win_rate(judged.outcomes, settings, judged.groups)
     else:
-        compared = compare_models(new, old, settings, constant.name if constant else None, report)
+        compared = compare_models(new, old, settings, constant.name if constant else None, report, groups)
     samples = sample_disagreements(new, old, settings.figure, rows)
-    compared = compared.model_copy(update={"answers": answers, "flips": bound_flips(new, old, settings, samples)})
+    flips = bound_flips(new, old, settings, samples, groups)
+    compared = compared.model_copy(update={"answers": judged.metrics, "flips": flips})
     (output / "comparison.json").write_text(compared.model_dump_json(indent=1))
     write_samples(samples, output / "log" / "disagreements.csv")
     return compared
+
+
+class ComparedAnswers(NamedTuple):
+    """The answers of a model, compared with those of its opponent to the same P prompts."""
+
+    metrics: list[AnswerMetric]
+    outcomes: npt.NDArray[np.float64]  # (P,) of judge_answers
+    groups: Groups | None = None
+    """Of the prompts."""
 
 
 def compare_answers(
@@ -127,27 +139,29 @@ def compare_answers(
     data: Path,
     log: Path,
     report: Callable[[int, int], None],
-) -> tuple[list[AnswerMetric], npt.NDArray[np.float64]]:
+    groups: Groups | None = None,
+) -> ComparedAnswers:
     """The metrics of the model's answers and of those of its opponent, the champion or else its base model; and the
-    outcomes of judge_answers, (P,), which are written to the folder `log`.
+    outcomes, which are written to the folder `log`.
 
-    Both are empty if nothing reads answers.
+    Both are empty if nothing reads answers. `groups` are those of all rows.
     """
 
     if not settings.lengths and settings.judge is None:
-        return [], np.empty(0)
+        return ComparedAnswers([], np.empty(0))
     answers, found = paired_answers(predictions, champion), list[AnswerMetric]()
     opponent = BASE_MODEL if settings.champion is None else settings.champion
+    groups = groups.take(answers.rows) if groups else None
 
     def add(metric: str, own: npt.NDArray[np.float64], others: npt.NDArray[np.float64]) -> None:
-        low, high = difference_interval(own - others)
+        low, high = difference_interval(own - others, groups.numbers if groups else None)
         values = {"value": float(own.mean()), "champion_value": float(others.mean())}
         found.append(AnswerMetric(metric=metric, opponent=opponent, **values, low=low, high=high, rows=len(own)))
 
     if settings.lengths:
         add("generated_length", answers.own_tokens, answers.other_tokens)
     if settings.judge is None:
-        return found, np.empty(0)
+        return ComparedAnswers(found, np.empty(0), groups)
     inputs = read_inputs(data, answers.rows)
     prompts = list(map(prompt_as_json, inputs))
     outcomes = judge_answers(settings.judge, prompts, answers, report)
@@ -159,18 +173,24 @@ def compare_answers(
         for row, prompt, own, other, outcome in texts
     ]
     write_samples(judged, log / "judgements.csv")
-    return found, outcomes
+    return ComparedAnswers(found, outcomes, groups)
 
 
-def describe_win_rate(outcomes: npt.NDArray[np.float64], settings: CompareSettings) -> Comparison:
+def describe_win_rate(
+    outcomes: npt.NDArray[np.float64], settings: CompareSettings, groups: Groups | None = None
+) -> Comparison:
     """The comparison by the outcomes of judge_answers, (P,), with a sign test."""
     wins, losses = int((outcomes == 1).sum()), int((outcomes == 0).sum())
-    found = mcnemar(wins, losses, len(outcomes), settings.confidence)
+    if groups is None:
+        found = mcnemar(wins, losses, len(outcomes), settings.confidence)
+    else:
+        found = gain_by_groups(2 * outcomes - 1, groups, 0.0, settings.confidence)
     return Comparison(
         champion=BASE_MODEL if settings.champion is None else settings.champion,
         metric=WIN_RATE,
         split=settings.split,
         rows=len(outcomes),
+        groups=len(groups.sizes) if groups else None,
         value=float(outcomes.mean()),
         champion_value=float(1 - outcomes.mean()),
         gained=wins,
@@ -179,7 +199,7 @@ def describe_win_rate(outcomes: npt.NDArray[np.float64], settings: CompareSettin
         at_least=found.at_least,
         margin=0.0,
         confidence=settings.confidence,
-        method="sign",
+        method="sign" if groups is None else "gaffke",
         p_value=found.p_value,
         least_p_value=found.least_p_value,
         better=found.better,
@@ -195,12 +215,14 @@ def compare_models(
     settings: CompareSettings,
     constant: str | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
+    groups: Groups | None = None,
 ) -> Comparison:
     """The comparison of two models on the same rows.
 
     Args:
         constant: the name of the constant prediction if `old` is one; None: `old` is the champion.
         report: called now and then with the numbers of finished draws and of all draws.
+        groups: the group of each row; None: each row is one of its own.
 
     Raises UserError if they cannot be compared.
     """
@@ -216,22 +238,31 @@ def compare_models(
     better, worse = find_changes(new, old, settings.figure)
     gained, lost = int(better.sum()), int(worse.sum())
     correct, was_correct = new.correct, old.correct
-    exact = settings.figure == new.correct_metric and margin == 0
-    if correct is not None and was_correct is not None and exact:
+    by_sums = settings.figure == new.correct_metric and (groups is not None or margin == 0)
+    method: Literal["mcnemar", "gaffke", "permutation", "bootstrap"] = "permutation" if margin >= 0 else "bootstrap"
+    effect = None
+    if correct is not None and was_correct is not None and by_sums:
         name, values = settings.figure, (float(correct.mean()), float(was_correct.mean()))
-        found = mcnemar(gained, lost, len(new), settings.confidence)
+        if groups is None:
+            method, found = "mcnemar", mcnemar(gained, lost, len(new), settings.confidence)
+        else:
+            gains = correct.astype(np.float64) - was_correct
+            method, found = "gaffke", gain_by_groups(gains, groups, margin, settings.confidence)
+            effect = groups.design_effect(gains)
     else:
-        name, values, found = run_paired_test(new, old, settings, report, is_baseline=constant is not None)
+        name, values, found = run_paired_test(new, old, settings, report, groups, is_baseline=constant is not None)
     if constant is not None and is_constant(new):  # only another choice among constants, which is no gain
         found = replace(found, better=False, p_value=1.0, at_least=min(found.at_least, margin))
         warnings.append(f"this model predicts the same for every row of {settings.split}, as a constant does.")
-    if not exact:
+    if not by_sums:
         warnings += find_heavy_tails(name, new, old)
     return Comparison(
         champion=champion,
         metric=name,
         split=settings.split,
         rows=len(new),
+        groups=len(groups.sizes) if groups else None,
+        design_effect=effect,
         value=values[0],
         champion_value=values[1],
         gained=gained,
@@ -240,7 +271,7 @@ def compare_models(
         at_least=found.at_least,
         margin=margin,
         confidence=settings.confidence,
-        method="mcnemar" if exact else "permutation" if margin >= 0 else "bootstrap",
+        method=method,
         p_value=found.p_value,
         least_p_value=found.least_p_value,
         better=found.better,
@@ -251,7 +282,11 @@ def compare_models(
 
 
 def bound_flips(
-    new: Predictions, old: Predictions, settings: CompareSettings, samples: Sequence[Mapping[str, Any]] = ()
+    new: Predictions,
+    old: Predictions,
+    settings: CompareSettings,
+    samples: Sequence[Mapping[str, Any]] = (),
+    groups: Groups | None = None,
 ) -> Flips | None:
     """The rows that only the old model has right, with the bound of their share; `samples` are those of
     sample_disagreements. None if the settings allow any number.
@@ -263,7 +298,13 @@ def bound_flips(
     if new.correct is None or old.correct is None:
         message = "the predictions of this task type are neither right nor wrong: remove it."
         raise UserError.of("release", "release.gate.flips", message)
-    lost, confidence = int((old.correct & ~new.correct).sum()), settings.confidence
+    lost, confidence = old.correct & ~new.correct, settings.confidence
+    count = int(lost.sum())
+    if groups is None:
+        at_most, needs = highest_share(count, len(new), confidence), rows_for_share(settings.max_flips, confidence)
+    else:
+        at_most = highest_share_by_groups(lost, groups, confidence)
+        needs = groups_for_share(groups, settings.max_flips, confidence)
     worst = [
         FlippedRow(
             row=sample["row"],
@@ -275,11 +316,11 @@ def bound_flips(
         if sample["change"] == "lost"
     ]
     return Flips(
-        rows=lost,
-        share=lost / len(new),
-        at_most=highest_share(lost, len(new), confidence),
+        rows=count,
+        share=count / len(new),
+        at_most=at_most,
         max_share=settings.max_flips,
-        needs=rows_for_share(settings.max_flips, confidence),
+        needs=needs,
         worst=worst[:NAMED_FLIPS],
     )
 
@@ -295,6 +336,7 @@ def run_paired_test(
     old: Predictions,
     settings: CompareSettings,
     report: Callable[[int, int], None],
+    groups: Groups | None,
     *,
     is_baseline: bool,
 ) -> tuple[str, tuple[float, float], Significance]:
@@ -323,6 +365,7 @@ def run_paired_test(
         slow=name not in METRICS,
         cost=cost(name, pooled),
         report=report,
+        groups=groups,
     )
     theirs = baseline.compute_values(metrics, old) if is_baseline else compute(metrics, old)
     return name, (values[name], theirs.get(name, math.nan)), found

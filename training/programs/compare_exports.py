@@ -1,8 +1,9 @@
 """The program that compares exports with their model on the same rows: `python -m training.programs.compare_exports
 JOB`.
 
-inputs     model (the trained model's folder), exports (the output of training.programs.export_onnx), data and tokens
-           (SPLIT.arrow), predictions (SPLIT.parquet of training.programs.predict)
+inputs     model (the trained model's folder), exports (the output of training.programs.export_onnx), data (SPLIT.arrow,
+           and SPLIT.groups.arrow if rows have groups), tokens (SPLIT.arrow), predictions (SPLIT.parquet of
+           training.programs.predict)
 settings   CompareExportsSettings, below
 output     FORMAT/SPLIT.parquet    the predictions of each export, as training.programs.predict writes the model's
            log/exports.json        the result; a speed is another one each time
@@ -23,6 +24,7 @@ import numpy as np
 from pydantic_core import to_jsonable_python
 
 from training import task_types
+from training.evaluation.row_groups import Groups
 from training.evaluation.scores import ComparedExport
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job
@@ -75,6 +77,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, ComparedExport]:
         return predict(task_type, model, some, collate, settings.batch_size, precision, report)
 
     found: dict[str, ComparedExport] = {}
+    groups = Groups.read(Path(job.inputs["data"]), split)
     for number, name in enumerate(settings.exports):
         model = onnx_files.OnnxModel(exports / EXPORTS[name], network.config)
         report = progress_of_rows(events, split, number * len(rows), len(settings.exports) * len(rows))
@@ -82,7 +85,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, ComparedExport]:
         file = job_dir / OUTPUT / name / f"{split}.parquet"
         file.parent.mkdir()
         write(file, predictions, rows)
-        comparison = compare_models(read_predictions(task_type, file, labels), old, settings)
+        comparison = compare_models(read_predictions(task_type, file, labels), old, settings, groups=groups)
         seconds = measure_in_turn(partial(predict_with, model, timed), partial(predict_with, network, timed, precision))
         found[name] = ComparedExport(
             bytes=onnx_files.size_of(exports / EXPORTS[name]),

@@ -1,8 +1,8 @@
 """The program that scores stored predictions, without a model: `python -m training.programs.score JOB`.
 
-inputs     predictions (SPLIT.parquet of training.programs.predict), data (SPLIT.arrow, labels.json, and
-           SPLIT.slices.arrow for slices of columns); tokens (SPLIT.arrow) and model (the trained model's folder) for
-           the baseline alone
+inputs     predictions (SPLIT.parquet of training.programs.predict), data (SPLIT.arrow, labels.json,
+           SPLIT.slices.arrow for slices of columns, and SPLIT.groups.arrow if rows have groups); tokens (SPLIT.arrow)
+           and model (the trained model's folder) for the baseline alone
 settings   ScoreSettings, below
 output     metrics.json                     {"validation": {"accuracy": {"value": 0.8, "low": 0.7, "high": 0.9,
                                             "baseline": 0.6}}}
@@ -12,10 +12,11 @@ output     metrics.json                     {"validation": {"accuracy": {"value"
            log/predictions_sample.csv       the most confident mistakes, then the least confident hits
 result     Scores by split, the content of metrics.json; a number is null if it is undefined
 
-`low` and `high` are the ends of a value's 95 % interval: of 1,000 draws of as many rows, 950 lie between them. They are
-null if the metric is undefined on all draws, for groups with few rows, and for groups if the metric is not the
-project's. `baseline` is the value of the best constant prediction by that metric (training/evaluation/baseline.py); it
-is missing if the task type has none, or if a user's metric refuses constant predictions.
+`low` and `high` are the ends of a value's 95 % interval: of 1,000 draws of as many rows, or of as many groups if rows
+have groups, 950 lie between them. They are null if all rows are of one group, if the metric is undefined on all draws,
+for groups with few rows, and for groups if the metric is not the project's. `baseline` is the value of the best
+constant prediction by that metric (training/evaluation/baseline.py); it is missing if the task type has none, or if a
+user's metric refuses constant predictions.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ import pyarrow.parquet as pq
 from training import task_types
 from training.evaluation import bootstrap, slices
 from training.evaluation.predictions import OneLabel, Predictions
+from training.evaluation.row_groups import Groups
 from training.evaluation.scores import Group, Score, Scores, SplitScores
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
@@ -89,7 +91,8 @@ def main(job_dir: Path, job: Job, events: Events) -> SplitScores:
     samples: list[dict[str, Any]] = []
     for split in sorted(settings.splits):
         predicted = read_predictions(task_type, predictions / f"{split}.parquet", labels)
-        found[split] = compute_scores(settings.metrics, predicted, partial(_report_draws, events, split))
+        groups = Groups.read(data, split)
+        found[split] = compute_scores(settings.metrics, predicted, partial(_report_draws, events, split), groups)
         for metric, constant in constants.items():
             for name, value in compute_values([metric], constant.predict(predicted, split)).items():
                 if name in found[split]:  # a user's metric may name its figures after the predictions
@@ -101,7 +104,7 @@ def main(job_dir: Path, job: Job, events: Events) -> SplitScores:
         if predicted.caveat:
             events.warning(f"{split}: {predicted.caveat}")
         plots.draw_scores(predicted, split, output / "log")
-        sliced[split] = _score_slices(split, predicted, found[split], job, output / "log", events)
+        sliced[split] = _score_slices(split, predicted, found[split], job, output / "log", events, groups)
         samples += sample_worst_rows(split, predicted, data / f"{split}.arrow")
     (output / "metrics.json").write_text(json.dumps(found, indent=1))
     if settings.slices:
@@ -120,14 +123,22 @@ def read_predictions(task_type: TaskType, file: Path, labels: Sequence[str]) -> 
 
 
 def compute_scores(
-    names: Sequence[str], predicted: Predictions, report: Callable[[int], None] = lambda done: None
+    names: Sequence[str],
+    predicted: Predictions,
+    report: Callable[[int], None] = lambda done: None,
+    groups: Groups | None = None,
 ) -> Scores:
-    """The metrics of these rows with their intervals; `report` is called with the number of finished draws."""
+    """The metrics of these rows with their intervals; `report` is called with the number of finished draws. `groups`
+    are those of the rows, if they have any."""
     from training.evaluation import metrics
     from training.evaluation.metrics.resampling import figures
 
     values = metrics.compute(names, predicted)
-    draws = bootstrap.draw_figures(list(figures(names, predicted).values()), len(predicted), DRAWS, SEED, report)
+    if groups is not None and len(groups.sizes) < 2:  # each draw would be all rows
+        report(DRAWS)
+        return {name: {"value": _or_null(value), "low": None, "high": None} for name, value in values.items()}
+    of_rows, numbers = list(figures(names, predicted).values()), groups.numbers if groups else None
+    draws = bootstrap.draw_figures(of_rows, len(predicted), DRAWS, SEED, report, numbers)
     return {name: _score(value, of_metric) for (name, value), of_metric in zip(values.items(), draws, strict=True)}
 
 
@@ -144,9 +155,15 @@ def _or_null(value: float) -> float | None:
 
 
 def _score_slices(
-    split: str, predicted: Predictions, whole: Scores, job: Job, folder: Path, events: Events
+    split: str,
+    predicted: Predictions,
+    whole: Scores,
+    job: Job,
+    folder: Path,
+    events: Events,
+    of_rows: Groups | None,
 ) -> dict[str, list[Group]]:
-    """The scores of each slice's groups; plots of them go to the folder."""
+    """The scores of each slice's groups; plots of them go to the folder. `of_rows` are the groups of data.split."""
     from training.evaluation import plots
 
     settings = ScoreSettings.model_validate(job.settings)
@@ -163,7 +180,7 @@ def _score_slices(
         with_interval = {group for group, rows in shown.items() if len(rows) >= settings.fewest_rows}
         report = partial(_report_groups, events, split)
         scored = groups if all_scored else shown
-        found[name] = score_groups(scored, with_interval, predicted, whole, settings.metrics, report)
+        found[name] = score_groups(scored, with_interval, predicted, whole, settings.metrics, report, of_rows)
         plots.draw_slice(name, split, [group for group in found[name] if group["group"] in shown], whole, folder)
     return found
 
@@ -188,9 +205,11 @@ def score_groups(
     whole: Scores,
     names: Sequence[str],
     report: Callable[[int, int], None],
+    of_rows: Groups | None = None,
 ) -> list[Group]:
-    """The scores of these groups, for the figures of the whole split. `report` is called with the numbers of finished
-    draws and of all draws; a group counts as DRAWS with or without intervals."""
+    """The scores of these groups of a slice, for the figures of the whole split. `report` is called with the numbers of
+    finished draws and of all draws; a group counts as DRAWS with or without intervals. `of_rows` are the groups of
+    data.split."""
     from training.evaluation import metrics
 
     made = metrics.make(names, predicted)
@@ -200,7 +219,8 @@ def score_groups(
         def report_group(done: int, before: int = place * DRAWS) -> None:
             report(before + done, len(groups) * DRAWS)
 
-        scores = score_group(made, predicted.take(rows), group in with_interval, report_group)
+        kept = of_rows.take(rows) if of_rows else None
+        scores = score_group(made, predicted.take(rows), group in with_interval, report_group, kept)
         by_figure = {figure: scores.get(figure, UNDEFINED) for figure in whole}
         found.append({"group": group, "rows": len(rows), "metrics": by_figure})
     return found
@@ -211,12 +231,13 @@ def score_group(
     predicted: Predictions,
     intervals: bool,
     report: Callable[[int], None] = lambda done: None,
+    groups: Groups | None = None,
 ) -> Scores:
     """The metrics of these rows, without those that refuse the rows. Only the project's metrics have intervals."""
     from training.evaluation import metrics
 
     bootstrapped = [name for name in made if intervals and name in metrics.list_known(predicted)]
-    found = compute_scores(bootstrapped, predicted, report) if bootstrapped else {}
+    found = compute_scores(bootstrapped, predicted, report, groups) if bootstrapped else {}
     if not bootstrapped:
         report(DRAWS)
     for name, metric in made.items():

@@ -336,7 +336,8 @@ class Flips(Section):
 
     max_share: float = Field(gt=0, lt=1)
     """The largest share of all rows, such as 0.01. A model is promoted only if a larger share is ruled out at
-    release.gate.confidence, by Clopper and Pearson's exact bound: without any flip that takes 299 rows for 0.01."""
+    release.gate.confidence, by Clopper and Pearson's exact bound: without any flip that takes 299 rows for 0.01, or
+    299 groups of equal size if rows are held out by group."""
 
 
 class MustHold(Section):
@@ -374,7 +375,7 @@ class Gate(Section):
     margin: float = 0.0
     """The smallest gain over the champion, in the metric's own unit; a negative value accepts a loss of that size.
     Accuracy without a margin is compared by McNemar's exact test, everything else by a permutation test and a bootstrap
-    interval."""
+    interval; rows that data.split holds out by group, by whole groups."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     """Confidence of the comparison: at 0.95, a model that is no better is promoted by chance in at most one of twenty
     cases."""

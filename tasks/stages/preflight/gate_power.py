@@ -11,6 +11,8 @@ from tasks.cache.history import History
 from tasks.cache.results import Artifact, Comparison
 from tasks.registry.comparisons import JudgedRows, expect_number
 from tasks.tracking.connection import has_database
+from training.evaluation.group_tests import Clusters, groups_for_gain, groups_for_share
+from training.evaluation.row_groups import Groups
 from training.evaluation.significance import (
     alpha_spent,
     find_detectable_gain,
@@ -51,6 +53,22 @@ def count_rows(recipe: Recipe, data: Artifact) -> int:
     return int(data.result.rows[recipe.judged_split])
 
 
+def groups_of(recipe: Recipe, data: Artifact) -> Groups | None:
+    """The groups of the rows of the judged split; None if they have none."""
+    return Groups.read(data.path, recipe.judged_split)
+
+
+def clusters_of(groups: Groups, last: Comparison | None) -> Clusters:
+    """These groups with the design effect of the last comparison, else as if their rows gained or lost together."""
+    size, effect = groups.usual_size, last.design_effect if last is not None else None
+    return Clusters(size, size if effect is None else min(max(effect, 1.0), size))
+
+
+def has_groups(recipe: Recipe) -> bool:
+    """Whether rows are held out by group."""
+    return any(one.split is not None and one.split.by == "group" for one in recipe.data.sets)
+
+
 def expect_comparison(recipe: Recipe, data: Artifact | None) -> int | None:
     """The number of the next comparison on these rows; None if each comparison has its own error level."""
     if recipe.release.gate.control == "each" or recipe.release.registry is None:
@@ -72,46 +90,63 @@ def last_comparison(recipe: Recipe) -> Comparison | None:
     """The comparison with a champion in the last completed run, if it shows how many rows differ."""
     found = ((History(recipe.name).last_completed() or {}).get("verdict") or {}).get("comparison")
     compared = Comparison.model_validate(found) if found else None
-    shows = compared is not None and compared.method == "mcnemar" and not compared.baseline
+    shows = compared is not None and compared.method in ("mcnemar", "gaffke") and not compared.baseline
     return compared if shows and compared is not None and compared.split == recipe.judged_split else None
 
 
 def measure_power(
-    recipe: Recipe, rows: int, differing: float, confidence: float, gains: Sequence[float]
+    recipe: Recipe,
+    rows: int,
+    differing: float,
+    confidence: float,
+    gains: Sequence[float],
+    clusters: Clusters | None = None,
 ) -> dict[str, Any]:
     """The gain that is found with a chance of 80 %, and for each of `gains` the chance with these rows and the rows for
-    80 %. None in place of what no number of rows gives."""
+    80 %. None in place of what no number of rows gives. `clusters`: of rows in groups."""
     flips = recipe.release.gate.flips
     given = differing, confidence, flips.max_share if flips else None
+    chance_of = clusters.promotion_chance if clusters else promotion_chance
     enough = rows >= recipe.release.gate.min_rows
     return {
-        "detectable_gain": find_detectable_gain(rows, *given) if enough else None,
+        "detectable_gain": find_detectable_gain(rows, *given, chance_of=chance_of) if enough else None,
         "gains": [
             {
                 "gain": gain,
-                "chance": promotion_chance(rows, gain, *given) if enough else 0.0,
-                "rows": find_needed_rows(gain, *given),
+                "chance": chance_of(rows, gain, *given) if enough else 0.0,
+                "rows": find_needed_rows(gain, *given, chance_of=chance_of),
             }
             for gain in gains
         ],
     }
 
 
-def find_obstacles(recipe: Recipe, rows: int, comparison: int | None) -> Iterator[str]:
-    """Reasons why no model can be promoted with so many rows, as sentences."""
+def find_obstacles(recipe: Recipe, rows: int, comparison: int | None, groups: Groups | None = None) -> Iterator[str]:
+    """Reasons why no model can be promoted with so many rows, as sentences. `groups`: of the stored rows, if they have
+    any; so many rows are in as many groups of such sizes."""
     gate, split, confidence = recipe.release.gate, recipe.judged_split, confidence_of(recipe, comparison)
     numbered = f" (comparison {comparison:,} on these rows)" if comparison else ""
     if rows < gate.min_rows:
         yield f"{rows:,} rows of {split} promote no model: release.gate.min_rows is {gate.min_rows:,}."
-    # Of N rows that all differ, all are gained by chance in one of 2 ** N cases; so in a permutation test.
-    least = math.ceil(-math.log2(1 - confidence) - 1e-9)
-    if gate.margin >= 0 and rows < least:
+    if groups is None:
+        units, unit, what = rows, "rows", f"{rows:,} rows of {split}"
+        # Of N rows that all differ, all are gained by chance in one of 2 ** N cases; so in a permutation test.
+        least = math.ceil(-math.log2(1 - confidence) - 1e-9)
+    else:
+        units, unit = round(len(groups.sizes) * rows / len(groups.numbers)), "groups"
+        what = f"{rows:,} rows of {split} in {units:,} groups"
+        least = groups_for_gain(groups, confidence)
+    if gate.margin >= 0 and units < least:
         confident = f"{100 * confidence:g}% confidence{numbered}"
-        yield f"{rows:,} rows of {split} promote no model at {confident}: it takes {least:,} at least."
-    if gate.flips and rows < (needs := rows_for_share(gate.flips.max_share, confidence)):
-        limit = f"release.gate.flips.max_share, {gate.flips.max_share:g},"
+        yield f"{what} promote no model at {confident}: it takes {least:,}{' groups' if groups else ''} at least."
+    if gate.flips is None:
+        return
+    share = gate.flips.max_share
+    needs = groups_for_share(groups, share, confidence) if groups else rows_for_share(share, confidence)
+    if units < needs:
+        limit = f"release.gate.flips.max_share, {share:g},"
         yield (
-            f"{rows:,} rows of {split} replace no champion: {limit} takes {needs:,} rows without any flip at "
+            f"{what} replace no champion: {limit} takes {needs:,} {unit} without any flip at "
             f"{100 * confidence:g}% confidence{numbered}."
         )
 

@@ -54,6 +54,14 @@ def test_the_inputs_of_the_baseline_count_only_where_there_is_no_champion(change
     assert flat(recipe(), CHAMPION, **changed) == flat(recipe(), CHAMPION)
 
 
+def test_the_groups_of_the_judged_rows_count_if_there_are_any() -> None:
+    grouped = {"load_data": {"validation.groups.arrow": "g"}}
+    for champion in (None, CHAMPION):
+        plain, found = flat(recipe(), champion), flat(recipe(), champion, **grouped)
+        (more,) = found.keys() - plain.keys()
+        assert more.endswith("load_data/validation.groups.arrow") and {**plain, more: "g"} == found
+
+
 def test_a_model_may_be_worse_than_the_champion_where_the_recipe_allows_it_but_not_than_the_baseline() -> None:
     allowed = recipe(margin=-0.02)
     assert flat(allowed, CHAMPION)["margin"] == -0.02

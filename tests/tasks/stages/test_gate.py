@@ -45,14 +45,13 @@ def judge(
     groups: list[dict[str, Any]] = GENRES,
     slices: Sequence[str] = (),
     held: HeldRows | None = None,
-    split: dict[str, str] | None = None,
 ) -> Verdict:
     """The verdict on a model with these groups of genre, and of whatever other slice."""
     recipe = parse(
         {
             "name": "test",
             "task": "sequence-classification",
-            "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label", "split": split},
+            "data": {"source": "csv", "path": "rows", "text": ["text"], "label": "label"},
             "model": {"source": "hub", "path": "me/model"},
             "evaluation": {"metrics": ["accuracy", "f1", "log_loss", "precision"], "slices": ["genre", *slices]},
             "release": {"gate": bounds},
@@ -242,12 +241,13 @@ def test_a_split_that_also_chose_the_checkpoint_is_warned_of() -> None:
     assert warning.startswith("validation also chose the checkpoint")
 
 
-def test_a_comparison_on_rows_of_groups_is_warned_of() -> None:
-    by_group = {"by": "group", "column": "customer"}
-    warnings = judge({}, BETTER, split=by_group).warnings
-    assert sum("the test takes them to be independent" in warning for warning in warnings) == 1
-    others = [*judge({}, BETTER).warnings, *judge({}, split=by_group).warnings]
-    assert not any("independent" in warning for warning in others)
+def test_the_verdict_counts_the_groups_of_the_compared_rows_and_those_that_a_bound_of_flips_takes() -> None:
+    in_groups = BETTER.model_copy(update={"groups": 190, "method": "gaffke"})
+    assert "on the same 1,872 rows of test in 190 groups: 52 rows better" in judge({}, in_groups).reason
+    needy = FLIPS.model_copy(update={"needs": 200})
+    assert judge({}, in_groups.model_copy(update={"flips": needy})).reason.endswith(
+        "0.02, which takes 200 groups without any flip: add 10 more to test."
+    )
 
 
 def test_warnings_of_the_comparison_are_warnings_of_the_verdict() -> None:

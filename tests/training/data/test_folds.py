@@ -13,8 +13,8 @@ from tests.training.data.task_types import CLASSIFICATION
 from tests.training.data.test_load import rows_of
 from tests.training.data.test_row_groups import Row, by_group, rows_of_customers, write
 from training.data import folds
+from training.data.ipc_files import groups_file
 from training.data.load_rows import load
-from training.data.row_groups import GROUPS
 from training.problems import Problem
 from training.recipe import Data
 
@@ -61,7 +61,7 @@ def test_groups_stay_beside_their_rows_where_rows_are_left_out(tmp_path: Path) -
     files = {"train": [write(tmp_path / "t.jsonl", train)], "validation": [write(tmp_path / "v.jsonl", train[1:3])]}
     load(data, CLASSIFICATION, files, tmp_path / "rows")
     of_customer: dict[str, set[int]] = {}
-    groups = read_arrow(tmp_path / "rows" / GROUPS)["group"].to_pylist()
+    groups = read_arrow(tmp_path / "rows" / groups_file("train"))["group"].to_pylist()
     for row, group in zip(rows_of(tmp_path / "rows", "train"), groups, strict=True):
         of_customer.setdefault(row["text"].split()[1], set()).add(group)
     assert len(groups) == 77 and all(len(found) == 1 for found in of_customer.values())

@@ -12,9 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.arrow import read_arrow
 from tests.raised import raised_problems
 from tests.training.data.task_types import CLASSIFICATION, Tagging
 from tests.training.data.test_load import report_of, rows_of
+from training.data.ipc_files import groups_file
 from training.data.load_rows import load
 from training.problems import Problem
 from training.recipe import Data
@@ -81,6 +83,49 @@ def test_the_report_counts_the_groups_of_each_split(tmp_path: Path) -> None:
     found = sides(split(tmp_path / "out", by_group(), train=[write(tmp_path / "rows.jsonl", rows)]))
     counts = {name: sum(splits == {name} for splits in found.values()) for name in SPLITS}
     assert report_of(tmp_path / "out")["split"]["groups"] == counts
+
+
+def group_hashes(folder: Path, name: str) -> list[int]:
+    return list(read_arrow(folder / groups_file(name))["group"].to_pylist())
+
+
+def test_each_row_has_a_hash_of_its_group(tmp_path: Path) -> None:
+    rows = rows_of_customers(50, 4) + [{"text": f"nobody {n}", "label": "a", "customer": None} for n in range(40)]
+    random.Random(1).shuffle(rows)
+    found = split(tmp_path / "out", by_group(), train=[write(tmp_path / "rows.jsonl", rows)])
+    for name in SPLITS:
+        hashes = group_hashes(tmp_path / "out", name)
+        whose = [text if "nobody" in text else text.split()[1] for text in found[name]]
+        assert len(set(zip(whose, hashes, strict=True))) == len(set(whose)) == len(set(hashes))
+    split(tmp_path / "plain", by_group(split=None), train=[str(tmp_path / "rows.jsonl")])
+    assert not [*(tmp_path / "plain").glob("*.groups.arrow")]
+
+
+def test_rows_that_are_left_out_for_an_unknown_label_have_no_group(tmp_path: Path) -> None:
+    train, others = rows_of_customers(10, 4), rows_of_customers(8, 4, seed=3)
+    others = [
+        {**row, "customer": row["customer"] + 100, "label": "z" if n % 5 == 0 else "a"} for n, row in enumerate(others)
+    ]
+    files = {"train": [write(tmp_path / "train.jsonl", train)], "validation": [write(tmp_path / "v.jsonl", others)]}
+    split(tmp_path / "out", by_group(test_size=0.0, checks={"unknown_label": "warning"}), **files)
+    kept = [row["customer"] - 100 for row in others if row["label"] != "z"]
+    assert len(set(zip(group_hashes(tmp_path / "out", "validation"), kept, strict=True))) == 8
+
+
+def test_rows_of_a_set_without_groups_are_groups_of_their_own_in_a_mixture(tmp_path: Path) -> None:
+    write(tmp_path / "grouped.jsonl", rows_of_customers(20, 5))
+    write(tmp_path / "alone.jsonl", [{**row, "text": f"alone {row['text']}"} for row in rows_of_customers(100, 1)])
+    grouped = {"split": {"by": "group", "column": "customer"}}
+    mix = [
+        {"source": "json", "name": name, "path": name, **more} for name, more in (("grouped", grouped), ("alone", {}))
+    ]
+    data = Data.model_validate({"text": ["text"], "label": "label", "validation_size": 0.3, "mix": mix})
+    files = [{"train": [str(tmp_path / f"{name}.jsonl")]} for name in ("grouped", "alone")]
+    load(data, CLASSIFICATION, files, tmp_path / "out")
+    texts = [row["text"] for row in rows_of(tmp_path / "out", "validation")]
+    whose = [text if text.startswith("alone") else text.split()[1] for text in texts]
+    hashes = group_hashes(tmp_path / "out", "validation")
+    assert len(set(whose)) == len(set(zip(whose, hashes, strict=True))) == len(set(hashes)) < len(texts)
 
 
 def as_csv(folder: Path, rows: list[Row], spell: Callable[[int], Any]) -> tuple[str, str]:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
-from tests.training.calibration import REGIMES, Regime, three_rows_differ
-from training.evaluation import bootstrap, metrics, significance
-from training.evaluation.metrics import resampling
-from training.evaluation.predictions import OneLabel, Predictions
+from tests.training.calibration import REGIMES, GroupRegime, Regime, draw_once, three_rows_differ
+from training.evaluation.predictions import OneLabel
 
 TRIALS = 1_000
 MOST = 65
@@ -22,24 +18,15 @@ QUICK = (
     "worse by the margin-accuracy-200",
     "too many flips-accuracy-1000",
     "few flips-accuracy-1000",
+    "groups, correlation 0.5-accuracy-100 of 10",
+    "groups, correlation 1-accuracy-100 of geometric",
+    "lost groups-accuracy-100 of 10",
 )
 
 
 @pytest.fixture(autouse=True)
 def _made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bootstrap's draws and the metrics are the same in each trial, and take most of the time."""
-    kept = lru_cache(maxsize=2)(lambda *which: tuple(bootstrap.draws(*which)))
-    monkeypatch.setattr(significance, "draws", kept)
-    made: dict[Any, Any] = {}
-
-    def make(names: Sequence[str], predicted: Predictions) -> Any:
-        key = (*names, predicted.config_name)
-        return made[key] if key in made else made.setdefault(key, metrics.make(names, predicted))
-
-    monkeypatch.setattr(resampling, "make", make)
-    monkeypatch.setattr(
-        metrics, "compute", lambda names, predicted: metrics.compute_made(make(names, predicted), predicted)
-    )
+    draw_once(monkeypatch)
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -56,6 +43,12 @@ def test_the_permutation_test_keeps_the_confidence_without_a_worst_case(monkeypa
 def test_less_confidence_promotes_more_than_that() -> None:
     """So the bound above notices a confidence that is not kept."""
     assert REGIMES["worse by the margin-accuracy-200"].false_promotions(TRIALS, confidence=0.9) > MOST
+
+
+def test_a_test_that_ignores_groups_promotes_far_more() -> None:
+    regime = REGIMES["groups, correlation 1-accuracy-100 of 10"]
+    assert isinstance(regime, GroupRegime)
+    assert replace(regime, ignored=True).false_promotions(TRIALS) > 3 * MOST
 
 
 @pytest.mark.drill

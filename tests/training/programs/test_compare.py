@@ -39,7 +39,11 @@ def logits_of(wrong: list[int], sure: float = 2.0) -> npt.NDArray[np.float32]:
 
 
 def run(
-    home: Path, new: npt.NDArray[np.float32], old: npt.NDArray[np.float32], **say: Any
+    home: Path,
+    new: npt.NDArray[np.float32],
+    old: npt.NDArray[np.float32],
+    groups: npt.NDArray[np.int64] | None = None,
+    **say: Any,
 ) -> tuple[Comparison, list[dict[str, str]]]:
     """The result of the program, and the rows that it shows."""
     for folder, logits in (("predictions", new), ("champion", old)):
@@ -47,6 +51,8 @@ def run(
         tiny.write_predictions(home / folder / "test.parquet", TRUE, logits, TOKENS)
     rows = {"text": [f"text {row}" for row in range(ROWS)], "label": TRUE}
     write_arrow(home / "data/test.arrow", pa.table(rows))
+    if groups is not None:
+        write_arrow(home / "data/test.groups.arrow", pa.table({"group": groups}))
     (home / "data/labels.json").write_text(json.dumps(LABELS))
     inputs = folders(home, "predictions", "champion", "data")
     figures = programs_here.run(compare, home / "job", inputs, task="sequence-classification", **COMPARE | say)
@@ -82,6 +88,23 @@ def test_other_metrics_and_margins_are_compared_by_permutation_and_a_margin_belo
     assert (found.method, found.metric) == ("permutation", "f1") and found.better
     done = [event["done"] for event in read_events(tmp_path / "f1/job/events.jsonl", 0)[0]]
     assert len(done) > 1 and done == sorted(done) and done[-1] == 2000
+
+
+def test_rows_in_groups_count_as_their_groups_do(tmp_path: Path) -> None:
+    """The new model alone has 16 rows right, all of two groups: as much as two heads of two coins."""
+    new, old = logits_of([]), logits_of([*range(8), *range(20, 28)])
+    found, _ = run(tmp_path / "rows", new, old, max_flips=0.2)
+    assert found.better and (found.groups, found.design_effect) == (None, None)
+    assert found.flips and found.flips.few_enough and found.flips.needs == 14
+    groups = np.arange(ROWS) // 4
+    grouped, _ = run(tmp_path / "groups", new, old, groups, max_flips=0.2)
+    assert (grouped.method, grouped.groups, grouped.gained, grouped.better) == ("gaffke", 10, 16, False)
+    assert grouped.p_value == pytest.approx(1 / 16) and grouped.design_effect == pytest.approx(4)
+    assert grouped.flips and not grouped.flips.few_enough and grouped.flips.needs == 14
+    assert grouped.flips.at_most == pytest.approx(1 - 0.05 ** (1 / 10))  # none of 10 groups
+    by_f1, _ = run(tmp_path / "f1", new, old, groups, metrics=["f1"], figure="f1")
+    alone, _ = run(tmp_path / "f1 of rows", new, old, metrics=["f1"], figure="f1")
+    assert by_f1.method == "permutation" and alone.better and not by_f1.better and by_f1.groups == 10
 
 
 def test_rows_that_decide_alone_are_warned_of(tmp_path: Path) -> None:

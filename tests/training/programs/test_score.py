@@ -18,6 +18,7 @@ from tests.training.programs_here import SCORE, folders, run, warnings_of
 from training.evaluation import bootstrap
 from training.evaluation.metrics import LabelMetric
 from training.evaluation.predictions import OneLabel
+from training.evaluation.row_groups import Groups
 from training.jobs.protocol import read_events
 from training.programs import score
 
@@ -63,6 +64,31 @@ def test_each_metric_has_an_interval_and_what_has_no_value_is_null_and_warned_of
     events, _ = read_events(output.parent / "events.jsonl", 0)
     assert [warning.split(":")[0] for warning in warnings_of(output.parent)] == ["blind has no value on validation"]
     assert any(event.get("done") == event.get("total") == 1000 for event in events)
+
+
+def test_intervals_of_rows_in_groups_are_those_of_so_many_groups_in_slices_too(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    groups = np.arange(400) // 10
+    right = np.where(random.random(40) < 0.7, 1, 0)[groups]
+    predicted = OneLabel(np.ones(400, np.int64), right, np.full((400, 2), 0.5), ["a", "b"])
+    ends = {}
+    for name, of_rows in (("rows", None), ("groups", Groups(groups))):
+        found = score.compute_scores(["accuracy"], predicted, groups=of_rows)["accuracy"]
+        assert found["value"] == right.mean()
+        ends[name] = (found["high"] or 0) - (found["low"] or 0)
+        slices = {"first": np.arange(200), "one group": np.arange(10)}
+        parts = score.score_groups(
+            slices, ["first", "one group"], predicted, {"accuracy": found}, ["accuracy"], _none, of_rows
+        )
+        first, one = (part["metrics"]["accuracy"] for part in parts)
+        ends[f"{name} of a slice"] = (first["high"] or 0) - (first["low"] or 0)
+        assert (one["low"] is None) == (of_rows is not None)
+    assert ends["groups"] == pytest.approx(np.sqrt(10) * ends["rows"], rel=0.2)
+    assert ends["groups of a slice"] == pytest.approx(np.sqrt(10) * ends["rows of a slice"], rel=0.25)
+
+
+def _none(done: int, total: int) -> None:
+    """Reports nothing."""
 
 
 def test_intervals_hold_the_true_value_as_often_as_they_say_and_are_the_same_every_time() -> None:

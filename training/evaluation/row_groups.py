@@ -1,0 +1,60 @@
+"""The groups of evaluated rows, such as all messages of a customer, as load_data has stored them. N rows, G groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from training.data.ipc_files import groups_file
+
+Rows = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The group of each row."""
+
+    numbers: Rows  # (N,) from 0 to G - 1
+
+    @classmethod
+    def read(cls, data: Path, split: str) -> Groups | None:
+        """The groups of a split, from the folder of load_data; None if its rows have none."""
+        import pyarrow as pa
+
+        file = data / groups_file(split)
+        if not file.is_file():
+            return None
+        hashes = pa.ipc.open_file(pa.memory_map(str(file))).read_all()["group"].to_numpy()
+        return cls(np.unique(hashes, return_inverse=True)[1])
+
+    def take(self, rows: Rows) -> Groups:
+        """The groups of these rows, numbered anew."""
+        return Groups(np.unique(self.numbers[rows], return_inverse=True)[1])
+
+    @cached_property
+    def sizes(self) -> Floats:
+        """(G,) rows."""
+        return np.bincount(self.numbers).astype(np.float64)
+
+    @property
+    def usual_size(self) -> float:
+        """The rows in the group of a row drawn at random: the mean over rows, not over groups."""
+        return float(np.square(self.sizes).sum() / self.sizes.sum())
+
+    def sums(self, values: npt.ArrayLike) -> Floats:
+        """(G,) the sums of (N,) values."""
+        weights = np.asarray(values, np.float64)
+        return np.bincount(self.numbers, weights, len(self.sizes)).astype(np.float64)
+
+    def design_effect(self, values: npt.ArrayLike) -> float | None:
+        """The variance of the mean of (N,) values, relative to that of as many independent rows (Kish, Survey Sampling,
+        1965); None if all are equal."""
+        given = np.asarray(values, np.float64)
+        centred = given - given.mean()
+        of_rows = np.square(centred).sum()
+        return float(np.square(self.sums(centred)).sum() / of_rows) if of_rows else None
