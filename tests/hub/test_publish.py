@@ -204,6 +204,13 @@ def test_the_cards_links_go_to_the_hub_that_is_used(refs: dict[str, Artifact], m
     assert "huggingface.co" not in text and "secret" not in text
 
 
+def test_the_card_has_the_metrics_out_of_fold_beside_those_of_the_splits(refs: dict[str, Artifact]) -> None:
+    folds = refs["scores"].model_copy(update={"result": {"train": {"f1": {"value": 0.625, "low": 0.5, "high": 0.75}}}})
+    found = CardFacts(recipe(), *facts(refs))
+    assert "| out of fold | f1" not in build_card(found)
+    assert "| out of fold | f1 | 0.6250 | 0.5000 to 0.7500" in build_card(found._replace(scores_of_folds=folds))
+
+
 def test_the_card_has_the_runs_warnings_of_the_model_and_none_of_its_comparison(refs: dict[str, Artifact]) -> None:
     of_model, of_rival = "its figures flatter the model.", "reviews/1 does not know the label new."
     comparison = Comparison.model_construct(warnings=[of_rival])

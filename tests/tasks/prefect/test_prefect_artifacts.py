@@ -200,6 +200,8 @@ def test_figures_worst_errors_and_the_groups_of_slices_are_tables_of_their_own(
         shown = PrefectProgress()
         figures = {"test": {"f1": {"value": 0.5, "low": 0.25, "high": 0.75}, "loss": {"value": None}}}
         shown.stage_ended(Row("score", "k", "ran", 1.0), Artifact(stage="score", key="k", digest="d", result=figures))
+        folds = Artifact(stage="score_folds", key="k", digest="d", result={"train": {"f1": {"value": 0.625}}})
+        shown.stage_ended(Row("score_folds", "k", "ran", 1.0), folds)
         shown.end()
         return str(flow_run.get_id())
 
@@ -211,7 +213,13 @@ def test_figures_worst_errors_and_the_groups_of_slices_are_tables_of_their_own(
         {"split": "test", "metric": "f1", "value": "0.5000", "95 % interval": "0.2500 to 0.7500"},
         {"split": "test", "metric": "loss", "value": "-", "95 % interval": "-"},
     ]
-    assert by_key == {"finetune-figures": table, "finetune-worst-errors": wrong, "finetune-slices": groups}
+    folds = [{"split": "out of fold", "metric": "f1", "value": "0.6250", "95 % interval": "-"}]
+    assert by_key == {
+        "finetune-figures": table,
+        "finetune-worst-errors": wrong,
+        "finetune-slices": groups,
+        "finetune-out-of-fold": folds,
+    }
 
 
 def test_a_run_links_what_it_made_where_that_has_an_address(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

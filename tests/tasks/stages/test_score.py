@@ -234,3 +234,28 @@ def test_which_groups_have_a_floor_counts_as_they_must_have_figures_and_its_heig
         score.flat_inputs(recipe("genre", floors=limits), *MADE)[0] for limits in floors
     )
     assert none != each == higher != one == one_higher != none
+
+
+@pytest.mark.parametrize(
+    ("split", "fits", "message"),
+    [
+        ({}, 30, "31 is more than the 30 rows of train: choose fewer folds, or leave it out."),
+        (
+            {"groups": {"train": 4}, "without_group": {"train": 2}},
+            6,
+            "7 is more than the 6 groups of train: choose fewer folds, or leave it out.",
+        ),
+    ],
+)
+def test_more_folds_than_rows_or_groups_are_found_before_training(
+    rows: Path, split: dict[str, Any], fits: int, message: str
+) -> None:
+    file = rows / "log/report.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "rows": {"train": 30}, "split": split}))
+
+    def with_folds(number: int) -> Recipe:
+        return parse(recipe().model_dump(exclude_unset=True), {"evaluation.folds": number})
+
+    require_fitting(with_folds(fits), rows)
+    (problem,) = raised_problems(require_fitting, with_folds(fits + 1), rows)
+    assert (problem.where, problem.message) == ("evaluation.folds", message)
