@@ -23,6 +23,7 @@ import pickle
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -278,6 +279,9 @@ def _serve(path: str, owner: int) -> int:
             if listener in ready:
                 connection = listener.accept()[0]
                 started = _fork(connection)
+                if not started:
+                    connection.close()
+                    continue
                 if not isinstance(started, int):
                     listener.close()
                     for descriptor, (_, other) in running.items():
@@ -296,16 +300,23 @@ def _report(pid: int, connection: socket.socket) -> None:
 
 
 def _fork(connection: socket.socket) -> int | tuple[Request, array.array[int]]:
-    """Starts a process. Returns its pid; in the process, the request and its files."""
-    header, ancillary, _, _ = connection.recvmsg(LENGTH.size, socket.CMSG_SPACE(8 * 4))
+    """Starts a process. Returns its pid, 0 if who asked was killed before; in the process, the request and its
+    files."""
     files = array.array("i")
-    for _, _, data in ancillary:
-        files.frombytes(data)
-    request = Request(*pickle.loads(read(connection, LENGTH.unpack(header)[0])))
+    try:
+        header, ancillary, _, _ = connection.recvmsg(LENGTH.size, socket.CMSG_SPACE(8 * 4))
+        for _, _, data in ancillary:
+            files.frombytes(data)
+        request = Request(*pickle.loads(read(connection, LENGTH.unpack(header)[0])))
+    except (EOFError, OSError, struct.error):
+        for file in files:
+            os.close(file)
+        return 0
     if pid := os.fork():
         for file in files:
             os.close(file)
-        connection.sendall(STATUS.pack(pid))
+        with contextlib.suppress(OSError):
+            connection.sendall(STATUS.pack(pid))
         return pid
     from training.jobs.processes import die_with_parent
 

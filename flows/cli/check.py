@@ -23,6 +23,7 @@ from flows.reports.terminal import Terminal
 from tasks.cache.results import Lock
 from tasks.hub.client import find_publishing_problems
 from tasks.reports.row_reports import read_report, summarize_corrections
+from tasks.stages.folds import require_rows
 from tasks.stages.load_data import (
     counts_tokens,
     leaves_out_refused,
@@ -113,6 +114,8 @@ def _check(recipe: Recipe, findings: Findings, terminal: Terminal) -> None:
             findings.problems += findings.rows["problems"]
             findings.notes += filter(None, [summarize_corrections(findings.rows)])
             _require(require_fitting, recipe, folder / "rows", findings)
+            if all(problem["where"] != "evaluation.folds" for problem in findings.problems):
+                _require(require_rows, recipe, folder / "rows", findings)
             _require(_check_must_hold, recipe, folder, findings)
             findings.problems += [problem.model_dump() for problem in find_frequent_positive(recipe, folder / "rows")]
             _check_judged_rows(recipe, findings)

@@ -45,6 +45,16 @@ def require_gpus(recipe: Recipe, lock: Lock) -> None:
         raise UserError.of("compute", "evaluation.parallel_folds", message)
 
 
+def require_rows(recipe: Recipe, rows: Path) -> None:
+    """Raises UserError if a fold has no rows. `rows` is the folder of load_data."""
+    if recipe.evaluation.folds:
+        row_folds.assign(rows, _inputs(recipe), recipe.evaluation.folds)
+
+
+def _inputs(recipe: Recipe) -> list[str]:
+    return [column.name for column in source_columns(recipe).inputs]
+
+
 @stage(FoldsResult, may_repeat=True)
 def assign_folds(recipe: Recipe, data: Artifact) -> Job:
     """Assigns each training row to a fold by a hash of its text, or of its group, and warns of labels that are in one
@@ -56,7 +66,7 @@ def assign_folds(recipe: Recipe, data: Artifact) -> Job:
         _assign,
         AssignFoldsSettings(
             folds=recipe.evaluation.folds or 0,
-            inputs=[column.name for column in source_columns(recipe).inputs],
+            inputs=_inputs(recipe),
             labels=label_names(data),
         ),
         reads={"data": files_of(data, ["train.arrow", groups_file("train")])},
