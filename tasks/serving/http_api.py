@@ -24,12 +24,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 
 from tasks.services.request_guard import App, Message, Receive, Send
-from tasks.serving.answers import REFUSED, Health, Predictions
 from tasks.serving.metrics import Metrics
 from tasks.serving.model_process import ModelProcess, ProcessLost
 from tasks.serving.openai_api import build_routes
 from tasks.serving.page import create_app, example_row
 from tasks.serving.recorded_rows import RecordedRows
+from tasks.serving.response_bodies import REFUSED, HealthBody, PredictionsBody
 from tasks.serving.responses import CLIENT_GONE, RequestRefused, said_error, until_gone
 from tasks.serving.served_model import Busy, NotLoaded, ServedModel
 from training.evaluation.stored_calibration import REVIEW
@@ -112,7 +112,7 @@ def build_app(
         "/predict",
         predict,
         methods=["POST"],
-        response_model=Predictions,
+        response_model=PredictionsBody,
         responses=REFUSED,
         openapi_extra={"requestBody": {"content": {"application/json": {"example": example}}}},
         route_class_override=_PredictRoute,
@@ -132,7 +132,11 @@ async def find_failure(process: ModelProcess, row: dict[str, Any]) -> str | None
 def add_common_routes(app: FastAPI, served: ServedModel[Any], metrics: Metrics) -> None:
     """Adds /health, /metrics, and the responses to errors."""
 
-    @app.get("/health", response_model=Health, responses={503: {"model": Health, "description": "No version answers."}})
+    @app.get(
+        "/health",
+        response_model=HealthBody,
+        responses={503: {"model": HealthBody, "description": "No version answers."}},
+    )
     async def health() -> Response:
         """Whether a version answers, and which."""
         version = served.current.model.version if served.current else None

@@ -18,10 +18,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.serving.answers import REFUSED, ChatCompletion, Completion, Models
 from tasks.serving.metrics import Metrics
 from tasks.serving.model_process import ModelProcess, ProcessLost
 from tasks.serving.recorded_rows import RecordedRows
+from tasks.serving.response_bodies import REFUSED, ChatCompletion, Completion, ModelsBody
 from tasks.serving.responses import RequestRefused, Said, StreamOf, refuse, said_error, until_gone
 from tasks.serving.served_model import ServedModel
 from training.programs.serve import Answered, Failed, Text
@@ -107,7 +107,7 @@ def build_routes(served: ServedModel[ModelProcess], metrics: Metrics, recorded: 
     routes, answers = APIRouter(tags=["OpenAI's API"], responses=REFUSED), _Answers(served, metrics, recorded)
     created_s = int(time.time())
 
-    @routes.get("/v1/models", response_model=Models)
+    @routes.get("/v1/models", response_model=ModelsBody)
     async def models() -> dict[str, Any]:
         """The served model."""
         model = {"id": served.name, "object": "model", "created": created_s, "owned_by": "finetune"}

@@ -20,8 +20,8 @@ import httpx
 import openai
 import pytest
 
-import tasks.serving.answers
 from flows.cli.main import main
+from tasks.serving import response_bodies
 from tasks.serving.server import ServeOptions, _listen
 from tasks.tracking.connection import MODEL_TAG, connect
 from tests.flows.forked import code_with_forked_programs, finetune
@@ -252,11 +252,11 @@ def test_a_request_needs_the_token_a_name_of_this_machine_and_a_body_that_fits(c
 def test_the_description_has_the_forms_of_answers_and_the_paths_that_need_the_token(counter: Server) -> None:
     described = httpx.get(counter.url + "/openapi.json", trust_env=False).json()
     paths = {
-        "/predict": "Predictions",
-        "/v1/models": "Models",
+        "/predict": "PredictionsBody",
+        "/v1/models": "ModelsBody",
         "/v1/chat/completions": "ChatCompletion",
         "/v1/completions": "Completion",
-        "/health": "Health",
+        "/health": "HealthBody",
     }
     for path, form in paths.items():
         (operation,) = described["paths"][path].values()
@@ -266,18 +266,18 @@ def test_the_description_has_the_forms_of_answers_and_the_paths_that_need_the_to
         assert "422" not in operation["responses"]
     forms = described["components"]["schemas"]
     answers = {
-        "Predictions": counter.client.post("/predict", json={"rows": [{"talk": "one"}]}).json(),
-        "Models": counter.client.get("/v1/models").json(),
-        "Health": counter.client.get("/health").json(),
+        "PredictionsBody": counter.client.post("/predict", json={"rows": [{"talk": "one"}]}).json(),
+        "ModelsBody": counter.client.get("/v1/models").json(),
+        "HealthBody": counter.client.get("/health").json(),
         "Completion": counter.client.post("/v1/completions", json={"model": "counter", "prompt": "one"}).json(),
         "ChatCompletion": counter.client.post(
             "/v1/chat/completions", json={"model": "counter", "messages": [user("one")]}
         ).json(),
-        "Refusal": counter.client.post("/v1/completions", json={}).json(),
+        "ErrorBody": counter.client.post("/v1/completions", json={}).json(),
     }
     for form, answer in answers.items():
         assert {*answer} == {*forms[form]["properties"]} == {*forms[form]["required"]}, form
-        getattr(tasks.serving.answers, form).model_validate(answer)
+        getattr(response_bodies, form).model_validate(answer)
 
 
 # Clients that go away, promotions, deaths

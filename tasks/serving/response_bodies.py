@@ -1,4 +1,4 @@
-"""The forms of the answers, for the description of the API: answers are written without them."""
+"""The bodies of HTTP responses, for the description of the API: responses are written without them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 
-class Predictions(BaseModel):
-    """The answer of /predict."""
+class PredictionsBody(BaseModel):
+    """The response of /predict."""
 
     model: str
     """`NAME/VERSION`."""
@@ -16,8 +16,8 @@ class Predictions(BaseModel):
     """For each row, as `finetune predict` writes it; {"error": TEXT} for a row that cannot be used."""
 
 
-class Health(BaseModel):
-    """The answer of /health."""
+class HealthBody(BaseModel):
+    """The response of /health."""
 
     status: Literal["ok", "loading"]
     model: str
@@ -28,7 +28,7 @@ class Health(BaseModel):
     """Why the version that the alias has now is not served."""
 
 
-class Model(BaseModel):
+class ModelBody(BaseModel):
     """A served model."""
 
     id: str
@@ -37,11 +37,11 @@ class Model(BaseModel):
     owned_by: str
 
 
-class Models(BaseModel):
-    """The answer of /v1/models."""
+class ModelsBody(BaseModel):
+    """The response of /v1/models."""
 
     object: Literal["list"]
-    data: list[Model]
+    data: list[ModelBody]
 
 
 class Usage(BaseModel):
@@ -103,11 +103,13 @@ class Error(BaseModel):
     code: str | None
 
 
-class Refusal(BaseModel):
+class ErrorBody(BaseModel):
     """The body of every response with a status of 400 and more."""
 
     error: Error
 
 
-REFUSED: dict[int | str, dict[str, Any]] = {"default": {"model": Refusal, "description": "The request has no answer."}}
+REFUSED: dict[int | str, dict[str, Any]] = {
+    "default": {"model": ErrorBody, "description": "The request has no answer."}
+}
 """The further responses of a path."""
