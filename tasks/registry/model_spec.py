@@ -121,9 +121,17 @@ def find_model(name: str, alias: str = "", version: str = "", own_task: str = ""
         digest=found.tags.get(MODEL_TAG) or identity,
         key=read_name(found, "finetune.fit.key"),
         mixed_precision=_precision_here(found.tags.get(PRECISION_TAG, "no")),
-        calibration=read_tag(found, CALIBRATION_TAG, Calibration | None),
+        calibration=_read_calibration(found, task["task"]),
         reading=_read_reading(found),
     )
+
+
+def _read_calibration(version: ModelVersion, task: str) -> Calibration | None:
+    calibration: Calibration | None = read_tag(version, CALIBRATION_TAG, Calibration | None)
+    has_many = task == "multi-label-classification"
+    if calibration and task in TASK_TYPES and has_many != (calibration.function == "sigmoid"):
+        raise damaged_tag(version, CALIBRATION_TAG, version.tags[CALIBRATION_TAG])
+    return calibration
 
 
 def _read_reading(version: ModelVersion) -> list[dict[str, Any]] | None:

@@ -27,7 +27,7 @@ from training import task_types
 from training.data.file_systems import display_name
 from training.data.load_rows import LoadDataResult
 from training.data.prediction_rows import format_of
-from training.evaluation.scores import Score, Scores
+from training.evaluation.scores import Scores
 from training.evaluation.stored_calibration import Calibration
 from training.problems import Problem, UserError, nearest
 from training.recipe import Data, Recipe, parse
@@ -97,7 +97,7 @@ def find_monitored(model: str, own_task: str = "", data: Mapping[str, Any] | Non
         split=found.tags[SPLIT_TAG],
         load_data=str(read_name(found, "finetune.load_data.key")),
         predict=read_name(found, "finetune.predict.key"),
-        expected=read_metrics(found, Score).get(found.tags[SPLIT_TAG], {}),
+        expected=read_metrics(found).get(found.tags[SPLIT_TAG], {}),
         mlflow_run=found.run_id,
     )
 

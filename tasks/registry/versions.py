@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 from tasks.cache.results import Name
 from tasks.home import tracking_uri, without_credentials
 from tasks.tracking.connection import connect, mlflow_errors, search_all
+from training.evaluation.scores import SplitScores
 from training.problems import UserError, nearest
 
 if TYPE_CHECKING:
@@ -199,10 +200,10 @@ def damaged_tag(version: ModelVersion, tag: str, text: str) -> UserError:
     return UserError.of("registry", f"{version.name}/{version.version}", message)
 
 
-def read_metrics(version: ModelVersion, score: Any = Any) -> dict[str, Any]:
-    """Reads `{"validation": {"accuracy": {"value": 0.8, …}}}` from a version's tag, with scores of a type; empty if it
-    has none. Raises UserError as `read_tag` does."""
-    return dict(read_tag(version, METRICS_TAG, dict[str, dict[str, score]], "{}"))
+def read_metrics(version: ModelVersion) -> SplitScores:
+    """Reads `{"validation": {"accuracy": {"value": 0.8, …}}}` from a version's tag; empty if it has none. Raises
+    UserError as `read_tag` does."""
+    return dict(read_tag(version, METRICS_TAG, SplitScores, "{}"))
 
 
 class Move(BaseModel):
@@ -269,7 +270,7 @@ def _build_model(model: RegisteredModel, versions: list[ModelVersion], limit: in
 
 
 def _build_row(model: RegisteredModel, version: ModelVersion) -> dict[str, Any]:
-    number, figures = str(version.version), dict[str, Any]()
+    number, figures = str(version.version), SplitScores()
     with contextlib.suppress(UserError):  # a damaged tag of one version must not hide the others
         figures = read_metrics(version)
     return {

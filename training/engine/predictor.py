@@ -59,6 +59,8 @@ class Predictor:
         self.network = loading.load_trained(task_type, folder).to(device)
         self.labels: list[str] = task_type.labels_of(self.network.config)
         """The names of the labels, in the order of the outputs."""
+        if calibration is not None:
+            calibration.require_labels(self.labels)
         self._vocab_size = loading.vocab_size(self.network)
         self.spelt = 0
         """Rows so far whose texts spell special tokens, which are read as such."""

@@ -12,17 +12,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from training.evaluation.abstention import Judged, needs_review
 from training.evaluation.calibration import Floats, Logits, Mask, Scaling, calibration_error, log_softmax
 from training.evaluation.predictions import ManyLabels, OneLabel
 from training.jobs.protocol import Result
+from training.problems import UserError, on_one_line
 
 FILE = "calibration.json"
 REVIEW, LABEL_SET = "review", "label_set"
@@ -38,7 +39,7 @@ class GivesRecords(Protocol):
 
 
 class _Stored(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Abstention(_Stored):
@@ -71,6 +72,22 @@ class Calibration(_Stored):
     offset: list[float]
     abstain: Abstention | None = None
     prediction_sets: PredictionSets | None = None
+
+    @model_validator(mode="after")
+    def _has_a_value_for_each_label(self) -> Self:
+        count = len(set(self.labels))
+        if not count or count < len(self.labels) or not {len(self.scale), len(self.offset)} <= {1, count}:
+            raise ValueError("labels are missing, repeated, or without a value")
+        if self.abstain and not set(self.abstain.thresholds) <= set(self.labels):
+            raise ValueError("there are thresholds of unknown labels")
+        return self
+
+    def require_labels(self, labels: Sequence[str]) -> None:
+        """Raises UserError if the model has other labels: its predictions would have the names of these."""
+        if self.labels != [*labels]:
+            theirs, own = (on_one_line(", ".join(names))[:200] for names in (self.labels, labels))
+            message = f"is of the labels {theirs}, and the model has {own}: restore it, or use another version."
+            raise UserError.of("registry", FILE, message)
 
     def text(self) -> str:
         """The content of the file, and of a version's tag."""

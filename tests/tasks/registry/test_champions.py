@@ -16,6 +16,7 @@ from tasks.registry.model_spec import find_model
 from tasks.registry.monitored_versions import find_monitored, read_evaluations
 from tasks.registry.reproduction import start_model
 from tasks.registry.versions import (
+    CALIBRATION_TAG,
     COLUMNS_TAG,
     EVALUATIONS_TAG,
     METRICS_TAG,
@@ -25,6 +26,7 @@ from tasks.registry.versions import (
     SPLIT_TAG,
     STARTED_FROM_TAG,
     TASK_TAG,
+    list_models,
 )
 from tasks.stages.load_model import load_model, require_same_labels
 from tasks.stages.predict import predict_champion
@@ -119,6 +121,11 @@ def test_a_champion_predicts_with_the_prefix_that_it_has_learnt_and_todays_other
         (READING_TAG, '[{"source": "csv", "filter": "__import__(1)"}]'),
         (READING_TAG, '[{"source": 7, "suffixes": 7}]'),
         (METRICS_TAG, '{"test": {"accuracy": {"value": "high"}}}'),
+        (METRICS_TAG, '{"test": {"accuracy": 5}}'),
+        (CALIBRATION_TAG, '{"function": "sigmoid", "labels": ["a", "b"], "scale": [], "offset": [0.0]}'),
+        (CALIBRATION_TAG, '{"function": "softmax", "labels": ["a", "a"], "scale": [1.0], "offset": [0.0]}'),
+        (CALIBRATION_TAG, '{"function": "softmax", "labels": ["a", "b"], "scale": [NaN], "offset": [0.0]}'),
+        (CALIBRATION_TAG, '{"function": "sigmoid", "labels": ["a", "b"], "scale": [1.0], "offset": [0.0]}'),
         # Names of folders in the home, from whoever may write to the registry.
         ("finetune.fit.key", "../../elsewhere"),
         ("finetune.load_data.key", "/elsewhere"),
@@ -141,6 +148,7 @@ def test_a_damaged_tag_of_a_version_is_one_message_with_the_version_and_the_tag(
             find_monitored("small")
         else:
             find_model("small")
+    assert list_models("small", 5)[0]["versions"][0]["figures"] == {}  # it leaves out what it cannot read
     (problem,) = raised.value.problems
     assert problem.where == f"small/{damaged}"
     assert problem.message.startswith(f"its tag {tag} is damaged, {value!r}: set it to its former value in MLflow")
