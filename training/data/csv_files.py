@@ -8,7 +8,7 @@ import csv
 import io
 import itertools
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
@@ -164,9 +164,10 @@ class _CsvFile:
         self._columns = _match_header(head, wanted, self._where)
         self._slice_columns = slices.of_file(head.names)
         first = head.names[: head.names.count(head.names[0]) == 1]  # a repeated name names no column
-        self._read = list(dict.fromkeys([*self._columns.values(), *self._slice_columns.values(), *first]))
+        read = [*self._columns.values(), *self._slice_columns.values(), *first]
         if wanted.keeps_rows:  # only a line without any value is no row
-            self._read += [name for name in head.names if head.names.count(name) == 1 and name not in self._read]
+            read += [name for name, count in Counter(head.names).items() if count == 1]
+        self._read = list(dict.fromkeys(read))
         self._header_read: int | None = None  # the number of the header, if it is read as a row because of data.header
 
     def blocks(self) -> Iterator[Block]:
@@ -232,11 +233,7 @@ class _CsvFile:
         if level_of("header_row", self._wanted) == "ignore":
             return [], []
         repeated = self._find_repeated_headers(rows)
-        names = pa.array([name.encode() for name in self._head.names])
-        is_name = [pc.is_in(column, value_set=names).to_numpy(False) for column in rows.columns]
-        other_order = np.logical_and.reduce(is_name) & ~repeated & (len(self._read) > 1)
-        for row in np.flatnonzero(other_order):
-            other_order[row] = len({column[row].as_py() for column in rows.columns}) == rows.num_columns
+        other_order = self._find_other_order(rows, ~repeated)
         problems = [RowProblem(row, "header_row", REPEATED_HEADER) for row in numbers[repeated].tolist()]
         problems += [RowProblem(row, "malformed", OTHER_ORDER) for row in numbers[other_order].tolist()]
         has_header = self._wanted.data.header is None
@@ -293,7 +290,7 @@ class _CsvFile:
         if not (
             _find_value_in_names(others, header)
             or any(len(other.split()) >= MIN_WORDS_OF_TEXT for other in others)
-            or any(_count(rows, other, other) for other in others if other in self._read)
+            or any(_count(rows, other, other) for other in {*others} & {*self._read})
         ):
             return None
         return f"{name!r}, the name of its column {header.index(name) + 1}, is a label of rows below"
@@ -303,12 +300,23 @@ class _CsvFile:
         column = self._wanted.labels
         return self._columns[column.source_name] if column and column.form == "label" else None
 
+    def _find_other_order(self, rows: pa.RecordBatch, mask: Mask) -> Mask:
+        """Returns those of the rows in the mask that have only names of columns, each once."""
+        found, names = np.zeros(rows.num_rows, bool), {name.encode() for name in self._head.names}
+        if len(self._read) > 1:
+            # Nearly all rows are out by their first value.
+            is_name = pc.is_in(rows.column(0), value_set=pa.array([*names])).to_numpy(False)
+            for row in np.flatnonzero(mask & is_name).tolist():
+                if all(column[row].as_py() in names for column in rows.columns):
+                    found[row] = len({column[row].as_py() for column in rows.columns}) == rows.num_columns
+        return found
+
     def _find_repeated_headers(self, rows: pa.RecordBatch) -> Mask:
         """Returns the rows that repeat the header. At least two columns have to match, if there are several."""
         if len(self._read) < min(2, len(self._head.names)):
             return np.zeros(rows.num_rows, bool)
-        equal = [pc.equal(rows.column(name), name.encode()).to_numpy(zero_copy_only=False) for name in self._read]
-        return np.logical_and.reduce(equal)
+        named = zip(rows.schema.names, rows.columns, strict=True)  # pyarrow finds a name by a look at all
+        return np.logical_and.reduce([pc.equal(column, name.encode()).to_numpy(False) for name, column in named])
 
 
 def _count(rows: pa.RecordBatch, column: str, value: str) -> int:
@@ -506,7 +514,7 @@ def _match_header(head: _Head, wanted: SourceColumns, where: str) -> dict[str, s
         renamed = {wanted.data.rename.get(name, name) for name in header}
         if renamed.issuperset(wanted.names):
             raise
-        repeated = next((f"{name!r} is listed twice" for name in header if header.count(name) > 1), None)
+        repeated = next((f"{name!r} is listed twice" for name, count in Counter(header).items() if count > 1), None)
         reason = _find_value_in_names(header, header) or repeated
         if reason or (renamed.isdisjoint(wanted.names) and "Did you mean" not in str(error)):
             verdict = f"looks like data, not like names ({reason})" if reason else "names none of the recipe's columns"

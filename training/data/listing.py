@@ -7,7 +7,8 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -112,7 +113,8 @@ class Listing:
     def find_matches(self, pattern: str) -> list[SourceFile]:
         """Returns the files of a path, a URL or a glob of either, sorted by name; possibly none."""
         if not is_url(pattern):
-            files = [file for file in glob.glob(pattern, recursive=True) if _is_no_folder(file)]
+            with _bounded_depth(pattern):
+                files = [file for file in glob.glob(pattern, recursive=True) if _is_no_folder(file)]
             if glob.has_magic(pattern):
                 _require_inside(files, pattern)
             return _sort(map(SourceFile, files))
@@ -174,7 +176,7 @@ def list_texts(folder: str) -> tuple[list[SourceFile], list[SourceFile]]:
     Hidden ones are left out. Raises UserError for a link to a folder, whose files would be missing.
     """
     found, links = list[str](), list[str]()
-    with as_user_error(folder):
+    with as_user_error(folder), _bounded_depth(folder):
         for base, folders, files in os.walk(folder, onerror=_raise):
             folders[:] = [name for name in folders if _is_shown(name)]
             links += [path for name in folders if os.path.islink(path := os.path.join(base, name))]
@@ -308,14 +310,25 @@ def _require_inside(files: Iterable[str], pattern: str) -> None:
 def _has_rows(folder: str, suffixes: Sequence[str]) -> bool:
     """Whether a file with one of the suffixes is among the first entries in and below a folder."""
     seen = 0
-    for _, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name[0] not in "._"]
-        if any(name[0] != "." and name.endswith(tuple(suffixes)) for name in files):
-            return True
-        seen += len(folders) + len(files)
-        if seen > MAX_ENTRIES:
-            return False
+    with suppress(RecursionError):
+        for _, folders, files in os.walk(folder):
+            folders[:] = [name for name in folders if name[0] not in "._"]
+            if any(name[0] != "." and name.endswith(tuple(suffixes)) for name in files):
+                return True
+            seen += len(folders) + len(files)
+            if seen > MAX_ENTRIES:
+                return False
     return False
+
+
+@contextmanager
+def _bounded_depth(path: str) -> Iterator[None]:
+    """Turns the RecursionError of a walk through a thousand folders in one another into a UserError."""
+    try:
+        yield
+    except RecursionError:
+        message = "has too many folders in one another to be read: move them, or name those with the files."
+        raise UserError.of("data", display_name(path), message) from None
 
 
 def describe_unread(path: str, folders: Sequence[str]) -> str:

@@ -75,6 +75,12 @@ def test_each_row_of_a_csv_file_comes_once_and_in_order_with_its_error(tmp_path:
     assert rows.kept["id"] == [None, "2", "3", None, "5", "6", "7"]
 
 
+def test_a_table_of_very_many_columns_is_read_in_time_that_grows_with_them(tmp_path: Path) -> None:
+    file = tmp_path / "wide.csv"
+    file.write_text(f"text,{','.join(f'c{number}' for number in range(100_000))}\nfirst{',' * 100_000}\n")
+    assert read(file).inputs == [("first",)]
+
+
 def test_rows_of_json_lines_may_differ_and_their_values_stay_as_they_are(tmp_path: Path) -> None:
     lines = ['{"text": "a", "n": {"b": [1]}}', "", '{"text": "c"}', "[1]", '{"text": 3}', '{"text": "\\ud800"}', "{"]
     (tmp_path / "in.jsonl").write_text("\n".join(lines))

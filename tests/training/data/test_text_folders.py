@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from tasks.stages.resolve import pin_data
 from tests.arrow import read_arrow
 from tests.raised import raised_problems
-from training.data.listing import list_texts
+from training.data.listing import Listing, list_texts
 from training.data.load_rows import load
 from training.data.prediction_rows import RowReader
 from training.data.sources import find_split_files
@@ -137,6 +138,23 @@ def test_links_to_folders_are_refused(tmp_path: Path) -> None:
     os.symlink(tmp_path, folder / "spam" / "more")
     (problem,) = raised_problems(list_texts, str(folder))
     assert "is a link to a folder" in problem.message
+
+
+def test_folders_in_one_another_without_end_are_one_message(tmp_path: Path) -> None:
+    here = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=here)
+        inner = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    try:
+        for look in (list_texts, lambda folder: Listing().find_files(f"{folder}/**/*", (".csv",))):
+            (problem,) = raised_problems(look, str(tmp_path))
+            assert problem.message.startswith("has too many folders in one another to be read")
+        assert Listing().unread_folders(str(tmp_path), (".csv",)) == []
+    finally:
+        subprocess.run(["rm", "-r", tmp_path / "d"], check=True)  # shutil.rmtree fails as well
 
 
 def test_the_digest_of_a_folder_changes_with_a_label_and_not_with_its_place(tmp_path: Path, home: Path) -> None:

@@ -17,6 +17,7 @@ from tests.training.programs_here import warnings_of
 from training import task_types
 from training.data.prediction_rows import RowReader, WantedShard, digest_inputs
 from training.engine.predictor import Predictor
+from training.evaluation.stored_calibration import Calibration
 from training.jobs.protocol import read_events
 from training.problems import UserError
 from training.programs import predict_shards
@@ -75,6 +76,13 @@ def test_each_row_gets_the_prediction_that_it_gets_alone_whatever_the_batches(
     assert [event["rows"] for event in ended] == [9, 10, 6] and [event["digest"] for event in ended] == [
         shard.digest for shard, _ in shards
     ]
+
+
+def test_a_calibration_that_would_rename_the_labels_is_refused(trained: Path) -> None:
+    labels = Predictor(task_types.load(TASK), trained, trained, 32).labels
+    swapped = Calibration(function="softmax", labels=labels[::-1], scale=[1.0], offset=[0.0])
+    with pytest.raises(UserError, match=r"calibration\.json: is of the labels .*, and the model has "):
+        Predictor(task_types.load(TASK), trained, trained, 32, calibration=swapped)
 
 
 def test_only_the_wanted_shards_are_predicted_and_a_shard_without_usable_rows_has_the_columns(
