@@ -208,6 +208,3 @@ REGIMES: Mapping[str, Regime] = {
     "nearest neighbours, no error": Regime(model=neighbours, errors=0.0),
     "only where classes meet": Regime(kind="unsure"),
 }
-PROMISED = tuple(name for name in REGIMES if name not in ("nearest neighbours, no error", "only where classes meet"))
-"""The regimes in which the interval covers the truth in 19 of 20 homes. The others break what it assumes: few different
-probabilities, or errors that the rows make likely."""

@@ -1,19 +1,20 @@
 """Labels that are probably wrong, and the share of them that is: an estimate from out-of-fold probabilities.
 
 Rows are listed by confident learning (Northcutt, Jiang and Chuang 2021): the most likely label among those whose
-probability is at least as high as it usually is for rows with that label, where it is not the label of the row.
+probability is at least as high as it usually is for rows with that label, where the model has another label than the
+row.
 
 A model disagrees with a label because the label or the model is wrong. Only the model's errors become rare as it
-becomes surer. So the labels are taken for draws of
+becomes surer. So with e, the share of wrong labels in all rows, a model that is right with chance c agrees with
 
-    P(label j) = (1 - e) p_j + e sum_k p_k m_kj
+    P(agree) = (1 - e) c + e (1 - c) / (L - 1)
 
-where p are the calibrated probabilities of the true label, e the share of wrong labels in all rows, and m_kj the chance
-that a wrong label of k is j. p is a mixture of softmax(z / T + b) and softmax(z / (TAIL T) + b), z = ln of the model's
-probabilities: a model may be as overconfident as it likes, and more so where it is surest. T, b and the weight of the
-mixture are fitted for each e of a grid, by maximum likelihood. The e that these likelihoods allow give the interval.
+of the labels. c is a mixture of logistic(z / T + b) and logistic(z / (TAIL T) + b), z the logit of the probability of
+the model's label: a model may be as overconfident as it likes, and more so where it is surest. T, b and the weight of
+the mixture are fitted for each e of a grid, by maximum likelihood. The e that these likelihoods allow give the
+interval. Which of the other labels a row has is not used: models confuse labels as people do.
 
-N entries (rows; or labels of rows, or words), L labels, E values of e.
+N entries (rows; or labels of rows, or words), S suspects, L labels, E values of e.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import minimize
-from scipy.special import expit, softmax
+from scipy.special import expit, logit
 
 from training.evaluation.scores import ErrorShare
 
 Rows = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 TAIL = 3.0
 """How many times as overconfident the model may be where it is surest."""
@@ -37,14 +39,13 @@ RATES = np.array(
     [0, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.13, 0.17, 0.22, 0.3, 0.4]
 )  # (E,)
 """The shares of wrong labels in all rows that are tried."""
-LIKELIHOOD_DROP = 2.7
-"""A rate of errors is possible if the log-likelihood with it is at most this much below the highest."""
+LIKELIHOOD_DROP = 1.92
+"""A rate of errors is possible if the log-likelihood with it is at most this much below the highest: an interval of
+95 %."""
 Z = 1.96
 """Standard errors of the number of wrong labels among the listed ones, for an interval of 95 %."""
-MOST_ENTRIES, MOST_VALUES = 20_000, 2_000_000
-"""The model of labels is fitted on at most as many entries, and as many of their probabilities."""
-_PSEUDO_ERRORS = 2.0
-"""Wrong labels of each kind that are added to those found, so that a kind that is rare is possible."""
+MOST_ENTRIES = 20_000
+"""The model of the labels is fitted on at most as many entries."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Suspects:
     noise: float
     """The expected share of wrong labels in all entries."""
 
-    def take(self, which: npt.NDArray[np.bool_]) -> Suspects:
+    def take(self, which: Mask) -> Suspects:
         """The suspects where the mask is true."""
         return Suspects(
             self.entries[which],
@@ -96,55 +97,80 @@ def confident_labels(references: Rows, probabilities: Floats) -> Rows:
     rows_of = np.bincount(references, minlength=probabilities.shape[1])
     own = np.bincount(references, probabilities[np.arange(len(references)), references], probabilities.shape[1])
     usual = np.divide(own, rows_of, out=np.full(len(own), np.inf), where=rows_of > 0)  # (L,)
-    confident = np.where(probabilities >= usual, probabilities, -1)
+    confident = np.where(probabilities >= usual - 1e-9, probabilities, -1)
     return np.where(confident.max(axis=1) >= 0, confident.argmax(axis=1), -1)
 
 
-def find_suspects(references: Rows, probabilities: Floats, seed: int = 0) -> Suspects:
+def find_suspects(references: Rows, probabilities: Floats) -> Suspects:
     """Finds the wrong labels among `references` (N,), given out-of-fold `probabilities` (N, L)."""
-    confident = confident_labels(references, probabilities)
-    entries = np.flatnonzero((confident >= 0) & (confident != references))
-    count, labels = probabilities.shape
-    logs = np.log(np.clip(probabilities, 1e-9, 1))
-    chosen = np.arange(count)
-    if (most := max(1_000, min(MOST_ENTRIES, MOST_VALUES // labels))) < count:
-        chosen = np.sort(np.random.default_rng(seed).permutation(count)[:most])
-    profile = _Profile(logs[chosen], references[chosen])
-    rates, expected = profile.possible_rates()
-    chances = np.array([profile.chances(rate, logs[entries], references[entries]) for rate in rates])
-    found = profile.chances(expected, logs[entries], references[entries])
-    margins = logs[entries, confident[entries]] - logs[entries, references[entries]]
-    order = np.lexsort((-margins, -found))
-    return Suspects(entries[order], confident[entries][order], found[order], chances[:, order], float(expected))
+    confident, own = confident_labels(references, probabilities), probabilities.argmax(axis=1)
+    listed = (confident >= 0) & (confident != references) & (own != references)
+    return rank_suspects(listed, confident, own == references, probabilities.max(axis=1), probabilities.shape[1])
 
 
-class _Profile:
+def find_wrong_tags(references: Rows, predictions: Rows, certainty: Floats, labels: int) -> Suspects:
+    """Finds the wrong tags among `references` (W,), given the model's tags (W,) and only their probabilities (W,). A
+    tag is confident from its mean probability among the words that have it and that the model gives it to."""
+    agrees = references == predictions
+    count = np.bincount(references[agrees], minlength=labels)
+    total = np.bincount(references[agrees], certainty[agrees], labels)
+    usual = np.divide(total, count, out=np.full(labels, np.inf), where=count > 0)  # (L,)
+    return rank_suspects(~agrees & (certainty >= usual[predictions] - 1e-9), predictions, agrees, certainty, labels)
+
+
+def rank_suspects(listed: Mask, suggestions: Rows, agrees: Mask, certainty: Floats, labels: int) -> Suspects:
+    """Ranks the entries that are `listed` (N,), with the labels that are suggested for them (N,), given whether the
+    model has the label of the entry (N,) and the probability of the model's label (N,)."""
+    logits = logit(np.clip(certainty, 1e-9, 1 - 1e-9))
+    chosen = np.arange(len(agrees))
+    if len(chosen) > MOST_ENTRIES:
+        chosen = np.sort(np.random.default_rng(0).permutation(len(chosen))[:MOST_ENTRIES])
+    fits = _Fits(logits[chosen], agrees[chosen], labels)
+    rates, expected = fits.possible_rates()
+    entries = np.flatnonzero(listed)
+    possible = np.array([fits.chances(rate, logits[entries]) for rate in rates])
+    chances = fits.chances(expected, logits[entries])
+    order = np.lexsort((-logits[entries], -chances))
+    return Suspects(entries[order], suggestions[entries][order], chances[order], possible[:, order], expected)
+
+
+class _Fits:
     """The model of the labels, fitted for each rate of errors."""
 
-    def __init__(self, logs: Floats, references: Rows) -> None:
-        labels = logs.shape[1]
-        self._confusion = (1 - np.eye(labels)) / max(1, labels - 1)  # (L, L) m_kj
-        self._fit_all(logs, references)
-        best = int(self.likelihoods.argmax())
-        if labels > 2 and RATES[best] > 0:
-            for _ in range(10):
-                joint = self._joint(RATES[best], self._parameters[best], logs, references)  # (N, L)
-                found = np.zeros((labels, labels))
-                np.add.at(found.T, references, joint)
-                found += _PSEUDO_ERRORS * (1 - np.eye(labels))
-                np.fill_diagonal(found, 0)
-                self._confusion = found / found.sum(axis=1, keepdims=True)
-            self._fit_all(logs, references)
-
-    def _fit_all(self, logs: Floats, references: Rows) -> None:
-        parameters = np.zeros(logs.shape[1] + 2)
-        parameters[-1] = -3.0
-        self._parameters, likelihoods = list[Floats](), list[float]()
-        for rate in RATES:
-            parameters, likelihood = _fit(rate, self._confusion, logs, references, parameters)
+    def __init__(self, logits: Floats, agrees: Mask, labels: int) -> None:
+        self._others = max(1, labels - 1)
+        fresh = np.array([0.0, 0.0, -3.0])
+        self._parameters, likelihoods = [fresh], list[float]()
+        for rate in RATES:  # the best fit of a rate may be far from that of the one before
+            found = [self._fit(rate, logits, agrees, start) for start in (fresh, self._parameters[-1])]
+            parameters, likelihood = max(found, key=lambda one: one[1])
             self._parameters.append(parameters)
             likelihoods.append(likelihood)
+        del self._parameters[0]
         self.likelihoods = np.array(likelihoods)  # (E,)
+
+    def _fit(self, rate: float, logits: Floats, agrees: Mask, start: Floats) -> tuple[Floats, float]:
+        """Fits ln T, b and the logit of the weight. Returns them, and the log-likelihood of the agreements."""
+        slope = 1 - rate - rate / self._others  # of the chance of an agreement by c
+        sign = np.where(agrees, 1.0, -1.0)
+
+        def loss(parameters: Floats) -> tuple[float, Floats]:
+            temperature, offset, weight = np.exp(parameters[0]), parameters[1], float(expit(parameters[2]))
+            parts = [expit(logits / (factor * temperature) + offset) for factor in (1, TAIL)]
+            agreement = rate / self._others + slope * ((1 - weight) * parts[0] + weight * parts[1])
+            likelihood = np.maximum(np.where(agrees, agreement, 1 - agreement), 1e-300)
+            by_chance = sign * slope / likelihood
+            steps = [(1 - weight) * parts[0] * (1 - parts[0]), weight * parts[1] * (1 - parts[1])]
+            of_temperature = -(by_chance * logits * (steps[0] + steps[1] / TAIL)).sum() / temperature
+            of_offset = (by_chance * (steps[0] + steps[1])).sum()
+            of_weight = (by_chance * (parts[1] - parts[0])).sum() * weight * (1 - weight)
+            pull = 0.05 * (parameters[2] + 3)  # a weak prior, for labels that say nothing about the weight
+            penalty = 0.5 * offset**2 + 0.5 * pull * (parameters[2] + 3)
+            gradient = np.array([-of_temperature, offset - of_offset, pull - of_weight])
+            return float(penalty - np.log(likelihood).sum()), gradient
+
+        found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 100})
+        return found.x, -float(found.fun)
 
     def possible_rates(self) -> tuple[Floats, float]:
         """The rates of errors that the labels allow, rising, and the most likely one."""
@@ -154,55 +180,21 @@ class _Profile:
         between = [rate for rate in RATES if possible[0] < rate < possible[-1]]
         return np.array([possible[0], *between, possible[-1]]), float(fine[likelihoods.argmax()])
 
-    def chances(self, rate: float, logs: Floats, references: Rows) -> Floats:
-        """(N,) the chance that each label is wrong, if the rate of errors is this one."""
+    def chances(self, rate: float, logits: Floats) -> Floats:
+        """(N,) the chance that each label is wrong with which the model does not agree, if the rate of errors is this
+        one."""
         after = int(np.searchsorted(RATES, rate))
         before = max(0, after - 1)
         weight = 1.0 if after == before else (rate - RATES[before]) / (RATES[after] - RATES[before])
-        ends = [
-            self._joint(RATES[place], self._parameters[place], logs, references).sum(axis=1)
-            for place in (before, after)
-        ]
+        ends = [self._chances(place, logits) for place in (before, after)]
         return np.asarray((1 - weight) * ends[0] + weight * ends[1])
 
-    def _joint(self, rate: float, parameters: Floats, logs: Floats, references: Rows) -> Floats:
-        """(N, L) the chance that the label is wrong and the true one is k."""
-        true, rows = _calibrated(parameters, logs)[0], np.arange(len(logs))
-        wrong = rate * true * self._confusion[:, references].T
-        all_ = (1 - rate) * true[rows, references] + wrong.sum(axis=1)
-        return np.asarray(wrong / np.maximum(all_, 1e-300)[:, None])
-
-
-def _calibrated(parameters: Floats, logs: Floats) -> tuple[Floats, Floats, Floats, float]:
-    """(N, L) the calibrated probabilities; those of the two temperatures, and the weight of the second."""
-    temperature, bias, weight = np.exp(parameters[0]), parameters[1:-1], float(expit(parameters[-1]))
-    first, second = softmax(logs / temperature + bias, axis=1), softmax(logs / (TAIL * temperature) + bias, axis=1)
-    return (1 - weight) * first + weight * second, first, second, weight
-
-
-def _fit(rate: float, confusion: Floats, logs: Floats, references: Rows, start: Floats) -> tuple[Floats, float]:
-    """Fits ln T, b and the logit of the weight. Returns them, and the log-likelihood of the labels."""
-    observed = ((1 - rate) * np.eye(logs.shape[1]) + rate * confusion)[:, references].T  # (N, L)
-
-    def loss(parameters: Floats) -> tuple[float, Floats]:
-        temperature = np.exp(parameters[0])
-        _, first, second, weight = _calibrated(parameters, logs)
-        parts = [(first * observed).sum(axis=1), (second * observed).sum(axis=1)]
-        likelihood = np.maximum((1 - weight) * parts[0] + weight * parts[1], 1e-300)
-        slopes = [
-            share * probabilities * (observed - part[:, None]) / likelihood[:, None]
-            for share, probabilities, part in zip((1 - weight, weight), (first, second), parts, strict=True)
-        ]
-        of_temperature = -(slopes[0] * logs).sum() / temperature - (slopes[1] * logs).sum() / (TAIL * temperature)
-        of_bias = (slopes[0] + slopes[1]).sum(axis=0)
-        of_weight = ((parts[1] - parts[0]) / likelihood).sum() * weight * (1 - weight)
-        bias, pull = parameters[1:-1], 0.05 * (parameters[-1] + 3)
-        penalty = 0.5 * (bias**2).sum() + 0.5 * pull * (parameters[-1] + 3)
-        slope = np.concatenate([[-of_temperature], bias - of_bias, [pull - of_weight]])
-        return float(penalty - np.log(likelihood).sum()), slope
-
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 60, "ftol": 1e-7})
-    return found.x, -float(found.fun)
+    def _chances(self, place: int, logits: Floats) -> Floats:
+        rate, (log_temperature, offset, log_odds) = RATES[place], self._parameters[place]
+        parts = [expit(logits / (factor * np.exp(log_temperature)) + offset) for factor in (1, TAIL)]
+        right = (1 - expit(log_odds)) * parts[0] + expit(log_odds) * parts[1]
+        wrong = rate * (right + (1 - right) * (1 - 1 / self._others))
+        return np.asarray(wrong / np.maximum(wrong + (1 - rate) * (1 - right), 1e-300))
 
 
 def find_outliers(references: Floats, predictions: Floats, threshold: float = 4.0) -> Rows:

@@ -25,7 +25,7 @@ from training import task_types
 from training.data.corrections import row_names, spell_label, write_review
 from training.data.duplicates import Hashes, hash_rows
 from training.data.ipc_files import ipc_reader
-from training.evaluation.label_errors import Suspects, find_outliers, find_suspects, two_outcomes
+from training.evaluation.label_errors import Suspects, find_outliers, find_suspects, find_wrong_tags, two_outcomes
 from training.evaluation.predictions import Floats, ManyLabels, Numbers, OneLabel, Predictions, Rows
 from training.evaluation.scores import SuspectLabels, SuspectRow
 from training.evaluation.tagged_words import Tagged
@@ -181,21 +181,18 @@ def _find_suspects(
 ) -> tuple[Suspects, Rows, Rows]:
     """The suspects; (S,) the row of each; and (S,) its label among those of the row, or its word among all words."""
     if isinstance(predicted, OneLabel):
-        references, probabilities, rows = predicted.references, predicted.probabilities, np.arange(len(predicted))
-        places = rows
+        rows = places = np.arange(len(predicted))
+        found = find_suspects(predicted.references, predicted.probabilities)
     elif isinstance(predicted, ManyLabels):
+        rows, places = np.divmod(np.arange(predicted.references.size), predicted.references.shape[1])
         references = predicted.references.ravel().astype(np.int64)
-        probabilities, labels = two_outcomes(predicted.probabilities.ravel()), predicted.references.shape[1]
-        rows, places = np.divmod(np.arange(len(references)), labels)
-    else:  # only the probability of the predicted tag is stored: is the word's tag another one?
+        found = find_suspects(references, two_outcomes(predicted.probabilities.ravel()))
+    else:
         places = np.flatnonzero(~np.isnan(predicted.probabilities))
-        references = (predicted.references != predicted.predictions)[places].astype(np.int64)
-        probabilities, rows = two_outcomes(1 - predicted.probabilities[places]), predicted.rows[places]
-    found = find_suspects(references, probabilities)
-    kept = is_first[rows[found.entries]]
-    if isinstance(predicted, Tagged):
-        kept &= found.suggestions == 0
-    found = found.take(kept)
+        rows = predicted.rows[places]
+        tags, own = predicted.references[places], predicted.predictions[places]
+        found = find_wrong_tags(tags, own, predicted.probabilities[places], len(predicted.labels))
+    found = found.take(is_first[rows[found.entries]])
     return found, rows[found.entries], places[found.entries]
 
 

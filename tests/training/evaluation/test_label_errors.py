@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.labels.regimes import PROMISED, REGIMES, simulate
+from tests.labels.regimes import REGIMES, simulate
 from training.evaluation.label_errors import confident_labels, find_outliers, find_suspects
 
 HOMES, MOST = 200, 16
 """Homes whose interval does not cover the truth: 10 of 200, and two standard deviations."""
-QUICK_HOMES, QUICK_MOST = 12, 2
+QUICK_HOMES, QUICK_MOST = 20, 3
 QUICK = ("5 % of any other label", "rare labels", "naive Bayes, no error")
 
 
@@ -21,7 +21,7 @@ def test_the_interval_covers_the_truth_in_19_of_20_homes(name: str) -> None:
 
 
 @pytest.mark.drill
-@pytest.mark.parametrize("name", PROMISED)
+@pytest.mark.parametrize("name", REGIMES)
 def test_the_interval_covers_the_truth_in_19_of_20_homes_of_every_regime(name: str) -> None:
     found = simulate(REGIMES[name], HOMES)
     assert found.homes - found.covered <= MOST
@@ -30,7 +30,7 @@ def test_the_interval_covers_the_truth_in_19_of_20_homes_of_every_regime(name: s
 def test_the_interval_says_something() -> None:
     """An interval from 0 to 1 would cover everything."""
     errors, none = (simulate(REGIMES[name], 4) for name in ("classes far apart", "no error"))
-    assert errors.low > 0.8 and none.high < 0.2
+    assert errors.low > 0.7 and none.high < 0.3
 
 
 def test_a_label_is_confident_from_its_usual_probability_on() -> None:

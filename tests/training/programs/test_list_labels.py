@@ -58,9 +58,7 @@ def reviews() -> dict[str, Any]:
     logits[np.arange(800), truth] = surplus
     given = truth.copy()
     given[:20] = 1 - given[:20]
-    logits[:20, :] = [0, 6]
-    logits[np.arange(20), given[:20]] = 0
-    logits[np.arange(20), 1 - given[:20]] = np.linspace(9, 7, 20)
+    logits[np.arange(20), truth[:20]] = np.linspace(7, 5, 20)
     texts = [f"review {number}" for number in range(800)]
     texts[3] = "=cmd|' /C calc'!A0"
     return {"text": texts, "label": given, "logits": logits, "truth": truth}
@@ -83,7 +81,7 @@ def test_planted_errors_are_listed_first_with_the_true_label_and_a_share(
         assert (line["label"], line["suggestion"]) == (NAMES[reviews["label"][row]], NAMES[reviews["truth"][row]])
     assert next(line["text"] for line in lines if line["row"] == name_of(reviews["text"][3])).startswith("'=cmd")
     share = result["share"]
-    assert share["low"] > 0.5 and share["low"] <= 20 / len(lines) <= share["high"]
+    assert share["low"] <= 20 / len(lines) <= share["high"]
     assert result["noise"] == pytest.approx(0.025, abs=0.01) and result["known"] > 200
 
 
