@@ -39,9 +39,9 @@ RATES = np.array(
     [0, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.13, 0.17, 0.22, 0.3, 0.4]
 )  # (E,)
 """The shares of wrong labels in all rows that are tried."""
-LIKELIHOOD_DROP = 1.92
-"""A rate of errors is possible if the log-likelihood with it is at most this much below the highest: an interval of
-95 %."""
+LIKELIHOOD_DROP = 2.7
+"""A rate of errors is possible if the log-likelihood with it is at most this much below the highest: more than the
+1.92 of an interval of 95 %, because the model of the labels is not exact."""
 Z = 1.96
 """Standard errors of the number of wrong labels among the listed ones, for an interval of 95 %."""
 MOST_ENTRIES = 20_000
