@@ -26,7 +26,7 @@ from training.engine import checkpoints
 from training.engine.fit_settings import FitResult, FitSettings, HubModel
 from training.jobs.protocol import Imports, sha256
 from training.problems import UserError
-from training.recipe import Recipe, Release, ResolvedCompute
+from training.recipe import Recipe, ResolvedCompute
 from training.recipe.fields import packages_of
 from training.recipe.tables.engines import ENGINES
 from training.recipe.tables.kernels import Kernels, kernels_of
@@ -109,12 +109,14 @@ def fit_fold(
     What the key of `fit` contains, the folds of the rows, and the number of the fold.
     """
     job = job_of(fit, recipe, lock, data, model, tokens)
+    # The Hub gets the checkpoints of the model alone.
+    unpublished = recipe.model_copy(update={"release": recipe.release.model_copy(update={"hub": None})})
     return replace(
         job,
         settings=job.settings.model_copy(update={"fold": fold}),
         reads={**job.reads, "folds": files_of(folds, ["folds.arrow"])},
         content={"fold": fold},
-        around=partial(_sharing_checkpoints, recipe.model_copy(update={"release": Release()}), model),
+        around=partial(_sharing_checkpoints, unpublished, model),
     )
 
 

@@ -20,7 +20,7 @@ from training.evaluation.scores import SplitScores
 from training.evaluation.slices import of_column, of_length
 from training.problems import Problem, UserError
 from training.programs.score import ScoreSettings
-from training.recipe import Gate, Recipe
+from training.recipe import Recipe
 from training.recipe.rules.release_rules import absent_splits, undefined_metrics, unfitting_metrics
 from training.recipe.rules.slice_rules import (
     BUILT_IN_SLICES,
@@ -231,6 +231,6 @@ def score_folds(recipe: Recipe, data: Artifact, tokens: Artifact, trained: Artif
     answers = specification_class(recipe.task).answer_metrics
     metrics = [name for name in recipe.evaluation.metrics if name not in answers]
     evaluation = recipe.evaluation.model_copy(update={"splits": ["train"], "metrics": metrics, "slices": []})
-    release = recipe.release.model_copy(update={"gate": Gate()})
+    release = recipe.release.model_copy(update={"gate": recipe.release.gate.model_copy(update={"floors": {}})})
     plain = recipe.model_copy(update={"evaluation": evaluation, "release": release})
     return job_of(score, plain, data, tokens, trained, predictions)
