@@ -34,7 +34,8 @@ def sweep_run_name() -> str:
     """Prefect calls this at the start of a sweep: `sst2 · sweep over learning_rate, num_train_epochs`."""
     parameters = flow_run.get_parameters()
     recipe, sweep = parameters.get("recipe"), parameters.get("sweep")
-    space = sweep.space if isinstance(sweep, Sweep) else sweep.get("space") if isinstance(sweep, Mapping) else None
+    given = sweep.model_dump(exclude_unset=True) if isinstance(sweep, Sweep) else sweep
+    space = given.get("space") or given.get("variants") if isinstance(given, Mapping) else None
     name = recipe.name if isinstance(recipe, Recipe) else str((recipe or {}).get("name", "?"))
     fields = ", ".join(field.rpartition(".")[2] for field in space) if isinstance(space, Mapping) else "?"
     return f"{name} · sweep over {fields}"[:MAX_LENGTH]

@@ -41,6 +41,7 @@ from tasks.prefect.prefect_artifacts import ArtifactSender, PrefectProgress, Tab
 from tasks.registry import untrusted_code
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.compare import compare, find_champion
+from tasks.stages.compare_seeds import compare_seeds, describe_gain
 from tasks.stages.fit import engine_for
 from tasks.stages.predict import predict_champion
 from tasks.sweeps.pictures import draw_pictures
@@ -57,6 +58,8 @@ LOOK_S = 1.0
 """Between two looks at trials that run at once."""
 RESOLVED = ("model", "compute")
 """Sections of the recipe that `resolve` reads: a trial that changes them resolves them again."""
+LEAST_SEEDS = 3
+"""Seeds that have completed with all variants, for an interval."""
 MOST_COMPARED = 5
 """The trials after the best that are compared with it."""
 Show = Callable[[list[dict[str, str]], str], None]
@@ -121,7 +124,7 @@ def _run_sweep(
         progress.end()
         place = executor.rows[-1].name if executor.rows and result["study"] is None else "sweep"
         problems = [*list_problems(error, place), *((result["run"] or {}).get("problems") or [])]
-        failed = state == "completed" and result["run"]["state"] != "completed"
+        failed = state == "completed" and result["run"] is not None and result["run"]["state"] != "completed"
         result |= {"state": result["run"]["state"] if failed else state, "problems": problems}
         result["metrics"] = (result["run"] or {}).get("metrics", {})
         tracker.end(MLFLOW_STATUS[result["state"]])
@@ -161,6 +164,11 @@ def _search(
                 result["trials"] = [summarize_trial(trial) for trial in study.trials]
             raise
         result["trials"] = [summarize_trial(trial) for trial in study.trials]
+        if sweep.variants:
+            result["gains"] = search.compare_variants()
+            tracker.log_text("gains.json", json.dumps(result["gains"], indent=1))
+            tracker.describe("\n\n".join(gain["summary"] for gain in result["gains"]))
+            return
         _log_trials(tracker, study, sweep)
         best = study.best
         if best is None:
@@ -306,6 +314,24 @@ class Search:
                 similar.append(other.number)
         return similar
 
+    def compare_variants(self) -> list[dict[str, Any]]:
+        """The gain of each variant over the recipe. Raises UserError if fewer than three seeds have completed with all
+        settings."""
+        names, trials = self.sweep.names, self.study.trials
+        found = {trial.number: self._find_scored(trial) for trial in trials if trial.state == "completed"}
+        turns = [range(first, first + len(names)) for first in range(1, 1 + len(trials), len(names))]
+        complete = [
+            of_seed for turn in turns if len(of_seed := [one for n in turn if (one := found.get(n))]) == len(names)
+        ]
+        if len(complete) < LEAST_SEEDS:
+            message = f"{len(complete)} seeds have completed with all settings, and it takes {LEAST_SEEDS}: raise "
+            raise UserError.of("sweep", "sweep.seeds", f"{message}sweep.timeout_s, or correct the failed trials.")
+        predictions = {name: [of_seed[place].predictions for of_seed in complete] for place, name in enumerate(names)}
+        less, data = self.sweep.direction == "minimize", complete[0][0].data
+        recipe = trial_recipe(self.recipe, {}, str(self.sweep.metric))
+        gains = self._quiet_executor()(compare_seeds, recipe, str(self.sweep.metric), less, data, predictions).result
+        return [gain.model_dump(mode="json") | {"summary": describe_gain(gain)} for gain in gains]
+
     def _run_at_once(self) -> None:
         slots = Slots(self.sweep.parallel, self._run_trial, divides_gpus=engine_for(self.recipe).runs_here)
         try:
@@ -352,7 +378,7 @@ class Search:
             self.failures.append(trial)
         self._refresh()
         best = self.study.best
-        if best is not None and best.number != self._compared and not self._shares_gpus:
+        if best is not None and best.number != self._compared and not self._shares_gpus and not self.sweep.variants:
             self._compared = best.number
             self.against_champion = self._compare_with_champion(best)
             self._refresh()
@@ -404,7 +430,7 @@ class Search:
     @property
     def _lock(self) -> Lock | None:
         """What all trials have resolved; None if their settings change it."""
-        changes = any(name.partition(".")[0] in RESOLVED for name in self.sweep.space)
+        changes = any(name.partition(".")[0] in RESOLVED for name in self.sweep.fields)
         return None if changes else self.ready.lock
 
     @property

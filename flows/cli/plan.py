@@ -183,12 +183,12 @@ def _summarize(recipe: Recipe, rows: list[PlannedStage]) -> str:
 
 def _summarize_sweep(recipe: Recipe, sweep: Sweep, planned: Scored) -> Iterator[str]:
     """What trials share, how many trainings there are at most, and what one costs."""
-    sections = {name.partition(".")[0] for name in sweep.space}
+    sections = {name.partition(".")[0] for name in sweep.fields}
     loading = ("load_model", "load_data") if needs_tokenizer(recipe, planned.lock) else ("load_data", "load_model")
     before_fit = ("resolve", *loading, "tokenize")
     varied = [before_fit.index(FIRST_STAGE.get(section, "tokenize")) for section in sections & FIRST_STAGE.keys()]
     shared = before_fit[: min(varied, default=len(before_fit))]
-    yield f"All trials share {', '.join(shared)}; they differ in {', '.join(sweep.space)}."
+    yield f"All trials share {', '.join(shared)}; they differ in {', '.join(sweep.fields)}."
     stored = _stored_trials(recipe, sweep, planned)
     left = (sweep.trials or 0) - len([trial for trial in stored if trial.state not in UNFINISHED])
     if left <= 0:

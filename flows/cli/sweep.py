@@ -38,7 +38,7 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def sweep(arguments: argparse.Namespace) -> int:
-    """Search the settings of a recipe, and release the best model.
+    """Search the settings of a recipe, and release the best model; or compare variants of it over several seeds.
 
     The entry of the deployment file has `sweep:` next to `recipe:`. Trials share the data, the tokens and the base
     model. A sweep that was stopped continues with the same command.
@@ -81,6 +81,9 @@ def _print_result(recipe: Recipe, sweep: Sweep, result: dict[str, Any]) -> int:
         code = print_failure(result)
         print("Trials that have ended are stored: the same command continues from there.", file=sys.stderr)
         return code
+    if sweep.variants:
+        print(*(gain["summary"] for gain in result["gains"]), sep="\n")
+        return COMPLETED
     run = result["run"]
     print(*verdict_lines(Verdict.model_validate(run["verdict"])), sep="\n")
     print(f"Model: {run['model']['path']}")

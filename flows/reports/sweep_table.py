@@ -31,7 +31,7 @@ def tabulate_trials(trials: Sequence[Trial], sweep: Sweep, progress: Mapping[int
     return [
         {
             "trial": str(trial.number),
-            **{name: _format_setting(trial, field) for field, name in short_names(sweep.space).items()},
+            **{name: _format_setting(trial, field) for field, name in short_names(sweep.fields).items()},
             str(sweep.metric): _format_metric(trial),
             "state": _format_state(trial, progress.get(trial.number, "")),
             "time": f"{trial.seconds:,.0f} s" if trial.seconds else "",

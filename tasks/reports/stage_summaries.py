@@ -154,8 +154,9 @@ MONITORING_STAGES = {
     "load_other_labels": StageEntry(_summarize_rows),
     "list_labels": StageEntry(summarize_suspects),
     "log_labels": StageEntry(),
+    "compare_seeds": StageEntry(),
 }
-"""The stages of the flows that look at a registered version, or at the rows of a run."""
+"""The stages of the flows that look at a registered version, at the rows of a run, or at the trials of a sweep."""
 
 
 def entry_of(stage: str) -> StageEntry:

@@ -38,6 +38,8 @@ def propose(sweep: Sweep, earlier: Sequence[FrozenTrial], number: int) -> Frozen
     """
     import optuna
 
+    if sweep.variants:
+        return optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING, params={}, distributions={})
     study = optuna.create_study(direction=sweep.direction, sampler=_build_sampler(sweep, number))
     study.add_trials(earlier)
     trial = study.ask()
@@ -48,8 +50,10 @@ def propose(sweep: Sweep, earlier: Sequence[FrozenTrial], number: int) -> Frozen
     return study.get_trials(deepcopy=False)[-1]
 
 
-def settings_from(sweep: Sweep, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by recipe field from a trial's stored parameters."""
+def settings_from(sweep: Sweep, params: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Values by recipe field from a trial's stored parameters, or from its number if the sweep has variants."""
+    if sweep.variants:
+        return sweep.settings_of_trial(number)
     return {name: _decode(parameter, params[name]) for name, parameter in sweep.space.items() if name in params}
 
 

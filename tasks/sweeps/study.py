@@ -60,9 +60,10 @@ _OF_RELEASE: Any = {"release": True, "data": True, "evaluation": {"folds", "para
 def study_key(recipe: Recipe, sweep: Sweep, lock: Lock, data: Artifact, model: Artifact) -> str:
     """The study's name: a digest of everything that a trial's figures depend on beside its settings."""
     code = code_behind([*PROGRAMS, *task_types.code_modules(recipe.task)])
+    absent = () if sweep.variants else ("variants", "seeds")
     return digest_of(
         {
-            "sweep": sweep.model_dump(mode="json", exclude=set(LIMITS)),
+            "sweep": sweep.model_dump(mode="json", exclude={*LIMITS, *absent}),
             "recipe": recipe.model_dump(mode="json", exclude=_OF_RELEASE),
             "compute": {"num_processes": lock.num_processes, "mixed_precision": lock.mixed_precision},
             "upstream": {"load_data": data.digest, "load_model": model.digest},
@@ -254,7 +255,7 @@ class Study:
         attributes = row.user_attrs
         return Trial(
             number=number,
-            settings=settings_from(self._sweep, row.params),
+            settings=settings_from(self._sweep, row.params, number),
             state=states.get(row.state.name, "running" if number in self._active else "interrupted"),
             evaluations=dict(row.intermediate_values),
             value=row.value if row.state.name == "COMPLETE" else None,

@@ -108,6 +108,27 @@ def test_each_trial_is_a_child_run_in_mlflow_with_its_settings_and_a_subflow_in_
     assert first.name.startswith("trial 1 · learning_rate ") and first.parent_task_run_id is not None
 
 
+def test_variants_are_compared_over_seeds_and_nothing_is_released(
+    finished: FinishedRun, server: dict[str, str], tmp_path: Path
+) -> None:
+    """The recipe with its own seed is the training of the run before."""
+    home = shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
+    sweep = {"variants": {"hardly": {"training.learning_rate": 1e-6}}, "seeds": [42, 43, 44]}
+    training = {"num_train_epochs": 8, "checkpoint_interval_s": 0.3}
+    file = write_sweep(finished, tmp_path / "sweep.yaml", sweep, training=training)
+    before = len([*home.glob("artifacts/fit/*")])
+    result = run_sweep(home, file, server)
+    assert (result["state"], result["run"], result["best"]) == ("completed", None, None)
+    assert [trial["settings"]["training.seed"] for trial in result["trials"]] == [42, 42, 43, 43, 44, 44]
+    assert len([*home.glob("artifacts/fit/*")]) == before + 5
+    (gain,) = result["gains"]
+    values = [trial["value"] for trial in result["trials"]]
+    assert (gain["recipe_values"], gain["values"]) == (values[::2], values[1::2])
+    assert gain["answer"] == "variant" and gain["high"] < 0
+    assert gain["summary"].startswith("hardly is worse than the recipe: it is the settings, not the seed. accuracy ")
+    assert gain["summary"] in result["printed"]
+
+
 def test_the_same_command_again_repeats_no_trial_and_more_trials_continue_the_study(
     swept: dict[str, Any], server: dict[str, str], tmp_path: Path
 ) -> None:

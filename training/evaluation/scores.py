@@ -203,6 +203,32 @@ class Comparison(Result):
     """Metrics of answers to prompts."""
 
 
+class VariantGain(Result):
+    """The gain of a sweep's variant over the recipe, over several seeds, on the validation split."""
+
+    variant: str
+    metric: str
+    values: list[Number]
+    """Of the variant, by seed."""
+    recipe_values: list[Number]
+    """Of the recipe, by seed."""
+    rows: int
+    groups: int | None
+    """The groups of the rows; None if they have none."""
+    gain: Number
+    """The mean over the seeds; positive if the variant is better."""
+    low: Number
+    """Lower end of the gain's 95 % interval, with seeds and rows as random."""
+    high: Number
+    other_seed: Number
+    """How much two trainings of one setting usually differ by their seeds: the root of twice the variance."""
+    answer: Literal["variant", "seed", "unknown"]
+    """variant: its settings make it better or worse. seed: they change less than another seed does. unknown: the seeds
+    or rows are too few to tell."""
+    needed_seeds: int | None
+    """The seeds that would tell a gain of this size; None if the rows are too few for that."""
+
+
 class ComparedExport(Result):
     """An export compared with its model on the same rows."""
 

@@ -47,11 +47,18 @@ class Parameter(Section):
 
 
 class Sweep(Section):
-    """A search for the fields of a recipe that give the best model on the validation split."""
+    """A search for the fields of a recipe that give the best model on the validation split; or, with variants, a
+    comparison of some settings over several seeds."""
 
-    space: dict[Text, Parameter] = Field(min_length=1)
+    space: dict[Text, Parameter] = Field(default_factory=dict, min_length=1)
     """The fields to search by dotted name, such as `{training.learning_rate: {log: [1.0e-5, 1.0e-4]}}`. Data and
     release are the same for all trials."""
+    variants: dict[Text, dict[Text, Any]] = Field(default_factory=dict, min_length=1)
+    """In place of a space: settings by name, each with the fields that it replaces, such as `{fast:
+    {training.learning_rate: 1.0e-4}}`. The recipe and each variant are trained with the same seeds, to tell whether a
+    variant is better or only another seed. No model is released."""
+    seeds: list[int] | None = Field(default=None, min_length=3, max_length=1000)
+    """With variants: the values of training.seed (null: five, counted up from that of the recipe)."""
     metric: Text | None = None
     """The metric on the validation split to optimize, one of evaluation.metrics or a figure of a metric of yours (null:
     metric_for_best_model if it is one of evaluation.metrics, else the first of these)."""
@@ -77,6 +84,24 @@ class Sweep(Section):
     """The seed of the sampler."""
 
     @property
+    def fields(self) -> list[str]:
+        """The dotted names of the fields in which trials differ."""
+        replaced = dict.fromkeys(field for fields in self.variants.values() for field in fields)
+        return [*replaced, SEED] if self.variants else list(self.space)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the compared settings: of the recipe's, and of the variants."""
+        return [THE_RECIPE, *self.variants]
+
+    def settings_of_trial(self, number: int) -> dict[str, Any]:
+        """With variants, the fields that a trial replaces: all settings have their turn with the first seed, then with
+        the next one."""
+        assert self.seeds is not None
+        seed, place = divmod(number - 1, len(self.names))
+        return {**self.variants.get(self.names[place], {}), SEED: self.seeds[seed]}
+
+    @property
     def sampler_name(self) -> str:
         """The sampler's name."""
         return name_of(self.sampler)
@@ -92,7 +117,8 @@ def name_of(value: NameOrSettings) -> str:
     return value if isinstance(value, str) else str(value.get("name"))
 
 
-USUAL_TRIALS = 20
+USUAL_TRIALS, USUAL_SEEDS = 20, 5
+SEED, THE_RECIPE = "training.seed", "recipe"
 LEAST = {"min_resource": 1, "reduction_factor": 2, "brackets": 1, "n_min_trials": 1, "n_ei_candidates": 1}
 """The least value of a setting, if it is not 0."""
 MOST = {"percentile": 100}
@@ -180,13 +206,13 @@ def _read(values: Any, problems: list[Problem]) -> Sweep | None:
         return None
     before = len(problems)
     given = values.get("space")
-    space: Any = given
     if isinstance(given, Mapping) and given:
         space = {
             name: _validate(Parameter, parameter, f"sweep.space.{name}", problems) or Parameter()
             for name, parameter in given.items()
         }
-    search = _validate(Sweep, {**values, "space": space}, "sweep", problems)
+        values = {**values, "space": space}
+    search = _validate(Sweep, values, "sweep", problems)
     return search if len(problems) == before else None
 
 
@@ -202,12 +228,38 @@ def _validate(model: type[BaseModel], values: Any, where: str, problems: list[Pr
 
 
 def _broken_rules(sweep: Sweep) -> Iterator[Problem]:
+    for where, message in _rules_of_variants(sweep):
+        yield Problem(kind="sweep", where=where, message=message)
     for name, parameter in sweep.space.items():
         for message in _parameter_rules(name, parameter, sweep):
             yield Problem(kind="sweep", where=f"sweep.space.{name}", message=message)
     for field, table in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
         for where, message in _settings_rules(getattr(sweep, field), table):
             yield Problem(kind="sweep", where=f"sweep.{field}{where}", message=message)
+
+
+def _rules_of_variants(sweep: Sweep) -> Iterator[tuple[str, str]]:
+    if not sweep.variants:
+        if not sweep.space:
+            yield "sweep.space", "is missing: name the fields to search, or sweep.variants to compare with the recipe."
+        if sweep.seeds is not None:
+            yield "sweep.seeds", "has no effect without sweep.variants: leave it out."
+        return
+    if sweep.space:
+        yield "sweep.space", "does not go with sweep.variants: leave one of them out."
+    if sweep.seeds is not None and len({*sweep.seeds}) < len(sweep.seeds):
+        yield "sweep.seeds", f"{sweep.seeds} has a seed twice: each must be another."
+    for field, usual in (("sampler", "tpe"), ("pruner", "none"), ("seed", 0)):
+        if getattr(sweep, field) != usual:
+            yield f"sweep.{field}", "has no effect with sweep.variants, which are all trained to the end: leave it out."
+    for name, fields in sweep.variants.items():
+        where = f"sweep.variants.{name}"
+        if name == THE_RECIPE:
+            yield where, "is the name of the recipe's own settings: choose another."
+        if SEED in fields:
+            yield where, f"replaces {SEED}, which sweep.seeds sets: leave it out."
+        elif not fields:
+            yield where, "replaces no field: name some, such as {training.learning_rate: 1.0e-4}."
 
 
 def _parameter_rules(name: str, parameter: Parameter, sweep: Sweep) -> Iterator[str]:
@@ -278,7 +330,24 @@ def _kind(default: Any) -> str:
 def _find_unfitting(
     sweep: Sweep, base: Recipe, values: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> Iterator[Problem]:
-    """Problems of the space, the metric and the pruner with this recipe."""
+    """Problems of the space, the variants, the metric and the pruner with this recipe."""
+    for variant, fields in sweep.variants.items():
+        fixed = [field for field in fields if field.partition(".")[0] in FIXED_SECTIONS]
+        for field in fixed:
+            reason = FIXED_SECTIONS[field.partition(".")[0]]
+            message = f"replaces {field}: {reason}. Replace fields of training, model, tokens or options."
+            yield Problem(kind="sweep", where=f"sweep.variants.{variant}", message=message)
+        if not fixed:
+            try:
+                parse(values, {**overrides, **fields})
+            except UserError as error:
+                for problem in error.problems:
+                    text = f"{problem.where}: {problem.message}"
+                    yield Problem(kind="sweep", where=f"sweep.variants.{variant}", message=text)
+    whole = len(sweep.names) * len(sweep.seeds or range(USUAL_SEEDS))
+    if sweep.variants and sweep.trials not in (None, whole):
+        message = f"{sweep.trials} is not the number of trials of these settings and seeds, {whole}: leave it out."
+        yield Problem(kind="sweep", where="sweep.trials", message=message)
     for name, parameter in sweep.space.items():
         where, section = f"sweep.space.{name}", name.partition(".")[0]
         if section in FIXED_SECTIONS:
@@ -359,9 +428,13 @@ def _direction_of(metric: str) -> Literal["maximize", "minimize"]:
 
 def _resolve(sweep: Sweep, base: Recipe) -> Sweep:
     metric = _metric_of(sweep, base)
-    trials = sweep.trials
-    if sweep.sampler_name == "grid":
+    trials, seeds = sweep.trials, sweep.seeds
+    if sweep.variants:
+        seeds = seeds or [base.training.seed + place for place in range(USUAL_SEEDS)]
+        trials = len(sweep.names) * len(seeds)
+    elif sweep.sampler_name == "grid":
         whole = math.prod(len(grid_values(parameter) or ()) for parameter in sweep.space.values())
         trials = min(trials or whole, whole)
     direction = sweep.direction or _direction_of(metric)
-    return sweep.model_copy(update={"metric": metric, "trials": trials or USUAL_TRIALS, "direction": direction})
+    resolved = {"metric": metric, "trials": trials or USUAL_TRIALS, "direction": direction}
+    return sweep.model_copy(update=resolved | ({"seeds": seeds} if sweep.variants else {}))

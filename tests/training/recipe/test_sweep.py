@@ -35,6 +35,65 @@ def test_a_sweep_takes_its_metric_direction_and_number_of_trials_from_the_recipe
     assert parse_sweep(RECIPE, {"space": grid, "sampler": "grid"})[1].trials == 6
 
 
+FAST = {"fast": {"training.learning_rate": 1e-3, "training.num_train_epochs": 1}}
+
+
+def test_variants_have_the_same_seeds_as_the_recipe_and_all_settings_a_turn_with_each() -> None:
+    base, sweep = parse_sweep(RECIPE, {"variants": {**FAST, "long": {"training.num_train_epochs": 9}}})
+    assert sweep.seeds == [42, 43, 44, 45, 46] and sweep.trials == 15 and base.training.seed == 42
+    assert sweep.settings_of_trial(1) == {"training.seed": 42}
+    assert sweep.settings_of_trial(5) == {**FAST["fast"], "training.seed": 43}
+    assert sweep.fields == ["training.learning_rate", "training.num_train_epochs", "training.seed"]
+    again = parse_sweep(RECIPE, sweep.model_dump(exclude_unset=True))[1]  # as the flow reads it
+    assert again.model_dump() == sweep.model_dump()
+    assert parse_sweep(RECIPE, {"variants": FAST, "seeds": [7, 8, 9]})[1].trials == 6
+
+
+@pytest.mark.parametrize(
+    ("sweep", "where", "message"),
+    [
+        ({}, "sweep.space", "is missing: name the fields to search, or sweep.variants to compare with the recipe."),
+        ({"variants": FAST, "space": RATE}, "sweep.space", "does not go with sweep.variants: leave one of them out."),
+        ({"space": RATE, "seeds": [1, 2, 3]}, "sweep.seeds", "has no effect without sweep.variants: leave it out."),
+        ({"variants": FAST, "seeds": [1, 2]}, "sweep.seeds", "[1, 2] has 2 entries: it takes at least 3."),
+        ({"variants": FAST, "seeds": [1, 2, 2]}, "sweep.seeds", "[1, 2, 2] has a seed twice: each must be another."),
+        (
+            {"variants": FAST, "pruner": "asha"},
+            "sweep.pruner",
+            "has no effect with sweep.variants, which are all trained to the end: leave it out.",
+        ),
+        (
+            {"variants": FAST, "trials": 4},
+            "sweep.trials",
+            "4 is not the number of trials of these settings and seeds, 10: leave it out.",
+        ),
+        (
+            {"variants": {"recipe": FAST["fast"]}},
+            "sweep.variants.recipe",
+            "is the name of the recipe's own settings: choose another.",
+        ),
+        (
+            {"variants": {"other": {"training.seed": 1}}},
+            "sweep.variants.other",
+            "replaces training.seed, which sweep.seeds sets: leave it out.",
+        ),
+        (
+            {"variants": {"less": {"data.limit": 10}}},
+            "sweep.variants.less",
+            "replaces data.limit: trials are judged on the same rows. Replace fields of training, model, tokens or "
+            "options.",
+        ),
+    ],
+)
+def test_a_mistake_of_variants_names_its_field(sweep: dict[str, Any], where: str, message: str) -> None:
+    assert problems(sweep)[where] == message
+
+
+def test_a_field_of_a_variant_that_does_not_exist_is_named() -> None:
+    found = problems({"variants": {"typo": {"training.learning_rat": 1e-3}}})["sweep.variants.typo"]
+    assert found.startswith("training.learning_rat") and found.endswith("Did you mean 'learning_rate'?")
+
+
 def test_all_mistakes_of_recipe_and_sweep_are_reported_together() -> None:
     found = problems(
         {
