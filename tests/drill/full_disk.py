@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
+TRIES = 50
 
 
 def why_not() -> str | None:
@@ -61,9 +62,13 @@ class SmallDisk:
         return self._holder.pid
 
     def fill(self) -> None:
-        """Leaves no byte free."""
-        disk = shutil.disk_usage(self.seen)
-        self.resize(disk.used / 1e6)
+        """Leaves no byte free. What others write between the look at it and its change makes the change fail."""
+        for further in range(TRIES - 1, -1, -1):
+            try:
+                return self.resize(shutil.disk_usage(self.seen).used / 1e6)
+            except subprocess.CalledProcessError:
+                if not further:
+                    raise
 
     def resize(self, megabytes: float) -> None:
         """Makes it larger or, down to what lies on it, smaller."""
