@@ -22,7 +22,7 @@ from tasks.reports.formatting import (
     make_printable,
     shorten,
 )
-from training.evaluation.scores import ComparedExport, Group, Scores, SplitScores
+from training.evaluation.scores import ComparedExport, Scores, SliceGroup, SplitScores
 from training.evaluation.stored_calibration import CalibrateResult
 from training.recipe import FEWEST_ROWS, Recipe, fits_slice, more_is_better
 
@@ -104,7 +104,7 @@ def find_worst_errors(scores: Path) -> list[dict[str, str]]:
     return [{name: shorten(cell) for name, cell in row.items()} for row in wrong[:TABLE_ERRORS]]
 
 
-def read_slices(scores: Path) -> dict[str, dict[str, list[Group]]]:
+def read_slices(scores: Path) -> dict[str, dict[str, list[SliceGroup]]]:
     """The groups of each slice, by split and slice, each with its rows and metrics; empty if the recipe has no
     slices."""
     file = scores / SLICES

@@ -24,7 +24,7 @@ from tasks.serving.recorded_rows import RecordedRows
 from tasks.serving.response_bodies import REFUSED, ChatCompletion, Completion, ModelsBody
 from tasks.serving.responses import RequestRefused, Said, StreamOf, refuse, said_error, until_gone
 from tasks.serving.served_model import ServedModel
-from training.programs.serve import Answered, Failed, Text
+from training.programs.serve import Failed, FinishedAnswer, Text
 from training.tokenization.tool_calls import parse_message, settled_content
 
 MOST_PROMPTS = 16
@@ -161,7 +161,7 @@ class _Answers:
                 answer = process.generate(**fields[0], stream=True)
                 # The first part decides about the status, so it is awaited before the response begins.
                 first = await until_gone(request, anext(answer))
-                if not isinstance(first, Text | Answered):
+                if not isinstance(first, Text | FinishedAnswer):
                     raise said_error(first)
                 block.push_async_callback(answer.aclose)
                 events = self._stream(form, first, answer, body, fields[0])
@@ -182,7 +182,7 @@ class _Answers:
                 for chunk in form.add(said.text):
                     yield _event(chunk)
                 said = await anext(answer)
-            if isinstance(said, Answered):
+            if isinstance(said, FinishedAnswer):
                 for chunk in form.closing(said, with_usage=body.includes_usage):
                     yield _event(chunk)
                 self._record(fields, said, form.model.rpartition("/")[2])
@@ -192,7 +192,7 @@ class _Answers:
             yield _event(RequestRefused(503, str(error)).body())
         yield "data: [DONE]\n\n"
 
-    def _record(self, fields: Mapping[str, Any], answered: Answered, version: str) -> None:
+    def _record(self, fields: Mapping[str, Any], answered: FinishedAnswer, version: str) -> None:
         self._metrics.count_tokens(answered.prompt_tokens, answered.tokens)
         self._served.trial = partial(_find_failure, fields=fields)
         if self._recorded is not None:
@@ -207,12 +207,12 @@ async def _find_failure(process: ModelProcess, fields: Mapping[str, Any]) -> str
     return None
 
 
-async def _collect(answers: Sequence[AsyncGenerator[Said]]) -> list[Answered]:
+async def _collect(answers: Sequence[AsyncGenerator[Said]]) -> list[FinishedAnswer]:
     """The whole answers to several requests, which are generated together."""
 
-    async def wait_for(answer: AsyncGenerator[Said]) -> Answered:
+    async def wait_for(answer: AsyncGenerator[Said]) -> FinishedAnswer:
         async for said in answer:
-            if isinstance(said, Answered):
+            if isinstance(said, FinishedAnswer):
                 return said
             if not isinstance(said, Text):
                 raise said_error(said)
@@ -252,12 +252,12 @@ class _Form:
         self.model = model
         self._head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
 
-    def whole(self, answers: Sequence[Answered]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[FinishedAnswer]) -> dict[str, Any]:
         """The body of a response."""
         choices = [{"index": place, "logprobs": None, **self.choice(one)} for place, one in enumerate(answers)]
         return {**self._head, "object": self.kind, "choices": choices, "usage": _usage(answers)}
 
-    def choice(self, answered: Answered) -> dict[str, Any]:
+    def choice(self, answered: FinishedAnswer) -> dict[str, Any]:
         raise NotImplementedError
 
     def opening(self) -> list[dict[str, Any]]:
@@ -268,12 +268,12 @@ class _Form:
         """The chunks of a part of the answer."""
         raise NotImplementedError
 
-    def closing(self, answered: Answered, *, with_usage: bool) -> list[dict[str, Any]]:
+    def closing(self, answered: FinishedAnswer, *, with_usage: bool) -> list[dict[str, Any]]:
         """The chunks after the last part."""
         usage = [{**self._head, "object": self.chunk_kind, "choices": [], "usage": _usage([answered])}]
         return [*self.last(answered), *(usage if with_usage else [])]
 
-    def last(self, answered: Answered) -> list[dict[str, Any]]:
+    def last(self, answered: FinishedAnswer) -> list[dict[str, Any]]:
         raise NotImplementedError
 
     def chunk(self, part: Mapping[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
@@ -287,7 +287,7 @@ class _Chat(_Form):
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._tools, self._text, self._sent = tools, "", ""
 
-    def choice(self, answered: Answered) -> dict[str, Any]:
+    def choice(self, answered: FinishedAnswer) -> dict[str, Any]:
         message = parse_message(answered.text, self._tools)
         return {"message": {"refusal": None, **message}, "finish_reason": _reason(answered, message)}
 
@@ -298,7 +298,7 @@ class _Chat(_Form):
         self._text += text
         return self._send(settled_content(self._text, self._tools))
 
-    def last(self, answered: Answered) -> list[dict[str, Any]]:
+    def last(self, answered: FinishedAnswer) -> list[dict[str, Any]]:
         message = parse_message(answered.text, self._tools)
         chunks = self._send(message["content"] or "")
         if reasoning := message.get("reasoning_content"):
@@ -318,21 +318,21 @@ class _Chat(_Form):
 class _Completion(_Form):
     kind, prefix, chunk_kind = "text_completion", "cmpl", "text_completion"
 
-    def choice(self, answered: Answered) -> dict[str, Any]:
+    def choice(self, answered: FinishedAnswer) -> dict[str, Any]:
         return {"text": answered.text, "finish_reason": answered.finish_reason}
 
     def add(self, text: str) -> list[dict[str, Any]]:
         return [self.chunk({"text": text})]
 
-    def last(self, answered: Answered) -> list[dict[str, Any]]:
+    def last(self, answered: FinishedAnswer) -> list[dict[str, Any]]:
         return [self.chunk({"text": ""}, answered.finish_reason)]
 
 
-def _reason(answered: Answered, message: Mapping[str, Any]) -> str:
+def _reason(answered: FinishedAnswer, message: Mapping[str, Any]) -> str:
     return "tool_calls" if message.get("tool_calls") else answered.finish_reason
 
 
-def _usage(answers: Sequence[Answered]) -> dict[str, int]:
+def _usage(answers: Sequence[FinishedAnswer]) -> dict[str, int]:
     prompt, completion = (sum(counts) for counts in zip(*((a.prompt_tokens, a.tokens) for a in answers), strict=True))
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from training.programs.serve import Answered, Failed, Predicted, Refused, Text
+from training.programs.serve import Failed, FinishedAnswer, Predicted, Refused, Text
 
 T = TypeVar("T")
-Said = Predicted | Text | Answered | Refused | Failed
+Said = Predicted | Text | FinishedAnswer | Refused | Failed
 CLIENT_GONE = 499
 """The status of a request whose client has gone, as nginx counts it. Nobody receives it."""
 CONTEXT_LENGTH = "context_length"

@@ -10,7 +10,7 @@ from tasks.cache.results import Artifact, Check, Selection, Verdict
 from tasks.cache.stage import Inputs, Work, action
 from tasks.reports.model_reports import read_slices
 from training import task_types
-from training.evaluation.scores import Comparison, Flips, HeldRows, SplitScores
+from training.evaluation.scores import Comparison, HeldRows, NegativeFlips, SplitScores
 from training.problems import Problem, UserError, nearest
 from training.recipe import Recipe
 from training.recipe.rules.slice_rules import FEWEST_ROWS, slice_of, unfitting_minimum
@@ -244,7 +244,7 @@ def _describe_rows(comparison: Comparison) -> str:
     return f"{comparison.rows:,} rows of {comparison.split}{in_groups}"
 
 
-def _describe_flips(flips: Flips, comparison: Comparison) -> str:
+def _describe_flips(flips: NegativeFlips, comparison: Comparison) -> str:
     """Why there are too many flips."""
     confidence = f"{100 * comparison.confidence:g}% confidence"
     limit = f"release.gate.flips.max_share, {flips.max_share:g}"

@@ -15,7 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from training.evaluation.abstention import Group, Judged, find_thresholds, in_group, needs_review, risk_coverage
+from training.evaluation.abstention import (
+    Judged,
+    LabelThreshold,
+    find_thresholds,
+    in_group,
+    needs_review,
+    risk_coverage,
+)
 from training.evaluation.calibration import Scaling, fit_many_labels, fit_one_label, log_softmax
 from training.evaluation.significance import mcnemar
 
@@ -109,7 +116,7 @@ class Outcomes:
     """The share of rows that could be answered if the population were known."""
 
 
-def review(judged: Judged, groups: Sequence[Group]) -> Mask:
+def review(judged: Judged, groups: Sequence[LabelThreshold]) -> Mask:
     """Whether a person should look at the row."""
     thresholds = {group.label: group.threshold for group in groups}
     others = thresholds.pop(None, None)
@@ -117,7 +124,7 @@ def review(judged: Judged, groups: Sequence[Group]) -> Mask:
     return needs_review(judged.probability, judged.label, own, others)
 
 
-def keeps(judged: Judged, groups: list[Group]) -> bool:
+def keeps(judged: Judged, groups: list[LabelThreshold]) -> bool:
     """Whether no group errs more often than MAX_ERROR among its answered rows, given all rows."""
     labels = [group.label for group in groups]
     for group in groups:

@@ -38,7 +38,7 @@ OWN_THRESHOLD = 4
 
 
 @dataclass(frozen=True)
-class Group:
+class LabelThreshold:
     """The rows with one predicted label, or with any of those that have no group of their own; their threshold, and
     the rows that decided."""
 
@@ -77,10 +77,10 @@ def fewest_rows(max_error: float, level: float) -> int:
     return math.ceil(math.log(level) / math.log1p(-max_error))
 
 
-def find_thresholds(proposing: Judged, deciding: Judged, max_error: float, confidence: float) -> list[Group]:
+def find_thresholds(proposing: Judged, deciding: Judged, max_error: float, confidence: float) -> list[LabelThreshold]:
     """The groups, with their thresholds. `proposing` and `deciding` share no rows."""
     labels = _divide(proposing, len(deciding), max_error, 1 - confidence)
-    level, found = (1 - confidence) / len(labels), list[Group]()
+    level, found = (1 - confidence) / len(labels), list[LabelThreshold]()
     for label in labels:
         first, second = (one.take(in_group(one.label, label, labels)) for one in (proposing, deciding))
         found.append(_find_threshold(label, first, second, max_error, level))
@@ -139,7 +139,9 @@ def _divide(proposing: Judged, rows: int, max_error: float, level: float) -> lis
     return [*labels[order[:own]].tolist(), *([None] if own < len(labels) else [])]
 
 
-def _find_threshold(label: int | None, proposing: Judged, deciding: Judged, max_error: float, level: float) -> Group:
+def _find_threshold(
+    label: int | None, proposing: Judged, deciding: Judged, max_error: float, level: float
+) -> LabelThreshold:
     """The threshold of one group, at this error level."""
     from scipy.stats import beta, binom
 
@@ -151,7 +153,7 @@ def _find_threshold(label: int | None, proposing: Judged, deciding: Judged, max_
             break
         threshold, at = candidate, (rows, errors)
     at_most = float(beta.isf(level, at[1] + 1, at[0] - at[1])) if threshold is not None else None
-    return Group(label, threshold, *at, len(deciding), at_most)
+    return LabelThreshold(label, threshold, *at, len(deciding), at_most)
 
 
 def _candidates(proposing: Judged, max_error: float) -> list[float]:

@@ -35,7 +35,7 @@ SplitScores = dict[str, Scores]
 """By split."""
 
 
-class Group(TypedDict):
+class SliceGroup(TypedDict):
     """A group of a slice."""
 
     group: str
@@ -138,8 +138,8 @@ class FlippedRow(Result):
     """Of the new model."""
 
 
-class Flips(Result):
-    """The rows that the champion has right and the new model has wrong."""
+class NegativeFlips(Result):
+    """The rows that the champion has right and the new model has wrong (Yan et al., 2021)."""
 
     rows: int
     share: float
@@ -195,7 +195,7 @@ class Comparison(Result):
     better: bool
     comparison: int | None = None
     """Its number among all comparisons on the same rows; None if the confidence covers each comparison by itself."""
-    flips: Flips | None = None
+    flips: NegativeFlips | None = None
     """None without a champion, or without a bound in the recipe."""
     warnings: list[str] = Field(default_factory=list)
     """Reasons why the two models are less comparable."""

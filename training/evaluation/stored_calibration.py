@@ -217,7 +217,7 @@ class AnsweredGroup(Result):
     """Upper bound of the share of errors among answered rows."""
 
 
-class Answered(Result):
+class AnsweredRows(Result):
     """The test rows that the model answers."""
 
     share: float
@@ -236,7 +236,7 @@ class CalibrateResult(Result):
     """None if test is not evaluated: then nothing is measured."""
     calibration_error_before: float | None
     calibration_error: float | None
-    answered: Answered | None
+    answered: AnsweredRows | None
     mean_set_size: float | None
     """Labels in a prediction set."""
 

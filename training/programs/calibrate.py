@@ -22,13 +22,13 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from training import task_types
-from training.evaluation.abstention import Group, Judged, find_thresholds, least_probability, risk_coverage
+from training.evaluation.abstention import Judged, LabelThreshold, find_thresholds, least_probability, risk_coverage
 from training.evaluation.calibration import Floats, Mask, calibration_error, fit_many_labels, fit_one_label
 from training.evaluation.predictions import ManyLabels, OneLabel
 from training.evaluation.stored_calibration import (
     Abstention,
-    Answered,
     AnsweredGroup,
+    AnsweredRows,
     CalibrateResult,
     Calibration,
     PredictionSets,
@@ -144,7 +144,7 @@ def _fit(validation: _Split, labels: list[str]) -> Calibration:
 
 def _abstain(
     calibration: Calibration, validation: _Split, test: _Split, wanted: AbstainSettings
-) -> tuple[Calibration, Answered]:
+) -> tuple[Calibration, AnsweredRows]:
     """The calibration with its thresholds, and the rows of test that it answers."""
     proposing, deciding = validation.judge(calibration), test.judge(calibration)
     groups = find_thresholds(proposing, deciding, wanted.max_error, wanted.confidence)
@@ -154,7 +154,7 @@ def _abstain(
     found = calibration.model_copy(update={"abstain": Abstention(**bound, thresholds=own, others=others)})
     answered = ~found.review(deciding)
     errors = int((answered & ~deciding.right).sum())
-    return found, Answered(
+    return found, AnsweredRows(
         share=float(answered.mean()),
         error=errors / int(answered.sum()) if answered.any() else None,
         **bound,
@@ -162,7 +162,7 @@ def _abstain(
     )
 
 
-def _describe(group: Group, labels: Sequence[str]) -> AnsweredGroup:
+def _describe(group: LabelThreshold, labels: Sequence[str]) -> AnsweredGroup:
     return AnsweredGroup(
         label=None if group.label is None else labels[group.label],
         threshold=group.threshold,
@@ -173,7 +173,7 @@ def _describe(group: Group, labels: Sequence[str]) -> AnsweredGroup:
     )
 
 
-def _warn_of_review(answered: Answered, events: Events) -> None:
+def _warn_of_review(answered: AnsweredRows, events: Events) -> None:
     """Warns if no row is answered at all, or none of some label."""
     silent = [group.label for group in answered.groups if group.threshold is None]
     if not silent:

@@ -35,7 +35,7 @@ from training.evaluation.group_tests import gain_by_groups, groups_for_share, hi
 from training.evaluation.judgements import difference_interval, judge_answers, paired_answers
 from training.evaluation.predictions import Predictions
 from training.evaluation.row_groups import Groups
-from training.evaluation.scores import AnswerMetric, Comparison, FlippedRow, Flips
+from training.evaluation.scores import AnswerMetric, Comparison, FlippedRow, NegativeFlips
 from training.evaluation.significance import Significance, highest_share, mcnemar, paired, rows_for_share
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
@@ -287,7 +287,7 @@ def bound_flips(
     settings: CompareSettings,
     samples: Sequence[Mapping[str, Any]] = (),
     groups: Groups | None = None,
-) -> Flips | None:
+) -> NegativeFlips | None:
     """The rows that only the old model has right, with the bound of their share; `samples` are those of
     sample_disagreements. None if the settings allow any number.
 
@@ -315,7 +315,7 @@ def bound_flips(
         for sample in samples
         if sample["change"] == "lost"
     ]
-    return Flips(
+    return NegativeFlips(
         rows=count,
         share=count / len(new),
         at_most=at_most,

@@ -26,7 +26,7 @@ from training import task_types
 from training.evaluation import slices
 from training.evaluation.bootstrap import draw_differences, match_rows
 from training.evaluation.predictions import ManyLabels, OneLabel, Predictions
-from training.evaluation.scores import Group, Score, Scores
+from training.evaluation.scores import Score, Scores, SliceGroup
 from training.evaluation.stored_calibration import Calibration, MeasuredConfidence
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, Result, TaskSettings
@@ -185,7 +185,7 @@ def _or_none(value: float) -> float | None:
 
 def _score_slice(
     name: str, predicted: Predictions, whole: Scores, job: Job, settings: EvaluateSettings, events: Events
-) -> list[Group]:
+) -> list[SliceGroup]:
     """The scores of a slice's largest groups."""
     if name == LABEL:
         is_one = isinstance(predicted, OneLabel)

@@ -38,7 +38,7 @@ from training import task_types
 from training.evaluation import bootstrap, slices
 from training.evaluation.predictions import OneLabel, Predictions
 from training.evaluation.row_groups import Groups
-from training.evaluation.scores import Group, Score, Scores, SplitScores
+from training.evaluation.scores import Score, Scores, SliceGroup, SplitScores
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
 from training.problems import UserError
@@ -87,7 +87,7 @@ def main(job_dir: Path, job: Job, events: Events) -> SplitScores:
     baseline = task_type.baseline(data, tokens, model, labels)
     constants = {name: choose_constant(baseline, name) for name in settings.metrics} if baseline else {}
     found: SplitScores = {}
-    sliced: dict[str, dict[str, list[Group]]] = {}
+    sliced: dict[str, dict[str, list[SliceGroup]]] = {}
     samples: list[dict[str, Any]] = []
     for split in sorted(settings.splits):
         predicted = read_predictions(task_type, predictions / f"{split}.parquet", labels)
@@ -162,12 +162,12 @@ def _score_slices(
     folder: Path,
     events: Events,
     of_rows: Groups | None,
-) -> dict[str, list[Group]]:
+) -> dict[str, list[SliceGroup]]:
     """The scores of each slice's groups; plots of them go to the folder. `of_rows` are the groups of data.split."""
     from training.evaluation import plots
 
     settings = ScoreSettings.model_validate(job.settings)
-    found: dict[str, list[Group]] = {}
+    found: dict[str, list[SliceGroup]] = {}
     for name in settings.slices:
         if not (groups := _find_groups(name, split, predicted, job)):
             events.warning(f"{split} has no column {name!r}, so no groups of it.")
@@ -206,14 +206,14 @@ def score_groups(
     names: Sequence[str],
     report: Callable[[int, int], None],
     of_rows: Groups | None = None,
-) -> list[Group]:
+) -> list[SliceGroup]:
     """The scores of these groups of a slice, for the figures of the whole split. `report` is called with the numbers of
     finished draws and of all draws; a group counts as DRAWS with or without intervals. `of_rows` are the groups of
     data.split."""
     from training.evaluation import metrics
 
     made = metrics.make(names, predicted)
-    found: list[Group] = []
+    found: list[SliceGroup] = []
     for place, (group, rows) in enumerate(groups.items()):
 
         def report_group(done: int, before: int = place * DRAWS) -> None:

@@ -4,7 +4,7 @@ inputs     model, tokenizer (folders, which may be one)
 settings   ServeSettings, below
 socket     SOCKET in the job's folder: one connection, with a message a line in JSON, each with the `id` of its request
            to it     Predict, Generate, Stop
-           from it   Predicted; Text and Answered; Refused, Failed
+           from it   Predicted; Text and FinishedAnswer; Refused, Failed
 events     `ready` when it listens
 output     none
 
@@ -126,7 +126,7 @@ class Text(_Message):
     text: str
 
 
-class Answered(_Message):
+class FinishedAnswer(_Message):
     """A whole answer."""
 
     kind: Literal["answered"] = "answered"
@@ -152,9 +152,9 @@ class Failed(_Message):
 
 
 Asked = Annotated[Predict | Generate | Stop, Field(discriminator="kind")]
-Said = Annotated[Predicted | Text | Answered | Refused | Failed, Field(discriminator="kind")]
+Said = Annotated[Predicted | Text | FinishedAnswer | Refused | Failed, Field(discriminator="kind")]
 ASKED: TypeAdapter[Predict | Generate | Stop] = TypeAdapter(Asked)
-SAID: TypeAdapter[Predicted | Text | Answered | Refused | Failed] = TypeAdapter(Said)
+SAID: TypeAdapter[Predicted | Text | FinishedAnswer | Refused | Failed] = TypeAdapter(Said)
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
@@ -383,7 +383,7 @@ class _Model:
         sampling = Sampling(requests[0].temperature, requests[0].top_p, requests[0].seed)
         for (one, _), reply in zip(ready, self._assistant.generate([each for _, each in ready], sampling), strict=True):
             self._inbox.send(
-                Answered(
+                FinishedAnswer(
                     id=one.id,
                     text=reply.text,
                     tokens=reply.tokens,

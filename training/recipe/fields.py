@@ -331,7 +331,7 @@ class Evaluation(Section):
     """Whether the code of metrics of the Hub may run here."""
 
 
-class Flips(Section):
+class FlipLimit(Section):
     """The rows that the champion has right and the new model has wrong."""
 
     max_share: float = Field(gt=0, lt=1)
@@ -385,7 +385,7 @@ class Gate(Section):
     evidence. Rows that are added or removed do not end the count; test rows that are all new begin another."""
     min_rows: int = Field(default=20, ge=1)
     """The smallest number of rows on which a comparison may promote a model."""
-    flips: Flips | None = None
+    flips: FlipLimit | None = None
     """The bound of flips: rows that the champion has right and the new model has wrong (null: any number). For task
     types whose predictions are right or wrong."""
     must_hold: MustHold | None = None

@@ -18,7 +18,7 @@ from tasks.tracking.run_tracker import format_check_name
 from tests.arrow import group
 from tests.made import COMPARISON
 from tests.raised import raised_problems
-from training.evaluation.scores import FlippedRow, Flips, HeldRows, WrongRow
+from training.evaluation.scores import FlippedRow, HeldRows, NegativeFlips, WrongRow
 from training.recipe import parse
 
 GENRES = [
@@ -130,7 +130,7 @@ def test_a_comparison_that_no_gain_could_pass_is_reported() -> None:
 
 
 WORST = FlippedRow(row=7, text="'not bad'", label="'good'", prediction="'bad'")
-FLIPS = Flips(rows=32, share=0.0171, at_most=0.023, max_share=0.02, needs=149, worst=[WORST])
+FLIPS = NegativeFlips(rows=32, share=0.0171, at_most=0.023, max_share=0.02, needs=149, worst=[WORST])
 
 
 def test_a_better_model_with_too_many_flips_is_kept_and_the_verdict_lists_the_worst() -> None:
