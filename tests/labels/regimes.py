@@ -208,3 +208,16 @@ REGIMES: Mapping[str, Regime] = {
     "nearest neighbours, no error": Regime(model=neighbours, errors=0.0),
     "only where classes meet": Regime(kind="unsure"),
 }
+PROMISED = (
+    "5 % of any other label",
+    "5 % of the next label",
+    "no error",
+    "rare labels",
+    "rare labels, no error",
+    "overconfident",
+    "overconfident, no error",
+    "naive Bayes",
+    "naive Bayes, no error",
+    "two labels",
+)
+"""The regimes in which the interval covers the truth in 19 of 20 homes."""
