@@ -204,8 +204,12 @@ def serve(app: App, listening: socket.socket, **settings: Any) -> bool:
     """
     import uvicorn
 
-    # h11 limits the length of headers; uvicorn's other parser of HTTP does not.
-    server = uvicorn.Server(uvicorn.Config(app, http="h11", ws_max_size=WEBSOCKET_BYTES, ws_max_queue=4, **settings))
+    from tasks.services.limited_http import LimitedHttp, allow_connections
+
+    allow_connections()
+    server = uvicorn.Server(
+        uvicorn.Config(app, http=LimitedHttp, ws_max_size=WEBSOCKET_BYTES, ws_max_queue=4, **settings)
+    )
     # Not uvicorn's `fd`: it opens the descriptor as a Unix socket, for which asyncio does not turn off TCP's delays.
     server.run(sockets=[listening])
     return server.started

@@ -19,9 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tasks.cache.garbage_collection import remove_jobs_of_killed_servers
 from tasks.environment_variables import prepare_environment
@@ -30,6 +28,7 @@ from tasks.jobs.launch import JobFailed
 from tasks.prediction.chat_job import can_talk
 from tasks.registry.model_spec import ModelSpec
 from tasks.servers import SERVE_PORT, services_folder, take_port
+from tasks.services.limited_http import LimitedHttp
 from tasks.services.request_guard import App, Guard
 from tasks.serving import vllm
 from tasks.serving.http_api import Counted, build_app, limit_body_time, read_as_json
@@ -48,8 +47,6 @@ BODY_BYTES = 16 * 2**20
 """The longest body of a request."""
 TOKEN = "FINETUNE_SERVE_TOKEN"
 """The environment variable with a token in place of the home's."""
-CLIENT_S = 30.0
-"""A client that sends no whole headers, or reads nothing of its answer, for so long is disconnected."""
 DRAIN_S = 30
 """Requests that are not answered so long after SIGTERM are given up."""
 
@@ -80,46 +77,11 @@ class _Transport:
             self._unsent.clear()
 
 
-class _Http(H11Protocol):
-    """HTTP/1.1 with limits: of headers in bytes, by h11; of the time in which they arrive; of the time for which a
-    client reads nothing while an answer waits."""
-
-    _head: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
+class _Http(LimitedHttp):
+    """Limited HTTP whose answers are sent in one piece."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(_Transport(transport))  # type: ignore[arg-type]
-        self._limit_head()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._limit_head()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._unread = self.loop.call_later(CLIENT_S, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._cancel(self._unread)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel(self._head, self._unread)
-        super().connection_lost(exc)
-
-    def _limit_head(self) -> None:
-        """Begins or ends the time for the headers of the next request."""
-        if self.conn.their_state is h11.IDLE:
-            self._head = self._head or self.loop.call_later(CLIENT_S, self.transport.close)
-        else:
-            self._cancel(self._head)
-            self._head = None
-
-    @staticmethod
-    def _cancel(*timers: asyncio.TimerHandle | None) -> None:
-        for timer in timers:
-            if timer is not None:
-                timer.cancel()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from uvicorn.server import ServerState
 
+from tasks.services import limited_http
 from tasks.serving import http_api, server
 from tasks.serving.http_api import limit_body_time
 from tasks.serving.model_process import ModelProcess, ProcessLost
@@ -46,7 +47,7 @@ def test_a_body_that_does_not_arrive_in_time_gets_408(monkeypatch: pytest.Monkey
 
 
 def test_a_client_whose_headers_do_not_end_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "CLIENT_S", 0.1)
+    monkeypatch.setattr(limited_http, "CLIENT_S", 0.1)
     assert asyncio.run(exchange(b"POST / HTTP/1.1\r\nHost: x\r\n")) == b""
     assert asyncio.run(exchange(b"")) == b""
 
