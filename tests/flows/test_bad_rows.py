@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from flows.cli.main import main
+from tasks.home import MARK
 from tests.arrow import write_arrow
 
 TRAIN = "text,label\none,a\ntwo,b\n"
@@ -367,5 +368,5 @@ def test_bad_input_is_reported_and_leaves_nothing(
     for words in CASES[name].expected:
         assert words in printed
     assert "Traceback" not in printed and "hunter2" not in printed
-    left = [path for path in home.rglob("*") if path.name != "digests.db"]
+    left = [path for path in home.rglob("*") if path.name not in ("digests.db", MARK)]
     assert not [path for path in left if path.is_file()], left

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli.main import main
+from tasks.home import MARK
 from tests.flows.forked import code_with_forked_programs, finetune
 from tests.flows.small import environment, write_project
 from tests.fork_server import NEW_PYTHON
@@ -58,7 +59,7 @@ def test_rows_labels_and_tokens_are_shown_and_nothing_is_stored(
     assert validation.split()[:2] == ["validation", "60"]
     assert "neg      123  51.2%  █████▏          33  55.0%  █████▌" in printed.out
     assert printed.out.endswith("\n\nNo problems.\n") and printed.err == ""
-    assert [path.name for path in home.iterdir()] == ["digests.db"]
+    assert {path.name for path in home.iterdir()} == {"digests.db", MARK}
 
 
 def test_rows_by_which_the_gate_can_promote_nothing_or_only_large_gains_are_said(
@@ -148,7 +149,7 @@ def test_errors_are_reported_together_and_end_with_2(
     assert printed.out.endswith("\n\n4 errors, 1 warning.\n") and printed.err == ""
     levels = [problem["level"] for problem in json.loads(out.read_text())["problems"]]
     assert levels == [*["error"] * 4, "warning"]
-    assert [path.name for path in home.iterdir()] == ["digests.db"]
+    assert {path.name for path in home.iterdir()} == {"digests.db", MARK}
 
 
 def test_the_result_as_json_holds_both_reports_and_all_problems(file: Path, tmp_path: Path) -> None:
@@ -244,7 +245,7 @@ def test_ctrl_c_and_sigterm_leave_nothing_behind(
     for stop in ("SIGINT", "SIGTERM"):
         monkeypatch.setenv("STOP", stop)
         assert check(file, "--set", data) == 130
-        assert list(home.iterdir()) == []
+        assert [path.name for path in home.iterdir()] == [MARK]
     assert signal.getsignal(signal.SIGTERM) == before
     signal.signal(signal.SIGINT, ignored)
 

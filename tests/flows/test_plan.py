@@ -19,6 +19,7 @@ from flows.cli.main import main
 from flows.pipeline import pipeline
 from flows.plan import find_unchanged_run
 from tasks.cache.planner import Planner
+from tasks.home import MARK
 from tasks.stages.preflight import training_estimate
 from tests.flows.forked import code_with_forked_programs
 from tests.flows.small import FinishedRun, command, environment, write_project
@@ -213,7 +214,7 @@ def test_planning_stores_nothing(
     monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / "home"))
     reasons = plan(capsys, write_project(tmp_path / "project"))
     assert reasons["load_data"] == "it has not run before"
-    assert {path.name for path in (tmp_path / "home").iterdir()} <= {"digests.db"}
+    assert {path.name for path in (tmp_path / "home").iterdir()} <= {"digests.db", MARK}
 
 
 def test_how_training_is_launched_is_shown_without_loading_torch(finished: FinishedRun) -> None:

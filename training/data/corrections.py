@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from training.data.arrow_columns import as_json, flat_values
+from training.data.csv_files import FORMULA
 from training.data.duplicates import Hashes
 from training.data.file_systems import as_user_error, display_name, is_url, read_pieces
 from training.data.label_indices import whole_number
@@ -33,7 +34,6 @@ from training.data.row_problems import shorten
 from training.local_files import read_local
 from training.problems import Problem, UserError, nearest, on_one_line
 from training.recipe.source_columns import SourceColumns
-from training.recipe.tables.formats import FORMULA
 
 if TYPE_CHECKING:
     from training.recipe.column_types import Form, Mask

@@ -47,6 +47,8 @@ MAX_NAME_LENGTH = 100  # characters; a longer name is probably a text
 MIN_WORDS_OF_TEXT = 3  # a name of this many words may be a text
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 _YEAR = re.compile(r"(19|20)\d\d")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""The first characters of a formula in spreadsheets that open a CSV file."""
 DELIMITERS = {";": "';'", "\t": '"\\t"', "|": "'|'", ",": "','"}
 
 

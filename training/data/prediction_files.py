@@ -26,10 +26,11 @@ import pyarrow.parquet as pq
 from training.data.arrow_columns import as_json, decoded
 from training.data.batch_requests import ID, BatchAnswer, response
 from training.data.casting import Values
+from training.data.csv_files import FORMULA
 from training.data.prediction_rows import Column, Rows
 from training.data.row_problems import RowProblem
 from training.jobs.protocol import without_nan
-from training.recipe.tables.formats import FORMATS, FORMULA
+from training.recipe.tables.formats import FORMATS
 
 SUFFIXES = {"parquet": ".parquet", "csv": ".csv", "jsonl": ".jsonl", "openai": ".jsonl"}
 """The formats of predictions, with the suffix of their files."""

@@ -65,7 +65,7 @@ ALLOWED_IN_TASKS = {
     "training.recipe": {"Compute", "Data", "Level", "Recipe", "ResolvedCompute", "parse"},
     "training.recipe.tables.exports": {"INSTALL", "missing_packages"},
     "training.recipe.field_types": {"named_code"},
-    "training.recipe.rules.column_rules": {"source_columns", "code_for_rows"},
+    "training.recipe.rules.column_rules": {"source_columns", "code_for_rows", "takes_template"},
     "training.recipe.rules.training_rules": {"unfitting_weights"},
     "training.recipe.fields": {"Lora", "MustHold", "packages_of", "answered_prompts"},
     "training.recipe.reading_rules": {"TEXT_LINES"},

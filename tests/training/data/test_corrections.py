@@ -16,8 +16,8 @@ from tests.training.data.test_load import report_of, rows_of
 from training.data.arrow_columns import as_json
 from training.data.corrections import COLUMNS, row_names
 from training.data.duplicates import hash_texts
+from training.data.ipc_files import groups_file
 from training.data.load_rows import load
-from training.data.row_groups import GROUPS
 from training.problems import Problem
 from training.recipe import Data
 from training.recipe.task_specification import specification
@@ -242,6 +242,6 @@ def test_rows_that_are_left_out_are_not_in_the_file_of_groups(tmp_path: Path) ->
         [str(tmp_path / "train.jsonl")],
     )
     load(data, CLASSIFICATION, {"train": files}, tmp_path / "out", corrections=file)
-    groups = read_arrow(tmp_path / "out" / GROUPS)["group"].to_pylist()
+    groups = read_arrow(tmp_path / "out" / groups_file("train"))["group"].to_pylist()
     users = [rows[[*TEXTS].index(row["text"])]["user"] for row in rows_of(tmp_path / "out", "train")]
     assert len(groups) == len(users) and len({*zip(groups, users, strict=True)}) == len({*users})

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 PACKED = {".gz": "gzip", ".zst": "zstd"}
 """Suffixes of packed files, and their compression."""
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""The first characters of a formula in spreadsheets that open a CSV file."""
 
 
 @dataclass(frozen=True)
