@@ -66,7 +66,7 @@ def test_a_home_that_was_moved_is_named_where_it_is_now(
         ["runs", "--json", str(tmp_path / "runs.json")],
         ["models"],
         ["store"],
-        ["resume"],
+        ["resume", finished.result["flow_run_id"]],
     ):
         main(command)
         captured = capsys.readouterr()
