@@ -268,10 +268,10 @@ def test_interrupted_killed_then_run_twice_at_once_it_ends_with_the_same_bytes(
 
 
 def _start(argv: list[str], home: Path, file: Path, out: Path, **more: str) -> subprocess.Popen[str]:
-    """A command in a process of its own, whose programs are forks and whose training takes some seconds."""
+    """A command in a process of its own, whose programs are forks and whose training takes half a minute."""
     return subprocess.Popen(
         [*argv, "run", str(file), "--json", str(out)],
-        env=environment(home, **{PAUSE: "0.06"}, **more),
+        env=environment(home, **{PAUSE: "0.2"}, **more),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
