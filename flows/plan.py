@@ -116,9 +116,10 @@ def list_changes(recipe: str, rows: list[PlannedStage]) -> list[str]:
     """Lists why stages would run, one line for each stage whose own inputs changed, such as
     `fit: training.learning_rate 2e-05 → 3e-05`."""
     known = [row for row in rows if row.state == "will run" and row.key]
-    of_fit = [row.reasons for row in known if row.name == "fit"]  # the folds have changed in the same way
-    told = [row for row in known if without_number(row.name) != "fit_fold" or row.reasons not in of_fit]
-    changes = [f"{row.name}: {'; '.join(row.reasons)}" for row in told]
+    of_fit = [row.reasons for row in known if row.name == "fit"]
+    # Folds that change for the reasons of the model's own training need no line.
+    shown = [row for row in known if without_number(row.name) != "fit_fold" or row.reasons not in of_fit]
+    changes = [f"{row.name}: {'; '.join(row.reasons)}" for row in shown]
     if changes:
         return changes
     last = History(recipe).last_completed()

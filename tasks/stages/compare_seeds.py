@@ -24,9 +24,9 @@ def describe_gain(found: VariantGain) -> str:
     elif found.answer == "seed":
         answer = f"{found.variant} changes no more than another seed does, {found.other_seed:.4f}: it is the seed"
     elif found.needed_seeds is not None:
-        answer = f"{found.variant}: it cannot be told with {seeds} seeds; about {found.needed_seeds} would do"
+        answer = f"{found.variant}: {seeds} seeds are too few to say; about {found.needed_seeds} would do"
     else:
-        answer = f"{found.variant}: it cannot be told with {seeds} seeds, nor with more; add rows to {SPLIT}"
+        answer = f"{found.variant}: {seeds} seeds are too few to say, and so are more; add rows to {SPLIT}"
     value, of_recipe = (sum(values) / seeds for values in (found.values, found.recipe_values))
     in_groups = "" if found.groups is None else f" in {found.groups:,} groups"
     return (

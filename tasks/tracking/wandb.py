@@ -182,8 +182,8 @@ def _find_obstacle(address: str) -> str:
     """The reason why a run cannot be sent now; empty if there is none."""
     foreign = next((file for file in _FOREIGN_SETTINGS if Path(file).is_file()), None)
     if foreign and not os.environ.get("WANDB_DIR"):
-        told = "which may have come with rows, are not used (set WANDB_… variables, and remove the file)"
-        return f"W&B's settings in {foreign} of the working directory, {told}"
+        advice = "which may have come with rows, are not used (set WANDB_… variables, and remove the file)"
+        return f"W&B's settings in {foreign} of the working directory, {advice}"
     if not wandb.login(prompt=False, verify=False):
         return "W&B has no login (WANDB_API_KEY)"
     try:

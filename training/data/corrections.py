@@ -323,12 +323,12 @@ def _read_table(text: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Returns the names of the columns, and each line that is not blank with its number and its cells, which may be
     fewer."""
     first = text.partition("\n")[0].strip()
-    told = first[4:5] if first.lower().startswith("sep=") else None
+    declared = first[4:5] if first.lower().startswith("sep=") else None
     csv.field_size_limit(2**31 - 1)
     best = list[list[str]]()
-    for delimiter in [told] if told else [",", ";", "\t"]:
+    for delimiter in [declared] if declared else [",", ";", "\t"]:
         rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
-        rows = rows[1:] if told else rows
+        rows = rows[1:] if declared else rows
         names = [name.strip().casefold() for name in rows[0]] if rows else []
         if not best or sum(name in COLUMNS for name in names) > sum(name in COLUMNS for name in best[0]):
             best = [names, *rows[1:]]

@@ -217,7 +217,7 @@ class AnsweredGroup(Result):
     """Upper bound of the share of errors among answered rows."""
 
 
-class AnsweredRows(Result):
+class AnsweredShare(Result):
     """The test rows that the model answers."""
 
     share: float
@@ -236,7 +236,7 @@ class CalibrateResult(Result):
     """None if test is not evaluated: then nothing is measured."""
     calibration_error_before: float | None
     calibration_error: float | None
-    answered: AnsweredRows | None
+    answered: AnsweredShare | None
     mean_set_size: float | None
     """Labels in a prediction set."""
 

@@ -28,7 +28,7 @@ from training.evaluation.predictions import ManyLabels, OneLabel
 from training.evaluation.stored_calibration import (
     Abstention,
     AnsweredGroup,
-    AnsweredRows,
+    AnsweredShare,
     CalibrateResult,
     Calibration,
     PredictionSets,
@@ -144,7 +144,7 @@ def _fit(validation: _Split, labels: list[str]) -> Calibration:
 
 def _abstain(
     calibration: Calibration, validation: _Split, test: _Split, wanted: AbstainSettings
-) -> tuple[Calibration, AnsweredRows]:
+) -> tuple[Calibration, AnsweredShare]:
     """The calibration with its thresholds, and the rows of test that it answers."""
     proposing, deciding = validation.judge(calibration), test.judge(calibration)
     groups = find_thresholds(proposing, deciding, wanted.max_error, wanted.confidence)
@@ -154,7 +154,7 @@ def _abstain(
     found = calibration.model_copy(update={"abstain": Abstention(**bound, thresholds=own, others=others)})
     answered = ~found.review(deciding)
     errors = int((answered & ~deciding.right).sum())
-    return found, AnsweredRows(
+    return found, AnsweredShare(
         share=float(answered.mean()),
         error=errors / int(answered.sum()) if answered.any() else None,
         **bound,
@@ -173,7 +173,7 @@ def _describe(group: LabelThreshold, labels: Sequence[str]) -> AnsweredGroup:
     )
 
 
-def _warn_of_review(answered: AnsweredRows, events: Events) -> None:
+def _warn_of_review(answered: AnsweredShare, events: Events) -> None:
     """Warns if no row is answered at all, or none of some label."""
     silent = [group.label for group in answered.groups if group.threshold is None]
     if not silent:
