@@ -85,7 +85,8 @@ def main(job_dir: Path, job: Job, events: Events) -> SuspectLabels:
         if is_first[row] and value not in known and others.get(value, labels[row]) != labels[row]
     ]
     known |= {*hashes[differing].tolist()}
-    conflicting = [row for row in _find_conflicts(hashes, labels) if int(hashes[row]) not in known]
+    conflicts = _find_conflicts(hashes, labels)
+    conflicting = [row for row in conflicts if int(hashes[row]) not in known]
     suggestions += [others[int(hashes[row])] for row in differing]
     suggestions += [_spell_prediction(predicted, row) for row in conflicting]
     chances += [None] * (len(differing) + len(conflicting))
@@ -93,19 +94,10 @@ def main(job_dir: Path, job: Job, events: Events) -> SuspectLabels:
     inputs = read_inputs(data / f"{SPLIT}.arrow", rows[shown])
     described = [
         SuspectRow(
-            row=name,
-            text=_join_texts(of_row, settings.columns),
-            label=labels[row],
-            suggestion=suggestion,
-            chance=chance,
+            row=name, text=_join_texts(of_row, settings.columns), label=labels[row], suggestion=new, chance=chance
         )
-        for row, name, of_row, suggestion, chance in zip(
-            shown.tolist(),
-            row_names(hashes[shown]),
-            inputs,
-            suggestions,
-            chances,
-            strict=True,
+        for row, name, of_row, new, chance in zip(
+            shown.tolist(), row_names(hashes[shown]), inputs, suggestions, chances, strict=True
         )
     ]
     certain = _certain_rows(predicted)
@@ -115,7 +107,7 @@ def main(job_dir: Path, job: Job, events: Events) -> SuspectLabels:
         suspects=len(found),
         share=suspects[0].share(suspects[1]) if suspects else None,
         noise=suspects[0].noise if suspects else None,
-        conflicts=len(_find_conflicts(hashes, labels)),
+        conflicts=len(conflicts),
         differing=_count_differing(hashes, labels, others) if "other" in job.inputs else None,
         repeats=int((~is_first).sum()),
         known=None if certain is None else int((certain & is_first).sum()),
