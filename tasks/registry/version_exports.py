@@ -93,7 +93,9 @@ def export_version(model: ModelSpec, name: str, out: Path) -> Any:
     with in_use(), find_folders_for_job("export", model.champion) as (work, folders):
         if released:
             folders["released"] = _download_released(str(version.run_id), EXPORTS[name], work.job / "released")
-        settings = ExportVersionSettings(export=name, calibration=model.calibration, **model.task)
+        settings = ExportVersionSettings(
+            export=name, max_length=model.max_length, calibration=model.calibration, **model.task
+        )
         inputs = {part: str(folder) for part, folder in folders.items()}
         Job(program=PROGRAM, key=work.key, settings=settings.model_dump(), inputs=inputs).write(work.job)
         require_finished(run_job(work.job, python_argv(PROGRAM), env={}, stall_timeout_s=STALL_TIMEOUT_S))
@@ -135,6 +137,8 @@ class ExportVersionSettings(TaskSettings):
 
     export: str
     """A format, or `safetensors`."""
+    max_length: int
+    """Tokens of a row."""
     calibration: Calibration | None = None
 
 
@@ -158,7 +162,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         values.calibration.write(out)
     if values.export not in EXPORTS:
         merge_shards(weights, out / WEIGHTS)
-        for name, text in task_type.published_files(weights).items():
+        for name, text in task_type.published_files(weights, values.max_length).items():
+            (out / name).parent.mkdir(exist_ok=True)
             (out / name).write_text(text, encoding="utf-8")
     elif "released" in job.inputs:
         shutil.copytree(job.inputs["released"], out, dirs_exist_ok=True)

@@ -62,7 +62,9 @@ def publish(
     files = {path.name: str(path) for path in sorted((trained.path / "model").iterdir())}
     files |= {f"adapter/{path.name}": str(path) for path in sorted((trained.path / "adapter").glob("*"))}
     files |= {f"onnx/{path.name}": str(path) for name in exports for path in export_files(refs["export"].path, name)}
-    for name, text in task_types.load(**recipe.task_and_options).published_files(trained.path / "model").items():
+    task_type = task_types.load(**recipe.task_and_options)
+    for name, text in task_type.published_files(trained.path / "model", recipe.tokens.max_length).items():
+        (work.out / name).parent.mkdir(exist_ok=True)
         (work.out / name).write_text(text, encoding="utf-8")
         files[name] = str(work.out / name)
     if calibrated:

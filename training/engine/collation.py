@@ -1,5 +1,5 @@
 """Batches of an engine: the collator, which makes them; the check that their padding changes no predictions; and the
-sums over all rows of an optimizer step, for losses that read a value of the whole step.
+preparation of an optimizer step, for losses of all of its rows together.
 
 A model that reads padding gives a row other predictions in other batches. The metrics of such a model are wrong, and
 nothing else notices it: a head that takes the last token reads padding if the tokenizer pads on the right.
@@ -19,7 +19,7 @@ from training.batching.random_states import SeededBatch, seed_generators
 from training.distributed import ranks
 from training.jobs.user_code import CodeField
 from training.problems import UserError
-from training.task_types.task_type import StepSums, TaskType
+from training.task_types.task_type import TaskType, WholeStep
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -149,20 +149,11 @@ def _numbers(task_type: TaskType, model: PreTrainedModel, batch: dict[str, torch
     return np.concatenate(found)
 
 
-@torch.no_grad()
-def add_step_sums(task_type: TaskType, model: torch.nn.Module, batches: Sequence[Batch]) -> list[Batch]:
-    """This rank's micro-batches of a step, on the model's device, with what the task type's loss reads of the step's
-    sums; the same batches for task types that need none. Every rank calls it with its micro-batches.
-
-    They are computed before the first backward pass: the loss of a row does not depend on how its step is divided. The
-    passes are made in evaluation mode, so they draw no random numbers.
-    """
-    if not isinstance(task_type, StepSums):
+def prepare_step(task_type: TaskType, model: torch.nn.Module, batches: Sequence[Batch]) -> list[Batch]:
+    """This rank's micro-batches of an optimizer step, as its loss reads them; the same batches for task types whose
+    loss depends on single rows. Every rank calls it with its micro-batches, before the first backward pass."""
+    if not isinstance(task_type, WholeStep):
         return list(batches)
-    device, was_training = next(model.parameters()).device, model.training
+    device = next(model.parameters()).device
     moved = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]
-    model.eval()
-    own = torch.stack([task_type.step_sums(model, batch).cpu() for batch in moved]).sum(dim=0)
-    model.train(was_training)
-    total = torch.tensor(ranks.all_gather(own.tolist()), dtype=torch.float64).sum(dim=0)
-    return [task_type.with_step_sums(batch, total) for batch in moved]
+    return task_type.prepare_step(model, moved, ranks.all_gather)

@@ -26,7 +26,7 @@ from training.jobs.protocol import EVENTS, rank, read_events
 from training.recipe.rules.training_rules import improbable_rates
 from training.recipe.tables.engines import ENGINES
 from training.recipe.tables.optimizers import OPTIMIZERS
-from training.task_types.task_type import StepSums
+from training.task_types.task_type import WholeStep
 
 if TYPE_CHECKING:
     import torch
@@ -304,9 +304,8 @@ def _run_passes(task: Task, batch: dict[str, torch.Tensor]) -> TriedBatch:
         if task.loss is None:
             loss = task.model(**batch).loss
         else:
-            if isinstance(task.task_type, StepSums):  # engines compute those of the whole step
-                with torch.no_grad():
-                    batch = dict(task.task_type.with_step_sums(batch, task.task_type.step_sums(task.model, batch)))
+            if isinstance(task.task_type, WholeStep):  # engines compute those of the whole step
+                (batch,) = task.task_type.prepare_step(task.model, [batch], lambda value: [value])
             outputs = task.task_type.forward(task.model, batch)
             loss = task.loss(outputs["logits"], batch["labels"])
     forward = gauge.peak()

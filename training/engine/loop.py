@@ -32,7 +32,7 @@ from training.batching import random_states
 from training.batching.batches import Batch, EvaluationBatches, LengthGroupedBatches, TokenRows
 from training.distributed import ranks
 from training.engine import checkpoints, collation, state_check
-from training.engine.collation import add_step_sums
+from training.engine.collation import prepare_step
 from training.engine.inference import evaluate
 from training.engine.throughput import Reporter, Speed, flops, hardware_limit
 from training.engine.training_task import Task, Trained, is_undefined, require_requested_processes
@@ -41,7 +41,7 @@ from training.jobs.user_code import blame_field
 from training.models import adapters
 from training.models.loading import DTYPES
 from training.recipe.tables.metrics import more_is_better
-from training.task_types.task_type import StepSums
+from training.task_types.task_type import WholeStep
 
 MODEL, OPTIMIZER, PROGRESS, RANK_STATE = "model.safetensors", "optimizer.pt", "progress.json", "rank{}.pt"
 """The files of a checkpoint: weights; optimizer and scheduler; the progress; the state of each rank."""
@@ -172,8 +172,8 @@ class Loop:
         step = self.progress.step
         micro_batches = min(self.accumulation, len(self.batches) - step % self.batches.steps * self.accumulation)
         own: Iterable[Batch] = islice(batches, micro_batches)  # read one by one unless the loss needs all of them first
-        if isinstance(self.task.task_type, StepSums):
-            own = add_step_sums(self.task.task_type, self.model, [*own])
+        if isinstance(self.task.task_type, WholeStep):
+            own = prepare_step(self.task.task_type, self.model, [*own])
         for number, batch in enumerate(own, 1):
             self.state_check.record_batch(step, batch)
             weight = (

@@ -28,7 +28,7 @@ from training import distributed
 from training.batching.batches import Batch, EvaluationBatches, LengthGroupedBatches, TokenRows
 from training.distributed import ranks
 from training.engine import callbacks, checkpoints, state_check
-from training.engine.collation import add_step_sums
+from training.engine.collation import prepare_step
 from training.engine.inference import evaluate
 from training.engine.throughput import Reporter, Speed, flops, hardware_limit
 from training.engine.training_task import Task, Trained, is_undefined, require_requested_processes
@@ -37,7 +37,7 @@ from training.jobs.user_code import CodeField, blame_field
 from training.models import adapters
 from training.models.loading import DTYPES
 from training.recipe.tables.metrics import more_is_better
-from training.task_types.task_type import StepSums
+from training.task_types.task_type import WholeStep
 
 LOSS_SUM = "loss_sum.rank{}.json"
 # The progress in a TrainerState, without its settings and the paths of checkpoints.
@@ -233,11 +233,11 @@ class ExactTrainer(Trainer):
         self.rows_per_second = rows_per_second
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Keeps labels in their precision: with DeepSpeed the Trainer would round them to that of the model."""
+        """Keeps labels, and what a loss of the whole step adds, in their precision: with DeepSpeed the Trainer would
+        round them to that of the model."""
         prepared: dict[str, Any] = super()._prepare_inputs(inputs)
-        if (labels := inputs.get("labels")) is not None:
-            prepared["labels"] = labels.to(self.args.device)
-        return prepared
+        kept = inputs.keys() if isinstance(self._task.task_type, WholeStep) else {"labels"} & inputs.keys()
+        return prepared | {name: inputs[name].to(self.args.device) for name in kept}
 
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
         """The loss; in training, weighted so that every target of an optimizer step counts alike.
@@ -257,7 +257,7 @@ class ExactTrainer(Trainer):
         return (loss[0] * weight, loss[1]) if isinstance(loss, tuple) else loss * weight
 
     def get_batch_samples(self, *args: Any) -> tuple[list[Batch], Any]:
-        """The micro-batches of an optimizer step, which are also kept for their sums."""
+        """The micro-batches of an optimizer step, which are also kept for a loss of the whole step."""
         batches, items = super().get_batch_samples(*args)
         self._step_batches: list[Batch] = batches
         return batches, items
@@ -265,17 +265,17 @@ class ExactTrainer(Trainer):
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any) -> torch.Tensor:
         """Lists the micro-batch for the state check, then trains on it as super does."""
         self._state_check.record_batch(self.state.global_step, inputs)
-        if isinstance(self._task.task_type, StepSums):
-            inputs = self._with_step_sums(model, inputs)
+        if isinstance(self._task.task_type, WholeStep):
+            inputs = self._prepared(model, inputs)
         return super().training_step(model, inputs, *args)
 
-    def _with_step_sums(self, model: torch.nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+    def _prepared(self, model: torch.nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
         # Not in get_batch_samples: there, a resumed training has not yet compared its state, and a forward pass leaves
         # some weights of FSDP gathered.
         if inputs is self._step_batches[0]:
             with self.compute_loss_context_manager():
-                self._with_sums = iter(add_step_sums(self._task.task_type, model, self._step_batches))
-        return next(self._with_sums)
+                self._prepared_batches = iter(prepare_step(self._task.task_type, model, self._step_batches))
+        return next(self._prepared_batches)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         # The last state to be restored; no callback has run yet.

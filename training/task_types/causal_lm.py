@@ -204,5 +204,5 @@ class CausalLM(LanguageModeling):
         hidden = self.generated_types().keys() - {self.generated_column}
         return super().lines({name: value for name, value in record.items() if name not in hidden})
 
-    def published_files(self, folder: Path) -> dict[str, str]:
+    def published_files(self, folder: Path, max_length: int) -> dict[str, str]:
         return self.options.published_files(folder) if self.options.max_new_tokens else {}

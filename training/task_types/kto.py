@@ -16,7 +16,7 @@ B rows of a batch, T tokens of the longest text, V vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,7 +29,7 @@ from training.data.row_problems import masks_by_reason
 from training.evaluation.preferences import UnpairedPreferences, baseline_by_rating, lengths_of
 from training.recipe.tables.metrics import ANSWER_METRICS, UNPAIRED, metrics_for
 from training.task_types.preference_tuning import PreferenceTuning
-from training.task_types.task_type import Column, StepSums
+from training.task_types.task_type import Column, WholeStep
 from training.tokenization.chat_templates import find_problem
 from training.tokenization.completion_rows import (
     COMPLETION_TOKENS,
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from training.tokenization.features import Features
 
 
-class Kto(PreferenceTuning, StepSums):
+class Kto(PreferenceTuning, WholeStep):
     """Completions that are desirable or not."""
 
     class Options(PreferenceTuning.Options):
@@ -146,7 +146,7 @@ class Kto(PreferenceTuning, StepSums):
 
     def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
         """`logits` are the log-probabilities of the completions and of the mismatched ones, (B, 2); of a batch of
-        `with_step_sums` those of the completions alone, (B, 1)."""
+        `prepare_step` those of the completions alone, (B, 1)."""
         from transformers.utils import ModelOutput
 
         from training.task_types.losses.token_likelihood import log_probabilities
@@ -154,24 +154,38 @@ class Kto(PreferenceTuning, StepSums):
         scores = log_probabilities(model(input_ids=batch["input_ids"])["logits"], batch["targets"])
         return ModelOutput(logits=scores.view(-1, len(batch["labels"])).T)
 
-    def step_sums(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """Of losses.kto.divergence_sums."""
+    def prepare_step(
+        self, model: PreTrainedModel, batches: Sequence[Batch], gather: Callable[[Any], list[Any]]
+    ) -> list[Batch]:
+        """The KL divergence of the whole step becomes the last column of `labels`; the mismatched texts are left out.
+
+        It is of passes in evaluation mode, which draw no random numbers.
+        """
+        import torch
+
+        from training.task_types.losses.kto_loss import divergence
+
+        was_training = model.training
+        with torch.no_grad():
+            own = torch.stack([self._divergence_sums(model.eval(), batch).cpu() for batch in batches]).sum(dim=0)
+        model.train(was_training)
+        kl = divergence(torch.tensor(gather(own.tolist()), dtype=torch.float64).sum(dim=0))
+        return [self._with_divergence(batch, kl) for batch in batches]
+
+    def _divergence_sums(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         from training.task_types.losses.kto_loss import divergence_sums
         from training.task_types.losses.token_likelihood import log_probabilities
 
         ids, targets = (batch[name][len(batch["labels"]) :] for name in ("input_ids", "targets"))
         return divergence_sums(log_probabilities(model(input_ids=ids)["logits"], targets), batch["labels"])
 
-    def with_step_sums(self, batch: Batch, sums: torch.Tensor) -> Batch:
-        """The KL divergence becomes the last column of `labels`; the mismatched texts are left out."""
+    def _with_divergence(self, batch: Batch, kl: torch.Tensor) -> Batch:
         import torch
 
-        from training.task_types.losses.kto_loss import divergence
-
         labels = batch["labels"]
-        kl = divergence(sums).to(labels.device).expand(len(labels), 1)
         own = {name: batch[name][: len(labels)] for name in ("input_ids", "targets")}
-        return {**batch, **own, "labels": torch.cat([labels, kl], dim=1)}
+        column = kl.to(labels.device).expand(len(labels), 1)
+        return {**batch, **own, "labels": torch.cat([labels, column], dim=1)}
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
         from training.task_types.losses.kto_loss import KtoLoss

@@ -240,5 +240,5 @@ class Seq2Seq(TaskType):
     def lines(self, record: Mapping[str, Any]) -> list[str]:
         return [record["prediction"]]
 
-    def published_files(self, folder: Path) -> dict[str, str]:
+    def published_files(self, folder: Path, max_length: int) -> dict[str, str]:
         return self.options.published_files(folder)

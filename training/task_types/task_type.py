@@ -49,8 +49,8 @@ __all__ = [
     "Column",
     "GeneratesAnswers",
     "Loss",
-    "StepSums",
     "TaskType",
+    "WholeStep",
 ]
 
 Loss: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
@@ -249,9 +249,9 @@ class OptionalHooks:
         """The predictions for rows outside of an evaluation, with additional columns such as generated text."""
         return predictions
 
-    def published_files(self, folder: Path) -> dict[str, str]:
+    def published_files(self, folder: Path, max_length: int) -> dict[str, str]:
         """Text files, by name, that are published with the exported model in `folder` or replace its files. They hold
-        settings of its use, not learned values."""
+        settings of its use, not learned values. `max_length` is the number of tokens at which texts are cut."""
         return {}
 
 
@@ -303,17 +303,20 @@ class BaseReference(TaskType):
         return predictions
 
 
-class StepSums(TaskType):
-    """A loss with a figure of all rows of an optimizer step: engines compute it before the first backward pass of the
-    step, from the sums over all micro-batches and ranks. Without it the loss uses the micro-batch's own."""
+class WholeStep(TaskType):
+    """A loss that depends on all rows of an optimizer step together: engines prepare the micro-batches of a step before
+    its first backward pass. Without it, as in evaluations, the loss is that of a batch's own rows."""
 
     @abstractmethod
-    def step_sums(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """The sums over a micro-batch's rows, (S,) float64, by a forward pass without gradients."""
+    def prepare_step(
+        self, model: PreTrainedModel, batches: Sequence[Batch], gather: Callable[[Any], list[Any]]
+    ) -> list[Batch]:
+        """This rank's micro-batches, with what `forward` and `loss` read of the whole step: their mean over all
+        micro-batches and ranks, weighted by `target_count`, is the loss of the step.
 
-    @abstractmethod
-    def with_step_sums(self, batch: Batch, sums: torch.Tensor) -> Batch:
-        """The micro-batch with what `loss` reads of the sums over the whole step, as further columns of `labels`."""
+        The batches are on the model's device, and the model is in training mode. Every rank calls it; `gather` returns
+        a value of every rank, on every rank.
+        """
 
 
 class GeneratesAnswers(TaskType):

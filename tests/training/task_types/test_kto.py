@@ -22,7 +22,7 @@ from tests.training.task_types.test_preference import FIGURES, record
 from tests.training.task_types.test_sft import BOT, LAST, USER, words
 from training.batching.batches import TokenRows
 from training.data.arrow_columns import as_json
-from training.engine.collation import add_step_sums
+from training.engine.collation import prepare_step
 from training.engine.predictor import Predictor
 from training.evaluation import metrics
 from training.evaluation.baseline import choose_constant
@@ -109,7 +109,7 @@ def test_the_loss_its_gradients_and_the_kl_divergence_are_those_of_trl(case: str
     task, folder = Kto(preference_model.KTO[case]), preference_model.tokenizer(tmp_path)
     model, reference = map(preference_model.model, preference_model.SHIFTS[case])
     batch = collated(task, token_rows(task, folder, reference.eval()), folder)
-    (step,) = add_step_sums(task, model.train(), [batch])
+    (step,) = prepare_step(task, model.train(), [batch])
     found, expected = mean_loss(task, model, step), FIGURES["losses"][case]
     found.backward()
     assert found.item() == pytest.approx(expected["loss"], abs=1e-5)
@@ -130,8 +130,8 @@ def test_a_row_weighs_the_same_however_the_rows_of_a_step_are_divided(tmp_path: 
     task, folder = Kto({"beta": 0.3}), preference_model.tokenizer(tmp_path)
     model, reference = map(preference_model.model, preference_model.SHIFTS["kto"])
     rows = token_rows(task, folder, reference.eval())
-    whole = mean_loss(task, model, *add_step_sums(task, model, [collated(task, rows, folder)]))
-    parts = add_step_sums(task, model, [collated(task, rows, folder, part) for part in ([0], [1, 3], [2, 4])])
+    whole = mean_loss(task, model, *prepare_step(task, model, [collated(task, rows, folder)]))
+    parts = prepare_step(task, model, [collated(task, rows, folder, part) for part in ([0], [1, 3], [2, 4])])
     divided = sum(mean_loss(task, model, part).item() * task.target_count(part) for part in parts) / len(rows)
     assert divided == pytest.approx(whole.item(), rel=1e-6)
     alone = sum(mean_loss(task, model, collated(task, rows, folder, [row])).item() for row in EVERY) / len(rows)

@@ -239,13 +239,13 @@ def test_a_text_is_continued_with_the_likeliest_tokens_whatever_its_generation_s
         assert answer["generated_text"] == tokenizer.decode(written, skip_special_tokens=True)
     assert len(lengths) > 1
     (tmp_path / "model/generation_config.json").write_text('{"temperature": 0.6, "early_stopping": true}')
-    (name, content), *_ = task.published_files(tmp_path / "model").items()
+    (name, content), *_ = task.published_files(tmp_path / "model", 16).items()
     (tmp_path / "model" / name).write_text(content)
     settings = GenerationConfig.from_pretrained(tmp_path / "model")
     assert (settings.max_new_tokens, settings.do_sample, settings.temperature) == (5, False, None)
     settings.validate(strict=True)
     quiet = task_types.load("causal-lm", {"max_new_tokens": 0})
-    assert "generated_text" not in quiet.record_types([]) and not quiet.published_files(tmp_path / "model")
+    assert "generated_text" not in quiet.record_types([]) and not quiet.published_files(tmp_path / "model", 16)
 
 
 def texts_of(world: Path, split: str = "validation") -> list[str]:
