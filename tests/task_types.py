@@ -103,6 +103,13 @@ def rated_translation(draw: random.Random) -> Row:
     return {"prompt": pair["prompt"], "completion": pair["chosen" if is_right else "rejected"], "label": is_right}
 
 
+def scored_pair(draw: random.Random) -> Row:
+    """Two texts, by the share of their words that are of one sort."""
+    first, second = draw.choice(LABELS), draw.choice(LABELS)
+    texts = [" ".join(draw.choices(WORDS[label], k=draw.randrange(1, 5))) for label in (first, second)]
+    return {"sentence1": texts[0], "sentence2": texts[1], "score": 1.0 if first == second else 0.1}
+
+
 def _words(draw: random.Random) -> list[str]:
     return draw.choices(EVERY_WORD, k=draw.randrange(12))
 
@@ -125,6 +132,7 @@ TINY: dict[str, Tiny] = {
         {"max_new_tokens": 12, "beta": 1.0},
         epochs=24,
     ),
+    "sentence-similarity": Tiny(scored_pair, {}, ["spearman", "pearson"]),
     "reward-modeling": Tiny(preferred, {}, ["accuracy", "margin"], GPT2),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import shutil
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from training.local_files import open_local
 from training.models.repository_files import (
     HOME_ROOMS,
     MODEL_FILES,
+    POOLING,
     TOKENIZER_FILES,
     part_of,
     read_json,
@@ -116,9 +118,9 @@ def _copy(work: Work, settings: CopyModelSettings, inputs: Mapping[str, Path]) -
 
 
 def _place(name: str, out: Path) -> Path:
-    part = out / str(part_of(name))
-    part.mkdir(exist_ok=True)
-    return part / name
+    file = out / str(part_of(name)) / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return file
 
 
 def _fetch_pinned(lock: Lock, work: Work) -> Path:
@@ -165,13 +167,14 @@ def _list_part(folder: Path, part: str) -> list[Path]:
 
 def _download(name: str, commit: str) -> dict[str, Path]:
     """The files of a commit in the cache of the Hub's clients."""
-    from huggingface_hub import get_cached_repo_tree, snapshot_download
+    from huggingface_hub import get_cached_repo_tree, hf_hub_download, snapshot_download
 
     with explain_read_errors("model", name, commit):
         wanted = [*MODEL_FILES, *TOKENIZER_FILES]
         folder = snapshot_download(name, revision=commit, allow_patterns=wanted, ignore_patterns="*/*")
         # Another program may have left a part of the commit in the cache: the stored listing names all files.
         paths = [file.path for file in get_cached_repo_tree(name, revision=commit)]
+        nested = {path: Path(hf_hub_download(name, path, revision=commit)) for path in fnmatch.filter(paths, POOLING)}
     files = {path: Path(folder, path) for path in paths if "/" not in path and part_of(path)}
     require_files(files, f"{name!r} at {commit[:12]}")
-    return files
+    return files | nested

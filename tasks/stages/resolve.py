@@ -28,7 +28,7 @@ from training.data.listing import SourceFile, describe_unread, list_texts
 from training.data.sources import find_split_files, fingerprint, load_object, object_splits
 from training.evaluation.hub_metrics import PREFIX, fetch
 from training.jobs.protocol import write_atomically
-from training.models.repository_files import CHAT_TEMPLATE, part_of, require_files, require_model_folder
+from training.models.repository_files import CHAT_TEMPLATE, POOLING, part_of, require_files, require_model_folder
 from training.models.weights import read_shapes
 from training.problems import Problem, UserError, on_one_line
 from training.recipe import Compute, Data, Recipe
@@ -364,7 +364,9 @@ def pin_model_folder(folder: Path) -> dict[str, PinnedFile]:
     """The files of a local model by name. Raises UserError with everything that it lacks."""
     _require_whole(folder)
     paths = sorted(path for path in folder.iterdir() if path.is_file() and part_of(path.name))
-    return {path.name: pin for path, pin in zip(paths, _pin_files(paths), strict=True)}
+    paths += sorted(folder.glob(POOLING))
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    return dict(zip(names, _pin_files(paths), strict=True))
 
 
 def _require_whole(folder: Path) -> None:

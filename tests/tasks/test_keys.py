@@ -113,6 +113,8 @@ PREFERENCE = {
 }
 REWARD = PREFERENCE | {"task": "reward-modeling"}
 UNPAIRED = PREFERENCE | {"task": "kto", "data": {**PREFERENCE["data"], "label": "good"}}
+SIMILARITY = {"task": "sentence-similarity", "data": {"source": "csv", "path": "rows"}, "evaluation.metrics": ["mse"]}
+CONTRASTIVE = SIMILARITY | {"options.loss": "contrastive"}
 ANSWERED = PREFERENCE | {"evaluation.metrics": ["accuracy", "generated_length"]}
 UNPAIRED_ANSWERS = UNPAIRED | {"evaluation.metrics": ["roc_auc", "generated_length"]}
 TEXTS = {"data": {"source": "csv", "path": "rows", "text": ["text"]}, "evaluation.metrics": ["perplexity"]}
@@ -370,6 +372,18 @@ OPTIONS: dict[str, dict[str, Change | Nothing]] = {
         "desirable_weight": Change(1.3, "fit", UNPAIRED),
         "undesirable_weight": Change(1.3, "fit", UNPAIRED),
         "disable_dropout": Change(False, "fit", UNPAIRED),
+    },
+    "sentence-similarity": {
+        "loss": Change("contrastive", "fit", SIMILARITY),
+        "scale": Change(10.0, "fit", SIMILARITY),
+        "margin": Change(0.4, "fit", CONTRASTIVE),
+        "distance_metric": Change("euclidean", "fit", CONTRASTIVE),
+        "matryoshka_dims": Change([16], "fit", SIMILARITY),
+        "matryoshka_weights": Change([2.0], "fit", SIMILARITY | {"options.matryoshka_dims": [16]}),
+        "pooling": Change("cls", "fit", SIMILARITY),
+        "normalize": Change(True, "fit", SIMILARITY),
+        "prompts": Change({"sentence1": "a: "}, "tokenize predict_champion", SIMILARITY),
+        "predicted_prompt": Nothing("sentence1", "of rows to predict", SIMILARITY),
     },
     "reward-modeling": {
         "append_eos": Change(False, "tokenize predict_champion", REWARD),

@@ -210,6 +210,24 @@ class PadSourceAndTarget(PadToLongest):
         return batch
 
 
+class PadTexts(PadToLongest):
+    """PadToLongest for rows of several texts: a line for each text, (M, T), the texts of a row one after another.
+
+    `input_ids` of a row are the tokens of all of its texts, and `text_lengths` the number of tokens of each. `labels`
+    are (B, F) float64: the row's `label`, nan without one, then the number of each of its texts, `text_ids`, and -1
+    where other rows have more texts. M texts of all rows.
+    """
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        parts = (np.split(row["input_ids"], np.cumsum(row["text_lengths"])[:-1]) for row in rows)
+        batch = super().__call__([{"input_ids": part} for of_row in parts for part in of_row])
+        facts = np.full((len(rows), 1 + max(len(row["text_ids"]) for row in rows)), -1.0)
+        for line, row in zip(facts, rows, strict=True):
+            line[0] = row.get("label", np.nan)
+            line[1 : 1 + len(row["text_ids"])] = row["text_ids"]
+        return {**batch, "labels": torch.from_numpy(facts)}
+
+
 class LengthGroupedBatches(BatchRebalanceSampler):
     """This rank's batches of row numbers, of similar lengths; each row once an epoch over all ranks.
 

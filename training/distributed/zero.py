@@ -101,6 +101,7 @@ def check_wrapper(model: torch.nn.Module, compute: ResolvedCompute) -> str | Non
 
 def gather_weights(trainer: Any) -> dict[str, torch.Tensor]:
     """Weights and buffers in the optimizer's precision, in the CPU's memory of rank 0; empty on the others."""
+    from deepspeed.runtime.zero.partition_parameters import GatheredParameters
     from deepspeed.utils import safe_get_full_fp32_param
 
     network, is_first = trainer.model, trainer.is_world_process_zero()
@@ -109,7 +110,11 @@ def gather_weights(trainer: Any) -> dict[str, torch.Tensor]:
     for name, weight in network.named_parameters():
         if trainer.has_adapters and not weight.requires_grad:
             continue
-        gathered = safe_get_full_fp32_param(weight)  # every rank takes part
+        if weight.requires_grad:
+            gathered = safe_get_full_fp32_param(weight)  # every rank takes part
+        else:  # the optimizer has no copy of a frozen one
+            with GatheredParameters([weight]):
+                gathered = weight.detach().float().clone()
         if is_first:
             found[name] = gathered.cpu()
     return found if is_first else {}

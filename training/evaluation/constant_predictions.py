@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from training.evaluation.predictions import Predictions
+from training.evaluation.predictions import Numbers, Predictions
 
 MOST_CONSTANTS = 20
 """The most frequent predictions, which are tried."""
@@ -48,6 +49,19 @@ class Baseline:
 def read_column(file: Path, name: str) -> pa.ChunkedArray:
     """Returns a column of an Arrow file, memory-mapped."""
     return pa.ipc.open_file(pa.memory_map(str(file))).read_all()[name]
+
+
+def constant_numbers(file: Path, name: str) -> Baseline:
+    """The mean of a column of numbers, or their median."""
+    numbers = read_column(file, name).to_numpy()
+
+    def predict(number: float, rows: Numbers, split: str) -> Numbers:
+        return Numbers(rows.references, np.full(len(rows), number))
+
+    middles = {"mean": float(numbers.mean()), "median": float(np.median(numbers))}
+    constants = [Constant(f"{value:.4g} (the {name})", partial(predict, value)) for name, value in middles.items()]
+    distinct, counts = np.unique(numbers, return_counts=True)
+    return Baseline(constants, Numbers(distinct, distinct), counts)
 
 
 def sample_evenly(number: int, most: int) -> npt.NDArray[np.int64]:

@@ -18,7 +18,18 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
-MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")
+MODULES, POOLING = "modules.json", "*_Pooling/config.json"
+"""The steps of a model of sentence-transformers, and the settings of one of them."""
+PROMPTS, DEFAULT_PROMPT = "config_sentence_transformers.json", "default"
+"""The file with prompts, which are put before texts, and the name of the one that is used if none is named."""
+MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    MODULES,
+    POOLING,
+)
 VOCABULARY_FILES = (
     "tokenizer.json",
     "vocab.txt",
@@ -47,6 +58,7 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     CHAT_TEMPLATE,
+    PROMPTS,
 )
 HOME_ROOMS = ("artifacts", "jobs")
 """The rooms of the home with models: a run prints the folder of its own."""
@@ -274,6 +286,15 @@ def chat_of(tokenizer: PreTrainedTokenizerBase) -> tuple[str, Mapping[str, str]]
     return None if text is None else (text, tokenizer.special_tokens_map)
 
 
+def text_prompts(tokenizer: Path) -> dict[str, str]:
+    """The prompts of sentence-transformers in a tokenizer's folder, by name; DEFAULT_PROMPT for all texts, if any."""
+    settings = read_json(tokenizer / PROMPTS)
+    if not isinstance(prompts := settings.get("prompts"), dict):
+        return {}
+    usual = prompts.get(settings.get("default_prompt_name"))
+    return {name: str(text) for name, text in {**prompts, DEFAULT_PROMPT: usual}.items() if text}
+
+
 def _has_content(path: Path) -> bool:
     try:
         with open_regular(path) as file:
@@ -284,9 +305,19 @@ def _has_content(path: Path) -> bool:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a repository; empty if there is no such file or no object in it."""
+    value = _read(path)
+    return value if isinstance(value, dict) else {}
+
+
+def read_json_list(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects in the list of a file of a repository; empty if there is no such file or no list in it."""
+    value = _read(path)
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _read(path: Path) -> Any:
     try:
         with open_regular(path) as file:
-            value = json.loads(file.read().decode())
+            return json.loads(file.read().decode())
     except (OSError, ValueError, RecursionError):  # the last for brackets in brackets
-        return {}
-    return value if isinstance(value, dict) else {}
+        return None

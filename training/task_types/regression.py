@@ -13,14 +13,13 @@ B rows of a batch, N rows of a split, T tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from training.evaluation.constant_predictions import Baseline, Constant, read_column
+from training.evaluation.constant_predictions import constant_numbers
 from training.evaluation.predictions import Numbers
 from training.recipe.tables.metrics import NUMBERS, metrics_for
 from training.task_types.sequence_level import TEXTS, SequenceLevelTask
@@ -80,15 +79,7 @@ class Regression(SequenceLevelTask):
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """The mean of the training numbers, or their median."""
-        numbers = read_column(data / "train.arrow", "label").to_numpy()
-
-        def predict(number: float, rows: Numbers, split: str) -> Numbers:
-            return Numbers(rows.references, np.full(len(rows), number))
-
-        middles = {"mean": float(numbers.mean()), "median": float(np.median(numbers))}
-        constants = [Constant(f"{value:.4g} (the {name})", partial(predict, value)) for name, value in middles.items()]
-        distinct, counts = np.unique(numbers, return_counts=True)
-        return Baseline(constants, Numbers(distinct, distinct), counts)
+        return constant_numbers(data / "train.arrow", "label")
 
 
 def squared_error(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

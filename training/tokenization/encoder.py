@@ -20,6 +20,7 @@ from training.models.repository_files import (
     read_json,
     require_bounded,
     special_tokens,
+    text_prompts,
 )
 from training.problems import UserError
 from training.tokenization.special_tokens import MARK
@@ -58,6 +59,8 @@ class Encoder(ABC):
     """The token for what the tokenizer cannot write, unless it is the eos token too."""
     chat: Chat | None
     """The chat template, if the tokenizer has one."""
+    prompts: Mapping[str, str] = {}
+    """The prompts of sentence-transformers, which are put before texts, by name."""
 
     @property
     @abstractmethod
@@ -316,7 +319,7 @@ def load_encoder(folder: Path, max_length: int) -> FastEncoder:
     if side not in ("left", "right"):
         message = f"truncation_side {side!r} is neither 'left' nor 'right': correct it, or save the tokenizer again."
         raise UserError.of("tokens", str(folder / "tokenizer_config.json"), message)
-    return FastEncoder(
+    encoder = FastEncoder(
         tokenizer,
         max_length,
         side=side,
@@ -325,6 +328,8 @@ def load_encoder(folder: Path, max_length: int) -> FastEncoder:
         unk=unk,
         chat=chat_template(folder),
     )
+    encoder.prompts = text_prompts(folder)
+    return encoder
 
 
 @dataclass(frozen=True)

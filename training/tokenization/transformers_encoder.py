@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from training.models.repository_files import chat_of
+from training.models.repository_files import chat_of, text_prompts
 from training.problems import UserError
 from training.tokenization.encoder import Encoded, Encoder, FastEncoder
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 def load_encoder(tokenizer: Path, model: Path, max_length: int) -> Encoder:
     """The encoder for AutoTokenizer's tokenizer of a folder. Raises UserError if AutoTokenizer cannot load it."""
-    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
-
     from training.models.loading import load_tokenizer
 
     try:
@@ -32,6 +30,14 @@ def load_encoder(tokenizer: Path, model: Path, max_length: int) -> Encoder:
     except Exception as error:  # classes fail in many ways on files that they do not expect
         message = f"AutoTokenizer cannot load it: {error}. Save the tokenizer again with save_pretrained()."
         raise UserError.of("tokens", str(tokenizer), message) from error
+    encoder = _encoder_of(loaded, max_length)
+    encoder.prompts = text_prompts(tokenizer)
+    return encoder
+
+
+def _encoder_of(loaded: PreTrainedTokenizerBase, max_length: int) -> Encoder:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
     cls = type(loaded)
     if (
         isinstance(loaded, PreTrainedTokenizerFast)

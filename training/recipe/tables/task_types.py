@@ -13,6 +13,7 @@ TASK_TYPES: dict[str, str] = {
     "sft": "training.task_types.sft:SupervisedFineTuning",
     "preference": "training.task_types.preference:Preference",
     "kto": "training.task_types.kto:Kto",
+    "sentence-similarity": "training.task_types.sentence_similarity:SentenceSimilarity",
     "reward-modeling": "training.task_types.reward_modeling:RewardModeling",
 }
 """The task types' names in the recipe and their classes. `task_types.load` imports only the module that it needs, so an

@@ -1,0 +1,121 @@
+"""Embeddings of texts from those of their tokens, and the files by which sentence-transformers does the same.
+
+A folder of sentence-transformers names its steps in modules.json: a transformer, a pooling of its outputs, and perhaps
+their normalization. config_sentence_transformers.json has the prompts, which are put before texts. A model that this
+project has trained has its pooling in config.json too, in the field CONFIG.
+
+M texts, T tokens, D dimensions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+from training.models.repository_files import DEFAULT_PROMPT, MODULES, PROMPTS, read_json, read_json_list
+from training.problems import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+Mode = Literal["mean", "cls", "lasttoken"]
+CONFIG = "sentence_embedding"
+"""The field of a model's config with a Pooling."""
+_OLDER_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""The fields of Pooling's configuration before sentence-transformers 6."""
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How the embedding of a text is made of those of its tokens."""
+
+    pooling: Mode = "mean"
+    normalize: bool = False
+
+    def __call__(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """(M, D) float32, of the last hidden states of the tokens, (M, T, D), and the attention mask, (M, T)."""
+        import torch
+
+        hidden, lines = hidden.float(), torch.arange(len(hidden), device=hidden.device)
+        if self.pooling == "mean":
+            weights = mask[:, :, None].float()
+            pooled = (hidden * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1e-9)
+        elif self.pooling == "cls":
+            pooled = hidden[lines, mask.int().argmax(dim=1)]
+        else:
+            pooled = hidden[lines, mask.shape[1] - 1 - mask.int().flip(1).argmax(dim=1)]
+        return torch.nn.functional.normalize(pooled, dim=1) if self.normalize else pooled
+
+    def as_config(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def pooling_of(config: Any, folder: Path) -> Pooling:
+    """The pooling of a model: by its config, by the files of its folder, or by default the mean.
+
+    Raises UserError if the folder names a step that is not known.
+    """
+    if isinstance(stored := getattr(config, CONFIG, None), Mapping):
+        return Pooling(**stored)
+    found = Pooling()
+    for module in read_json_list(folder / MODULES):
+        name = str(module.get("type", "")).rpartition(".")[2]
+        if name == "Pooling":
+            found = Pooling(_mode(folder / str(module.get("path")) / "config.json"), found.normalize)
+        elif name == "Normalize":
+            found = Pooling(found.pooling, normalize=True)
+        elif name != "Transformer":
+            message = f"{MODULES} has the step {name}, and Transformer, Pooling and Normalize are known: choose a base "
+            raise UserError.of("model", "model.path", f"{message}model without it.")
+    return found
+
+
+def _mode(file: Path) -> Mode:
+    settings = read_json(file)
+    named = settings.get("pooling_mode") or [mode for field, mode in _OLDER_MODES.items() if settings.get(field)]
+    modes = [named] if isinstance(named, str) else list(named)
+    if len(modes) != 1 or modes[0] not in get_args(Mode):
+        message = (
+            f"{file.parent.name}/{file.name} has the pooling {' and '.join(map(str, modes)) or 'of no mode'}: set "
+        )
+        raise UserError.of("model", "options.pooling", f"{message}{', '.join(get_args(Mode))}.")
+    if not settings.get("include_prompt", True):
+        message = f"{file.parent.name}/{file.name} has the pooling {' and '.join(map(str, modes)) or None}: set one of "
+        raise UserError.of("model", "model.path", f"{message}another base model.")
+    return cast(Mode, modes[0])
+
+
+def sentence_transformers_files(
+    pooling: Pooling, dimensions: int, max_length: int, prompts: Mapping[str, str]
+) -> dict[str, str]:
+    """The files, by name, with which SentenceTransformer loads a folder of transformers with this pooling.
+
+    They have the form of version 2, which all later versions read.
+    """
+    steps = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] * pooling.normalize)]
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for number, (path, name) in enumerate(steps)
+    ]
+    modes = {field: mode == pooling.pooling for field, mode in _OLDER_MODES.items()}
+    files: dict[str, Any] = {
+        MODULES: modules,
+        "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
+        PROMPTS: {
+            "prompts": dict(prompts),
+            "default_prompt_name": DEFAULT_PROMPT if prompts.get(DEFAULT_PROMPT) else None,
+            "similarity_fn_name": "cosine",
+        },
+        "1_Pooling/config.json": {"word_embedding_dimension": dimensions, **modes, "include_prompt": True},
+    }
+    return {name: json.dumps(content, indent=2) + "\n" for name, content in files.items()}
