@@ -139,7 +139,7 @@ class Builder(Protocol):
 
 
 class Prepared(Protocol):
-    """A stage with its arguments: what it depends on, and its work. The `Job` of a cached stage is one."""
+    """A stage with its arguments: what it depends on, and its work. The `StageJob` of a cached stage is one."""
 
     def inputs(self) -> Inputs:
         """The content of the key."""

@@ -78,7 +78,7 @@ def whole(artifact: Artifact) -> Files:
 
 
 @dataclass(frozen=True)
-class Job:
+class StageJob:
     """A program, and everything that its output depends on."""
 
     program: str | Function
@@ -174,14 +174,14 @@ class Job:
 
 def stage(
     gives: type[Result], *, where: str = "", may_repeat: bool = False
-) -> Callable[[Callable[..., Job]], Stage[Artifact[Result]]]:
+) -> Callable[[Callable[..., StageJob]], Stage[Artifact[Result]]]:
     """A cached stage: a function from the recipe and the artifacts before it to a job. Its docstring's first paragraph
     is the stage's work, the second one the content of its key, for the documentation.
 
     `gives` is the type of the program's result; `where` and `may_repeat` are those of Stage.
     """
 
-    def decorate(describe: Callable[..., Job]) -> Stage[Artifact[Result]]:
+    def decorate(describe: Callable[..., StageJob]) -> Stage[Artifact[Result]]:
         work, _, rest = (inspect.getdoc(describe) or "").partition("\n\n")
         return Stage(
             describe.__name__,
@@ -197,8 +197,8 @@ def stage(
     return decorate
 
 
-def job_of(stage: Stage[Any], *arguments: Any) -> Job:
+def job_of(stage: Stage[Any], *arguments: Any) -> StageJob:
     """The job of a cached stage, without running it."""
     job = stage.prepare(*arguments)
-    assert isinstance(job, Job), f"{stage.name} has no job"
+    assert isinstance(job, StageJob), f"{stage.name} has no job"
     return job

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks.cache.results import Artifact
-from tasks.jobs.job import Job, files_of, stage
+from tasks.jobs.job import StageJob, files_of, stage
 from training import task_types
 from training.evaluation.stored_calibration import CalibrateResult
 from training.programs.calibrate import AbstainSettings, CalibrateSettings
@@ -15,14 +15,14 @@ CalibrateArtifact = Artifact[CalibrateResult]
 
 
 @stage(CalibrateResult)
-def calibrate(recipe: Recipe, data: Artifact, predictions: Artifact) -> Job:
+def calibrate(recipe: Recipe, data: Artifact, predictions: Artifact) -> StageJob:
     """Fits the calibration of probabilities to validation, finds the thresholds for rows that a person should look at
     on test, and measures both on test.
 
     The predictions and labels of both splits, release.abstain and release.prediction_sets.
     """
     splits, abstain = [split for split in SPLITS if split in recipe.evaluation.splits], recipe.release.abstain
-    return Job(
+    return StageJob(
         "training.programs.calibrate",
         CalibrateSettings(
             task=recipe.task,

@@ -11,7 +11,7 @@ from tasks.cache.digests import digest_of
 from tasks.cache.results import Artifact, Champion, NumberedComparison
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import registry_place
-from tasks.jobs.job import Job, files_of, folder_of, stage
+from tasks.jobs.job import StageJob, files_of, folder_of, stage
 from tasks.registry.champions import find_current
 from tasks.registry.comparisons import JudgedRows, number_comparison
 from training import task_types
@@ -129,7 +129,7 @@ def compare(
     trained: Artifact,
     predictions: Artifact,
     opponent: Artifact[PredictResult] | None,
-) -> Job:
+) -> StageJob:
     """Tests whether the model is better than the champion, or without one than the baseline, and lists rows in which
     they differ. `opponent`: the predictions of the champion, or of another trial.
 
@@ -148,7 +148,7 @@ def compare(
         }
     answers, judge = _answers(recipe), recipe.evaluation.judge
     predicted = opponent.result if opponent else None
-    return Job(
+    return StageJob(
         "training.programs.compare",
         CompareSettings(
             task=recipe.task,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tasks.cache.results import Artifact
-from tasks.jobs.job import Job, files_of, stage
+from tasks.jobs.job import StageJob, files_of, stage
 from training import task_types
 from training.data.ipc_files import groups_file
 from training.evaluation.scores import VariantGain
@@ -38,7 +38,7 @@ def describe_gain(found: VariantGain) -> str:
 @stage(list[VariantGain])
 def compare_seeds(
     recipe: Recipe, metric: str, less_is_better: bool, data: Artifact, predictions: Mapping[str, Sequence[Artifact]]
-) -> Job:
+) -> StageJob:
     """Computes the gain of each variant over the recipe with its interval. `predictions`: of each setting by its name,
     the recipe first, in the order of the seeds.
 
@@ -49,7 +49,7 @@ def compare_seeds(
     trials: dict[str, list[str]] = {name: [] for name in predictions}
     for number, (name, _) in enumerate(numbered, 1):
         trials[name].append(f"trial_{number}")
-    return Job(
+    return StageJob(
         "training.programs.compare_seeds",
         CompareSeedsSettings(
             task=recipe.task,

@@ -11,7 +11,7 @@ from tasks.cache.digests import digest_of
 from tasks.cache.results import Artifact, NumberedComparison
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import registry_place
-from tasks.jobs.job import Job, stage, whole
+from tasks.jobs.job import StageJob, stage, whole
 from tasks.registry.comparisons import number_comparison
 from tasks.registry.monitored_versions import MonitoredVersion
 from tasks.registry.versions import DRIFT_TAG, PROFILE_TAG
@@ -62,12 +62,12 @@ def drift(
     look: NumberedComparison | None,
     profile: Artifact[ObserveResult],
     observed: Artifact[ObserveResult],
-) -> Job:
+) -> StageJob:
     """Compares new rows with the version's validation rows.
 
     Both observations, the thresholds and the confidence.
     """
-    return Job(
+    return StageJob(
         "training.programs.drift",
         DriftSettings(
             title=f"{version.champion}, look {look.comparison}" if look else str(version.champion),

@@ -11,7 +11,7 @@ from tasks.cache.input_files import require_unchanged
 from tasks.cache.results import Artifact, PinnedFile
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import registry_place
-from tasks.jobs.job import Job, files_of, stage, whole
+from tasks.jobs.job import StageJob, files_of, stage, whole
 from tasks.registry.champions import files_of_version
 from tasks.registry.monitored_versions import (
     LaterEvaluation,
@@ -52,7 +52,7 @@ class LoadLabelledSettings(Settings):
 
 
 @stage(LoadDataResult)
-def load_labelled(version: MonitoredVersion, recipe: Recipe, rows: Artifact, files: Sequence[PinnedFile]) -> Job:
+def load_labelled(version: MonitoredVersion, recipe: Recipe, rows: Artifact, files: Sequence[PinnedFile]) -> StageJob:
     """Reads and checks the rows as `load_data` does, as one split, with the labels of the version in their order.
 
     The settings of reading, the labels' names, the content of the files, and the tokenizer if its chat template may
@@ -65,7 +65,7 @@ def load_labelled(version: MonitoredVersion, recipe: Recipe, rows: Artifact, fil
     if takes_template(recipe):
         reads = {"tokenizer": files_of_version(version.champion, "NAME")["tokenizer"]}
         libraries += ["transformers", "jinja2", "tokenizers"]
-    return Job(
+    return StageJob(
         _load,
         LoadLabelledSettings(
             **recipe.task_and_options,
@@ -109,12 +109,12 @@ def _load(work: Work, settings: LoadLabelledSettings, inputs: Mapping[str, Path]
 
 
 @stage(PredictChampionResult)
-def predict_labelled(version: MonitoredVersion, recipe: Recipe, labelled: Artifact) -> Job:
+def predict_labelled(version: MonitoredVersion, recipe: Recipe, labelled: Artifact) -> StageJob:
     """Predicts the rows with the version, in full precision.
 
     The model, and the rows with their labels.
     """
-    return Job(
+    return StageJob(
         "training.programs.predict_champion",
         PredictChampionSettings(
             task=version.task,
@@ -139,7 +139,7 @@ def predict_labelled(version: MonitoredVersion, recipe: Recipe, labelled: Artifa
 
 
 @stage(EvaluateResult)
-def evaluate(version: MonitoredVersion, recipe: Recipe, labelled: Artifact, predicted: Artifact) -> Job:
+def evaluate(version: MonitoredVersion, recipe: Recipe, labelled: Artifact, predicted: Artifact) -> StageJob:
     """Computes the metrics with intervals, in slices, and their differences from those at the registration.
 
     The predictions, the rows, the metrics and slices, the metrics at the registration with their rows, and the
@@ -154,7 +154,7 @@ def evaluate(version: MonitoredVersion, recipe: Recipe, labelled: Artifact, pred
                 message = f"{name} is left out: the registry names code, and code that a registry names is not run."
                 work.on_events([{"kind": "warning", "message": message}])
 
-    return Job(
+    return StageJob(
         "training.programs.evaluate",
         EvaluateSettings(
             task=version.task,

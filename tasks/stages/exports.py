@@ -6,7 +6,7 @@ from typing import Any
 
 from tasks.cache.results import Artifact, Lock, Verdict
 from tasks.cache.stage import Work
-from tasks.jobs.job import Job, files_of, folder_of, stage, whole
+from tasks.jobs.job import StageJob, files_of, folder_of, stage, whole
 from tasks.reports.model_reports import describe_refused
 from training import task_types
 from training.data.ipc_files import groups_file
@@ -27,13 +27,13 @@ def wants_exports(recipe: Recipe, verdict: object) -> bool:
 
 
 @stage(ExportResult, where="the gate does not reject the model")
-def export(recipe: Recipe, trained: Artifact) -> Job:
+def export(recipe: Recipe, trained: Artifact) -> StageJob:
     """Converts the trained model to the formats of release.exports.
 
     The trained model, and the formats.
     """
     auto_class = str(task_types.class_of(recipe.task).auto_class)
-    return Job(
+    return StageJob(
         "training.programs.export_onnx",
         ExportSettings(auto_class=auto_class, exports=sorted(recipe.release.exports)),
         reads={"model": folder_of(trained, "model")},
@@ -58,7 +58,7 @@ def compare_exports(
     trained: Artifact,
     predictions: Artifact,
     exports: Artifact,
-) -> Job:
+) -> StageJob:
     """Predicts the judged split with each export, tests whether it is not inferior to the model, and measures the speed
     of both.
 
@@ -66,7 +66,7 @@ def compare_exports(
     """
     split, metrics = recipe.judged_split, recipe.compared_metrics
     task_type = task_types.load(**recipe.task_and_options)
-    return Job(
+    return StageJob(
         "training.programs.compare_exports",
         CompareExportsSettings(
             task=recipe.task,

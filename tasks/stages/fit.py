@@ -18,7 +18,7 @@ from tasks.jobs.commands import Launch, accelerate_argv, accelerate_environment
 from tasks.jobs.engines import engine_of
 from tasks.jobs.engines.engine import Engine, Program, Runner
 from tasks.jobs.hardware import device, visible_gpus
-from tasks.jobs.job import Files, Job, files_of, folder_of, job_of, stage
+from tasks.jobs.job import Files, StageJob, files_of, folder_of, job_of, stage
 from tasks.jobs.retries import BatchDivision
 from tasks.shared_store.bucket_remote import open_remote
 from training import distributed, task_types
@@ -45,7 +45,7 @@ FitArtifact = Artifact[FitResult]
 
 
 @stage(FitResult)
-def fit(recipe: Recipe, lock: Lock, data: Artifact, model: Artifact, tokens: Artifact) -> Job:
+def fit(recipe: Recipe, lock: Lock, data: Artifact, model: Artifact, tokens: Artifact) -> StageJob:
     """Trains under `accelerate launch`; a job that was killed resumes from its newest good checkpoint.
 
     The tokens of train and validation, the base model, the labels, the training settings, the user's code and the
@@ -54,7 +54,7 @@ def fit(recipe: Recipe, lock: Lock, data: Artifact, model: Artifact, tokens: Art
     strategy, optimizer = STRATEGIES[recipe.compute.strategy], OPTIMIZERS[recipe.training.optim]
     task_type, deciding = task_types.load(**recipe.task_and_options), _deciding_metrics(recipe)
     engine, evaluating = ENGINES.get(recipe.training.engine), task_type.options_of("evaluate")
-    return Job(
+    return StageJob(
         "training.programs.fit",
         FitSettings(
             task=recipe.task,
@@ -103,7 +103,7 @@ def fit(recipe: Recipe, lock: Lock, data: Artifact, model: Artifact, tokens: Art
 @stage(FitResult)
 def fit_fold(
     recipe: Recipe, lock: Lock, data: Artifact, model: Artifact, tokens: Artifact, folds: Artifact, fold: int
-) -> Job:
+) -> StageJob:
     """Trains without the rows of one fold, as `fit` does.
 
     What the key of `fit` contains, the folds of the rows, and the number of the fold.

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from tasks.cache.results import Artifact, Lock, label_names
 from tasks.cache.stage import Work
 from tasks.jobs.hardware import visible_gpus
-from tasks.jobs.job import Job, files_of, stage
+from tasks.jobs.job import StageJob, files_of, stage
 from training.data import folds as row_folds
 from training.data.folds import FoldsResult, OutOfFoldResult
 from training.data.ipc_files import groups_file
@@ -56,13 +56,13 @@ def _inputs(recipe: Recipe) -> list[str]:
 
 
 @stage(FoldsResult, may_repeat=True)
-def assign_folds(recipe: Recipe, data: Artifact) -> Job:
+def assign_folds(recipe: Recipe, data: Artifact) -> StageJob:
     """Assigns each training row to a fold by a hash of its text, or of its group, and warns of labels that are in one
     fold alone.
 
     The training rows with their groups, and the number of folds.
     """
-    return Job(
+    return StageJob(
         _assign,
         AssignFoldsSettings(
             folds=recipe.evaluation.folds or 0,
@@ -85,13 +85,13 @@ def _assign(work: Work, settings: AssignFoldsSettings, inputs: Mapping[str, Path
 
 
 @stage(OutOfFoldResult)
-def out_of_fold(recipe: Recipe, *predictions: Artifact) -> Job:
+def out_of_fold(recipe: Recipe, *predictions: Artifact) -> StageJob:
     """Joins the predictions of all folds: one for each training row, by a model that has not seen it, in the form in
     which `predict` stores a split.
 
     The predictions of each fold.
     """
-    return Job(
+    return StageJob(
         _join,
         OutOfFoldSettings(),
         reads={artifact.stage: files_of(artifact, ["train.parquet"]) for artifact in predictions},

@@ -12,7 +12,7 @@ from tasks.cache.input_files import pin_files, require_unchanged
 from tasks.cache.results import Artifact, PinnedFile, label_names
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import registry_place
-from tasks.jobs.job import Job, files_of, stage
+from tasks.jobs.job import StageJob, files_of, stage
 from tasks.prediction.input_rows import list_files
 from tasks.registry.lineage import RECIPE_SET
 from tasks.reports.row_reports import emit_warnings, read_report
@@ -86,7 +86,7 @@ def find_other_files(recipe: Recipe, path: str) -> list[PinnedFile]:
 
 
 @stage(LoadDataResult)
-def load_other_labels(recipe: Recipe, rows: Artifact, files: Sequence[PinnedFile], label: str | None) -> Job:
+def load_other_labels(recipe: Recipe, rows: Artifact, files: Sequence[PinnedFile], label: str | None) -> StageJob:
     """Reads rows with labels of another source as `load_data` does, as one split, with the same labels.
 
     The settings of reading, the labels of the rows, and the content of the files.
@@ -103,7 +103,7 @@ def load_other_labels(recipe: Recipe, rows: Artifact, files: Sequence[PinnedFile
     values: dict[str, Any] = {"label": label or data.label, "checks": {**data.checks, **levels}}
     values["label_names"] = names if len(names) > 1 else None
     code, named, options = code_for_rows(recipe)
-    return Job(
+    return StageJob(
         _load_other,
         LoadOtherSettings(
             **recipe.task_and_options,
@@ -132,7 +132,7 @@ def _load_other(work: Work, settings: LoadOtherSettings, inputs: Mapping[str, Pa
 
 
 @stage(SuspectLabels)
-def list_labels(recipe: Recipe, data: Artifact, predictions: Artifact, other: Artifact | None = None) -> Job:
+def list_labels(recipe: Recipe, data: Artifact, predictions: Artifact, other: Artifact | None = None) -> StageJob:
     """Lists the training rows whose labels are probably wrong, those that are equal to others with another label, and
     those that another source labels otherwise.
 
@@ -140,7 +140,7 @@ def list_labels(recipe: Recipe, data: Artifact, predictions: Artifact, other: Ar
     other source if there is one.
     """
     task_type = task_types.load(**recipe.task_and_options)
-    return Job(
+    return StageJob(
         "training.programs.list_labels",
         ListLabelsSettings(
             task=recipe.task,

@@ -14,7 +14,7 @@ from tasks.cache.input_files import Progress, require_unchanged
 from tasks.cache.results import Artifact, Lock, PinnedFile, PinnedRows
 from tasks.cache.stage import Work
 from tasks.hub.client import explain_read_errors
-from tasks.jobs.job import Files, Job, folder_of, stage
+from tasks.jobs.job import Files, StageJob, folder_of, stage
 from tasks.reports.row_reports import emit_warnings, read_report, summarize_corrections, summarize_splits
 from training.data.load_rows import LoadDataResult, load
 from training.data.sources import reading_by_name, split_names
@@ -60,7 +60,7 @@ LoadDataArtifact = Artifact[LoadDataResult]
 
 
 @stage(LoadDataResult, may_repeat=True)
-def load_data(recipe: Recipe, lock: Lock, model: Artifact | None = None) -> Job:
+def load_data(recipe: Recipe, lock: Lock, model: Artifact | None = None) -> StageJob:
     """Reads every split into Arrow, checks it, and fixes the labels' names and order. Also keeps the columns of
     validation and test from which slices can be made. The keys of later stages have the digests of only the files that
     they read.
@@ -100,7 +100,7 @@ def load_data(recipe: Recipe, lock: Lock, model: Artifact | None = None) -> Job:
     # Without a tokenizer, only code of conversations, or the user's, reads modules of tokenization.
     rooms = "training.tokenization.encoder" if takes_template(recipe) or ":" in recipe.task else "training.tokenization"
     unread = [] if reads else [rooms, "training.models"]
-    return Job(
+    return StageJob(
         _read,
         load_data_settings(recipe, lock),
         reads=reads,

@@ -13,7 +13,7 @@ from typing import Annotated
 from tasks.cache.results import Artifact, Lock, PinnedFile
 from tasks.cache.stage import Work
 from tasks.hub.client import explain_read_errors
-from tasks.jobs.job import Files, Job, files_of, stage
+from tasks.jobs.job import Files, StageJob, files_of, stage
 from tasks.registry.champions import files_of_version
 from tasks.stages.preflight.model_check import require_model
 from training.data.file_systems import PIECE_BYTES
@@ -51,7 +51,7 @@ class CopyModelSettings(Settings):
 
 
 @stage(ModelResult, may_repeat=True)
-def load_model(recipe: Recipe, lock: Lock, data: Artifact | None) -> Job:
+def load_model(recipe: Recipe, lock: Lock, data: Artifact | None) -> StageJob:
     """Downloads, copies or creates the model in `model/` and `tokenizer/`, with weights in safetensors only. Pinned
     files replace the model's.
 
@@ -63,7 +63,7 @@ def load_model(recipe: Recipe, lock: Lock, data: Artifact | None) -> Job:
     files = {"files": {name: pin.sha256 for name, pin in lock.model_files.items()}}
     if data is not None:
         wanted = source_columns(recipe)
-        return Job(
+        return StageJob(
             "training.programs.create_model",
             CreateModelSettings(
                 config=model.config or {},
@@ -83,7 +83,7 @@ def load_model(recipe: Recipe, lock: Lock, data: Artifact | None) -> Job:
         named = "the champion" if lock.started_from else model.path
         names["upstream.champion"] = f"the model of {named} that training starts from"
     names["commit"] = f"{model.path} at {model.revision or 'main'}"
-    return Job(
+    return StageJob(
         _copy,
         CopyModelSettings(
             path=str(model.path) if hub else None, commit=hub.commit if hub else None, lock=lock, recipe=recipe

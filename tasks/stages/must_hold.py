@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from tasks.cache.input_files import Progress, require_unchanged
 from tasks.cache.results import Artifact, Lock, PinnedFile
 from tasks.cache.stage import Work
-from tasks.jobs.job import Job, files_of, folder_of, stage, whole
+from tasks.jobs.job import StageJob, files_of, folder_of, stage, whole
 from tasks.reports.row_reports import emit_warnings, read_report
 from training import task_types
 from training.data.load_rows import LoadDataResult, load
@@ -63,7 +63,7 @@ def load_must_hold_settings(recipe: Recipe, files: Sequence[PinnedFile]) -> Load
 
 
 @stage(LoadDataResult, where="the gate has rows that must hold")
-def load_must_hold(recipe: Recipe, lock: Lock, rows: Artifact) -> Job:
+def load_must_hold(recipe: Recipe, lock: Lock, rows: Artifact) -> StageJob:
     """Reads and checks the rows that must be right as `load_data` does, as one split, with the same labels.
 
     The settings of reading, the labels of the rows, and the content of the files.
@@ -72,7 +72,7 @@ def load_must_hold(recipe: Recipe, lock: Lock, rows: Artifact) -> Job:
     code, named, options = code_for_rows(recipe)
     data, files = settings.data, settings.files
     source = SOURCES[data.source]
-    return Job(
+    return StageJob(
         _load,
         settings,
         reads={"rows": whole(rows)},
@@ -109,14 +109,14 @@ def read_must_hold(settings: LoadMustHoldSettings, rows: Path, out: Path, progre
 
 
 @stage(PredictChampionResult, where="the gate has rows that must hold")
-def predict_must_hold(recipe: Recipe, lock: Lock, trained: Artifact, held: Artifact) -> Job:
+def predict_must_hold(recipe: Recipe, lock: Lock, trained: Artifact, held: Artifact) -> StageJob:
     """Predicts the rows that must be right by the trained model, in the number format of prediction.
 
     The model, and the rows with their labels.
     """
     task_type = task_types.load(**recipe.task_and_options)
     model = folder_of(trained, "model")
-    return Job(
+    return StageJob(
         "training.programs.predict_champion",
         PredictChampionSettings(
             task=recipe.task,
@@ -136,7 +136,7 @@ def predict_must_hold(recipe: Recipe, lock: Lock, trained: Artifact, held: Artif
 
 
 @stage(HeldRows, where="the gate has rows that must hold")
-def must_hold(recipe: Recipe, held: Artifact, predicted: Artifact) -> Job:
+def must_hold(recipe: Recipe, held: Artifact, predicted: Artifact) -> StageJob:
     """Finds the rows that the model has wrong, with their reasons.
 
     The predictions, and the rows.
@@ -144,7 +144,7 @@ def must_hold(recipe: Recipe, held: Artifact, predicted: Artifact) -> Job:
     section = recipe.release.gate.must_hold
     assert isinstance(section, MustHold)
     task_type = task_types.load(**recipe.task_and_options)
-    return Job(
+    return StageJob(
         "training.programs.must_hold",
         MustHoldSettings(task=recipe.task, options=task_type.options_of("score"), reason=section.reason),
         reads={"predictions": whole(predicted), "data": whole(held)},

@@ -12,7 +12,7 @@ from typing import Any
 from tasks.cache.code import figures_code
 from tasks.cache.results import Artifact, Champion, Lock
 from tasks.jobs.commands import build_predict_launch
-from tasks.jobs.job import Job, files_of, folder_of, job_of, stage
+from tasks.jobs.job import StageJob, files_of, folder_of, job_of, stage
 from tasks.jobs.retries import BatchDivision
 from tasks.registry.champions import files_of_version
 from training import task_types
@@ -41,7 +41,7 @@ def answers_turns(recipe: Recipe) -> bool:
 @stage(PredictResult)
 def predict(
     recipe: Recipe, lock: Lock, tokens: Artifact, trained: Artifact, base: Artifact | None, data: Artifact | None
-) -> Job:
+) -> StageJob:
     """Predicts every row of the evaluated splits once, in order. With `base`, the base model, both models answer some
     prompts; with `data`, the rows, the model answers in place of the assistant's messages in some of them.
 
@@ -50,7 +50,7 @@ def predict(
     """
     program, splits, rows = "training.programs.predict", recipe.evaluation.splits, recipe.training
     task_type, answers = task_types.load(**recipe.task_and_options), base is not None or data is not None
-    return Job(
+    return StageJob(
         program,
         PredictSettings(
             task=recipe.task,
@@ -77,7 +77,9 @@ def predict(
 
 
 @stage(PredictResult)
-def predict_fold(recipe: Recipe, lock: Lock, tokens: Artifact, trained: Artifact, folds: Artifact, fold: int) -> Job:
+def predict_fold(
+    recipe: Recipe, lock: Lock, tokens: Artifact, trained: Artifact, folds: Artifact, fold: int
+) -> StageJob:
     """Predicts the training rows of one fold by the model that was trained without them.
 
     That model, the tokens and folds of the training rows, the number of the fold, and the number format of prediction.
@@ -93,7 +95,7 @@ def predict_fold(recipe: Recipe, lock: Lock, tokens: Artifact, trained: Artifact
 
 
 @stage(PredictChampionResult, where="there is a champion")
-def predict_champion(recipe: Recipe, lock: Lock, data: Artifact, champion: Champion) -> Job:
+def predict_champion(recipe: Recipe, lock: Lock, data: Artifact, champion: Champion) -> StageJob:
     """Predicts every row of the judged split by the champion with its own tokenizer.
 
     The champion's model and options, the rows and labels, and the number format of prediction.
@@ -102,7 +104,7 @@ def predict_champion(recipe: Recipe, lock: Lock, data: Artifact, champion: Champ
     task_type = task_types.load(**_task_and_options(recipe, champion))
     batch_size = recipe.training.per_device_eval_batch_size
     options = task_type.options_of("tokenize") | task_type.options_of("predict")
-    return Job(
+    return StageJob(
         program,
         PredictChampionSettings(
             task=recipe.task,
@@ -145,14 +147,14 @@ def needs_reference(recipe: Recipe) -> bool:
 
 
 @stage(PredictResult)
-def reference_logprobs(recipe: Recipe, lock: Lock, model: Artifact, tokens: Artifact) -> Job:
+def reference_logprobs(recipe: Recipe, lock: Lock, model: Artifact, tokens: Artifact) -> StageJob:
     """Adds the log-probabilities of the base model to the token rows, so that training holds one model alone.
 
     The base model, the token rows of all splits, and the number format of prediction. Not the loss and its settings:
     all trainings on these rows share the result.
     """
     program, batch_size = "training.programs.reference_logprobs", recipe.training.per_device_eval_batch_size
-    return Job(
+    return StageJob(
         program,
         ForwardSettings(
             task=recipe.task,

@@ -8,7 +8,7 @@ from pathlib import Path
 from tasks.cache.code import code_behind, figures_code
 from tasks.cache.digests import digest_of
 from tasks.cache.stage import Work
-from tasks.jobs.job import Job, stage
+from tasks.jobs.job import StageJob, stage
 from tasks.prediction.input_rows import Shard
 from tasks.prediction.shard_job import PROGRAM, ShardPredictor
 from tasks.registry.model_spec import ModelSpec
@@ -37,7 +37,7 @@ class ShardSettings(TaskSettings):
 
 
 @stage(ShardResult)
-def predict_shard(model: ModelSpec, batch_size: int, shard: Shard, predictor: ShardPredictor | None) -> Job:
+def predict_shard(model: ModelSpec, batch_size: int, shard: Shard, predictor: ShardPredictor | None) -> StageJob:
     """Predicts every usable row of the shard, in their order. The program of `predictor` does it for all shards; a plan
     has none.
 
@@ -49,7 +49,7 @@ def predict_shard(model: ModelSpec, batch_size: int, shard: Shard, predictor: Sh
         assert predictor is not None, "a plan makes nothing"
         return predictor.predict(shard, work.out)
 
-    return Job(
+    return StageJob(
         predict,
         ShardSettings(
             **model.task,

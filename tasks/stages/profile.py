@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Work
-from tasks.jobs.job import Files, Job, files_of, stage
+from tasks.jobs.job import Files, StageJob, files_of, stage
 from tasks.jobs.retries import BatchDivision
 from tasks.prediction.drift_samples import Sample
 from tasks.registry.champions import files_of_version
@@ -27,7 +27,7 @@ BATCH_ROWS = 32
 
 
 @stage(ObserveResult)
-def profile(version: MonitoredVersion, section: Drift, rows: Artifact) -> Job:
+def profile(version: MonitoredVersion, section: Drift, rows: Artifact) -> StageJob:
     """Observes rows of the split that was judged.
 
     The model and its calibration, the rows of the judged split, and the number of rows.
@@ -37,7 +37,7 @@ def profile(version: MonitoredVersion, section: Drift, rows: Artifact) -> Job:
 
 
 @stage(ObserveResult)
-def observe(version: MonitoredVersion, section: Drift, sample: Sample) -> Job:
+def observe(version: MonitoredVersion, section: Drift, sample: Sample) -> StageJob:
     """Observes a sample of new rows.
 
     The model and its calibration, and the sample of the rows.
@@ -58,9 +58,9 @@ def _observe(
     rows: Mapping[str, Files],
     split: str | None = None,
     read: int | None = None,
-) -> Job:
+) -> StageJob:
     task_type = task_types.load(version.task, version.options)
-    return Job(
+    return StageJob(
         PROGRAM,
         ObserveSettings(
             task=version.task,

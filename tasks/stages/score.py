@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.cache.results import Artifact
-from tasks.jobs.job import Job, files_of, folder_of, job_of, stage
+from tasks.jobs.job import StageJob, files_of, folder_of, job_of, stage
 from tasks.reports.row_reports import read_report
 from training import task_types
 from training.data.ipc_files import groups_file, ipc_reader
@@ -186,7 +186,7 @@ ScoreArtifact = Artifact[SplitScores]
 
 
 @stage(SplitScores)
-def score(recipe: Recipe, data: Artifact, tokens: Artifact, trained: Artifact, predictions: Artifact) -> Job:
+def score(recipe: Recipe, data: Artifact, tokens: Artifact, trained: Artifact, predictions: Artifact) -> StageJob:
     """Computes every metric with its interval and baseline, on each split and each group of the slices, and draws
     plots.
 
@@ -197,7 +197,7 @@ def score(recipe: Recipe, data: Artifact, tokens: Artifact, trained: Artifact, p
     rows = ["labels.json", "train.arrow", *(f"{split}.arrow" for split in splits)]
     rows += map(groups_file, splits)
     rows += [f"{split}.slices.arrow" for split in splits if _slice_columns(recipe)]
-    return Job(
+    return StageJob(
         "training.programs.score",
         ScoreSettings(
             task=recipe.task,
@@ -222,7 +222,7 @@ def score(recipe: Recipe, data: Artifact, tokens: Artifact, trained: Artifact, p
 
 
 @stage(SplitScores)
-def score_folds(recipe: Recipe, data: Artifact, tokens: Artifact, trained: Artifact, predictions: Artifact) -> Job:
+def score_folds(recipe: Recipe, data: Artifact, tokens: Artifact, trained: Artifact, predictions: Artifact) -> StageJob:
     """Computes every metric of the out-of-fold predictions of all training rows together, as `score` does, without
     slices and metrics of answers.
 

@@ -12,7 +12,7 @@ from tasks.cache.code import figures_code
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Work
 from tasks.jobs.commands import Launch, python_argv
-from tasks.jobs.job import Files, Job, files_of, folder_of, stage
+from tasks.jobs.job import Files, StageJob, files_of, folder_of, stage
 from tasks.reports.row_reports import emit_warnings, read_token_report
 from training import task_types
 from training.models.repository_files import read_json, uses_tokenizer_json
@@ -34,7 +34,7 @@ OPTIONAL_LIBRARIES = ("sentencepiece", "sacremoses", "tiktoken")
 
 
 @stage(TokenizeResult, may_repeat=True)
-def tokenize(recipe: Recipe, data: Artifact, model: Artifact[ModelResult]) -> Job:
+def tokenize(recipe: Recipe, data: Artifact, model: Artifact[ModelResult]) -> StageJob:
     """Streams the rows through the tokenizer into Arrow, and reports cut rows.
 
     The rows, the tokenizer's files (not the model's weights), the number of the model's tokens, the length, and the
@@ -49,7 +49,7 @@ def tokenize(recipe: Recipe, data: Artifact, model: Artifact[ModelResult]) -> Jo
         config = read_json(model.path / "model" / "config.json")
         tables = {"model": {"config": {name: config.get(name) for name in CLASS_FIELDS}}}
         libraries += ["transformers", *(name for name in OPTIONAL_LIBRARIES if importlib.util.find_spec(name))]
-    return Job(
+    return StageJob(
         _tokenize if has_json else CHILD,
         TokenizeSettings(
             task=recipe.task,

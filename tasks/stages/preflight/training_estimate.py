@@ -17,7 +17,7 @@ from tasks.cache.stage import Work
 from tasks.home import home
 from tasks.jobs.commands import accelerate_environment, python_argv
 from tasks.jobs.hardware import free_gpu_memory, memory, visible_gpus
-from tasks.jobs.job import Job as StageJob
+from tasks.jobs.job import StageJob
 from tasks.jobs.launch import JobFailed, require_finished, run_job
 from training.engine import estimation
 from training.engine.fit_settings import FitSettings
