@@ -40,11 +40,9 @@ from training.jobs.search_path import LIBRARIES, OWN_PACKAGES, PROJECT, find_mod
 from training.problems import Problem, UserError
 
 OUTSIDE = (
-    # Start, display, storage and release of a run. In tasks, only the stages count.
+    # Start, display, storage and release of a run.
     "flows",
-    *(f"tasks.{room}" for room in ("cache", "hub", "jobs", "prediction", "prefect", "registry", "services")),
-    *("tasks.reports", "tasks.shared_store", "tasks.tracking"),
-    *(f"tasks.{name}" for name in ("database_templates", "environment", "home", "locks", "loopback")),
+    "tasks",
     # Start, supervision and end of programs.
     "training.jobs",
     # Messages.
@@ -60,6 +58,7 @@ OUTSIDE = (
 )
 """Rooms and modules that cannot change the output of any stage."""
 INSIDE = (
+    "tasks.stages",
     # They read and check rows.
     *(f"training.recipe.{name}" for name in ("column_types", "filters", "row_split", "source_columns")),
     "training.recipe.tables.row_checks",
@@ -68,7 +67,7 @@ INSIDE = (
     # The order of tags.
     "training.evaluation.tags",
 )
-"""Modules in outside rooms that programs run nevertheless."""
+"""Rooms and modules below those that make an output nevertheless."""
 _LIBRARY_FOLDERS = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 _TEXT_METHODS = ("warning", "note")
 _NAME = re.compile(r"^Name: *(\S+)", re.MULTILINE)
@@ -216,7 +215,9 @@ def git_commit() -> GitCommit | None:
 
 
 def _is_outside(name: str, more: Sequence[str]) -> bool:
-    return name not in INSIDE and any(f"{name}.".startswith(f"{room}.") for room in (*OUTSIDE, *more))
+    """Whether the longest of the rooms that hold the module is outside."""
+    rooms = [room for room in (*OUTSIDE, *INSIDE, *more) if f"{name}.".startswith(f"{room}.")]
+    return bool(rooms) and max(rooms, key=len) not in INSIDE
 
 
 class _Module(NamedTuple):

@@ -59,7 +59,7 @@ ALLOWED = {
     "training.recipe.rules.slice_rules": {"LABEL", "LENGTH", "FEWEST_ROWS", "MOST_GROUPS"},
 }
 # What starts programs, and stores and shows what they make; and errors: a stage that refuses makes nothing.
-ALLOWED_WHOLE = (*(name for name in code.OUTSIDE if name.startswith("tasks.")), "training.jobs", "training.problems")
+ALLOWED_WHOLE = ("tasks.", "training.jobs", "training.problems")
 # Of the recipe, the tasks take more: values that they make inputs of a stage, and refusals.
 ALLOWED_IN_TASKS = {
     "training.recipe": {"Compute", "Data", "Level", "Recipe", "ResolvedCompute", "parse"},
@@ -207,6 +207,14 @@ def test_the_stages_count_what_shapes_their_bytes_and_not_how_they_are_run() -> 
             "training/tokenization/encoder.py",
         }
     )
+
+
+def test_of_tasks_only_the_stages_count_and_each_room_that_is_named_is_there() -> None:
+    files = [*ROOT.glob("flows/**/*.py"), *ROOT.glob("tasks/**/*.py"), *ROOT.glob("training/**/*.py")]
+    modules = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in files}
+    counted = {name for name in modules if name.startswith("tasks") and not code._is_outside(name, ())}
+    assert counted == {name for name in modules if f"{name}.".startswith("tasks.stages.")}
+    assert {*code.OUTSIDE, *code.INSIDE} <= modules
 
 
 def test_code_that_counts_takes_no_logic_from_code_that_does_not() -> None:
