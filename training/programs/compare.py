@@ -234,44 +234,30 @@ def compare_models(
         )
         message += "(model.start_from: champion) and the same tokens.max_length, or name another registry."
         raise UserError.of("release", "release.gate.compare", message)
-    warnings, margin = list(settings.warnings), settings.margin
     better, worse = find_changes(new, old, settings.figure)
-    gained, lost = int(better.sum()), int(worse.sum())
-    correct, was_correct = new.correct, old.correct
-    by_sums = settings.figure == new.correct_metric and (groups is not None or margin == 0)
-    method: Literal["mcnemar", "gaffke", "permutation", "bootstrap"] = "permutation" if margin >= 0 else "bootstrap"
-    effect = None
-    if correct is not None and was_correct is not None and by_sums:
-        name, values = settings.figure, (float(correct.mean()), float(was_correct.mean()))
-        if groups is None:
-            method, found = "mcnemar", mcnemar(gained, lost, len(new), settings.confidence)
-        else:
-            gains = correct.astype(np.float64) - was_correct
-            method, found = "gaffke", gain_by_groups(gains, groups, margin, settings.confidence)
-            effect = groups.design_effect(gains)
-    else:
-        name, values, found = run_paired_test(new, old, settings, report, groups, is_baseline=constant is not None)
+    tested = run_gain_test(new, old, settings, report, groups, is_baseline=constant is not None)
+    found, margin, warnings = tested.found, settings.margin, list(settings.warnings)
     if constant is not None and is_constant(new):  # only another choice among constants, which is no gain
         found = replace(found, better=False, p_value=1.0, at_least=min(found.at_least, margin))
         warnings.append(f"this model predicts the same for every row of {settings.split}, as a constant does.")
-    if not by_sums:
-        warnings += find_heavy_tails(name, new, old)
+    if tested.method in ("permutation", "bootstrap"):
+        warnings += find_heavy_tails(tested.metric, new, old)
     return Comparison(
         champion=champion,
-        metric=name,
+        metric=tested.metric,
         split=settings.split,
         rows=len(new),
         groups=len(groups.sizes) if groups else None,
-        design_effect=effect,
-        value=values[0],
-        champion_value=values[1],
-        gained=gained,
-        lost=lost,
+        design_effect=tested.design_effect,
+        value=tested.value,
+        champion_value=tested.champion_value,
+        gained=int(better.sum()),
+        lost=int(worse.sum()),
         gain=found.gain,
         at_least=found.at_least,
         margin=margin,
         confidence=settings.confidence,
-        method=method,
+        method=tested.method,
         p_value=found.p_value,
         least_p_value=found.least_p_value,
         better=found.better,
@@ -279,6 +265,51 @@ def compare_models(
         comparison=settings.comparison,
         warnings=warnings,
     )
+
+
+class GainTest(NamedTuple):
+    """A test of whether the new model is better, with its result."""
+
+    metric: str
+    """The figure that is compared."""
+    value: float
+    champion_value: float
+    method: Literal["mcnemar", "gaffke", "permutation", "bootstrap"]
+    found: Significance
+    design_effect: float | None = None
+    """As in Comparison."""
+
+
+def run_gain_test(
+    new: Predictions,
+    old: Predictions,
+    settings: CompareSettings,
+    report: Callable[[int, int], None],
+    groups: Groups | None,
+    *,
+    is_baseline: bool,
+) -> GainTest:
+    """Chooses the test, and runs it.
+
+    | compared by | rows | margin | test |
+    |---|---|---|---|
+    | the share of right rows, such as accuracy | without groups | 0 | McNemar's |
+    | the share of right rows | in groups | any | Gaffke's bound, over the groups |
+    | anything else, and in all other cases | any | 0 or more | by permutation, and the bootstrap's interval |
+    | | | below 0 | the bootstrap's interval |
+    """
+    correct, was_correct, margin = new.correct, old.correct, settings.margin
+    by_rows = settings.figure == new.correct_metric and (groups is not None or margin == 0)
+    if correct is None or was_correct is None or not by_rows:
+        name, values, found = run_paired_test(new, old, settings, report, groups, is_baseline=is_baseline)
+        return GainTest(name, *values, "permutation" if margin >= 0 else "bootstrap", found)
+    metric, values = settings.figure, (float(correct.mean()), float(was_correct.mean()))
+    if groups is None:
+        gained, lost = (int(changed.sum()) for changed in find_changes(new, old, metric))
+        return GainTest(metric, *values, "mcnemar", mcnemar(gained, lost, len(new), settings.confidence))
+    gains = correct.astype(np.float64) - was_correct
+    found = gain_by_groups(gains, groups, margin, settings.confidence)
+    return GainTest(metric, *values, "gaffke", found, groups.design_effect(gains))
 
 
 def bound_flips(
