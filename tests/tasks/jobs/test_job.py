@@ -95,7 +95,8 @@ def test_a_setting_is_in_the_key_because_it_is_a_field_unless_it_is_marked(home:
         colour: str = "red"
 
     def key(colour: str) -> str:
-        return COPY.key(stage(dict)(lambda: StageJob(PROGRAM, WithColour(files=[], colour=colour), {})).flat_inputs()[0])
+        coloured = stage(dict)(lambda: StageJob(PROGRAM, WithColour(files=[], colour=colour), {}))
+        return COPY.key(coloured.flat_inputs()[0])
 
     assert key("red") != key("blue"), "a field that was added, with no other edit"
 
