@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
@@ -56,42 +56,38 @@ class Pooling:
             pooled = hidden[lines, mask.shape[1] - 1 - mask.int().flip(1).argmax(dim=1)]
         return torch.nn.functional.normalize(pooled, dim=1) if self.normalize else pooled
 
-    def as_config(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def pooling_of(config: Any, folder: Path) -> Pooling:
-    """The pooling of a model: by its config, by the files of its folder, or by default the mean.
+def pooling_of(config: Any, folder: Path, pooling: Mode | None = None, normalize: bool | None = None) -> Pooling:
+    """The pooling of a model: as given, else by its config, else by the files of its folder, else the mean.
 
     Raises UserError if the folder names a step that is not known.
     """
-    if isinstance(stored := getattr(config, CONFIG, None), Mapping):
-        return Pooling(**stored)
-    found = Pooling()
-    for module in read_json_list(folder / MODULES):
-        name = str(module.get("type", "")).rpartition(".")[2]
-        if name == "Pooling":
-            found = Pooling(_mode(folder / str(module.get("path")) / "config.json"), found.normalize)
-        elif name == "Normalize":
-            found = Pooling(found.pooling, normalize=True)
-        elif name != "Transformer":
-            message = f"{MODULES} has the step {name}, and Transformer, Pooling and Normalize are known: choose a base "
-            raise UserError.of("model", "model.path", f"{message}model without it.")
-    return found
+    stored = getattr(config, CONFIG, None)
+    if isinstance(stored, Mapping):
+        found = Pooling(**stored)
+    else:
+        steps = {str(step.get("type", "")).rpartition(".")[2]: step for step in read_json_list(folder / MODULES)}
+        if unknown := steps.keys() - {"Transformer", "Pooling", "Normalize"}:
+            message = (
+                f"{MODULES} has the step {min(unknown)}, and Transformer, Pooling and Normalize are known: choose "
+            )
+            raise UserError.of("model", "model.path", f"{message}a base model without it.")
+        file = folder / str(steps.get("Pooling", {}).get("path")) / "config.json"
+        found = Pooling(_mode(file) if "Pooling" in steps and pooling is None else "mean", "Normalize" in steps)
+    return Pooling(pooling or found.pooling, found.normalize if normalize is None else normalize)
 
 
 def _mode(file: Path) -> Mode:
     settings = read_json(file)
     named = settings.get("pooling_mode") or [mode for field, mode in _OLDER_MODES.items() if settings.get(field)]
     modes = [named] if isinstance(named, str) else list(named)
+    where = f"{file.parent.name}/{file.name}"
     if len(modes) != 1 or modes[0] not in get_args(Mode):
-        message = (
-            f"{file.parent.name}/{file.name} has the pooling {' and '.join(map(str, modes)) or 'of no mode'}: set "
-        )
+        message = f"{where} has the pooling {' and '.join(map(str, modes)) or None}: set one of "
         raise UserError.of("model", "options.pooling", f"{message}{', '.join(get_args(Mode))}.")
     if not settings.get("include_prompt", True):
-        message = f"{file.parent.name}/{file.name} has the pooling {' and '.join(map(str, modes)) or None}: set one of "
-        raise UserError.of("model", "model.path", f"{message}another base model.")
+        message = f"{where} leaves prompts out of the pooling (include_prompt: false): choose another base model."
+        raise UserError.of("model", "model.path", message)
     return cast(Mode, modes[0])
 
 

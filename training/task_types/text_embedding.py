@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -167,10 +167,8 @@ class TextEmbedding(WholeStep):
         if too_large := [size for size in self.options.matryoshka_dims if size > width]:
             message = f"{too_large[0]} is more than the {width} dimensions of the model's embeddings: lower it."
             raise UserError.of("recipe", "options.matryoshka_dims", message)
-        given = {name: getattr(self.options, name) for name in ("pooling", "normalize")}
-        chosen = {name: value for name, value in given.items() if value is not None}
-        found = Pooling() if len(chosen) == len(given) else pooling_of(model.config, Path(model.name_or_path))
-        setattr(model.config, CONFIG, found.as_config() | chosen)
+        given = self.options.pooling, self.options.normalize
+        setattr(model.config, CONFIG, asdict(pooling_of(model.config, Path(model.name_or_path), *given)))
         disable_cache(model)
         if (pooler := getattr(model, "pooler", None)) is not None:
             pooler.requires_grad_(False)
