@@ -24,6 +24,7 @@ from training.models.repository_files import (
     MODEL_FILES,
     POOLING,
     TOKENIZER_FILES,
+    name_of,
     part_of,
     read_json,
     require_files,
@@ -118,9 +119,9 @@ def _copy(work: Work, settings: CopyModelSettings, inputs: Mapping[str, Path]) -
 
 
 def _place(name: str, out: Path) -> Path:
-    file = out / str(part_of(name)) / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return file
+    part = out / str(part_of(name))
+    part.mkdir(exist_ok=True)
+    return part / name
 
 
 def _fetch_pinned(lock: Lock, work: Work) -> Path:
@@ -174,7 +175,8 @@ def _download(name: str, commit: str) -> dict[str, Path]:
         folder = snapshot_download(name, revision=commit, allow_patterns=wanted, ignore_patterns="*/*")
         # Another program may have left a part of the commit in the cache: the stored listing names all files.
         paths = [file.path for file in get_cached_repo_tree(name, revision=commit)]
-        nested = {path: Path(hf_hub_download(name, path, revision=commit)) for path in fnmatch.filter(paths, POOLING)}
+        pooling = fnmatch.filter(paths, POOLING)
+        nested = {name_of(path): Path(hf_hub_download(name, path, revision=commit)) for path in pooling}
     files = {path: Path(folder, path) for path in paths if "/" not in path and part_of(path)}
     require_files(files, f"{name!r} at {commit[:12]}")
     return files | nested

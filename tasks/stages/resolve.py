@@ -29,6 +29,7 @@ from training.data.sources import find_split_files, fingerprint, load_object, ob
 from training.evaluation.hub_metrics import PREFIX, fetch
 from training.jobs.protocol import write_atomically
 from training.models.repository_files import CHAT_TEMPLATE, POOLING, part_of, require_files, require_model_folder
+from training.models.repository_files import name_of as name_of_file
 from training.models.weights import read_shapes
 from training.problems import Problem, UserError, on_one_line
 from training.recipe import Compute, Data, Recipe
@@ -365,7 +366,7 @@ def pin_model_folder(folder: Path) -> dict[str, PinnedFile]:
     _require_whole(folder)
     paths = sorted(path for path in folder.iterdir() if path.is_file() and part_of(path.name))
     paths += sorted(folder.glob(POOLING))
-    names = [path.relative_to(folder).as_posix() for path in paths]
+    names = [name_of_file(path.relative_to(folder).as_posix()) for path in paths]
     return dict(zip(names, _pin_files(paths), strict=True))
 
 

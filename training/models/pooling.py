@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from training.models.repository_files import DEFAULT_PROMPT, MODULES, PROMPTS, read_json, read_json_list
+from training.models.repository_files import DEFAULT_PROMPT, MODULES, PROMPTS, name_of, read_json, read_json_list
 from training.problems import UserError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def pooling_of(config: Any, folder: Path, pooling: Mode | None = None, normalize
                 f"{MODULES} has the step {min(unknown)}, and Transformer, Pooling and Normalize are known: choose "
             )
             raise UserError.of("model", "model.path", f"{message}a base model without it.")
-        file = folder / str(steps.get("Pooling", {}).get("path")) / "config.json"
+        file = folder / name_of(f"{steps.get('Pooling', {}).get('path')}/config.json")
         found = Pooling(_mode(file) if "Pooling" in steps and pooling is None else "mean", "Normalize" in steps)
     return Pooling(pooling or found.pooling, found.normalize if normalize is None else normalize)
 
@@ -81,7 +81,7 @@ def _mode(file: Path) -> Mode:
     settings = read_json(file)
     named = settings.get("pooling_mode") or [mode for field, mode in _OLDER_MODES.items() if settings.get(field)]
     modes = [named] if isinstance(named, str) else list(named)
-    where = f"{file.parent.name}/{file.name}"
+    where = file.name
     if len(modes) != 1 or modes[0] not in get_args(Mode):
         message = f"{where} has the pooling {' and '.join(map(str, modes)) or None}: set one of "
         raise UserError.of("model", "options.pooling", f"{message}{', '.join(get_args(Mode))}.")

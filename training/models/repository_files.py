@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MODULES, POOLING = "modules.json", "*_Pooling/config.json"
-"""The steps of a model of sentence-transformers, and the settings of one of them."""
+"""The steps of a model of sentence-transformers, and the settings of one of them: in a snapshot, a file beside the
+model, such as 1_Pooling.json."""
 PROMPTS, DEFAULT_PROMPT = "config_sentence_transformers.json", "default"
 """The file with prompts, which are put before texts, and the name of the one that is used if none is named."""
 MODEL_FILES = (
@@ -28,7 +29,7 @@ MODEL_FILES = (
     "*.safetensors",
     "*.safetensors.index.json",
     MODULES,
-    POOLING,
+    "*_Pooling.json",
 )
 VOCABULARY_FILES = (
     "tokenizer.json",
@@ -121,6 +122,11 @@ def part_of(name: str) -> Literal["model", "tokenizer"] | None:
     if any(fnmatch.fnmatch(name, pattern) for pattern in MODEL_FILES):
         return "model"
     return "tokenizer" if any(fnmatch.fnmatch(name, pattern) for pattern in TOKENIZER_FILES) else None
+
+
+def name_of(path: str) -> str:
+    """The name in a snapshot of a file of a repository, 1_Pooling.json for 1_Pooling/config.json."""
+    return path.replace("/config.json", ".json") if fnmatch.fnmatch(path, POOLING) else path
 
 
 def has_weights(names: Iterable[str]) -> bool:

@@ -19,7 +19,7 @@ from tests.training import tiny
 from training import task_types
 from training.engine.predictor import Predictor
 from training.models.pooling import CONFIG, Pooling, pooling_of
-from training.models.repository_files import part_of, text_prompts
+from training.models.repository_files import name_of, part_of, text_prompts
 
 TASK = "sentence-similarity"
 TEXTS = ["cat dog", "hammer", "a saw and a horse and bread and cheese and rice"]
@@ -42,7 +42,7 @@ def exported(base: Path, out: Path, **options: Any) -> tuple[Any, Path]:
 
 def write(folder: Path, **files: Any) -> Path:
     for name, content in files.items():
-        file = folder / {"pooling": "1_Pooling/config.json"}.get(name, f"{name}.json")
+        file = folder / {"pooling": "1_Pooling.json"}.get(name, f"{name}.json")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(content))
     return folder
@@ -83,6 +83,8 @@ def test_an_export_is_a_folder_of_sentence_transformers(
     # A model that starts from the folder has the same pooling and prompts, without options.
     again = task_types.load(TASK, {})
     assert Predictor(again, folder, folder, 8).predict(rows) == records
+    # As a base model from elsewhere, whose files load_model puts beside the model.
+    (folder / "1_Pooling.json").write_text((folder / "1_Pooling/config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**json.loads((folder / "config.json").read_text()), CONFIG: None}))
     assert Predictor(again, folder, folder, 8).predict(rows) == records
     if importlib.util.find_spec("sentence_transformers") is not None:
@@ -127,12 +129,12 @@ def test_the_pooling_of_a_base_model_is_that_of_its_folder(files: Any, expected:
                 "pooling": {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True},
             },
             "options.pooling",
-            "1_Pooling/config.json has the pooling max and mean: set one of mean, cls, lasttoken.",
+            "1_Pooling.json has the pooling max and mean: set one of mean, cls, lasttoken.",
         ),
         (
             {"modules": steps("Pooling"), "pooling": {"pooling_mode": "mean", "include_prompt": False}},
             "model.path",
-            Says("1_Pooling/config.json leaves prompts out of the pooling"),
+            Says("1_Pooling.json leaves prompts out of the pooling"),
         ),
     ],
 )
@@ -143,7 +145,7 @@ def test_steps_that_are_not_known_are_refused(files: Any, where: str, message: s
 
 def test_the_files_of_a_base_model_are_taken_and_its_prompts_are_read(tmp_path: Path) -> None:
     names = ["modules.json", "1_Pooling/config.json", "config_sentence_transformers.json", "2_Dense/config.json"]
-    assert [part_of(name) for name in names] == ["model", "model", "tokenizer", None]
+    assert [part_of(name_of(name)) for name in names] == ["model", "model", "tokenizer", None]
     settings = {"prompts": {"query": "query: ", "document": ""}, "default_prompt_name": "query"}
     write(tmp_path, config_sentence_transformers=settings)
     assert text_prompts(tmp_path) == {"query": "query: ", "default": "query: "}
