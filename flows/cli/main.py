@@ -34,6 +34,7 @@ COMMANDS = {
     "promote": "models",
     "rollback": "models",
     "predict": "predict",
+    "search": "search",
     "chat": "chat",
     "serve": "serve",
     "export": "models",

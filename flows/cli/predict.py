@@ -39,6 +39,7 @@ OF_FILES = {
     "keep": "--keep",
     "id": "--id",
     "escape_formulas": "--escape-formulas",
+    "embedding_type": "--embedding-type",
     "max_error_rate": "--max-error-rate",
     "format": "--format",
     "batch_size": "--batch-size",
@@ -95,6 +96,11 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         const=True,
         help="begin cells of CSV that a spreadsheet would run as a formula with an apostrophe",
+    )
+    parser.add_argument(
+        "--embedding-type",
+        choices=("float32", "float16", "binary"),
+        help="the numbers of embeddings in Parquet (default: float32); binary: a bit a dimension",
     )
     parser.add_argument("--batch-size", metavar="ROWS", type=int, help="rows in one forward pass (default: 64)")
     parser.add_argument("--shard-rows", metavar="ROWS", type=int, help="rows that are predicted and stored as a whole")

@@ -245,7 +245,10 @@ class _Folder(Output):
     ) -> None:
         self._folder, self._model, self._kept = folder, model, scan.kept
         self._form, self._escape_formulas = prediction.format or "parquet", prediction.escape_formulas
-        form = [self._form, "escape_formulas"] if self._escape_formulas else [self._form]
+        self._embedding_type = prediction.embedding_type
+        form: list[str] = [self._form, "escape_formulas"] if self._escape_formulas else [self._form]
+        if self._embedding_type != "float32":
+            form.append(self._embedding_type)
         self._names = {
             (shard.file, shard.number): _part_name(shard, form, model, scan.kept, keys) for shard in scan.shards
         }
@@ -271,8 +274,8 @@ class _Folder(Output):
     def write(self, shard: Shard, rows: Rows, predictions: pa.Table, predicted_at_s: int) -> None:
         name = self._names[shard.file, shard.number]
         staged = self._folder.staged(name)
-        escape, as_message = self._escape_formulas, _message_form(self._model)
-        with Writer(staged, self._form, self._kept, escape_formulas=escape, as_message=as_message) as writer:
+        options: dict[str, Any] = {"escape_formulas": self._escape_formulas, "as_message": _message_form(self._model)}
+        with Writer(staged, self._form, self._kept, embedding_type=self._embedding_type, **options) as writer:
             writer.write(rows, predictions, _stamp(self._model, shard, predicted_at_s))
         entry = {
             "name": name,
@@ -318,7 +321,8 @@ class _SingleFile(Output):
         delimiter = "\t" if name.endswith(".tsv") else ","
         escape, as_message = prediction.escape_formulas, _message_form(model)
         self._reviews = list[int | None]()
-        self._writer = Writer(self._staged, form, scan.kept, delimiter, escape, as_message)
+        kind = prediction.embedding_type
+        self._writer = Writer(self._staged, form, scan.kept, delimiter, escape, as_message, kind)
 
     def lacks(self, shard: Shard) -> bool:
         return True

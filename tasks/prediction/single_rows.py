@@ -71,6 +71,16 @@ def predict_values(model: ModelSpec, rows: Sequence[Sequence[str]]) -> list[list
 
     Raises UserError for values that the task type does not accept, and MlflowFailed if MLflow does not answer.
     """
+    return list(_predict(model, rows)["predictions"])
+
+
+def predict_records(model: ModelSpec, rows: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """As `predict_values`, each as the task type's record."""
+    return list(_predict(model, rows)["records"])
+
+
+def _predict(model: ModelSpec, rows: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """The result of the program."""
     with in_use(), find_folders_for_job("predict", model.champion) as (work, folders):
         settings = PredictRowsSettings(
             max_length=model.max_length,
@@ -82,11 +92,11 @@ def predict_values(model: ModelSpec, rows: Sequence[Sequence[str]]) -> list[list
         inputs = {part: str(folder) for part, folder in folders.items()}
         Job(program=PROGRAM, key=work.key, settings=settings.model_dump(), inputs=inputs).write(work.job)
         outcome = run_job(work.job, python_argv(PROGRAM), env={}, stall_timeout_s=STALL_TIMEOUT_S)
-        return list(require_finished(outcome).result["predictions"])
+        return require_finished(outcome).result
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Predicts the `rows` of the settings, and returns `predictions`, a list of lines for people per row."""
+    """Predicts the `rows` of the settings. Returns their `records`, and `predictions`, the lines of each for people."""
     from training.engine.predictor import Predictor
 
     settings = PredictRowsSettings.model_validate(job.settings)
@@ -102,7 +112,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         raise UserError(Problem(kind="model", where="TEXT", message=message) for message in predictor.warnings())
     for message in predictor.warnings():
         events.warning(message)
-    return {"predictions": [[*task_type.lines(one), *describe_review(one)] for one in predictions]}
+    lines = [[*task_type.lines(one), *describe_review(one)] for one in predictions]
+    return {"records": predictions, "predictions": lines}
 
 
 def _parse_values(row: Sequence[str], forms: Mapping[str, Form], may_be_empty: Collection[str]) -> Values:

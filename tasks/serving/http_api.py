@@ -2,6 +2,7 @@
 
 POST /predict                   rows, for every task type
 POST /v1/chat/completions       and /v1/completions, GET /v1/models: tasks/serving/openai_api.py
+POST /v1/embeddings             or /v1/rerank, for models of these: tasks/serving/retrieval_api.py
 GET  /health                    whether a version answers, without a token
 GET  /metrics                   Prometheus
 GET  /, /docs, /openapi.json    the description of these, without a token: tasks/serving/page.py
@@ -23,6 +24,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 
+from tasks.registry.model_spec import ModelSpec
 from tasks.services.request_guard import App, Message, Receive, Send
 from tasks.serving.metrics import Metrics
 from tasks.serving.model_process import ModelProcess, ProcessLost
@@ -31,6 +33,7 @@ from tasks.serving.page import create_app, example_row
 from tasks.serving.recorded_rows import RecordedRows
 from tasks.serving.response_bodies import REFUSED, HealthBody, PredictionsBody
 from tasks.serving.responses import CLIENT_GONE, RequestRefused, said_error, until_gone
+from tasks.serving.retrieval_api import Rows, build_retrieval_routes
 from tasks.serving.served_model import Busy, NotLoaded, ServedModel
 from training.evaluation.stored_calibration import REVIEW
 from training.programs.serve import Failed, Predicted
@@ -87,25 +90,31 @@ def build_app(
     model = served.model
     app = create_app(model, "Served by finetune.", holds_conversations=holds_conversations)
 
-    async def predict(body: PredictRequest, request: Request) -> Response:
-        """Predictions of rows, in their order. An unusable row has an error in place of its prediction."""
+    async def ask(make_rows: Callable[[ModelSpec], Rows], request: Request) -> tuple[Predicted, ModelSpec]:
+        """The predictions of rows by the version that answers, and this version."""
         async with served.use() as process:
-            said = await until_gone(request, process.predict(body.rows))
-            version = process.model.version
+            rows = make_rows(process.model)
+            said = await until_gone(request, process.predict(rows))
+            model = process.model
         if not isinstance(said, Predicted):
             raise said_error(said)
         usable = sum(record is not None for record in said.records)
         metrics.count_rows(usable, len(said.records) - usable)
         metrics.count_review(sum(bool(record and record.get(REVIEW)) for record in said.records))
         if usable:
-            served.trial = partial(find_failure, row=next(compress(body.rows, said.records)))
+            served.trial = partial(find_failure, row=next(compress(rows, said.records)))
         if recorded is not None:
-            recorded.add_predictions(body.rows, said.records, version)
+            recorded.add_predictions(rows, said.records, model.version)
+        return said, model
+
+    async def predict(body: PredictRequest, request: Request) -> Response:
+        """Predictions of rows, in their order. An unusable row has an error in place of its prediction."""
+        said, model = await ask(lambda model: body.rows, request)
         found = [
             {"error": error} if record is None else record
             for record, error in zip(said.records, said.errors, strict=True)
         ]
-        return JSONResponse({"model": f"{served.name}/{version}", "predictions": found})
+        return JSONResponse({"model": f"{served.name}/{model.version}", "predictions": found})
 
     example = {"rows": [example_row(model)]}
     app.router.add_api_route(
@@ -118,6 +127,7 @@ def build_app(
         route_class_override=_PredictRoute,
     )
     add_common_routes(app, served, metrics)
+    app.include_router(build_retrieval_routes(model.task["task"], served.name, ask))
     if generates:
         app.include_router(build_routes(served, metrics, recorded))
     return app

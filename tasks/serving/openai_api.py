@@ -22,7 +22,7 @@ from tasks.serving.metrics import Metrics
 from tasks.serving.model_process import ModelProcess, ProcessLost
 from tasks.serving.recorded_rows import RecordedRows
 from tasks.serving.response_bodies import REFUSED, ChatCompletion, Completion, ModelsBody
-from tasks.serving.responses import RequestRefused, Said, StreamOf, refuse, said_error, until_gone
+from tasks.serving.responses import RequestRefused, Said, StreamOf, refuse, require_served, said_error, until_gone
 from tasks.serving.served_model import ServedModel
 from training.programs.serve import Failed, FinishedAnswer, Text
 from training.tokenization.tool_calls import parse_message, settled_content
@@ -228,8 +228,7 @@ async def _collect(answers: Sequence[AsyncGenerator[Said]]) -> list[FinishedAnsw
 
 def _require_known(body: _Generation, name: str, version: str) -> None:
     """Raises RequestRefused for another model, and for fields that have no effect here."""
-    if body.model not in (name, f"{name}/{version}"):
-        raise RequestRefused(404, f"there is no model {body.model!r}: {name} is served.", "model", "model_not_found")
+    require_served(body.model, name, version)
     given = {**(body.model_extra or {}), **{field: getattr(body, field) for field in type(body).model_fields}}
     for field, plain in _PLAIN.items():
         value = given.get(field)

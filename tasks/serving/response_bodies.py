@@ -93,6 +93,56 @@ class Completion(BaseModel):
     usage: Usage
 
 
+class EmbeddingBody(BaseModel):
+    """The embedding of a text."""
+
+    object: Literal["embedding"]
+    index: int
+    """The place of the text in the request."""
+    embedding: list[float] | str
+    """Numbers, or base64 of little-endian float32 numbers."""
+
+
+class PromptUsage(BaseModel):
+    """Counts of tokens of a request without a generated answer."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsBody(BaseModel):
+    """The response of /v1/embeddings."""
+
+    object: Literal["list"]
+    data: list[EmbeddingBody]
+    model: str
+    usage: PromptUsage
+
+
+class RankedDocument(BaseModel):
+    """A document and its score for the query."""
+
+    index: int
+    """The place of the document in the request."""
+    relevance_score: float
+    document: dict[str, str] | None = None
+    """Its `text`, if the request asks for it."""
+
+
+class TotalUsage(BaseModel):
+    """The tokens of all queries with their documents."""
+
+    total_tokens: int
+
+
+class RerankBody(BaseModel):
+    """The response of /v1/rerank: the documents, the best first."""
+
+    model: str
+    results: list[RankedDocument]
+    usage: TotalUsage
+
+
 class Error(BaseModel):
     """Why a request has no answer."""
 

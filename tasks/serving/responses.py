@@ -45,6 +45,12 @@ def refuse(param: str, message: str) -> RequestRefused:
     return RequestRefused(400, f"{param}: {message}", param)
 
 
+def require_served(model: str, name: str, version: str) -> None:
+    """Raises RequestRefused for a request to another model than this version of `name`."""
+    if model not in (name, f"{name}/{version}"):
+        raise RequestRefused(404, f"there is no model {model!r}: {name} is served.", "model", "model_not_found")
+
+
 def said_error(said: Said) -> RequestRefused:
     """The error that a model's program reports."""
     if isinstance(said, Failed):

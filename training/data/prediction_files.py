@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,9 @@ WRITTEN = {
 """The suffixes of single files of predictions, with their formats."""
 GENERATED = "generated_text"
 """The predicted column that is an assistant's answer."""
+EMBEDDING = "embedding"
+"""The predicted column that is the embedding of a text."""
+EmbeddingType = Literal["float32", "float16", "binary"]
 
 STAMPS = {
     "error": pa.string(),
@@ -111,6 +114,7 @@ class Writer:
         delimiter: of a CSV file.
         escape_formulas: in a CSV file, see BatchPrediction.
         as_message: makes the message of a response, of a row's values and the generated text.
+        embedding_type: of embeddings in Parquet, see BatchPrediction.
     """
 
     def __init__(
@@ -121,9 +125,11 @@ class Writer:
         delimiter: str = ",",
         escape_formulas: bool = False,
         as_message: Callable[[Values, str], Mapping[str, Any]] = plain_message,
+        embedding_type: EmbeddingType = "float32",
     ) -> None:
         self._file, self._form, self._kept, self._delimiter = file, form, kept, delimiter
         self._escape_formulas, self._as_message = escape_formulas, as_message
+        self._embedding_type = embedding_type
         self._stack = ExitStack()
         self._out: Any = None
 
@@ -152,6 +158,9 @@ class Writer:
             ],
         )
         predictions = predictions.take(pa.array(places, pa.int64()))
+        if EMBEDDING in predictions.column_names and self._form == "parquet":
+            vectors = as_vectors(predictions[EMBEDDING].combine_chunks(), self._embedding_type)
+            predictions = predictions.set_column(predictions.column_names.index(EMBEDDING), EMBEDDING, vectors)
         names = predicted_names(predictions.column_names, self._kept.types)
         predictions = predictions.rename_columns([names[name] for name in predictions.column_names])
         {"parquet": self._parquet, "csv": self._csv, "jsonl": self._json_lines, "openai": self._responses}[self._form](
@@ -206,6 +215,24 @@ class Writer:
     def _open_text(self) -> Any:
         # Half a surrogate pair is written as JSON escapes it.
         return self._stack.enter_context(self._file.open("w", encoding="utf-8", errors="backslashreplace", newline=""))
+
+
+def as_vectors(embeddings: pa.ListArray, kind: EmbeddingType) -> pa.FixedSizeListArray:
+    """Embeddings (N,) of D numbers each, or null, as lists of one size: float32 or float16, or for `binary` uint8, in
+    which a bit says whether a number is positive, eight dimensions a byte, the first one in the highest bit.
+
+    A null becomes NaN, or zeros: pyarrow 25 writes null lists of one size into Parquet, and cannot read them.
+    """
+    there = embeddings.is_valid().to_numpy(zero_copy_only=False)
+    found = embeddings.flatten().to_numpy().reshape(int(there.sum()), -1)  # (rows with an embedding, D)
+    if kind == "binary":
+        found = np.packbits(found > 0, axis=1)
+    elif kind == "float16":
+        found = found.astype(np.float16)
+    nothing = 0 if kind == "binary" else np.nan
+    vectors = np.full((len(there), found.shape[1] if len(found) else 1), nothing, found.dtype)
+    vectors[there] = found
+    return pa.FixedSizeListArray.from_arrays(vectors.reshape(-1), vectors.shape[1])
 
 
 def predicted_names(predicted: Iterable[str], there: Collection[str]) -> dict[str, str]:

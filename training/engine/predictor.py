@@ -92,8 +92,14 @@ class Predictor:
         """A record for each row, with the names and types of `record_types`; an empty one for a row with tokens that
         the model does not have, or that its chat template refuses. The rows have the task type's columns except for the
         label. `report` is called with the number of rows that are done."""
+        return self.predict_and_count(rows, report)[0]
+
+    def predict_and_count(
+        self, rows: pa.RecordBatch, report: Callable[[int], None] | None = None
+    ) -> tuple[list[dict[str, Any]], list[int]]:
+        """As `predict`, and the number of tokens of each row; 0 for a row with an empty record."""
         if not rows.num_rows:
-            return []
+            return [], []
         report = report or _no_report
         try:
             features = self.task_type.features(self.encoder, rows).rows
@@ -123,15 +129,16 @@ class Predictor:
         in_order: list[dict[str, Any]] = [{}] * len(records)
         for place, record in zip(order.tolist(), records, strict=True):
             in_order[place] = record
-        return in_order
+        return in_order, token_rows.tokens.tolist()
 
     def _predict_without(
         self, unusable: Collection[int], rows: pa.RecordBatch, report: Callable[[int], None]
-    ) -> list[dict[str, Any]]:
-        """The records of the rows, empty for the unusable ones."""
+    ) -> tuple[list[dict[str, Any]], list[int]]:
+        """The records and tokens of the rows, empty for the unusable ones."""
         kept = np.setdiff1d(np.arange(rows.num_rows), [*unusable]).astype(np.int64)
-        of_kept = iter(self.predict(rows.take(pa.array(kept)), report))
-        return [{} if row in unusable else next(of_kept) for row in range(rows.num_rows)]
+        of_kept = zip(*self.predict_and_count(rows.take(pa.array(kept)), report), strict=True)
+        found = [({}, 0) if row in unusable else next(of_kept) for row in range(rows.num_rows)]
+        return [record for record, _ in found], [tokens for _, tokens in found]
 
     def _complete(self, predictions: pa.Table, rows: pa.RecordBatch) -> list[dict[str, Any]]:
         dtype, kind = loading.DTYPES[self._precision], self.network.device.type

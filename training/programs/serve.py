@@ -117,6 +117,8 @@ class Predicted(_Message):
     records: list[dict[str, Any] | None]
     """None for a row that has an error."""
     errors: list[str | None]
+    tokens: list[int]
+    """Of each row, as the model reads it; 0 for a row that has an error."""
 
 
 class Text(_Message):
@@ -340,8 +342,12 @@ class _Model:
             return
         inputs = [values for part in parts for values in part.inputs]
         usable = [values for values in inputs if values is not None]
-        records = iter(self._predictor.predict(to_batch(self._task_type, self._settings.columns, usable)))
-        found: list[dict[str, Any] | None] = [None if values is None else next(records) for values in inputs]
+        records, counts_of_tokens = self._predictor.predict_and_count(
+            to_batch(self._task_type, self._settings.columns, usable)
+        )
+        of_usable, tokens_of_usable = iter(records), iter(counts_of_tokens)
+        found: list[dict[str, Any] | None] = [None if values is None else next(of_usable) for values in inputs]
+        tokens = [0 if values is None else next(tokens_of_usable) for values in inputs]
         errors = [
             None if error is None else f"{error.description}{error.value}" for part in parts for error in part.errors
         ]
@@ -351,7 +357,8 @@ class _Model:
         start, answers = 0, list[Predicted]()
         for one, count in zip(requests, counts, strict=True):
             stop = start + count
-            answers.append(Predicted(id=one.id, records=found[start:stop], errors=errors[start:stop]))
+            part = slice(start, stop)
+            answers.append(Predicted(id=one.id, records=found[part], errors=errors[part], tokens=tokens[part]))
             start = stop
         self._inbox.send(*answers)
 

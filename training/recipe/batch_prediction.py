@@ -43,6 +43,9 @@ class BatchPrediction(Section):
     escape_formulas: bool = False
     """Whether texts in CSV that begin with `=`, `+`, `-`, `@`, a tab or a carriage return get a `'` in front, so that
     no spreadsheet runs them as a formula. They are then no longer the texts of the input."""
+    embedding_type: Literal["float32", "float16", "binary"] = "float32"
+    """The numbers of embeddings in Parquet: float32; float16, half as large; or binary, a bit a dimension, 32 times
+    smaller: `ubinary` of sentence-transformers."""
     max_error_rate: float = Field(default=0.1, ge=0, le=1)
     """The share of rows that may be unusable: they get an `error` and no prediction. More of them end the run before
     anything is predicted."""
@@ -116,6 +119,10 @@ def _find_contradictions(found: BatchPrediction) -> list[Problem]:
         add("output", f"{found.output!r} is no place for openai: name a folder, or a file that ends in .jsonl.")
     if found.escape_formulas and found.format != "csv" and not found.output.endswith((".csv", ".tsv")):
         add("escape_formulas", "is for CSV, which spreadsheets open: leave it out, or write .csv files.")
+    if found.embedding_type != "float32" and not (
+        found.output.endswith(".parquet") if found.is_single_file else found.format in (None, "parquet")
+    ):
+        add("embedding_type", f"{found.embedding_type!r} is for Parquet: leave it out, or write .parquet files.")
     if found.cluster is not None and found.processes == "auto":
         add("processes", "'auto' counts the GPUs of this machine, not of a cluster: give the number of programs.")
     if found.cluster is None and found.cluster_address is not None:

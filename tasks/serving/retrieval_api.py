@@ -1,0 +1,143 @@
+"""Embeddings in the form of OpenAI's API, and documents sorted for a query in the form of Jina's and Cohere's.
+
+Sources: https://platform.openai.com/docs/api-reference/embeddings, https://jina.ai/reranker and
+https://docs.cohere.com/reference/rerank.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.registry.model_spec import ModelSpec
+from tasks.serving.response_bodies import REFUSED, EmbeddingsBody, RerankBody
+from tasks.serving.responses import refuse, require_served
+from training.programs.serve import Predicted
+from training.task_types import class_of
+from training.task_types.text_embedding import TextEmbedding
+
+MOST_TEXTS = 2_048
+"""In one request, as in OpenAI's API."""
+Rows = list[dict[str, Any]]
+Ask = Callable[[Callable[[ModelSpec], Rows], Request], Awaitable[tuple[Predicted, ModelSpec]]]
+"""Predicts rows, which are made for the version that answers; returns the predictions and the version."""
+
+
+class EmbeddingRequest(BaseModel):
+    """The body of /v1/embeddings."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    model: str
+    """The name of the served model."""
+    input: str | list[str] | list[int] | list[list[int]]
+    """A text or several; tokens are refused."""
+    encoding_format: Literal["float", "base64"] = "float"
+    """base64: of the little-endian float32 numbers."""
+    dimensions: int | None = Field(None, ge=1)
+    """The first so many dimensions, scaled to length 1: one of options.matryoshka_dims of the model's recipe."""
+
+
+class RerankRequest(BaseModel):
+    """The body of /v1/rerank."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    model: str
+    """The name of the served model."""
+    query: str
+    documents: list[str | dict[str, Any]] = Field(min_length=1, max_length=MOST_TEXTS)
+    """Texts, or objects with a `text`."""
+    top_n: int | None = Field(None, ge=1)
+    """The most results; all by default."""
+    return_documents: bool = False
+    """Whether results have their texts."""
+
+
+def build_retrieval_routes(task: str, name: str, ask: Ask) -> APIRouter:
+    """The route of a task type for retrieval, for the served model of this name; none for other task types."""
+    routes, task_type = APIRouter(tags=["Retrieval"], responses=REFUSED), class_of(task)
+
+    async def embeddings(body: EmbeddingRequest, request: Request) -> dict[str, Any]:
+        """The embedding of a text, or of each of several texts."""
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        if not 0 < len(texts) <= MOST_TEXTS:
+            raise refuse("input", f"{len(texts):,} texts are given: give 1 to {MOST_TEXTS:,}.")
+        if not all(isinstance(text, str) for text in texts):
+            raise refuse("input", "tokens are given: give texts.")
+
+        def rows(model: ModelSpec) -> Rows:
+            column = next(iter(model.columns.values()))
+            return [{column: text} for text in texts]
+
+        said, model = await ask(rows, request)
+        require_served(body.model, name, model.version)
+        _require_usable(said, "input")
+        vectors = np.array([record["embedding"] for record in said.records if record], np.float32)
+        if body.dimensions is not None:
+            vectors = _shorten(vectors, body.dimensions, model)
+        written = [_encode(vector) if body.encoding_format == "base64" else vector.tolist() for vector in vectors]
+        data = [{"object": "embedding", "index": place, "embedding": one} for place, one in enumerate(written)]
+        tokens = sum(said.tokens)
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"object": "list", "data": data, "model": f"{name}/{model.version}", "usage": usage}
+
+    async def rerank(body: RerankRequest, request: Request) -> dict[str, Any]:
+        """The documents with their scores for the query, the best first."""
+        texts = [one if isinstance(one, str) else one.get("text") for one in body.documents]
+
+        def rows(model: ModelSpec) -> Rows:
+            if "documents" in model.columns:
+                return [{model.columns["query"]: body.query, model.columns["documents"]: texts}]
+            return [{model.columns["query"]: body.query, model.columns["document"]: text} for text in texts]
+
+        said, model = await ask(rows, request)
+        require_served(body.model, name, model.version)
+        _require_usable(said, "documents")
+        records = [record for record in said.records if record is not None]
+        if "documents" in model.columns:
+            ranked = [(one["score"], one["document"]) for one in records[0]["ranking"]]
+        else:
+            scores = [record["score"] for record in records]
+            ranked = sorted(zip(scores, range(len(scores)), strict=True), key=lambda one: -one[0])
+        results = [
+            {"index": place, "relevance_score": score}
+            | ({"document": {"text": texts[place]}} if body.return_documents else {})
+            for score, place in ranked[: body.top_n]
+        ]
+        return {"model": f"{name}/{model.version}", "results": results, "usage": {"total_tokens": sum(said.tokens)}}
+
+    if issubclass(task_type, TextEmbedding):
+        routes.add_api_route("/v1/embeddings", embeddings, methods=["POST"], response_model=EmbeddingsBody)
+    if task == "reranking":
+        routes.add_api_route("/v1/rerank", rerank, methods=["POST"], response_model=RerankBody)
+    return routes
+
+
+def _require_usable(said: Predicted, field: str) -> None:
+    """Raises RequestRefused if a row has an error."""
+    for place, error in enumerate(said.errors):
+        if error is not None:
+            raise refuse(f"{field}[{place}]", f"{error}.")
+
+
+def _shorten(vectors: np.ndarray[Any, Any], dimensions: int, model: ModelSpec) -> np.ndarray[Any, Any]:
+    """The first dimensions of the embeddings, (N, dimensions), with length 1."""
+    trained = model.task["options"].get("matryoshka_dims") or []
+    allowed = sorted({*trained, vectors.shape[1]})
+    if dimensions not in allowed:
+        message = f"{dimensions} is none of the numbers that the model was trained for: {', '.join(map(str, allowed))}."
+        raise refuse("dimensions", message)
+    if dimensions == vectors.shape[1]:
+        return vectors
+    cut = vectors[:, :dimensions]
+    return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
+
+
+def _encode(vector: np.ndarray[Any, Any]) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

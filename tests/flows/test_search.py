@@ -1,0 +1,59 @@
+"""`finetune search`: embeddings that `finetune predict` wrote, and the rows that are most similar to a text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flows.cli.main import main
+from tests.flows.forked import finetune
+from tests.flows.served import register
+from tests.training.counting import NUMBERS, WORDS, write_assistant
+
+
+@pytest.fixture
+def home(tmp_path: Path, fresh_database: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With `counter`, whose embedding of a text has positive numbers at the places of the text's words."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "mlflow.db").write_bytes(fresh_database.read_bytes())
+    monkeypatch.setenv("FINETUNE_HOME", str(home))
+    register(write_assistant(tmp_path / "model"), "sentence-similarity")
+    return home
+
+
+def test_the_rows_most_similar_to_a_text_are_found_among_predicted_rows(
+    home: Path, server: dict[str, str], tmp_path: Path
+) -> None:
+    documents, vectors, out = tmp_path / "documents.jsonl", tmp_path / "vectors", tmp_path / "found.json"
+    texts = [*NUMBERS, "two three", " "]
+    documents.write_text("".join(json.dumps({"talk": text}) + "\n" for text in texts))
+    paths = ["--input", str(documents), "--output", str(vectors), "--no-drift"]
+    run = finetune(home, "predict", "counter", *paths, "--embedding-type", "float16", **server)
+    assert run.returncode == 0, run.stdout + run.stderr
+    (part,) = vectors.glob("*.parquet")
+    written = pq.read_schema(part).field("embedding").type
+    assert written == pa.list_(pa.float16(), len(WORDS))
+
+    words = ["counter", "--corpus", str(vectors), "--top", "3", "--json", str(out), "two"]
+    found = finetune(home, "search", *words, **server)
+    assert found.returncode == 0, found.stdout + found.stderr
+    rows = json.loads(out.read_text())
+    assert [row["talk"] for row in rows[:2]] == ["two", "two three"] and len(rows) == 3
+    assert rows[0]["similarity"] == pytest.approx(1, abs=1e-3)
+    first, place, *_ = found.stdout.splitlines()
+    assert first.split() == ["1.0000", "two"] and place.strip() == f"{documents}, row 2"
+
+
+def test_mistakes_are_one_message(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "rows.parquet")
+    for words, message in {
+        ("--corpus", str(tmp_path / "absent")): "has no Parquet files",
+        ("--corpus", str(tmp_path / "rows.parquet"), "--top", "0"): "--top: 0 rows are none",
+    }.items():
+        assert main(["search", "counter", "two", *words]) == 2
+        assert message in capsys.readouterr().err
