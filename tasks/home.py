@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import grp
 import hashlib
 import json
 import os
+import pwd
 import re
 import secrets
 import stat
@@ -143,11 +145,33 @@ def find_replaceable(folder: Path) -> Path | None:
     *above, _ = _way_to(folder)
     for place in above:
         status = place.lstat()
-        others = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid != os.getgid() else 0)  # one's own group is private
-        is_open = status.st_mode & others and not (status.st_mode & stat.S_ISVTX or stat.S_ISLNK(status.st_mode))
+        is_open = not (status.st_mode & stat.S_ISVTX or stat.S_ISLNK(status.st_mode)) and _may_be_written(place, status)
         if status.st_uid not in (os.getuid(), 0, _UNMAPPED_USER) or is_open:
             return place
     return None
+
+
+def _may_be_written(folder: Path, status: os.stat_result) -> bool:
+    """Whether others may write to a folder, by its mode or by an access control list, whose users and groups have at
+    most the rights that the mode shows as those of the group."""
+    if status.st_mode & stat.S_IWOTH or not status.st_mode & stat.S_IWGRP:
+        return bool(status.st_mode & stat.S_IWOTH)
+    if not _is_private(status.st_gid):
+        return True
+    with contextlib.suppress(OSError):  # a file system without such lists
+        return "system.posix_acl_access" in os.listxattr(folder)
+    return False
+
+
+def _is_private(group: int) -> bool:
+    """Whether a group is this user's alone: the primary one, with the user's name, as most systems create it, and
+    without other members. Group 0, and users and groups without an entry, are those of containers."""
+    if group != os.getgid():
+        return False
+    with contextlib.suppress(KeyError):
+        user, entry = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(group)
+        return group == 0 or (entry.gr_name == user and not {*entry.gr_mem} - {user})
+    return True
 
 
 def _way_to(path: Path) -> list[Path]:

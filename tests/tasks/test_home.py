@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import stat
+import struct
 import threading
 from pathlib import Path
 
@@ -122,6 +125,36 @@ def test_a_home_in_a_folder_in_which_others_may_rename_it_is_refused_by_the_name
     shared.chmod(0o777)
     with pytest.raises(UserError, match=rf"{shared} belongs to another user or may be written by others"):
         create_home()
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "is_private"), [(None, [], True), (None, ["other"], False), ("users", [], False)]
+)
+def test_a_folder_that_a_group_of_several_users_may_write_to_is_no_place_for_a_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None, members: list[str], is_private: bool
+) -> None:
+    (shared := tmp_path / "shared").mkdir()
+    shared.chmod(0o775)
+    group = os.getgid() or 4242
+    os.chown(shared, -1, group)
+    entry = (name or pwd.getpwuid(os.getuid()).pw_name, "x", group, members)
+    monkeypatch.setattr(os, "getgid", lambda: group)
+    monkeypatch.setattr(grp, "getgrgid", lambda _: grp.struct_group(entry))
+    assert find_replaceable(shared / "home") == (None if is_private else shared)
+
+
+def test_a_folder_with_an_access_control_list_that_permits_writing_is_no_place_for_a_home(tmp_path: Path) -> None:
+    (listed := tmp_path / "listed").mkdir()
+    entries = [(0x01, 7, 2**32 - 1), (0x02, 7, 4242), (0x04, 0, 2**32 - 1), (0x10, 7, 2**32 - 1), (0x20, 0, 2**32 - 1)]
+    content = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)  # setfacl -m u:4242:rwx
+    try:
+        os.setxattr(listed, "system.posix_acl_access", content)
+    except OSError:
+        pytest.skip("the file system has no access control lists")
+    assert stat.S_IMODE(listed.stat().st_mode) == 0o770 and listed.stat().st_gid == os.getgid()
+    assert find_replaceable(listed / "home") == listed
+    listed.chmod(0o700)  # the list permits nothing any more
+    assert find_replaceable(listed / "home") is None
 
 
 def test_a_home_that_is_a_file_is_refused(home: Path) -> None:
