@@ -9,8 +9,11 @@ N rows, F figures.
 from __future__ import annotations
 
 import json
+import signal
+import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -33,6 +36,8 @@ TURNS = "tool_turns"
 """The column of predictions with the turns of a row, as JSON; null for rows without answers."""
 MOST_CALLS = 5
 """The frequent calls that the baseline tries."""
+LONGEST_S = 1.0
+"""For a JSON Schema and the arguments of one call."""
 FIGURES = (
     *("turns", "right_decisions"),
     *("calls", "valid_calls"),
@@ -215,15 +220,45 @@ def find_unreadable_call(template: ChatTemplate) -> str | None:
 
 def is_valid(call: ToolCall, tools: Tools) -> bool:
     """Whether a call is of a declared tool, and its arguments fit the JSON Schema of the tool's parameters. Parameters
-    that are no JSON Schema fit any arguments."""
+    that are no JSON Schema fit any arguments. Raises UserError for a schema that takes too long: its patterns and
+    references can take years for a line of text."""
     declared = [tool["function"] for tool in tools if tool["function"]["name"] == call.name]
     if not declared:
         return False
-    validator = _validator(json.dumps(declared[0].get("parameters"), sort_keys=True))
     try:
-        return validator is None or validator.is_valid(call.arguments)
+        with _limited_time():
+            validator = _validator(json.dumps(declared[0].get("parameters"), sort_keys=True))
+            return validator is None or validator.is_valid(call.arguments)
+    except _LimitError:
+        message = f"the JSON Schema of the tool {call.name!r} takes more than {LONGEST_S:g} s for the arguments of one "
+        message += "call: simplify its patterns, references or uniqueItems, or leave the rows with it out."
+        raise UserError.of("data", "data.tools", message) from None
     except Exception:  # such as a reference to nowhere, or a pattern that is no regular expression
         return True
+
+
+class _LimitError(Exception):
+    pass
+
+
+@contextmanager
+def _limited_time() -> Iterator[None]:
+    """Raises _LimitError in the block after LONGEST_S of computing. Only in the main thread, where Python lets a signal
+    end the search for a pattern."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise _LimitError
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def spell_call(call: ToolCall) -> str:

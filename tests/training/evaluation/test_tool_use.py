@@ -21,6 +21,7 @@ from training.evaluation.tool_use import (
     with_turns,
     write_turns,
 )
+from training.problems import UserError
 from training.programs.compare import CompareSettings, compare_models
 from training.programs.score import compute_scores
 from training.recipe.tables.metrics import TOOL_METRICS
@@ -181,3 +182,24 @@ def test_a_model_with_better_calls_passes_the_test_against_a_worse_one_of_other_
         found = compare_models(new, with_turns(other, [*old.turns]), settings)
         assert (found.value, found.champion_value) == (1, 0)
         assert found.better is better
+
+
+LAUGHS = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)} | {"a40": {}}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"city": {"pattern": "^(a|a)*$"}}},
+        {"properties": {"city": {"patternProperties": {"^(a|a)*$": {}}}}},
+        {"$defs": LAUGHS, "$ref": "#/$defs/a0"},
+        {"properties": {"cities": {"uniqueItems": True}}},
+    ],
+    ids=["pattern", "names", "references", "items"],
+)
+def test_a_schema_that_would_take_years_is_one_message(parameters: dict[str, Any]) -> None:
+    text = "a" * 40 + "!"
+    city: Any = {text: 1} if "patternProperties" in str(parameters) else text
+    call = ToolCall("weather", {"city": city, "cities": [{"name": number} for number in range(20_000)]})
+    with pytest.raises(UserError, match=r"data\.tools: the JSON Schema of the tool 'weather' takes more than 1 s"):
+        is_valid(call, [{"type": "function", "function": {"name": "weather", "parameters": parameters}}])
