@@ -12,6 +12,7 @@ Processes with several ranks or GPUs also get the variables of tasks/jobs/comman
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pwd
 import re
@@ -29,6 +30,7 @@ from typing import Any
 from tasks.home import home_path
 from training.jobs.resources import cores
 from training.jobs.search_path import VARIABLE, search_path, start_variables
+from training.local_files import open_regular, read_whole
 from training.problems import Problem
 
 ENVIRONMENT = {
@@ -125,6 +127,9 @@ def ignore_prefect_settings_here() -> None:
 
 _PREFECT_SOURCES = "prefect.settings.sources"
 _PREFECT_FILES = (".env", "prefect.toml", "pyproject.toml")
+_PREFECT_VARIABLE = re.compile(rb"(?i)(?:\A|[\r\n])[ \t\v\f'\"]*(?:export[ \t\v\f]+)?['\"]?prefect_")
+_MOST_DOTS = 50
+"""Of a line of pyproject.toml that is parsed, if the file mentions Prefect."""
 
 
 class _PrefectSources:
@@ -169,7 +174,7 @@ def _find_foreign_settings() -> Iterator[Problem]:
     """Prefect takes settings from files of the working directory, which may have come with rows: they name a server for
     passwords and rows, and code that configures logging."""
     readers: dict[str, tuple[str, Callable[[bytes], bool]]] = {
-        ".env": ("Prefect", lambda text: bool(re.search(rb"(?im)^[\s'\"]*(?:export\s+)?['\"]?prefect_", text))),
+        ".env": ("Prefect", lambda text: bool(_PREFECT_VARIABLE.search(text))),
         "prefect.toml": ("Prefect", lambda text: bool(text.strip())),
         "pyproject.toml": ("Prefect", _has_prefect_table),
         "matplotlibrc": ("matplotlib", lambda text: os.stat("matplotlibrc").st_uid not in (os.getuid(), 0)),
@@ -179,10 +184,13 @@ def _find_foreign_settings() -> Iterator[Problem]:
             status = os.stat(name)
             if stat.S_ISDIR(status.st_mode):  # a virtual environment may be in .env
                 continue
-            if stat.S_ISREG(status.st_mode) and not has_settings(Path(name).read_bytes()):
+            if stat.S_ISREG(status.st_mode):
+                with open_regular(Path(name)) as file:
+                    if not has_settings(read_whole(file)):
+                        continue
+        except OSError as error:
+            if error.errno != errno.EFBIG:  # there is none, or none that can be read
                 continue
-        except OSError:  # there is none, or none that can be read
-            continue
         message = f"{library} would take settings from this file in the working directory, which may have come with "
         message += "rows or a model. Set them in the environment or in a profile (`prefect config set`), and remove "
         message += "them here, or call finetune in another folder."
@@ -190,10 +198,18 @@ def _find_foreign_settings() -> Iterator[Problem]:
 
 
 def _has_prefect_table(text: bytes) -> bool:
+    """Whether a pyproject.toml has settings of Prefect's. One that could have some and cannot be parsed counts, too:
+    the parser's memory grows with the square of the parts of a key."""
+    if b"prefect" not in text:
+        return False
+    if max(line.count(b".") for line in text.splitlines()) > _MOST_DOTS:
+        return True
     try:
         return "prefect" in tomllib.loads(text.decode()).get("tool", {})
     except ValueError:  # Prefect ignores it too
         return False
+    except RecursionError:
+        return True
 
 
 def _has_certificates(file: Path) -> bool:

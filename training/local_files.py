@@ -20,6 +20,8 @@ from training.problems import Problem, UserError, on_one_line
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_LINKS = 40
 """On the way to a file, as in the kernel."""
+MOST_BYTES = 2**28
+"""Of a file that is read as a whole. A file of nothing, which takes no disk, can be longer than the memory."""
 
 
 class _Owners(NamedTuple):
@@ -68,10 +70,17 @@ def open_regular(file: Path) -> BufferedReader:
     return open(opened, "rb")
 
 
+def read_whole(file: BufferedReader) -> bytes:
+    """The content of an open file. Raises OSError if it has more than MOST_BYTES."""
+    if os.fstat(file.fileno()).st_size > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"has more than {MOST_BYTES >> 20} MiB", str(file.name))
+    return file.read()
+
+
 def read_local(file: str) -> bytes:
-    """The content of a file, opened by `open_local`."""
+    """The content of a file, opened by `open_local`. Raises OSError if it has more than MOST_BYTES."""
     with open(open_local(file, kind="recipe"), "rb") as opened:
-        return opened.read()
+        return read_whole(opened)
 
 
 def find_foreign(files: Iterable[str], home_rooms: Sequence[str] = (), kind: str = "data") -> list[Problem]:

@@ -37,6 +37,7 @@ from training.data.prediction_files import SUFFIXES, WRITTEN, KeptColumns, Stamp
 from training.data.prediction_rows import Rows
 from training.evaluation.stored_calibration import REVIEW
 from training.jobs.protocol import fsync, sha256
+from training.local_files import open_regular, read_whole
 from training.problems import NETWORK, UserError
 from training.recipe import BatchPrediction
 from training.tokenization.tool_calls import parse_message
@@ -160,7 +161,8 @@ class _LocalFolder(_OutputFolder):
 
     def read(self, name: str) -> bytes | None:
         try:
-            return (self._folder / name).read_bytes()
+            with open_regular(self._folder / name) as file:  # others may write here
+                return read_whole(file)
         except OSError:
             return None
 

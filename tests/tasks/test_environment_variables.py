@@ -224,6 +224,33 @@ def test_settings_of_prefect_in_the_working_directory_are_one_message_before_any
     assert not home.exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "refused"),
+    [
+        (".env", "\n" * 2_000_000, False),
+        (".env", "A=1\r" + "\n" * 2_000_000 + "\texport  PREFECT_HOME=x", True),
+        ("pyproject.toml", "prefect = " + "[" * 100_000, True),
+        ("pyproject.toml", ".".join(["prefect"] * 100_000) + " = 1", True),
+        ("pyproject.toml", ".".join(["a"] * 100_000) + " = 1", False),
+    ],
+)
+def test_files_made_to_take_hours_or_all_memory_are_judged_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str, refused: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(content, newline="")
+    assert [one.where for one in find_environment_problems()] == ([name] if refused else [])
+
+
+def test_a_file_of_settings_that_is_longer_than_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").touch()
+    os.truncate(tmp_path / ".env", 2**40)  # nothing, which takes no disk
+    assert [one.where for one in find_environment_problems()] == [".env"]
+
+
 @pytest.mark.parametrize("first", ["", "import prefect.settings; "])
 def test_prefect_reads_no_settings_that_appear_in_the_working_directory_later(tmp_path: Path, first: str) -> None:
     program = f"{first}from tasks import environment_variables; environment_variables.prepare_environment(); "

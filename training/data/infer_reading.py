@@ -259,7 +259,7 @@ def _format_of(path: str) -> Choice:
     """The format of a file, by its name or its content."""
     if source := _format_by_name(path):
         return Choice(source)
-    with open(path, "rb") as file:
+    with open(open_local(path), "rb") as file:
         first = file.read(8)
     if first.startswith((b"PAR1", b"ARROW1")):
         return Choice("parquet" if first.startswith(b"PAR1") else "arrow", "its first bytes")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import errno
 import fnmatch
 import json
 import math
@@ -11,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from training.local_files import find_foreign, open_regular
+from training.local_files import MOST_BYTES, find_foreign, open_regular, read_whole
 from training.problems import Problem, UserError, on_one_line
 
 if TYPE_CHECKING:
@@ -74,6 +76,10 @@ TOKENIZER_JSON_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Classes of transformers that use tokenizer.json unchanged. The others build a tokenizer from its vocabulary."""
 MOST_GROWTH = 1000
 """A tokenizer whose replacements may make a text longer than this many times is refused."""
+MOST_SPECIAL_TOKENS = 1000
+"""A tokenizer that adds more tokens to a text is refused: a list of a template may name other lists."""
+LONGEST_WORD = 1000
+"""A word-piece tokenizer that splits longer words is refused: the time grows with the third power of the length."""
 OVERRIDDEN = ("hyperclovax_vision_v2", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "siglip2")
 """Model types for which transformers ignores the class in tokenizer_config.json."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -165,6 +171,10 @@ def require_model_folder(folder: Path) -> None:
     if foreign := find_foreign((str(path) for path in files if part_of(path.name)), HOME_ROOMS, "model"):
         raise UserError(foreign)
     require_no_other_files(folder)
+    message = f"has more than {MOST_BYTES >> 20} MiB, and is not the file that it seems: copy or download it again."
+    small = (path for path in files if part_of(path.name) and not path.name.endswith(".safetensors"))
+    if large := [path for path in small if path.stat().st_size > MOST_BYTES]:
+        raise UserError(Problem(kind="model", where=str(path), message=message) for path in large)
     require_files((path.name for path in files), str(folder))
 
 
@@ -231,17 +241,28 @@ def blame_tokenizer(where: str, failure: str) -> Iterator[None]:
 
 
 def require_bounded(tokenizer: Tokenizer, path: Path) -> None:
-    """Raises UserError for a tokenizer whose replacements make texts so long that they would fill the memory."""
+    """Raises UserError for a tokenizer whose replacements or special tokens make texts so long that they would fill the
+    memory, or which would spend hours on one long word."""
     for part in (tokenizer.normalizer, tokenizer.decoder):
         if part is not None and (growth := _growth(json.loads(part.__getstate__()))) > MOST_GROWTH:
             message = f"its replacements make a text up to {growth:,} times as long, more than {MOST_GROWTH:,} times: "
             raise UserError.of("tokens", str(path), f"{message}it would fill the memory. Name another model.")
+    if (added := max(map(tokenizer.num_special_tokens_to_add, (False, True)))) > MOST_SPECIAL_TOKENS:
+        message = f"it adds {added:,} special tokens to every text, more than {MOST_SPECIAL_TOKENS:,}: "
+        raise UserError.of("tokens", str(path), f"{message}they would fill the memory. Name another model.")
+    if (longest := getattr(tokenizer.model, "max_input_chars_per_word", 0)) > LONGEST_WORD:
+        message = f"max_input_chars_per_word is {longest:,}, more than {LONGEST_WORD:,}: a text without spaces would "
+        raise UserError.of("tokens", str(path), f"{message}take hours. Write 100, as BERT's, or name another model.")
 
 
 def _growth(part: dict[str, Any]) -> int:
     """A bound of the factor by which a normalizer or a decoder makes a text longer. A pattern may match nothing, in
     front of each character."""
     inner = [*part.get("normalizers", ()), *part.get("decoders", ())]
+    if part["type"] == "Precompiled":  # the size of an index, the index, and texts that end with NUL
+        content = base64.b64decode(part["precompiled_charsmap"])
+        texts = content[4 + int.from_bytes(content[:4], "little") :]
+        return max(1, *map(len, texts.split(b"\0")))
     added = {"Replace": "content", "Prepend": "prepend"}.get(part["type"])
     return (1 + len(part[added]) if added else 1) * math.prod(map(_growth, inner))
 
@@ -304,9 +325,9 @@ def text_prompts(tokenizer: Path) -> dict[str, str]:
 def _has_content(path: Path) -> bool:
     try:
         with open_regular(path) as file:
-            return file.read().strip() not in (b"", b"{}")
-    except OSError:
-        return False
+            return read_whole(file).strip() not in (b"", b"{}")
+    except OSError as error:
+        return error.errno == errno.EFBIG
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -324,6 +345,6 @@ def read_json_list(path: Path) -> list[dict[str, Any]]:
 def _read(path: Path) -> Any:
     try:
         with open_regular(path) as file:
-            return json.loads(file.read().decode())
+            return json.loads(read_whole(file).decode())
     except (OSError, ValueError, RecursionError):  # the last for brackets in brackets
         return None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.local_files import open_regular
+from training.local_files import open_regular, read_whole
 from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def read_shapes(files: Mapping[str, Path], field: str = "model.path") -> Shapes:
         except (OSError, ValueError) as error:
             damage.append(f"{path} {error}: copy or download it again.")
     if not damage and WEIGHTS not in files:
-        named = json.loads(files[INDEX].read_bytes())["weight_map"]
+        named = _read_index(files[INDEX])
         if lost := [name for name in named if name not in shapes]:
             damage.append(
                 f"{files[INDEX]} names weights that its files lack, {_listed(lost)}: copy or download the model again."
@@ -72,7 +72,7 @@ def _loaded_files(files: Mapping[str, Path], damage: list[str]) -> list[Path]:
         return []
     index = files[INDEX]
     try:
-        shards = sorted({*json.loads(index.read_bytes())["weight_map"].values()})
+        shards = sorted({*_read_index(index).values()})
         missing = [shard for shard in map(str, shards) if shard not in files]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         damage.append(f"{index} is no index of weights: copy or download it again.")
@@ -80,6 +80,12 @@ def _loaded_files(files: Mapping[str, Path], damage: list[str]) -> list[Path]:
     if missing:
         damage.append(f"{index} names {_listed(missing)}, not in its folder: copy or download the model again.")
     return [files[shard] for shard in shards if shard in files]
+
+
+def _read_index(path: Path) -> Any:
+    """The file of each weight, by its name, as the index has it."""
+    with open_regular(path) as file:
+        return json.loads(read_whole(file))["weight_map"]
 
 
 def _read_header(path: Path) -> Shapes:

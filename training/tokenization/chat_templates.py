@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from training.data.row_problems import masks_by_reason, shorten
 from training.jobs.resources import cores
-from training.local_files import open_local
+from training.local_files import open_local, read_whole
 from training.models.repository_files import chat_template
 from training.problems import UserError
 from training.tokenization.encoder import load_encoder
@@ -364,8 +364,8 @@ def require_template(file: Path) -> None:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     try:
-        with open(open_local(str(file), kind="model"), encoding="utf-8") as source:
-            text = source.read()
+        with open(open_local(str(file), kind="model"), "rb") as source:
+            text = read_whole(source).decode()
         if text.startswith("\ufeff"):
             message = f"{str(file)!r} begins with a byte order mark, with which every conversation would begin: "
             raise UserError.of("model", FIELD, f"{message}save it as UTF-8 without the mark.")

@@ -133,6 +133,21 @@ def test_a_run_that_stops_leaves_no_manifest_and_the_next_one_completes_it(place
     assert place.texts() == ["a", "b", "c"] and MANIFEST in place.files()
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device", "longer than the memory"])
+def test_a_manifest_that_has_no_end_is_replaced(home: Path, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "out").mkdir()
+    manifest = tmp_path / "out" / MANIFEST
+    if kind == "pipe":
+        os.mkfifo(manifest)
+    elif kind == "device":
+        manifest.symlink_to("/dev/zero")
+    else:
+        manifest.touch()
+        os.truncate(manifest, 2**40)
+    assert Predicted(str(tmp_path / "out"), ["a"]).write() == [0]
+    assert not manifest.is_symlink() and json.loads(manifest.read_bytes())["rows"] == 1
+
+
 def test_a_part_of_another_size_or_a_broken_manifest_is_written_again(place: Bucket) -> None:
     predicted = Predicted(place.url, ["a"], ["b"])
     predicted.write()

@@ -75,6 +75,16 @@ def test_a_pipe_in_a_model_folder_is_refused_by_name_and_is_not_waited_for(tmp_p
         require_model_folder(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "generation_config.json", "vocab.txt"])
+def test_a_file_beside_the_weights_that_is_longer_than_the_memory_is_refused(tmp_path: Path, name: str) -> None:
+    for file in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / file).write_text("{}")
+    (tmp_path / name).touch()
+    os.truncate(tmp_path / name, 2**40)  # nothing, which takes no disk
+    with pytest.raises(UserError, match=f"{name}: has more than 256 MiB|{name} is no JSON object"):
+        require_model_folder(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model and its tokenizer."""

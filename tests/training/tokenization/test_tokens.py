@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,47 @@ def test_a_tokenizer_that_would_make_texts_a_million_times_as_long_is_refused(
     settings[part] = {"type": "Sequence", f"{part}s": [replace, replace]}
     (folder / "tokenizer.json").write_text(json.dumps(settings))
     with pytest.raises(UserError, match=r"tokenizer\.json: .*up to 1,000,000 times as long, more than 1,000 times"):
+        if by_its_class:
+            load_tokenizer(folder)
+        else:
+            tokenize(SequenceClassification(), save_rows(tmp_path / "data"), folder, tmp_path / "out", 32)
+
+
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}] * 100 + [{"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [2] * 100, "tokens": ["[CLS]"] * 100}},
+}
+WORD_PIECE = {
+    "type": "WordPiece",
+    "unk_token": "[UNK]",
+    "continuing_subword_prefix": "##",
+    "max_input_chars_per_word": 10**6,
+    "vocab": {"[UNK]": 0, "[PAD]": 1, "[CLS]": 2, "a": 3, "##a": 4},
+}
+ONE_CHARACTER_TO_MANY = base64.b64encode((4).to_bytes(4, "little") + bytes(4) + b"x" * 2000 + b"\0").decode()
+
+
+@pytest.mark.parametrize("by_its_class", [False, True])
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"post_processor": TEMPLATE}, "adds 10,000 special tokens to every text, more than 1,000"),
+        ({"model": WORD_PIECE, "post_processor": None}, r"max_input_chars_per_word is 1,000,000, more than 1,000"),
+        (
+            {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ONE_CHARACTER_TO_MANY}},
+            "up to 2,000 times as long",
+        ),
+    ],
+)
+def test_a_tokenizer_that_makes_much_of_a_short_text_or_of_a_long_word_is_refused(
+    tmp_path: Path, part: dict[str, Any], message: str, by_its_class: bool
+) -> None:
+    folder = save_tokenizer(tmp_path / "tokenizer")
+    settings = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(settings | part))
+    with pytest.raises(UserError, match=rf"tokenizer\.json: .*{message}"):
         if by_its_class:
             load_tokenizer(folder)
         else:
